@@ -1,0 +1,70 @@
+"""Analysis: facts across ranks, each module small and pure; it derives, it does not judge.
+
+A module has an `ANALYSIS` that satisfies `Analysis`. Its facts appear in the rules of playbooks under its name
+(`stack.phase`, `progress.cpu_share`). Adding one is adding a file: `load()` finds it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from hangdoc.evidence import RankEvidence, Snapshot
+
+Key = tuple[str, int]  # (host, pid): one process
+
+
+@dataclass(slots=True)
+class Case:
+    """The evidence of one judgement, and the facts derived so far, which later analyses may use."""
+
+    history: Sequence[Snapshot]  # oldest first, of any number of hosts
+    ranks: Mapping[Key, RankEvidence]  # newest evidence, records of earlier snapshots carried over
+    rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # group -> rank -> facts
+    job_facts: dict[str, Any] = field(default_factory=dict)  # group -> facts
+
+    def record(self, key: Key, probe: str) -> Any:
+        """The newest record of `probe` on one rank, or None."""
+        return self.ranks[key].records.get(probe)
+
+    def series(self, key: Key, probe: str) -> list[tuple[float, Any]]:
+        """All records of `probe` on one rank with their instants (s, that host's clock), oldest first."""
+        host, pid = key
+        return [
+            (shot.at_s, rank.records[probe])
+            for shot in self.history
+            if shot.host == host
+            for rank in shot.ranks
+            if rank.target.pid == pid and probe in rank.records
+        ]
+
+
+@runtime_checkable
+class Analysis(Protocol):
+    """One kind of derived fact.
+
+    `rank_facts` and `job_facts` are frozen dataclasses of nullable scalars and tuples (None: not seen), or None
+    where the module yields no such facts. `order`: analyses with a lower one have run before.
+    """
+
+    name: str
+    order: int
+    rank_facts: type | None
+    job_facts: type | None
+
+    def derive(self, case: Case) -> tuple[dict[Key, Any], Any]:
+        """Facts by rank (one for every rank of the case) and for the job; never raises on missing evidence."""
+        ...
+
+
+def load() -> tuple[Analysis, ...]:
+    """Every analysis in this package, in order."""
+    found: list[Analysis] = []
+    for module in pkgutil.iter_modules(__path__):
+        analysis = getattr(importlib.import_module(f"{__name__}.{module.name}"), "ANALYSIS", None)
+        if isinstance(analysis, Analysis):
+            found.append(analysis)
+    return tuple(sorted(found, key=lambda analysis: (analysis.order, analysis.name)))
