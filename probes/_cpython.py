@@ -1,0 +1,195 @@
+"""Objects of another process's CPython, 3.10 to 3.13 with a GIL, read by address and never trusted.
+
+Layouts: Include/object.h, cpython/{longintrepr,unicodeobject,listobject,tupleobject,dictobject,object}.h of those
+versions. An object is believed only where its type's type is `type` or derives from it, and its type's name is text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from probes._memory import Memory
+
+HEAD = 64  # bytes of an object that are read: head, size, and the start of its data
+_TYPE_BYTES = 264  # PyTypeObject up to tp_base
+_NAME_BYTES = 64
+_TEXT_BYTES = 256  # of a string's data
+_DEEPEST = 16  # bases of a type that are followed
+
+# PyTypeObject.tp_flags: Py_TPFLAGS_*_SUBCLASS
+_INT, _LIST, _TUPLE, _STR, _DICT, _TYPE = (1 << bit for bit in (24, 25, 26, 28, 29, 31))
+_NUMPY_NUMBERS = {
+    "numpy.int8": "<b", "numpy.int16": "<h", "numpy.int32": "<i", "numpy.int64": "<q", "numpy.uint8": "<B",
+    "numpy.uint16": "<H", "numpy.uint32": "<I", "numpy.uint64": "<Q", "numpy.float16": "<e", "numpy.float32": "<f",
+    "numpy.float64": "<d", "numpy.bool": "<?", "numpy.bool_": "<?",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A type object."""
+
+    address: int
+    name: str  # tp_name: "int", "torch._C.TensorBase", "Parameter"
+    flags: int
+    bases: tuple[str, ...]  # names of tp_base and its bases
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an object is, as far as it could be verified."""
+
+    type: Type
+    kind: str  # int float bool str none list tuple dict object
+    number: float | None = None
+    length: int | None = None
+    text: str | None = None  # of None, bool, float, small int and ASCII string
+
+
+class Objects:
+    """The objects of one process; types are remembered for as long as this reader lives."""
+
+    def __init__(self, memory: Memory, version: tuple[int, int] | None = None) -> None:
+        """`version` of CPython, where known: without it ints and strings have no value, only their kind."""
+        self.memory = memory
+        self._version = version
+        self._types: dict[int, Type | None] = {}
+
+    def heads(self, addresses: Iterable[int]) -> dict[int, tuple[Type, bytes]]:
+        """Type and first HEAD bytes of each address that holds an object."""
+        wanted = list(dict.fromkeys(addresses))
+        read = self.memory.peek_many([(address, HEAD) for address in wanted])
+        heads = {a: head.ljust(HEAD, b"\0") for a, head in zip(wanted, read, strict=True) if head and len(head) >= 16}
+        pointers = {address: int.from_bytes(head[8:16], "little") for address, head in heads.items()}
+        self._learn(set(pointers.values()))
+        return {
+            address: (found, heads[address])
+            for address, pointer in pointers.items()
+            if (found := self._types.get(pointer)) is not None
+        }
+
+    def describe(self, addresses: Iterable[int]) -> dict[int, Seen]:
+        """What each address holds; addresses that hold no object are left out. Raises Unreadable."""
+        heads = self.heads(addresses)
+        seen = {address: self._seen(kind, head) for address, (kind, head) in heads.items()}
+        self._read_strings(seen, heads)
+        self._read_arrays(seen, heads)
+        return seen
+
+    def _learn(self, pointers: set[int]) -> None:
+        """Read the type objects at `pointers` and, level by level, their bases."""
+        raw: dict[int, tuple[int, int, str, int, int]] = {}
+        level = {pointer for pointer in pointers if pointer not in self._types}
+        for _ in range(_DEEPEST):
+            if not level:
+                break
+            order = list(level)
+            bodies = self.memory.read_many([(pointer, _TYPE_BYTES) for pointer in order])
+            names = self.memory.peek_many(
+                [(int.from_bytes(body[24:32], "little"), _NAME_BYTES) if body else (0, 0) for body in bodies]
+            )
+            for pointer, body, name in zip(order, bodies, names, strict=True):
+                if body is None:
+                    continue
+                raw[pointer] = (
+                    int.from_bytes(body[8:16], "little"),
+                    int.from_bytes(body[168:176], "little"),
+                    _name(name or b""),
+                    int.from_bytes(body[256:264], "little"),
+                    pointer,
+                )
+            metas = {entry[0] for entry in raw.values()} | {entry[3] for entry in raw.values() if entry[3]}
+            level = metas - raw.keys()
+        for pointer in pointers - self._types.keys():
+            self._types[pointer] = _believed(pointer, raw)
+
+    def _seen(self, kind: Type, head: bytes) -> Seen:
+        size = int.from_bytes(head[16:24], "little", signed=True)
+        if kind.name == "NoneType":
+            return Seen(kind, "none", text="None")
+        if kind.flags & _INT:
+            number = self._int(head)
+            if kind.name == "bool":
+                return Seen(kind, "bool", number, text=None if number is None else str(bool(number)))
+            return Seen(kind, "int", number, text=None if number is None else str(int(number)))
+        if kind.name == "float" or "float" in kind.bases:
+            value: float = struct.unpack_from("<d", head, 16)[0]
+            return Seen(kind, "float", value, text=repr(value))
+        for flag, label in ((_LIST, "list"), (_TUPLE, "tuple"), (_DICT, "dict"), (_STR, "str")):
+            if kind.flags & flag:
+                return Seen(kind, label, length=size if 0 <= size < 1 << 40 else None)
+        layout = _NUMPY_NUMBERS.get(kind.name)
+        if layout is not None:
+            value = struct.unpack_from(layout, head, 16)[0]
+            label = "float" if layout[1] in "efd" else "bool" if layout[1] == "?" else "int"
+            return Seen(kind, label, float(value), text=str(value))
+        return Seen(kind, "object")
+
+    def _int(self, head: bytes) -> float | None:
+        """Value of a PyLongObject of up to two 30-bit digits; None for larger ones or an unknown version."""
+        if self._version is None:
+            return None
+        word = int.from_bytes(head[16:24], "little", signed=True)
+        if self._version >= (3, 12):  # lv_tag: sign in the low two bits (0 plus, 1 zero, 2 minus), digits from bit 3
+            sign, digits = {0: 1, 1: 0, 2: -1}.get(word & 3, 0), word >> 3
+        else:  # ob_size: its sign is the number's
+            sign, digits = (word > 0) - (word < 0), abs(word)
+        if not 0 <= digits <= 2:
+            return None
+        low, high = struct.unpack_from("<II", head, 24)
+        return float(sign * (low + (high << 30 if digits == 2 else 0))) if digits else 0.0
+
+    def _read_strings(self, seen: dict[int, Seen], heads: dict[int, tuple[Type, bytes]]) -> None:
+        """Text of the short compact ASCII strings."""
+        if self._version is None:
+            return
+        start = 40 if self._version >= (3, 12) else 48  # PyASCIIObject lost wstr in 3.12
+        wanted = {}
+        for address, item in seen.items():
+            state = heads[address][1][32]  # interned:2 kind:3 compact:1 ascii:1
+            if item.kind == "str" and item.length is not None and state >> 5 & 3 == 3 and state >> 2 & 7 == 1:
+                if item.length:
+                    wanted[address] = (address + start, min(item.length, _TEXT_BYTES))
+                else:
+                    seen[address] = Seen(item.type, "str", length=0, text="")
+        for address, data in zip(wanted, self.memory.read_many(list(wanted.values())), strict=True):
+            if data is not None and data.isascii():
+                item = seen[address]
+                seen[address] = Seen(item.type, "str", length=item.length, text=data.decode("ascii"))
+
+    def _read_arrays(self, seen: dict[int, Seen], heads: dict[int, tuple[Type, bytes]]) -> None:
+        """Length of the first axis of numpy arrays: PyArrayObject has nd (int) at 24, its dimensions' address at 32."""
+        wanted = {}
+        for address, item in seen.items():
+            if item.kind == "object" and "numpy.ndarray" in (item.type.name, *item.type.bases):
+                axes, dimensions = struct.unpack_from("<i4xQ", heads[address][1], 24)
+                if 0 < axes <= 64:
+                    wanted[address] = (dimensions, 8)
+        for address, data in zip(wanted, self.memory.read_many(list(wanted.values())), strict=True):
+            length = int.from_bytes(data, "little", signed=True) if data is not None else -1
+            if 0 <= length < 1 << 40:
+                seen[address] = Seen(seen[address].type, "object", length=length)
+
+
+def _name(data: bytes) -> str:
+    """A C string that names a type, or "" where it is none."""
+    text, end, _ = data.partition(b"\0")
+    return text.decode("ascii") if end and text.isascii() and text.decode("ascii").isprintable() else ""
+
+
+def _believed(pointer: int, raw: dict[int, tuple[int, int, str, int, int]]) -> Type | None:
+    """The type at `pointer`, where its metatype is flagged as a subclass of `type`."""
+    entry = raw.get(pointer)
+    if entry is None or not entry[2]:
+        return None
+    meta = raw.get(entry[0])
+    if meta is None or not meta[1] & _TYPE:
+        return None
+    bases: list[str] = []
+    base = entry[3]
+    while base and base in raw and len(bases) < _DEEPEST:
+        bases.append(raw[base][2])
+        base = raw[base][3]
+    return Type(pointer, entry[2], entry[1], tuple(bases))

@@ -1,0 +1,143 @@
+"""Where an interpreter of another process keeps its modules, found from outside and verified.
+
+`_PyRuntime` and `PyDict_Type` are exported. Among the words of the runtime (or of the interpreter state that it points
+to, before CPython 3.11) one points to the dict that holds `sys`, `builtins` and `__main__`: that is `sys.modules`. Its
+place is the same in every process of the same build, so it is searched for once a build.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from probes._cpython import Objects
+from probes._elf import Image, Symbols, images
+from probes._memory import Memory, Unreadable
+
+OLDEST, NEWEST = (3, 10), (3, 13)  # versions whose layouts were tried
+
+_RUNTIME_BYTES = 1 << 21  # _PyRuntime is 0.6 kB in 3.10, 460 kB in 3.12
+_STATE_BYTES = 8192  # of PyInterpreterState that are searched, where it stands apart
+_ENTRIES = 1 << 16  # of a dict
+_EARLY = 128  # modules; `__main__` is among the first thirty
+_USER_SPACE = range(1 << 16, 1 << 47)
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """What is needed to read the modules of one process."""
+
+    version: tuple[int, int]
+    text: str  # "3.11.7", or "3.10" where the patch level is not told
+    build: tuple[str, int]  # device and inode of the file that holds it
+    runtime: int  # address of _PyRuntime
+    size: int
+    dict_type: int  # address of PyDict_Type
+
+
+def find(memory: Memory) -> Interpreter | None:
+    """The interpreter of a process; None where there is none of a known version."""
+    mapped = images(memory.pid)
+    likely = [image for image in mapped if re.match(r"(?:lib)?python[\d.]*", PurePath(image.path).name)]
+    for image in dict.fromkeys(
+        (*likely, *mapped[:1])
+    ):  # an embedding program's own file is mapped lowest or has a name of its own
+        try:
+            found = _interpreter(memory, image)
+        except (Unreadable, struct.error):
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _interpreter(memory: Memory, image: Image) -> Interpreter | None:
+    symbols = Symbols(memory, image.base)
+    runtime, dict_type = symbols.find("_PyRuntime"), symbols.find("PyDict_Type")
+    if runtime is None or dict_type is None:
+        return None
+    stamp = symbols.find("Py_Version")  # from 3.11: 0x030b07f0
+    if stamp is not None:
+        number = memory.word(stamp[0])
+        version, text = (number >> 24, number >> 16 & 255), f"{number >> 24}.{number >> 16 & 255}.{number >> 8 & 255}"
+    elif named := re.search(r"python3\.(\d+)", PurePath(image.path).name):
+        version, text = (3, int(named[1])), f"3.{named[1]}"
+    else:
+        return None
+    if not OLDEST <= version <= NEWEST:
+        return None
+    return Interpreter(version, text, image.key, runtime[0], min(runtime[1], _RUNTIME_BYTES), dict_type[0])
+
+
+def modules_path(memory: Memory, interpreter: Interpreter) -> tuple[int, ...] | None:
+    """Offsets that lead from `_PyRuntime` to the address of `sys.modules`; searched for, some ten milliseconds."""
+    runtime = memory.words(interpreter.runtime, interpreter.size // 8)
+    for index in _dicts(memory, interpreter, runtime):
+        if main_entry(memory, interpreter, runtime[index]) is not None:
+            return (8 * index,)
+    for outer, pointer in enumerate(runtime[:128]):
+        data = memory.peek_many([(pointer, _STATE_BYTES)])[0] or b""
+        state = struct.unpack_from(f"<{len(data) // 8}Q", data)
+        for inner in _dicts(memory, interpreter, state):
+            if main_entry(memory, interpreter, state[inner]) is not None:
+                return (8 * outer, 8 * inner)
+    return None
+
+
+def _dicts(memory: Memory, interpreter: Interpreter, words: tuple[int, ...]) -> Iterable[int]:
+    """Indexes of the words that point to a dict with as many entries as `sys.modules` may have."""
+    inside = range(interpreter.runtime, interpreter.runtime + interpreter.size)
+    places = {
+        word: index for index, word in enumerate(words) if not word & 7 and word in _USER_SPACE and word not in inside
+    }
+    heads = memory.read_many([(word, 24) for word in places])
+    for index, head in zip(places.values(), heads, strict=True):
+        if head is not None:
+            _, kind, used = struct.unpack("<3Q", head)
+            if kind == interpreter.dict_type and 3 <= used < _ENTRIES:
+                yield index
+
+
+def read_dict(memory: Memory, interpreter: Interpreter, address: int) -> list[tuple[int, int]] | None:
+    """Addresses of keys and values, in order of insertion, of a dict with a combined table (every module's is one).
+
+    None where it is no such dict. Raises Unreadable.
+    """
+    _, kind, used, _, keys, values = memory.words(address, 6)
+    if kind != interpreter.dict_type or values or not 0 <= used <= _ENTRIES:
+        return None
+    if interpreter.version <= (3, 10):  # dk_refcnt dk_size dk_lookup dk_usable dk_nentries
+        _, size, _, _, count = memory.words(keys, 5)
+        start, stride = keys + 40 + size * _index_bytes(size), 24
+    else:  # dk_refcnt, dk_log2_size:8 dk_log2_index_bytes:8 dk_kind:8, dk_version:32, dk_usable dk_nentries
+        _, bits, _, count = memory.words(keys, 4)
+        if bits & 255 > 40 or bits >> 8 & 255 > 43:
+            return None
+        start, stride = keys + 32 + (1 << (bits >> 8 & 255)), 24 if bits >> 16 & 255 == 0 else 16
+    if not used <= count <= _ENTRIES:
+        return None
+    pairs = struct.Struct("<8x2Q" if stride == 24 else "<2Q")  # a general table has the hash first
+    data = memory.read(start, count * stride) if count else b""
+    return [(key, value) for key, value in pairs.iter_unpack(data) if key and value]
+
+
+def _index_bytes(size: int) -> int:
+    return 1 if size <= 0xFF else 2 if size <= 0xFFFF else 4 if size <= 0xFFFFFFFF else 8
+
+
+def main_entry(memory: Memory, interpreter: Interpreter, modules: int) -> tuple[int, int] | None:
+    """Key and value of `__main__` in `sys.modules`, where `modules` is that dict. Raises Unreadable."""
+    objects = Objects(memory, interpreter.version)
+    entries = read_dict(memory, interpreter, modules)
+    if not entries:
+        return None
+    found: dict[str | None, tuple[int, int]] = {}
+    for part in (entries[:_EARLY], entries[_EARLY:]):
+        names = objects.describe(key for key, _ in part)
+        found |= {names[key].text: (key, value) for key, value in part if key in names and names[key].kind == "str"}
+        if {"sys", "builtins", "__main__"} <= found.keys():
+            return found["__main__"]
+    return None

@@ -1,0 +1,60 @@
+"""Network namespaces of observed processes: which one a process is in, and how to look around inside it.
+
+A namespace is entered by a thread made for it, which ends there: the namespace of no other thread changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def namespace(pid: int | str, kind: str = "net") -> int:
+    """Inode of a namespace of `pid` (or "self"), from /proc/PID/ns; OSError where gone or not permitted."""
+    return os.stat(f"/proc/{pid}/ns/{kind}").st_ino
+
+
+def call_inside(pid: int, function: Callable[[], T], kinds: Sequence[str] = ("net",), timeout_s: float = 2.0) -> T:
+    """Run `function` within namespaces of `pid` and return what it returns.
+
+    Only namespaces that differ from ours are entered. Raises OSError: PermissionError where the kernel refuses
+    (CAP_SYS_ADMIN is missing), TimeoutError where the answer takes longer than `timeout_s`, and whatever
+    `function` raises.
+    """
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def inside() -> None:
+        try:
+            for kind in kinds:
+                if namespace(pid, kind) != namespace("self", kind):
+                    _enter(pid, kind)
+            outcome.append(function())
+        except BaseException as error:  # handed to the caller, whatever it is
+            failure.append(error)
+
+    # A daemon: a name service or a mount that never answers must not keep hangdoc alive.
+    thread = threading.Thread(target=inside, name=f"netns-{pid}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failure:
+        raise failure[0]
+    if not outcome:
+        raise TimeoutError(f"no answer from the namespaces of {pid} in {timeout_s:g} s")
+    return outcome[0]
+
+
+def _enter(pid: int, kind: str) -> None:
+    """setns(2) for the calling thread (os.setns needs Python 3.12)."""
+    descriptor = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,135 @@
+"""py-spy as a library: one process, one dump, or one sentence that says why not.
+
+py-spy has no Python API; it is a binary beside the interpreter or on the PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
+TIMEOUT_S = 5.0  # measured 5-12 ms; a host with more runnable threads than cores needs longer
+NATIVE_TIMEOUT_S = 15.0  # measured 0.35-1 s, most of it symbols of libtorch
+
+_FIELDS = {"thread_id", "thread_name", "os_thread_id", "active", "owns_gil", "frames"}
+
+
+class Refused(Exception):
+    """A dump that did not succeed; the text is one sentence for the user, with the remedy."""
+
+
+def find() -> str | None:
+    """Path of the py-spy binary: beside this interpreter, else on the PATH."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def dump(binary: str, pid: int) -> list[dict[str, Any]]:
+    """All Python threads of `pid` with locals, as py-spy's JSON has them. The process is not paused.
+
+    Raises Refused.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return _run([binary, "dump", "--json", "--locals", "--nonblocking", "--pid", str(pid)], pid, TIMEOUT_S)
+        except _Torn:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def dump_native(binary: str, pid: int) -> list[dict[str, Any]]:
+    """The same with native frames interleaved. Pauses the process for 0.35-1 s: only for one that stands still.
+
+    py-spy 0.4 attaches with PTRACE_SEIZE, which sends no signal: killed half-way it leaves nothing stopped.
+    Raises Refused.
+    """
+    return _run([binary, "dump", "--json", "--locals", "--native", "--pid", str(pid)], pid, NATIVE_TIMEOUT_S)
+
+
+class _Torn(Refused):
+    """Worth another attempt."""
+
+
+def _run(command: list[str], pid: int, timeout_s: float) -> list[dict[str, Any]]:
+    try:
+        # A session of its own: Ctrl-C on our terminal must not end a native dump half-way.
+        started = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise Refused(f"py-spy could not be started ({error}); reinstall it: `pip install py-spy`") from None
+    with started as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise Refused(
+                f"py-spy did not answer within {timeout_s:g} s for PID {pid}; look again when the host is less busy"
+            ) from None
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise _refusal(pid, err.decode(errors="replace"))
+    try:
+        threads = json.loads(out)
+    except ValueError:
+        raise _Torn(f"py-spy wrote no JSON for PID {pid}; check `py-spy --version` (0.4 or later)") from None
+    if not isinstance(threads, list) or not threads:
+        raise _Torn(f"py-spy saw no Python thread in PID {pid}: its interpreter is starting or ending")
+    if not all(isinstance(thread, dict) and thread.keys() >= _FIELDS for thread in threads):
+        raise Refused("this version of py-spy writes other fields than 0.4 does: `pip install 'py-spy>=0.4,<0.5'`")
+    return threads
+
+
+def _refusal(pid: int, stderr: str) -> Refused:
+    """One sentence from py-spy's message; the Rust backtrace is left out."""
+    state = _state(pid)
+    if state is None:
+        return Refused(f"PID {pid} has ended")
+    if state in "ZX":
+        return Refused(f"PID {pid} is a zombie: it has ended and its parent has not collected it")
+    if re.search(r"permission denied|operation not permitted|eperm|eacces", stderr, re.IGNORECASE):
+        return Refused(f"reading PID {pid} was refused{_hindrance(pid)}")
+    if "Failed to find python version" in stderr or "python interpreter" in stderr:
+        # Also what a process says that is just being started, or whose memory changed under a nonblocking look.
+        return _Torn(f"PID {pid} is not a Python process, or its interpreter is still starting or unknown to py-spy")
+    reason = re.sub(r"\s+", " ", stderr.split("Stack backtrace:")[0]).strip().removeprefix("Error: ")
+    return _Torn(f"py-spy could not read PID {pid}: {reason[:160] or 'no reason given'}; try again, or update py-spy")
+
+
+def _state(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def _hindrance(pid: int) -> str:
+    """Why a process may not be read, as far as it can be told, and the remedy."""
+    try:
+        status = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+        tracer, owner = int(status["TracerPid"]), int(status["Uid"].split()[0])
+    except (OSError, ValueError, KeyError):
+        tracer, owner = 0, -1
+    if tracer:
+        return f": PID {tracer} is debugging it; end that debugger"
+    if os.geteuid() not in (0, owner):
+        return f": it belongs to user {owner}; run hangdoc as that user or as root"
+    try:
+        yama = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        yama = 0
+    if yama and os.geteuid() != 0:
+        return ": yama forbids ptrace; run hangdoc as root, or `sysctl kernel.yama.ptrace_scope=0`"
+    return "; run hangdoc as root, in a container with `--cap-add SYS_PTRACE`"

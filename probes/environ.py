@@ -1,0 +1,69 @@
+"""Probe `environ`: the variables that steer a training job, as each rank was started with them.
+
+What a process changes in its own environment later is not seen here: the kernel shows only the start.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hangdoc import procfs
+from hangdoc.evidence import Environ, Unseen
+from probes import Observation, Request, Tier
+from probes._redact import redact
+
+_LONGEST = 400  # characters of a value
+
+# Names that are recorded, whole. Everything else stays unread by people.
+_ALLOWED = re.compile(
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_WORLD_SIZE|ROLE_NAME"
+    r"|MASTER_ADDR|MASTER_PORT|NNODES|NPROC_PER_NODE|RDZV_\w+|TORCHELASTIC_\w+"
+    r"|(?:GLOO|NCCL|RCCL|TORCH|PYTORCH|TORCHDYNAMO|TORCHINDUCTOR|TRITON|INDUCTOR|C10D|ATEN|ONEDNN|DNNL|MKL|OMP|KMP|GOMP|OPENBLAS)_\w+"
+    r"|(?:CUDA|HIP|ROCR|NVIDIA_VISIBLE|XLA|ACCELERATE|DEEPSPEED|FSDP|PL|LIGHTNING|HOROVOD|CCL|FI|UCX|PSM3)_\w+"
+    r"|(?:OMPI_COMM_WORLD|OMPI_MCA|PRTE_MCA|PMIX_MCA|PMI|MPI|MPICH|HYDRA|I_MPI|MV2|MPIR)_\w+|PMIX_RANK|PMIX_NAMESPACE"
+    r"|SLURM_(?:JOB_?ID|JOB_NAME|JOB_NODELIST|JOB_NUM_NODES|JOB_CPUS_PER_NODE|STEP_?ID|STEP_NODELIST|STEP_NUM_TASKS|STEP_GPUS|NODELIST"
+    r"|NODEID|NNODES|NTASKS|NTASKS_PER_NODE|NPROCS|PROCID|LOCALID|TASKS_PER_NODE|CPUS_PER_TASK|CPUS_ON_NODE|CPU_BIND\w*|MEM_\w+"
+    r"|GPUS\w*|RESTART_COUNT|LAUNCH_NODE_IPADDR)"
+    r"|HOSTNAME|PYTHONUNBUFFERED|PYTHONFAULTHANDLER|PYTHONHASHSEED|PYTHONPATH|LD_PRELOAD|LD_LIBRARY_PATH|MALLOC_\w+"
+    r"|TOKENIZERS_PARALLELISM|HF_(?:HUB|DATASETS|EVALUATE)_OFFLINE|TRANSFORMERS_OFFLINE|HF_HOME|HF_DATASETS_CACHE|TMPDIR|CONDA_DEFAULT_ENV"
+    r"|VIRTUAL_ENV|GOMAXPROCS|NUMEXPR_\w+|TF_CONFIG|JOB_COMPLETION_INDEX"
+)
+_SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|PRIVATE|CERT", re.IGNORECASE)
+
+
+class EnvironProbe:
+    name = "environ"
+    scope = "rank"
+    tier = Tier.LOOK
+    needs = "nothing"
+    record = Environ
+    order = 10
+    steady = True
+
+    def observe(self, request: Request) -> Observation:
+        records: dict[int, Environ] = {}
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            variables = procfs.environ(target.pid)
+            if variables is not None:
+                records[target.pid] = Environ(allowed(variables))
+            else:
+                why = f"the environment of PID {target.pid} may not be read; run hangdoc as its user or as root"
+                unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
+        return Observation(records, unseen=tuple(unseen))
+
+
+def allowed(variables: dict[str, str]) -> dict[str, str]:
+    """The variables that may be shown, values redacted and then shortened, by name."""
+    return {
+        name: shorten(redact(name, value))
+        for name, value in sorted(variables.items())
+        if _ALLOWED.fullmatch(name) and not _SECRET.search(name)
+    }
+
+
+def shorten(value: str) -> str:
+    return value if len(value) <= _LONGEST else value[: _LONGEST - 3] + "..."
+
+
+PROBE = EnvironProbe()

@@ -1,0 +1,189 @@
+"""Probe `files`: what each rank has open, on which filesystem, and who holds the locks on it.
+
+Only /proc is read. A file itself is asked for its size on filesystems that live on this machine alone: on a dead
+network mount that question would never be answered.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hangdoc import procfs
+from hangdoc.evidence import FileLock, Files, OpenFile, Target, Unseen
+from probes import Observation, Request, Tier
+
+_MOST = 1024  # open files of one rank that are looked at
+_LOCAL = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "ramfs", "zfs", "bcachefs", "vfat", "overlay", "devtmpfs"}
+)
+_MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
+_ANONYMOUS = {"pipe": "pipe", "socket": "socket"}
+_OCTAL = re.compile(r"\\([0-7]{3})")
+# "1: -> FLOCK  ADVISORY  WRITE 708 08:01:2621456 0 EOF"; also the form in fdinfo, after "lock:"
+_LOCK = re.compile(r"\d+:\s+(->\s+)?(FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)")
+_KINDS = {"FLOCK": "flock", "POSIX": "posix", "OFDLCK": "ofd"}
+
+FileId = tuple[int, int, int]  # major, minor, inode
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    device: tuple[int, int]
+    point: str
+    filesystem: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lock:
+    kind: str
+    file: FileId
+    pid: int  # -1 or 0: the kernel does not tell (open-file-description locks, other PID namespaces)
+    waits: bool
+
+
+class FilesProbe:
+    name = "files"
+    scope = "rank"
+    tier = Tier.EXAMINE
+    needs = "nothing"
+    record = Files
+    order = 20
+    steady = False
+
+    def observe(self, request: Request) -> Observation:
+        opened: dict[int, tuple[OpenFile, ...]] = {}
+        ids: dict[int, dict[FileId, str]] = {}  # rank -> file -> path
+        holds: dict[FileId, int] = {}  # file -> a process seen to have the lock through its own descriptor
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            try:
+                descriptors = sorted(int(name) for name in os.listdir(f"/proc/{target.pid}/fd"))
+            except OSError as error:
+                unseen.append(Unseen(self.name, _why(target, error), target.rank, target.pid, target.host))
+                continue
+            mounts = _mounts(target.pid)
+            looked = [_look(target.pid, fd, mounts, holds) for fd in descriptors[:_MOST]]
+            opened[target.pid] = tuple(one for one, _ in looked if one)
+            ids[target.pid] = {file: one.path for one, file in looked if one and file}
+            _held_by_helpers(target.pid, holds)
+        locks = _locks()
+        records = {pid: Files(files, tuple(_file_locks(ids[pid], locks, holds))) for pid, files in opened.items()}
+        return Observation(records, unseen=tuple(unseen))
+
+
+def _why(target: Target, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"PID {target.pid} has ended; its files are closed"
+    return f"the open files of PID {target.pid} may not be read; run hangdoc as its user or as root"
+
+
+def _look(
+    pid: int, fd: int, mounts: dict[int, _Mount], holds: dict[FileId, int]
+) -> tuple[OpenFile | None, FileId | None]:
+    """One descriptor, and the identity of the file behind it where that can be had without asking its filesystem."""
+    path = procfs.link(f"/proc/{pid}/fd/{fd}")
+    info = procfs.text(f"/proc/{pid}/fdinfo/{fd}")
+    if path is None or info is None:  # closed in between
+        return None, None
+    _note_locks(pid, info, holds)
+    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    flags = int(fields.get("flags", "0"), 8)
+    mode = _MODES.get(flags & os.O_ACCMODE)
+    position = int(fields["pos"]) if "pos" in fields else None
+    if not path.startswith("/"):
+        kind = _ANONYMOUS.get(path.partition(":")[0], "other")
+        return OpenFile(fd, path, kind, mode=mode), None
+    mount = mounts.get(int(fields.get("mnt_id", "-1")))
+    local = mount is not None and mount.filesystem in _LOCAL
+    found = _stat(f"/proc/{pid}/fd/{fd}") if local else None
+    kind = _kind(path, flags, found)
+    inode = int(fields["ino"]) if "ino" in fields else found.st_ino if found else None
+    return OpenFile(
+        fd,
+        path,
+        kind,
+        position=position if kind == "file" else None,
+        size=found.st_size if found and kind == "file" else None,
+        mode=mode,
+        mount=mount.point if mount else None,
+        filesystem=mount.filesystem if mount else None,
+    ), (*mount.device, inode) if mount and inode is not None else None
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def _kind(path: str, flags: int, found: os.stat_result | None) -> str:
+    if found is not None:
+        for test, kind in ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISFIFO, "fifo")):
+            if test(found.st_mode):
+                return kind
+        return "device" if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode) else "other"
+    if flags & os.O_DIRECTORY:
+        return "directory"
+    return "device" if path.startswith("/dev/") else "file"
+
+
+def _mounts(pid: int) -> dict[int, _Mount]:
+    """Mounts as the process sees them, by mount id: proc_pid_mountinfo(5)."""
+    found: dict[int, _Mount] = {}
+    for line in (procfs.text(f"/proc/{pid}/mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) >= 5 and right:
+            major, _, minor = fields[2].partition(":")
+            point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+            found[int(fields[0])] = _Mount((int(major), int(minor)), point, right.split(" ", 1)[0])
+    return found
+
+
+def _locks() -> list[_Lock]:
+    return [lock for line in (procfs.text("/proc/locks") or "").splitlines() if (lock := _parse(line))]
+
+
+def _parse(line: str) -> _Lock | None:
+    match = _LOCK.match(line)
+    if match is None:
+        return None
+    return _Lock(_KINDS[match[2]], (int(match[4], 16), int(match[5], 16), int(match[6])), int(match[3]), bool(match[1]))
+
+
+def _note_locks(pid: int, info: str, holds: dict[FileId, int]) -> None:
+    """Locks held through this descriptor: the only trace of a holder that inherited it, or that the kernel hides."""
+    for line in info.splitlines():
+        if line.startswith("lock:") and (lock := _parse(line[5:].strip())):
+            holds.setdefault(lock.file, pid)
+
+
+def _held_by_helpers(pid: int, holds: dict[FileId, int]) -> None:
+    """The same for the children of a rank: a lock lives on in a forked worker after its taker has died."""
+    for child in procfs.children(pid):
+        for fd in procfs.numbers(f"/proc/{child}/fdinfo")[:_MOST]:
+            _note_locks(child, procfs.text(f"/proc/{child}/fdinfo/{fd}") or "", holds)
+
+
+def _file_locks(paths: dict[FileId, str], locks: Iterable[_Lock], holds: dict[FileId, int]) -> Iterable[FileLock]:
+    """The locks on these files, one for each holder."""
+    mine = [lock for lock in locks if lock.file in paths]
+    for lock in mine:
+        if lock.waits:
+            continue
+        waiting = {other.pid for other in mine if other.waits and other.file == lock.file and other.pid > 0}
+        holder = lock.pid if lock.pid > 0 and _lives(lock.pid) else holds.get(lock.file)
+        yield FileLock(paths[lock.file], lock.file[2], lock.kind, holder, tuple(sorted(waiting)))
+
+
+def _lives(pid: int) -> bool:
+    found = procfs.stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+PROBE = FilesProbe()

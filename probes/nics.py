@@ -1,0 +1,192 @@
+"""Probe `nics`: the network interfaces of each rank's namespace, and what its host's own name resolves to.
+
+Interfaces come from rtnetlink inside the namespace; sysfs shows speed and radio, but belongs to a mount, so it is
+read through the rank's root and believed only where the hardware address agrees.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from hangdoc.evidence import Interface, Interfaces, Target, Unseen
+from probes import Observation, Request, Tier
+from probes._netns import call_inside, namespace
+
+_IFF_UP = 0x1
+_HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 778, 823), "tunnel")}  # ARPHRD_*
+_TUNNELS = {"tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm"}
+_HOSTS_LIMIT = 1 << 20  # bytes of /etc/hosts, a text of the target's
+
+
+class NicsProbe:
+    """Looks once a namespace and hands the same record to every rank in it."""
+
+    name = "nics"
+    scope = "rank"
+    tier = Tier.EXAMINE
+    needs = "nothing"
+    record = Interfaces
+    order = 50
+    steady = False
+
+    def observe(self, request: Request) -> Observation:
+        unseen: list[Unseen] = []
+        hosts: dict[tuple[int, int, int], list[Target]] = defaultdict(list)
+        for target in request.targets:
+            try:
+                net, uts, mnt = (namespace(target.pid, kind) for kind in ("net", "uts", "mnt"))
+            except OSError as error:
+                unseen.append(_unseen(target, error))
+                continue
+            hosts[net, uts, mnt].append(target)
+        records: dict[int, Interfaces] = {}
+        for (net, _, mnt), targets in hosts.items():
+            try:
+                seen = _look(targets[0].pid, net, mnt == namespace("self", "mnt"))
+            except Exception as error:  # pyroute2 raises its own kinds
+                unseen.extend(_unseen(target, error) for target in targets)
+                continue
+            records.update((target.pid, seen) for target in targets)
+        return Observation(records, unseen=tuple(unseen))
+
+
+def _look(pid: int, net: int, same_files: bool) -> Interfaces:
+    interfaces = call_inside(pid, lambda: _interfaces(pid))
+    try:
+        names: tuple[str, ...] | None = call_inside(pid, lambda: _own_addresses(pid, same_files), ("net", "uts"))
+    except OSError:
+        names = None
+    return Interfaces(interfaces, net, names)
+
+
+def _interfaces(pid: int) -> tuple[Interface, ...]:
+    """The interfaces of the calling thread's network namespace."""
+    from pyroute2 import IPRoute  # type: ignore[import-untyped]
+
+    addresses: dict[int, list[str]] = defaultdict(list)
+    with IPRoute() as route:
+        for message in route.get_addr():
+            address = message.get("IFA_LOCAL") or message.get("IFA_ADDRESS")
+            if address:
+                addresses[message["index"]].append(address)
+        default = {
+            message.get("RTA_OIF")
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for message in route.get_default_routes(family=family)
+        }
+        links = tuple(route.get_links())
+    return tuple(_interface(pid, link, tuple(addresses[link["index"]]), link["index"] in default) for link in links)
+
+
+def _interface(pid: int, link: Any, addresses: tuple[str, ...], default: bool) -> Interface:
+    name = link.get("IFLA_IFNAME")
+    sysfs = _sysfs(pid, name, link.get("IFLA_ADDRESS"))
+    counters = link.get("IFLA_STATS64") or {}
+    return Interface(
+        name=name,
+        addresses=addresses,
+        kind=_kind(link, sysfs),
+        up=bool(link["flags"] & _IFF_UP),
+        carrier=_carrier(link),
+        mtu=link.get("IFLA_MTU"),
+        speed_mbit=_speed(sysfs),
+        rx_errors=counters.get("rx_errors"),
+        tx_errors=counters.get("tx_errors"),
+        rx_bytes=counters.get("rx_bytes"),
+        tx_bytes=counters.get("tx_bytes"),
+        default_route=default,
+    )
+
+
+def _carrier(link: Any) -> bool | None:
+    state = link.get("IFLA_OPERSTATE")
+    if state in (None, "UNKNOWN"):  # what loopback and tunnels say: only the carrier counts
+        carrier = link.get("IFLA_CARRIER")
+        return None if carrier is None else bool(carrier)
+    return bool(state == "UP")
+
+
+def _kind(link: Any, sysfs: str | None) -> str:
+    information = link.get("IFLA_LINKINFO")
+    made = information.get("IFLA_INFO_KIND") if information else None
+    if made in ("bridge", "veth"):
+        return str(made)
+    if made in _TUNNELS:
+        return "tunnel"
+    if link["ifi_type"] in _HARDWARE:
+        return _HARDWARE[link["ifi_type"]]
+    if sysfs and (os.path.exists(f"{sysfs}/wireless") or os.path.exists(f"{sysfs}/phy80211")):
+        return "wireless"
+    return "ethernet" if link["ifi_type"] == 1 else "other"
+
+
+def _sysfs(pid: int, name: str, hardware: str | None) -> str | None:
+    """The interface's folder in /sys as the rank sees it, or as we do; None where neither shows this interface."""
+    for root in (f"/proc/{pid}/root", ""):
+        folder = f"{root}/sys/class/net/{name}"
+        if hardware and _text(f"{folder}/address") == hardware:
+            return folder
+    return None
+
+
+def _speed(sysfs: str | None) -> int | None:
+    speed = _text(f"{sysfs}/speed") if sysfs else None
+    return int(speed) if speed and speed.isdigit() and int(speed) > 0 else None
+
+
+def _text(path: str, limit: int = 4096) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(limit).strip()
+    except OSError:  # sysfs says EINVAL for the speed of a link that is down
+        return None
+
+
+def _own_addresses(pid: int, same_files: bool) -> tuple[str, ...] | None:
+    """What the rank's host's name resolves to: by /etc/hosts of its root, else by our resolver where it is the same."""
+    name = socket.gethostname()
+    hosts = _text(f"/proc/{pid}/root/etc/hosts", _HOSTS_LIMIT)
+    found = [] if hosts is None else _in_hosts(hosts, name)
+    if not found and same_files:
+        found = _unique(lambda: [str(entry[4][0]) for entry in socket.getaddrinfo(name, None)])
+    return tuple(found) or None
+
+
+def _in_hosts(text: str, name: str) -> list[str]:
+    """Addresses that /etc/hosts gives `name`, in its order."""
+    found = []
+    for line in text.splitlines():
+        words = line.split("#")[0].split()
+        if name.lower() in (word.lower() for word in words[1:]):
+            try:
+                found.append(str(ipaddress.ip_address(words[0].split("%")[0])))
+            except ValueError:
+                continue
+    return found
+
+
+def _unique(resolve: Callable[[], list[str]]) -> list[str]:
+    try:
+        return list(dict.fromkeys(address.split("%")[0] for address in resolve()))
+    except OSError:  # the name resolves to nothing
+        return []
+
+
+def _unseen(target: Target, error: Exception) -> Unseen:
+    if isinstance(error, PermissionError):
+        why = "may not enter its network namespace: run hangdoc as root"
+    elif isinstance(error, ImportError):
+        why = "pyroute2 is not installed: pip install pyroute2"
+    elif isinstance(error, (FileNotFoundError, ProcessLookupError)):
+        why = f"process {target.pid} is gone"
+    else:
+        why = f"interfaces not readable: {error}"
+    return Unseen("nics", why, target.rank, target.pid, target.host)
+
+
+PROBE = NicsProbe()

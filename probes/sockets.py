@@ -1,0 +1,156 @@
+"""Probe `sockets`: the TCP connections of each rank with the kernel's tcp_info, and whose rank the other end is.
+
+Sockets are found by their inode in /proc/PID/fd and looked up with sock_diag inside the rank's own network
+namespace; where that may not be entered, /proc/PID/net/tcp gives the queues but no ages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from hangdoc.evidence import Connection, Sockets, Target, Unseen
+from probes import Observation, Request, Tier
+from probes._netns import call_inside, namespace
+from probes._sockdiag import Fields, SockDiag, from_proc
+
+Inodes = dict[int, list[int]]  # inode of a socket -> PIDs that have it open
+End = tuple[int, str, int, str, int]  # namespace (0 unless loopback), local, port, remote, port
+
+
+class _Table:
+    """One network namespace: its sock_diag socket and which interface holds which address."""
+
+    def __init__(self, pid: int) -> None:
+        self.diag = call_inside(pid, SockDiag)
+        self.interfaces: dict[str, str] = {}
+        self._missing: frozenset[str] = frozenset()  # addresses that no interface held when last asked
+
+    def name_interfaces(self, pid: int, addresses: frozenset[str]) -> None:
+        """Learn who holds `addresses`. What was once known stays: a link that goes down may lose its address."""
+        if addresses - self.interfaces.keys() - self._missing:
+            self.interfaces.update(call_inside(pid, _interfaces))
+            self._missing = addresses - self.interfaces.keys()
+
+
+class SocketsProbe:
+    """Keeps one sock_diag socket a namespace open between pulses, as long as a rank lives in it."""
+
+    name = "sockets"
+    scope = "rank"
+    tier = Tier.PULSE
+    needs = "nothing"
+    record = Sockets
+    order = 20
+    steady = False
+
+    def __init__(self) -> None:
+        self._tables: dict[int, _Table] = {}
+
+    def observe(self, request: Request) -> Observation:
+        unseen: list[Unseen] = []
+        members: dict[int, list[Target]] = defaultdict(list)
+        inodes: dict[int, Inodes] = {}
+        for target in request.targets:
+            try:
+                where = namespace(target.pid)
+                opened = _socket_inodes(target.pid)
+            except OSError as error:
+                unseen.append(_unseen(target, _why_not(error, target.pid)))
+                continue
+            members[where].append(target)
+            for inode in opened:
+                inodes.setdefault(where, {}).setdefault(inode, []).append(target.pid)
+        self._forget(members)
+        found: dict[int, list[Fields]] = {}
+        for where, targets in members.items():
+            try:
+                found[where] = self._look(where, targets, inodes.get(where, {}), unseen)
+            except OSError as error:
+                unseen.extend(_unseen(target, _why_not(error, target.pid)) for target in targets)
+        return Observation(_records(found, members, inodes), unseen=tuple(unseen))
+
+    def _look(self, where: int, targets: list[Target], inodes: Inodes, unseen: list[Unseen]) -> list[Fields]:
+        pid = targets[0].pid
+        try:
+            table = self._tables.get(where) or _Table(pid)
+            self._tables[where] = table
+            found = list(table.diag.connections(inodes))
+        except OSError as error:
+            self._forget(self._tables.keys() - {where})
+            why = f"no ages of bytes: sock_diag in its network namespace failed ({error.strerror}); run hangdoc as root"
+            unseen.extend(_unseen(target, why) for target in targets)
+            return list(from_proc(pid, inodes))
+        with suppress(OSError):  # a name for people; the connections are known without it
+            table.name_interfaces(pid, frozenset(one["local"] for one in found if one["state"] != "listen"))
+        for one in found:
+            one["interface"] = table.interfaces.get(one["local"])
+        return found
+
+    def _forget(self, living: Iterable[int]) -> None:
+        """Close the sockets of namespaces without a rank: an open one keeps the whole namespace in being."""
+        for where in self._tables.keys() - set(living):
+            self._tables.pop(where).diag.close()
+
+
+def _socket_inodes(pid: int) -> list[int]:
+    """Inodes of the sockets a process has open, from /proc/PID/fd."""
+    found = []
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            try:
+                link = os.readlink(entry.path)
+            except FileNotFoundError:
+                continue  # closed meanwhile
+            if link.startswith("socket:["):
+                found.append(int(link[8:-1]))
+    return found
+
+
+def _interfaces() -> dict[str, str]:
+    """Address -> interface, of the calling thread's network namespace."""
+    import psutil
+
+    return {address.address.split("%")[0]: name for name, held in psutil.net_if_addrs().items() for address in held}
+
+
+def _end(where: int, one: Fields) -> End:
+    # An address means the same everywhere but on loopback, which every namespace has for itself.
+    local = one["local"]
+    inside = where if local.startswith("127.") or local == "::1" else 0
+    return inside, local, one["local_port"], one["remote"], one["remote_port"]
+
+
+def _records(
+    found: Mapping[int, list[Fields]], members: Mapping[int, list[Target]], inodes: Mapping[int, Inodes]
+) -> dict[int, Sockets]:
+    """One record a rank, each connection with the PID at its other end."""
+    owners = {
+        _end(where, one): inodes[where][one["inode"]][0] for where, connections in found.items() for one in connections
+    }
+    by_pid: dict[int, list[Connection]] = {target.pid: [] for where in found for target in members[where]}
+    for where, connections in found.items():
+        for one in connections:
+            inside, local, port, remote, remote_port = _end(where, one)
+            peer = owners.get((inside, remote, remote_port, local, port))
+            connection = Connection(**one, peer_pid=peer)
+            for pid in inodes[where][one["inode"]]:
+                by_pid[pid].append(connection)
+    return {target.pid: Sockets(tuple(by_pid[target.pid]), where) for where in found for target in members[where]}
+
+
+def _why_not(error: OSError, pid: int) -> str:
+    if isinstance(error, PermissionError):
+        return f"may not read /proc/{pid}/fd: run hangdoc as the job's user or as root"
+    if isinstance(error, (FileNotFoundError, ProcessLookupError)):
+        return f"process {pid} is gone"
+    return f"sockets not readable: {error.strerror or error}"
+
+
+def _unseen(target: Target, why: str) -> Unseen:
+    return Unseen("sockets", why, target.rank, target.pid, target.host)
+
+
+PROBE = SocketsProbe()

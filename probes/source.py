@@ -1,0 +1,268 @@
+"""Probe `source`: what the source code says about the lines the ranks stand on.
+
+Which loops and branches enclose a line, and what it calls, decides between "left the loop", "took another branch" and
+"is still on its way". Files are read as the target sees them and only parsed, never imported. A file changed after the
+process started no longer describes it and is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from hangdoc.evidence import Branch, Loop, Place, Source, Stacks, Unseen
+from probes import Observation, Request, Tier
+
+MAX_BYTES = 1_000_000  # a larger file is generated code
+CLOCK_SLACK_S = 2.0  # /proc/stat gives the boot time in whole seconds
+WIDTH = 120
+RANGES = frozenset({"range", "trange", "itertools.count", "count"})
+
+
+@dataclass(slots=True)
+class SourceProbe:
+    """Parses each file once and each line once; the cache is bounded by the files on the stacks."""
+
+    name: str = "source"
+    scope: str = "rank"
+    tier: Tier = Tier.LOOK
+    needs: str = "ptrace"
+    record: type = Source
+    order: int = 30
+    steady: bool = False
+    _modules: dict[tuple[str, int, int], Module | None] = field(default_factory=dict)
+
+    def observe(self, request: Request) -> Observation:
+        by_pid: dict[int, Source] = {}
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            stacks = (request.records or {}).get(target.pid, {}).get("stacks")
+            if not isinstance(stacks, Stacks):
+                continue
+            places: dict[str, Place] = {}
+            changed: set[str] = set()
+            for file, line in _lines(stacks):
+                module = self._module(target.pid, file, changed)
+                place = module.place(line) if module else None
+                if place is not None:
+                    places[f"{file}:{line}"] = place
+            by_pid[target.pid] = Source(places)
+            unseen += [
+                Unseen(
+                    self.name,
+                    f"{file} changed after the process started; its loops and branches are not used",
+                    target.rank,
+                    target.pid,
+                    target.host,
+                )
+                for file in sorted(changed)
+            ]
+        return Observation(by_pid, None, tuple(unseen))
+
+    def _module(self, pid: int, file: str, changed: set[str]) -> Module | None:
+        path = _visible(pid, file)
+        try:
+            found = os.stat(path)
+            if found.st_mtime > psutil.Process(pid).create_time() + CLOCK_SLACK_S:
+                changed.add(file)
+                return None
+        except (OSError, psutil.Error):
+            return None
+        key = (file, found.st_ino, found.st_mtime_ns)
+        if key not in self._modules:
+            self._modules[key] = Module.parse(path) if found.st_size <= MAX_BYTES else None
+        return self._modules[key]
+
+
+@dataclass(slots=True)
+class Module:
+    """A parsed source file; places are computed when asked for."""
+
+    tree: ast.Module
+    text: list[str]
+    known: dict[int, Place | None] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, path: str) -> Module | None:
+        """None where the file cannot be read or is not Python this interpreter understands."""
+        try:
+            source = Path(path).read_bytes().decode("utf-8", "replace")
+            return cls(ast.parse(source), source.splitlines())
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+    def place(self, line: int) -> Place | None:
+        if line not in self.known:
+            self.known[line] = self._find(line)
+        return self.known[line]
+
+    def _find(self, line: int) -> Place | None:
+        scope: ast.AST = self.tree
+        loops: list[Loop] = []
+        branches: list[Branch] = []
+        statements: list[ast.stmt] = []
+        body: list[ast.stmt] = self.tree.body
+        passed: list[Loop] = []
+        while True:
+            passed += [self._loop(s) for s in body if isinstance(s, _LOOPS) and _last(s) < line]
+            around = [s for s in body if s.lineno <= line <= _last(s) or _decorated(s, line)]
+            if not around:
+                break
+            statements, inside = around, around[0]
+            if isinstance(inside, (ast.FunctionDef, ast.AsyncFunctionDef)) and line > inside.lineno:
+                scope, loops, branches, passed = inside, [], [], []
+            elif isinstance(inside, ast.ClassDef):
+                pass
+            elif isinstance(inside, _LOOPS) and line <= _body_last(inside):
+                loops.append(self._loop(inside))
+            elif isinstance(inside, (ast.If, ast.Try)):
+                arm = _arm(inside, line)
+                if arm is not None:
+                    test = self._text(inside.test) if isinstance(inside, ast.If) else ""
+                    branches.append(Branch(inside.lineno, arm, test))
+            body = next(
+                (part for part in _bodies(inside) if part and part[0].lineno <= line <= _last(part[-1])),
+                [],
+            )
+            if not body:
+                break
+        if not statements:
+            return None
+        first = getattr(scope, "lineno", 0)
+        return Place(
+            text=_short(self.text[line - 1]) if 0 < line <= len(self.text) else "",
+            loops=tuple(loops),
+            branches=tuple(branches),
+            calls=tuple(dict.fromkeys(name for s in statements for name in _calls(s)))[:8],
+            function_first=first,
+            function_last=_last(scope) if isinstance(scope, ast.stmt) else len(self.text),
+            passed=tuple(passed),
+        )
+
+    def _loop(self, loop: ast.For | ast.AsyncFor | ast.While) -> Loop:
+        return Loop(
+            loop.lineno,
+            _body_last(loop),
+            _short(self.text[loop.lineno - 1]),
+            tuple(sorted(_counters(loop))),
+        )
+
+    def _text(self, node: ast.expr) -> str:
+        return _short(ast.unparse(node))
+
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def _lines(stacks: Stacks) -> Iterable[tuple[str, int]]:
+    """File and line of every Python frame outside torch and the standard library, once."""
+    seen: dict[tuple[str, int], None] = {}
+    children = (stack for _, threads in stacks.children for stack in threads)
+    for stack in (*stacks.threads, *children):
+        for frame in stack.frames:
+            if frame.line and not frame.native and _worth(frame.file):
+                seen[(frame.file, frame.line)] = None
+    return seen
+
+
+def _worth(file: str) -> bool:
+    library = "/site-packages/torch/" in file or ("/lib/python3" in file and "/site-packages/" not in file)
+    return not library and not file.startswith("<")
+
+
+def _visible(pid: int, file: str) -> str:
+    """The path under which we can read what the target calls `file`."""
+    if os.path.isabs(file):
+        return f"/proc/{pid}/root{file}"
+    return f"/proc/{pid}/cwd/{file}"
+
+
+def _last(node: ast.AST) -> int:
+    last: int = getattr(node, "end_lineno", None) or getattr(node, "lineno", 0)
+    return last
+
+
+def _body_last(loop: ast.For | ast.AsyncFor | ast.While) -> int:
+    return _last(loop.body[-1])
+
+
+def _decorated(statement: ast.stmt, line: int) -> bool:
+    decorators = getattr(statement, "decorator_list", [])
+    return bool(decorators) and decorators[0].lineno <= line <= _last(statement)
+
+
+def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        part = getattr(statement, name, None)
+        if isinstance(part, list):
+            yield part
+    for handler in getattr(statement, "handlers", []):
+        yield handler.body
+    for case in getattr(statement, "cases", []):
+        yield case.body
+
+
+def _arm(statement: ast.If | ast.Try, line: int) -> str | None:
+    """Which arm of an `if` or `try` encloses the line; None for the test itself."""
+    parts: list[tuple[str, list[ast.stmt]]] = [
+        ("body", statement.body),
+        ("else", statement.orelse),
+    ]
+    if isinstance(statement, ast.Try):
+        parts += [("except", handler.body) for handler in statement.handlers] + [("finally", statement.finalbody)]
+    return next(
+        (name for name, part in parts if part and part[0].lineno <= line <= _last(part[-1])),
+        None,
+    )
+
+
+def _counters(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
+    """Names that count this loop's iterations: the index of `enumerate`, the target of `range`, `name += 1`."""
+    names: set[str] = set()
+    if not isinstance(loop, ast.While):
+        called = {ast.unparse(node.func) for node in ast.walk(loop.iter) if isinstance(node, ast.Call)}
+        if "enumerate" in called and isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
+            names.add(loop.target.elts[0].id)
+        elif called & RANGES and isinstance(loop.target, ast.Name) and "rank" not in ast.unparse(loop.iter):
+            names.add(loop.target.id)  # a range that starts at the rank is each rank's own slice
+    for node in _same_loop(loop.body):
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and ast.unparse(node.value) == "1":
+            names.add(node.target.id)
+    return names
+
+
+def _same_loop(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes of a loop's body without those of loops and functions within it."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (*_LOOPS, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            for part in _bodies(statement):
+                yield from _same_loop(part)
+
+
+def _calls(statement: ast.stmt) -> list[str]:
+    """Dotted names called in a simple statement, or in the header of a compound one."""
+    nodes: list[ast.AST] = [statement]
+    if isinstance(statement, (ast.If, ast.While)):
+        nodes = [statement.test]
+    elif isinstance(statement, (ast.For, ast.AsyncFor)):
+        nodes = [statement.iter]
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        nodes = [item.context_expr for item in statement.items]
+    elif any(True for _ in _bodies(statement)):
+        nodes = []
+    found = [call for node in nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return [_short(ast.unparse(call.func)) for call in found]
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+
+
+PROBE = SourceProbe()

@@ -1,0 +1,169 @@
+"""Probe `stacks`: the Python threads of every rank, with the locals of their frames, by py-spy.
+
+Nonblocking: a running rank is never paused. Native frames, which cost a pause, only of a rank that stands still.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
+from probes import Observation, Request, Tier, _pyspy, _variable
+from probes._cpython import Objects, Seen
+from probes._memory import Memory, Unreadable
+from probes._native import Dump, NativeDumps, in_parallel
+from probes.tensors import read_tensors
+from probes.variables import Globals
+
+_WORKERS = 8  # py-spy processes at a time; a dump is 5-12 ms of CPU
+_CHILDREN = 8  # helpers of a rank that are looked at
+_VARIABLES = 40  # a frame
+_INNER, _OUTER = 200, 50  # frames of a deep recursion that are kept
+_HEAD, _TAIL = 140, 57  # characters of a long native function name that are kept
+_PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; what is read is checked
+
+Known = Mapping[int, tuple[Seen, Tensor | None]]  # by address
+
+
+class StacksProbe:
+    """See the module; satisfies `probes.Probe`."""
+
+    name = "stacks"
+    scope = "rank"
+    tier = Tier.LOOK
+    needs = "ptrace"
+    record = Stacks
+    order = 10
+    steady = False
+
+    def __init__(self) -> None:
+        self._globals = Globals()
+        self._natives = NativeDumps()
+
+    def observe(self, request: Request) -> Observation:
+        if not request.targets:
+            return Observation({})
+        binary = _pyspy.find()
+        if binary is None:
+            return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
+        examine = request.tier >= Tier.EXAMINE
+        helpers = [pid for t in request.targets if examine for pid in t.children[:_CHILDREN]]
+        pids = [*(t.pid for t in request.targets), *helpers]
+        dumps = in_parallel(lambda pid: _pyspy.dump(binary, pid), pids, _WORKERS)
+        still = [t.pid for t in request.targets if examine and t.pid in request.still]
+        natives = self._natives.take(binary, still, dumps)
+        by_pid: dict[int, Stacks] = {}
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            native, dump = natives.get(target.pid), dumps.get(target.pid)
+            best = native if isinstance(native, list) else dump
+            if isinstance(best, list):
+                by_pid[target.pid] = self._stacks(target, best, best is native, dumps)
+                if isinstance(native, Exception):
+                    unseen.append(_unseen(target, f"no native frames: {native}"))
+            else:
+                unseen.append(_unseen(target, str(best)))
+        return Observation(by_pid, unseen=tuple(unseen))
+
+    def _stacks(self, target: Target, dump: Dump, native: bool, dumps: Mapping[int, Dump | Exception]) -> Stacks:
+        children = [(pid, dumps.get(pid)) for pid in target.children[:_CHILDREN]]
+        helpers = tuple((pid, _threads(pid, threads)) for pid, threads in children if isinstance(threads, list))
+        python, variables = self._globals.read(target.pid, target.start_ticks)
+        return Stacks(_threads(target.pid, dump), native, python, variables, helpers)
+
+
+def _unseen(target: Target, why: str) -> Unseen:
+    return Unseen("stacks", why, rank=target.rank, pid=target.pid, host=target.host)
+
+
+def _threads(pid: int, dump: Dump) -> tuple[Stack, ...]:
+    """py-spy's JSON as records, the variables completed from the process's memory."""
+    memory = Memory(pid)
+    addresses = [
+        local["addr"]
+        for thread in dump
+        for frame in thread["frames"]
+        for local in frame["locals"] or ()
+        if local["addr"]
+    ]
+    known = look(memory, addresses)
+    tasks = _tasks(pid)
+    return tuple(
+        Stack(
+            tid=thread["os_thread_id"] or _tid(memory, thread["thread_id"], tasks),
+            name=thread["thread_name"],
+            frames=tuple(_frame(frame, known) for frame in _ends(thread["frames"])),
+            holds_gil=bool(thread["owns_gil"]),
+            active=bool(thread["active"]),
+        )
+        for thread in dump
+    )
+
+
+def look(memory: Memory, addresses: Iterable[int]) -> Known:
+    """What the objects at `addresses` are; those that are none, or are gone, are left out. Never raises."""
+    objects = Objects(memory)
+    try:
+        seen = objects.describe(addresses)
+        tensors = read_tensors(memory, seen)
+    except Unreadable:
+        return {}
+    return {address: (item, tensors.get(address)) for address, item in seen.items()}
+
+
+def _frame(frame: Mapping[str, Any], known: Known) -> Frame:
+    if frame["module"] is not None:
+        return Frame(
+            _middle(frame["name"]), frame["module"], frame["line"] or None, frame["short_filename"] or "", native=True
+        )
+    variables = frame["locals"]
+    return Frame(
+        # From CPython 3.11 on py-spy may give the qualified name; rules must not depend on the interpreter's version.
+        function=frame["name"].rpartition(".")[2],
+        file=frame["filename"],
+        line=frame["line"] or None,
+        short=frame["short_filename"] or "",
+        # py-spy shows no variables of a module, which is not the same as a module without any.
+        variables=None if variables is None or frame["name"] == "<module>" else _variables(variables, known),
+    )
+
+
+def _variables(variables: Sequence[Mapping[str, Any]], known: Known) -> tuple[Variable, ...]:
+    kept = [v for v in variables if _variable.is_data(v["name"], v["repr"] or "")][:_VARIABLES]
+    return tuple(
+        _variable.of_text(
+            v["name"], v["repr"] or "", v["addr"] or None, bool(v["arg"]), *known.get(v["addr"], (None, None))
+        )
+        for v in kept
+    )
+
+
+def _ends(frames: Sequence[Any]) -> Sequence[Any]:
+    """The frames, without the middle of a very deep recursion."""
+    return frames if len(frames) <= _INNER + _OUTER else [*frames[:_INNER], *frames[-_OUTER:]]
+
+
+def _middle(name: str) -> str:
+    """A native function's name without the middle of long template arguments."""
+    return name if len(name) <= _HEAD + 3 + _TAIL else f"{name[:_HEAD]}...{name[-_TAIL:]}"
+
+
+def _tasks(pid: int) -> frozenset[int]:
+    try:
+        return frozenset(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return frozenset()
+
+
+def _tid(memory: Memory, pthread: int, tasks: frozenset[int]) -> int:
+    """The kernel's id of a pthread_t, where py-spy does not give it (CPython 3.10); else the pthread_t itself."""
+    try:
+        tid = int.from_bytes(memory.read(pthread + _PTHREAD_TID, 4), "little")
+    except Unreadable:
+        return pthread
+    return tid if tid in tasks else pthread
+
+
+PROBE = StacksProbe()

@@ -1,0 +1,114 @@
+"""Shape, type and device of torch tensors, read from outside: nothing runs in the process.
+
+c10::TensorImpl is not a published layout. It is found anew in each object by its own evidence: the object's
+implementation points back to the object (`pyobj_slot_`), what follows is `sizes_and_strides_`, and the product of the
+sizes is the number of elements that is stored apart. Where that does not hold the answer is None: unknown.
+Source: torch 2.13, c10/core/TensorImpl.h, impl/SizesAndStrides.h, ScalarType.h, DeviceType.h.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+
+from hangdoc.evidence import Tensor
+from probes._cpython import Objects, Seen
+from probes._memory import Memory
+
+DTYPES = (
+    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128",
+    "bool", "qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8",
+    "bits16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64",
+    "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "int1", "int2", "int3", "int4", "int5", "int6",
+    "int7", "float8_e8m0fnu", "float4_e2m1fn_x2",
+)  # fmt: skip
+DEVICES = (
+    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu", "mps",
+    "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone",
+)  # fmt: skip
+
+_BASES = frozenset({"torch._C.TensorBase", "torch._C._TensorBase"})
+_IMPL_BYTES = 192
+_BACK = range(32, 80, 8)  # where the pointer back to the Python object may stand: 48 in 2.13, 56 before
+_INLINE = 5  # sizes kept in the implementation itself
+_CUSTOM_SIZES = 2  # TensorImpl::SizesStridesPolicy
+_MOST = 64  # dimensions a tensor can have
+
+
+def read_tensor(memory: Memory, address: int) -> Tensor | None:
+    """The tensor at `address`, or None where it is none or cannot be verified. Raises Unreadable."""
+    return read_tensors(memory, Objects(memory).describe([address])).get(address)
+
+
+def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:
+    """The tensors among the objects of one process, in a handful of system calls. Raises Unreadable.
+
+    The process runs on meanwhile: a tensor that is not the same when read again is left out.
+    """
+    addresses = [a for a, item in seen.items() if not _BASES.isdisjoint((item.type.name, *item.type.bases))]
+    first, again = _read(memory, addresses), _read(memory, addresses)
+    return {address: tensor for address, tensor in first.items() if again.get(address) == tensor}
+
+
+def _read(memory: Memory, addresses: Sequence[int]) -> dict[int, Tensor]:
+    heads = memory.read_many([(address, 32) for address in addresses])
+    found: dict[int, Tensor] = {}
+    # The object holds the address of its implementation at 16; at 24 behind a flag in older builds (MaybeOwned).
+    for slot in (16, 24):
+        found |= _follow(
+            memory,
+            {
+                address: int.from_bytes(head[slot : slot + 8], "little")
+                for address, head in zip(addresses, heads, strict=True)
+                if head is not None and address not in found
+            },
+        )
+    return found
+
+
+def _follow(memory: Memory, pointers: Mapping[int, int]) -> dict[int, Tensor]:
+    """Tensors by object address, from the addresses of their implementations."""
+    bodies = memory.read_many([(impl, _IMPL_BYTES) for impl in pointers.values()])
+    located = {
+        address: (body, start)
+        for address, body in zip(pointers, bodies, strict=True)
+        if body is not None and (start := _locate(body, address)) is not None
+    }
+    far = {}  # more sizes than fit in the implementation: their address
+    for address, (body, start) in located.items():
+        count, first = struct.unpack_from("<2Q", body, start)
+        if _INLINE < count <= _MOST:
+            far[address] = (first, 8 * count)
+    sizes = dict(zip(far, memory.read_many(list(far.values())), strict=True))
+    found = {address: _tensor(body, start, sizes.get(address)) for address, (body, start) in located.items()}
+    return {address: tensor for address, tensor in found.items() if tensor is not None}
+
+
+def _locate(body: bytes, address: int) -> int | None:
+    """Where `sizes_and_strides_` starts: after the pointer back to the object (low bit: a tag in older builds)."""
+    for offset in _BACK:
+        if struct.unpack_from("<Q", body, offset)[0] & ~1 == address:
+            return offset + 8
+    return None
+
+
+def _tensor(body: bytes, start: int, far: bytes | None) -> Tensor | None:
+    """The record, where everything that can be checked holds."""
+    (count,) = struct.unpack_from("<Q", body, start)
+    if count <= _INLINE:
+        shape = struct.unpack_from(f"<{count}q", body, start + 8)
+    elif far is not None:
+        shape = struct.unpack(f"<{count}q", far)
+    else:
+        return None
+    # After the sizes and strides: storage offset, number of elements, scalar type, optional device.
+    tail = start + 8 + 16 * _INLINE
+    offset, elements, dtype, device, _, engaged, _, flags = struct.unpack_from("<2qH2b?2B", body, tail)
+    if flags >> 2 & 3 == _CUSTOM_SIZES:  # nested and symbolic tensors: the sizes are kept elsewhere
+        return None
+    if min(shape, default=0) < 0 or offset < 0 or math.prod(shape) != elements:
+        return None
+    if dtype >= len(DTYPES) or not engaged or not 0 <= device < len(DEVICES):
+        return None
+    return Tensor(shape, DTYPES[dtype], DEVICES[device])

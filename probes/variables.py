@@ -1,0 +1,110 @@
+"""Module-level variables of the training script (`__main__`), which py-spy does not show, read from outside.
+
+The words of the process's memory are read and nothing is run in it. What cannot be verified is unknown: None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hangdoc.evidence import Variable
+from probes import _variable
+from probes._cpython import Objects
+from probes._interpreter import Interpreter, find, main_entry, modules_path, read_dict
+from probes._memory import Memory, Unreadable
+from probes.tensors import read_tensors
+
+MOST = 60  # variables that are kept: the last defined, which come after the imports
+_NAMES = 1024  # of a module, that are looked at: the last,
+_OWN = 16  # and the first, `__name__` among them
+_MODULE_DICT = 16  # offset of md_dict in PyModuleObject
+_SCRIPT = ("__main__", "__mp_main__")  # the second: run again in a process that multiprocessing spawned
+_ATTEMPTS = 3  # looks at a process before its globals are given up: it may only be starting
+_REMEMBERED = 1024  # processes
+
+Process = tuple[int, int]  # PID and start time
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one process keeps `sys.modules`, and its key `__main__`."""
+
+    interpreter: Interpreter
+    path: tuple[int, ...]
+    key: int
+
+
+class Globals:
+    """Reads the globals of `__main__`; remembers where they are, by interpreter build and by process."""
+
+    def __init__(self) -> None:
+        self._paths: dict[tuple[str, int], tuple[int, ...]] = {}  # by build
+        self._places: dict[Process, _Place] = {}
+        self._failures: Counter[Process] = Counter()
+
+    def read(self, pid: int, start_ticks: int) -> tuple[str | None, tuple[Variable, ...] | None]:
+        """Version of the interpreter ("3.11.7") and the variables; None each where unknown. Never raises."""
+        process, memory = (pid, start_ticks), Memory(pid)
+        if self._failures[process] >= _ATTEMPTS:
+            return None, None
+        place = variables = None
+        with suppress(Unreadable):
+            place = self._places.get(process) or self._find(memory)
+            variables = _read(memory, place) if place is not None else None
+        if len(self._places) + len(self._failures) > _REMEMBERED:
+            self._places.clear()
+            self._failures.clear()
+        if place is None or variables is None:
+            self._places.pop(process, None)
+            self._failures[process] += 1
+        else:
+            self._places[process] = place
+            self._failures.pop(process, None)
+        return (place.interpreter.text if place is not None else None), variables
+
+    def _find(self, memory: Memory) -> _Place | None:
+        interpreter = find(memory)
+        if interpreter is None:
+            return None
+        path = self._paths.get(interpreter.build) or modules_path(memory, interpreter)
+        entry = main_entry(memory, interpreter, _follow(memory, interpreter, path)) if path is not None else None
+        if path is None or entry is None:
+            return None
+        self._paths[interpreter.build] = path
+        return _Place(interpreter, path, entry[0])
+
+
+def _follow(memory: Memory, interpreter: Interpreter, path: Sequence[int]) -> int:
+    """The address of `sys.modules`."""
+    address = interpreter.runtime
+    for offset in path:
+        address = memory.word(address + offset)
+    return address
+
+
+def _read(memory: Memory, place: _Place) -> tuple[Variable, ...] | None:
+    """The variables, where the module's dict says that it is `__main__`'s. Raises Unreadable."""
+    interpreter = place.interpreter
+    module = dict(read_dict(memory, interpreter, _follow(memory, interpreter, place.path)) or ()).get(place.key)
+    if module is None:
+        return None
+    entries = read_dict(memory, interpreter, memory.word(module + _MODULE_DICT)) or []
+    objects = Objects(memory, interpreter.version)
+    seen = objects.describe(address for entry in (*entries[:_OWN], *entries[-_NAMES:]) for address in entry)
+    named = [
+        (name, value, seen[value])
+        for key, value in dict(entries).items()
+        if key in seen and value in seen and (name := seen[key].text) is not None and seen[key].kind == "str"
+    ]
+    if not any(name == "__name__" and item.text in _SCRIPT for name, _, item in named):
+        return None
+    tensors = read_tensors(memory, {value: item for _, value, item in named})
+    kept = [
+        (name, value, item)
+        for name, value, item in named
+        if not _variable.is_dunder(name) and (item.kind != "object" or item.length is not None or value in tensors)
+    ]
+    return tuple(_variable.of_object(name, value, item, tensors.get(value)) for name, value, item in kept[-MOST:])
