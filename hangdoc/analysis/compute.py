@@ -1,0 +1,120 @@
+"""Analysis `compute`: what a rank computes with, and whether its CPU has units for it.
+
+bfloat16 without AVX512-BF16, AMX-BF16 or Arm BF16 is emulated, an order of magnitude slower than float32 (torch 2.13,
+field guide). ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA take units away that the CPU has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.evidence import Environ, Host, Stacks, Tensor, Variable
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
+BF16_KERNEL = re.compile(r"bf16|bfloat16|BFloat16", re.IGNORECASE)
+# oneDNN's ISA names at or above which bf16 instructions are used (its CPU dispatcher control page)
+BF16_ISA = re.compile(r"BF16|AMX|AVX512_CORE_FP16|AVX10|DEFAULT|ALL", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFacts:
+    """One rank; None: no tensor or no CPU flags were seen."""
+
+    dtype: str | None  # the floating type most of its tensors on the CPU have
+    bf16: bool | None  # its frames hold bfloat16 tensors on the CPU, or native kernels of that type run
+    bf16_units: bool | None  # its CPU computes bfloat16 natively, as far as its environment lets it
+    bf16_where: str | None  # variable and function that hold one: "x in forward (model.py:12)"
+    bf16_limit: str | None  # the variable that takes the units away: "ATEN_CPU_CAPABILITY=avx2"
+    cpu_model: str | None
+    on_gpu: bool | None  # some tensor is on an accelerator
+
+
+@dataclass(slots=True)
+class ComputeAnalysis:
+    name: str = "compute"
+    order: int = 45
+    rank_facts: type | None = ComputeFacts
+    job_facts: type | None = None
+
+    def derive(self, case: Case) -> tuple[dict[Key, ComputeFacts], None]:
+        hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
+        return {key: _facts(case, key, hosts.get(key[0])) for key in case.ranks}, None
+
+
+def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
+    found = list(_tensors(case, key))
+    on_cpu = [(t, where) for t, where in found if (t.device == "cpu" and "float" in t.dtype) or t.dtype == "half"]
+    kinds = Counter(t.dtype for t, _ in on_cpu)
+    where = next((place for t, place in on_cpu if t.dtype == "bfloat16"), None)
+    kernel = _bf16_kernel(case, key)
+    environ = case.record(key, "environ")
+    limit = _limit(environ.variables) if isinstance(environ, Environ) else None
+    return ComputeFacts(
+        dtype=kinds.most_common(1)[0][0] if kinds else None,
+        bf16=where is not None or kernel is not None if found or kernel else None,
+        bf16_units=_units(host, limit),
+        bf16_where=where or kernel,
+        bf16_limit=limit,
+        cpu_model=host.cpu_model if isinstance(host, Host) else None,
+        on_gpu=any(t.device not in ("cpu", "meta") for t, _ in found) if found else None,
+    )
+
+
+def _tensors(case: Case, key: Key) -> Iterator[tuple[Tensor, str]]:
+    """Every tensor seen in the rank's variables over the history, with where it was."""
+    seen: set[tuple[str, Tensor]] = set()
+    for _, stacks in case.series(key, "stacks"):
+        if not isinstance(stacks, Stacks):
+            continue
+        for frame in (f for stack in stacks.threads for f in stack.frames):
+            yield from _held(
+                frame.variables or (),
+                f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})",
+                seen,
+            )
+        yield from _held(stacks.globals or (), "the script's module", seen)
+
+
+def _held(variables: tuple[Variable, ...], where: str, seen: set[tuple[str, Tensor]]) -> Iterator[tuple[Tensor, str]]:
+    for variable in variables:
+        place = f"{variable.name} in {where}"
+        if variable.tensor is not None and (place, variable.tensor) not in seen:
+            seen.add((place, variable.tensor))
+            yield variable.tensor, place
+
+
+def _bf16_kernel(case: Case, key: Key) -> str | None:
+    for _, stacks in case.series(key, "stacks"):
+        if isinstance(stacks, Stacks) and stacks.native:
+            for frame in (f for stack in stacks.threads for f in stack.frames):
+                if frame.native and BF16_KERNEL.search(frame.function):
+                    return frame.function
+    return None
+
+
+def _limit(variables: object) -> str | None:
+    if not hasattr(variables, "get"):
+        return None
+    aten = variables.get("ATEN_CPU_CAPABILITY", "")
+    if aten.lower() in ("avx2", "default"):
+        return f"ATEN_CPU_CAPABILITY={aten}"
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        isa = variables.get(name, "")
+        if isa and not BF16_ISA.search(isa):
+            return f"{name}={isa}"
+    return None
+
+
+def _units(host: object, limit: str | None) -> bool | None:
+    if limit is not None:
+        return False
+    if not isinstance(host, Host) or host.cpu_flags is None:
+        return None
+    return bool(BF16_FLAGS & host.cpu_flags)
+
+
+ANALYSIS = ComputeAnalysis()

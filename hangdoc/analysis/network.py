@@ -1,0 +1,236 @@
+"""Analysis `network`: do bytes cross between the ranks, how long ago the last one did, and which link is dead.
+
+Only connections between ranks of the job count (see `peers`). A fact is None where no socket, or no tcp_info, was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key, tcp
+from hangdoc.analysis.peers import Data, End, data_connections, mirrored
+from hangdoc.evidence import Connection, Interface, Interfaces, Sockets
+
+RECENT_S = 5.0  # bytes count as moving when some crossed within this time
+
+Dead = Mapping[End, bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """One rank's connections to other ranks of its job; ages in seconds, sizes in bytes."""
+
+    connections: int | None = None  # that carry data
+    established_peers: int | None = None  # ranks (or, unseen, addresses) it is connected to
+    unacked_bytes: int | None = None  # most on one connection: written, not acknowledged by the peer
+    receive_queue_bytes: int | None = None  # most on one connection: arrived, not read by this rank
+    backoff: int | None = None  # highest: doublings of the time to the next repetition
+    retransmitting: bool | None = None  # some segment is being repeated now
+    retransmit_share: float | None = None  # of the bytes (else segments) sent in the history, else ever; 0..1
+    idle_s: float | None = None  # since a byte last crossed to or from a peer
+    moving: bool | None = None  # bytes crossed within the last seconds of the history
+    bytes_per_s: float | None = None  # both directions, over the history
+    zero_window: bool | None = None  # a peer does not read: it takes no more bytes of ours
+    close_wait: int | None = None  # connections that the peer has closed
+    dead_links: int | None = None  # connections, judged at either end, over which nothing passes
+    syn_sent: int | None = None  # connections that nobody answers, to whomever
+    syn_sent_s: float | None = None  # the oldest of them, at least
+    syn_sent_to: tuple[str, ...] = ()  # "ip:port"
+    interfaces: tuple[str, ...] = ()  # that hold its ends of the data connections
+    interface_down: tuple[str, ...] = ()  # of these, down or without carrier
+    interface_up: bool | None = None  # all of them; None: the interfaces were not seen
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """One end of a data connection, as `from_rank` sees it; a rank of -1 is not known."""
+
+    from_rank: int
+    to_rank: int
+    from_pid: int
+    to_pid: int | None
+    local: str  # "ip:port"
+    remote: str
+    interface: str | None
+    interface_up: bool | None
+    state: str
+    unacked_bytes: int  # written, not acknowledged by the peer
+    receive_queue: int
+    retransmits: int | None
+    backoff: int | None
+    last_ack_s: float | None
+    last_receive_s: float | None
+    last_send_s: float | None
+    idle_s: float | None
+    pmtu: int | None
+    dead: bool | None  # at this end or the other: bytes repeated in vain, nothing heard for seconds
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkJob:
+    """The connections between all ranks seen."""
+
+    checked: bool  # sockets of every living rank were seen, and data connections among them
+    links: tuple[LinkFacts, ...] = ()
+    dead_links: int = 0  # connections, each counted once
+    interfaces_down: int = 0  # ranks with a data connection on an interface that is down
+    idle_s: float | None = None  # since any byte crossed between any ranks: the age of a stall
+    moving: bool | None = None
+    quiet: bool | None = None  # nothing unacknowledged, repeated or unanswered anywhere; None: not checked
+    unacked_bytes: int | None = None  # most on one connection
+    retransmit_share: float | None = None  # of the rank with the largest
+
+
+@dataclass(slots=True)
+class NetworkAnalysis:
+    name: str = "network"
+    order: int = 40
+    rank_facts: type | None = NetworkFacts
+    job_facts: type | None = NetworkJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, NetworkFacts], NetworkJob]:
+        data = data_connections(case)
+        dead = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
+        facts = {key: _rank(case, key, data[key], dead) if key in data else NetworkFacts() for key in case.ranks}
+        links = tuple(_link(case, one, dead) for ends in data.values() for one in ends)
+        return facts, _job(case, facts, links, dead)
+
+
+def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead) -> NetworkFacts:
+    mine = [one.connection for one in data]
+    waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
+    history = [(at, _known(record)) for at, record in case.series(key, "sockets")]
+    overall, recent = _traffic(mine, history)
+    interfaces = _interfaces(case, key)
+    down = tuple(sorted({one.interface or one.local for one in mine if _up(one, interfaces) is False}))
+    return NetworkFacts(
+        connections=len(mine),
+        established_peers=len(
+            {one.peer or one.connection.remote for one in data if one.connection.state == "established"}
+        ),
+        unacked_bytes=max((one.send_queue for one in mine), default=0),
+        receive_queue_bytes=max((one.receive_queue for one in mine), default=0),
+        backoff=max((one.backoff for one in mine if one.backoff is not None), default=None),
+        retransmitting=_any(tcp.repeats(one) for one in mine),
+        retransmit_share=overall.repeated / overall.sent if overall.sent and overall.repeated is not None else None,
+        idle_s=tcp.least(tcp.idle(one) for one in mine),
+        moving=None if recent is None or recent.crossed is None else recent.crossed > 0,
+        bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
+        zero_window=_any(tcp.window_shut(one) for one in mine),
+        close_wait=sum(one.state == "close_wait" for one in mine),
+        dead_links=sum(_is_dead(one.end, dead) is True for one in data),
+        syn_sent=len(waiting),
+        syn_sent_s=_waiting_s(waiting, history),
+        syn_sent_to=tuple(sorted({_address(one.remote, one.remote_port) for one in waiting})),
+        interfaces=tuple(sorted({one.interface for one in mine if one.interface})),
+        interface_down=down,
+        interface_up=None if interfaces is None else not down,
+    )
+
+
+def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: tuple[LinkFacts, ...], dead: Dead) -> NetworkJob:
+    seen = [one for one in facts.values() if one.connections is not None]
+    unseen = [key for key in facts if facts[key].connections is None and case.ranks[key].alive is not False]
+    checked = bool(links) and not unseen
+    loud = any(one.unacked_bytes or one.retransmitting or one.syn_sent for one in seen)
+    return NetworkJob(
+        checked=checked,
+        links=links,
+        dead_links=len({frozenset((end, mirrored(end))) for end, is_dead in dead.items() if is_dead}),
+        interfaces_down=sum(bool(one.interface_down) for one in seen),
+        idle_s=tcp.least(one.idle_s for one in seen),
+        moving=_any(one.moving for one in seen),
+        quiet=not loud if checked else None,
+        unacked_bytes=max((one.unacked_bytes for one in seen if one.unacked_bytes is not None), default=None),
+        retransmit_share=max((one.retransmit_share for one in seen if one.retransmit_share is not None), default=None),
+    )
+
+
+def _link(case: Case, data: Data, dead: Dead) -> LinkFacts:
+    one = data.connection
+    return LinkFacts(
+        from_rank=_number(case, data.owner),
+        to_rank=_number(case, data.peer),
+        from_pid=data.owner[1],
+        to_pid=data.peer[1] if data.peer else None,
+        local=_address(one.local, one.local_port),
+        remote=_address(one.remote, one.remote_port),
+        interface=one.interface,
+        interface_up=_up(one, _interfaces(case, data.owner)),
+        state=one.state,
+        unacked_bytes=one.send_queue,
+        receive_queue=one.receive_queue,
+        retransmits=one.retransmits,
+        backoff=one.backoff,
+        last_ack_s=one.last_ack_s,
+        last_receive_s=one.last_receive_s,
+        last_send_s=one.last_send_s,
+        idle_s=tcp.idle(one),
+        pmtu=one.pmtu,
+        dead=_is_dead(data.end, dead),
+    )
+
+
+def _known(record: Sockets) -> dict[tcp.Identity, Connection]:
+    return {tcp.identity(one): one for one in record.connections}
+
+
+History = Sequence[tuple[float, Mapping[tcp.Identity, Connection]]]
+
+
+def _traffic(mine: Sequence[Connection], history: History) -> tuple[tcp.Traffic, tcp.Traffic | None]:
+    """What crossed over the whole history (ever, where it is a single look) and over its last seconds."""
+    if len(history) < 2:
+        return tcp.traffic({}, mine, 0.0), None
+    newest = history[-1][0]
+    start, first = history[0]
+    since, recent = next(((at, known) for at, known in reversed(history[:-1]) if newest - at >= RECENT_S), history[0])
+    return tcp.traffic(first, mine, newest - start), tcp.traffic(recent, mine, newest - since)
+
+
+def _waiting_s(waiting: Sequence[Connection], history: History) -> float | None:
+    """How long the oldest of them has waited, at least: as we watched, or as it was repeated, once a second or less."""
+    ages = [float(one.retransmits or 0) for one in waiting]
+    for one in waiting:
+        first = next((at for at, known in history if tcp.identity(one) in known), None)
+        if first is not None:
+            ages.append(history[-1][0] - first)
+    return max(ages, default=None)
+
+
+def _interfaces(case: Case, key: Key) -> tuple[Interface, ...] | None:
+    record = case.record(key, "nics")
+    return record.interfaces if isinstance(record, Interfaces) else None
+
+
+def _up(one: Connection, interfaces: tuple[Interface, ...] | None) -> bool | None:
+    """Whether the interface that holds the connection's address is up with a carrier; None: not seen."""
+    if interfaces is None:
+        return None
+    for held in interfaces:
+        if one.local in held.addresses or held.name == one.interface:
+            return held.up and held.carrier is not False
+    return None if one.interface is None else False  # the interface is gone altogether
+
+
+def _is_dead(end: End, dead: Dead) -> bool | None:
+    return _any((dead.get(end), dead.get(mirrored(end))))
+
+
+def _any(values: Iterable[bool | None]) -> bool | None:
+    """True if any is, False if some are not, None if none is known."""
+    known = {value for value in values if value is not None}
+    return True in known if known else None
+
+
+def _number(case: Case, key: Key | None) -> int:
+    rank = None if key is None else case.ranks[key].target.rank
+    return -1 if rank is None else rank
+
+
+def _address(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+ANALYSIS = NetworkAnalysis()

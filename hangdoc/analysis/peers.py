@@ -1,0 +1,103 @@
+"""Which connections carry a job's data: those between its ranks, not those to its store, launcher or storage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.evidence import Connection, Environ, Sockets
+
+OPEN = ("established", "close_wait", "fin_wait1", "fin_wait2", "closing", "last_ack")
+SERVICES = 1024  # ports below belong to services (https, NFS, ssh): collectives bind ephemeral ones
+
+End = tuple[str, str, int, str, int]  # where ("" unless loopback), local, port, remote, port
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """One rank's end of a connection that carries data to another rank."""
+
+    owner: Key
+    connection: Connection
+    peer: Key | None  # None: the other end's host was not seen
+    end: End
+
+
+def data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
+    """The data connections of every rank whose sockets were seen, by rank."""
+    seen = {key: record for key in case.ranks if isinstance(record := case.record(key, "sockets"), Sockets)}
+    owners = {
+        _end(key, record, one): key
+        for key, record in seen.items()
+        for one in record.connections
+        if one.state != "listen"
+    }
+    stores = _store_ports(case, seen, owners)
+    complete = _complete(case, seen)
+    found: dict[Key, tuple[Data, ...]] = {}
+    for key, record in seen.items():
+        store = stores[case.ranks[key].target.job]
+        ends = [
+            (one, _end(key, record, one))
+            for one in record.connections
+            if one.state in OPEN and not {one.local_port, one.remote_port} & store
+        ]
+        mine = (Data(key, one, owners.get(mirrored(end)), end) for one, end in ends)
+        found[key] = tuple(data for data in mine if _leads_to_rank(case, data, record, complete))
+    return found
+
+
+def mirrored(end: End) -> End:
+    """The same connection as the other side names it."""
+    where, local, port, remote, remote_port = end
+    return where, remote, remote_port, local, port
+
+
+def _end(key: Key, record: Sockets, one: Connection) -> End:
+    # Loopback is another network in every namespace of every host.
+    where = f"{key[0]}/{record.namespace}" if _is_loopback(one.local) else ""
+    return where, one.local, one.local_port, one.remote, one.remote_port
+
+
+def _leads_to_rank(case: Case, data: Data, record: Sockets, complete: Mapping[str, bool]) -> bool:
+    one, peer = data.connection, data.peer
+    job = case.ranks[data.owner].target.job
+    if peer is not None:
+        return peer != data.owner and case.ranks[peer].target.job == job
+    if complete[job] or _is_loopback(one.remote) or one.remote in {other.local for other in record.connections}:
+        return False  # every rank is known, or it leads to a process of this host that is no rank
+    return min(one.local_port, one.remote_port) >= SERVICES
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _store_ports(case: Case, seen: Mapping[Key, Sockets], owners: Mapping[End, Key]) -> dict[str, set[int]]:
+    """Ports of each job's store: MASTER_PORT, and where a rank is connected to itself, as only the store's host is."""
+    ports: dict[str, set[int]] = defaultdict(set)
+    for key, evidence in case.ranks.items():
+        environ = case.record(key, "environ")
+        port = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
+        if port.isdecimal():
+            ports[evidence.target.job].add(int(port))
+    for key, record in seen.items():
+        listening = {one.local_port for one in record.connections if one.state == "listen"}
+        ports[case.ranks[key].target.job].update(
+            one.local_port
+            for one in record.connections
+            if one.state in OPEN and one.local_port in listening and owners.get(mirrored(_end(key, record, one))) == key
+        )
+    return ports
+
+
+def _complete(case: Case, seen: Mapping[Key, Sockets]) -> dict[str, bool]:
+    """Whether the sockets of all ranks of each job are seen: then what leads elsewhere leads to no rank."""
+    counts: dict[str, int] = defaultdict(int)
+    worlds: dict[str, int] = defaultdict(int)
+    for key, evidence in case.ranks.items():
+        counts[evidence.target.job] += key in seen
+        worlds[evidence.target.job] = max(worlds[evidence.target.job], evidence.target.world_size or 0)
+    return {job: 0 < world <= counts[job] for job, world in worlds.items()}

@@ -1,0 +1,223 @@
+"""Analysis `position`: where each rank stands relative to the ranks that wait.
+
+Ranks at the same place form a side. The reference is the largest side that waits (of equals, the one farthest back);
+every other rank is odd, and its relation to the reference is how the two parted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.stack import StackFacts, story_of
+from hangdoc.analysis.story import Relation, Step, Story, is_library, relate
+
+Signature = tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFacts:
+    """One rank against the reference side."""
+
+    side: int | None  # number of its side, 0 is the reference; None: its stacks were not seen
+    side_size: int | None
+    odd: bool | None  # not on the reference side
+    relation: str | None  # kind of story.Relation, seen from this rank; "same" on the reference side
+    parted: str | None  # this rank's line in the function where they parted: "main (train.py:31)"
+    parted_other: str | None  # the reference's line there
+    loop: str | None  # source of the loop that one side has left: "for step, batch in enumerate(loader):"
+    loop_line: int | None
+    branch: str | None  # condition of the branch that only one side is in
+    branch_line: int | None
+    guarded: bool | None  # the branch is around this rank's side
+    will_arrive: bool | None  # it has yet to come to the place where the reference waits, and can
+    counter: str | None  # loop counter that differs between the two
+    count: float | None  # here
+    count_other: float | None  # on the reference side
+    size: str | None  # another number, or the length of a list, that differs: "n", "len(shard)"
+    size_here: float | None
+    size_other: float | None
+    same_operation: bool | None  # waits in the operation the reference waits in
+
+
+@dataclass(frozen=True, slots=True)
+class PositionJob:
+    sides: int  # different places at which ranks stand
+    reference: tuple[int, ...]  # ranks of the reference side
+    odd: tuple[int, ...]
+    tied: bool  # no side is larger than the others
+
+
+NOWHERE = PositionFacts(
+    None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None
+)  # fmt: skip
+MUST_DIFFER = (
+    "rank",
+    "pid",
+    "port",
+    "seed",
+    "device",
+    "addr",
+    "host",
+    "time",
+    "elapsed",
+)
+
+
+@dataclass(slots=True)
+class PositionAnalysis:
+    name: str = "position"
+    order: int = 30
+    rank_facts: type | None = PositionFacts
+    job_facts: type | None = PositionJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, PositionFacts], PositionJob]:
+        stories = {key: story for key in case.ranks if (story := story_of(case, key))}
+        stack: dict[Key, StackFacts] = case.rank_facts["stack"]
+        sides = _sides(stories, stack)
+        facts = dict.fromkeys(case.ranks, NOWHERE)
+        if not sides:
+            return facts, PositionJob(0, (), (), False)
+        reference = sides[0]
+        for number, side in enumerate(sides):
+            for key in side:
+                facts[key] = _facts(key, number, side, reference, stories, stack)
+        ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
+        return facts, PositionJob(
+            sides=len(sides),
+            reference=_numbers(reference, ranks),
+            odd=_numbers([key for side in sides[1:] for key in side], ranks),
+            tied=len(sides) > 1 and len(sides[1]) == len(reference),
+        )
+
+
+def _sides(stories: dict[Key, list[Step]], stack: dict[Key, StackFacts]) -> list[list[Key]]:
+    """The sides, the reference first."""
+    by_place: dict[tuple[Signature, str | None], list[Key]] = {}
+    for key, story in stories.items():
+        by_place.setdefault((_signature(story), stack[key].op), []).append(key)
+
+    def standing(side: list[Key]) -> tuple[bool, int, int]:
+        others = (stories[other[0]] for other in by_place.values() if other is not side)
+        rear = sum(relate(stories[side[0]], other).kind in ("in_loop", "behind", "out_of_branch") for other in others)
+        return bool(stack[side[0]].waits), len(side), rear
+
+    return sorted(by_place.values(), key=standing, reverse=True)
+
+
+def _signature(story: Story) -> Signature:
+    """The lines of the user's own code and its frameworks; torch's inner lines vary without meaning."""
+    return tuple((s.file, s.function, s.line) for s in story if "/torch/" not in s.file) or tuple(
+        (s.file, s.function, s.line) for s in story
+    )
+
+
+def _facts(
+    key: Key,
+    number: int,
+    side: Sequence[Key],
+    reference: Sequence[Key],
+    stories: dict[Key, list[Step]],
+    stack: dict[Key, StackFacts],
+) -> PositionFacts:
+    mine, model = stories[key], stories[reference[0]]
+    relation = relate(mine, model)
+    odd = number > 0
+    counter = next(_counters(mine, model), None) if odd else None
+    size = next(_sizes(key, reference, stories), None) if odd else None
+    return PositionFacts(
+        side=number,
+        side_size=len(side),
+        odd=odd,
+        relation=relation.kind if odd else "same",
+        parted=relation.mine.site if relation.mine else None,
+        parted_other=relation.other.site if relation.other else None,
+        loop=relation.loop.header if relation.loop else None,
+        loop_line=relation.loop.first if relation.loop else None,
+        branch=relation.branch.test if relation.branch else None,
+        branch_line=relation.branch.line if relation.branch else None,
+        guarded=relation.kind in ("in_branch", "other_arm") if relation.branch else None,
+        will_arrive=_will_arrive(relation) if odd else None,
+        counter=counter[0] if counter else None,
+        count=counter[1] if counter else None,
+        count_other=counter[2] if counter else None,
+        size=size[0] if size else None,
+        size_here=size[1] if size else None,
+        size_other=size[2] if size else None,
+        same_operation=stack[key].op == stack[reference[0]].op and bool(stack[key].waits),
+    )
+
+
+def _will_arrive(relation: Relation) -> bool | None:
+    if relation.kind == "apart" or relation.mine is None or relation.other is None:
+        return None
+    if relation.kind in ("left_loop", "other_arm"):
+        return bool(relation.common) and relation.kind == "left_loop"  # around an outer loop, perhaps
+    return relation.mine.line <= relation.other.line or bool(relation.common)
+
+
+def _aligned(a: Story, b: Story) -> Iterator[tuple[Step, Step]]:
+    """Frames of the same function at the same depth, from the outermost inwards."""
+    for mine, other in zip(a, b, strict=False):
+        if (mine.file, mine.function) != (other.file, other.function):
+            return
+        yield mine, other
+
+
+def _counters(a: Story, b: Story) -> Iterator[tuple[str, float, float]]:
+    """Loop counters, of loops they are in or have passed, that differ between two ranks."""
+    for mine, other in _aligned(a, b):
+        if mine.place is None or other.place is None:
+            continue
+        loops = (
+            *mine.place.loops,
+            *other.place.loops,
+            *mine.place.passed,
+            *other.place.passed,
+        )
+        for name in dict.fromkeys(name for loop in loops for name in loop.counters):
+            here, there = mine.variables.get(name), other.variables.get(name)
+            if here and there and here.number is not None and there.number is not None and here.number != there.number:
+                yield name, here.number, there.number
+
+
+def _sizes(key: Key, reference: Sequence[Key], stories: dict[Key, list[Step]]) -> Iterator[tuple[str, float, float]]:
+    """Other numbers and lengths that the reference side agrees on and this rank does not."""
+    model = stories[reference[0]]
+    for depth, (mine, other) in enumerate(_aligned(stories[key], model)):
+        if is_library(mine.file):
+            continue
+        for name, variable in mine.variables.items():
+            if any(word in name.lower() for word in MUST_DIFFER) or name not in other.variables:
+                continue
+            for label, here, there in (
+                (
+                    name,
+                    variable.number if variable.kind == "int" else None,
+                    other.variables[name].number,
+                ),
+                (
+                    f"len({name})",
+                    variable.length if variable.kind != "str" else None,
+                    other.variables[name].length,
+                ),
+            ):
+                agreed = all(_value(stories[k], depth, label) == there for k in reference)
+                if here is not None and there is not None and here != there and agreed:
+                    yield label, here, there
+
+
+def _value(story: Story, depth: int, label: str) -> float | None:
+    name = label[4:-1] if label.startswith("len(") else label
+    variable = story[depth].variables.get(name) if depth < len(story) else None
+    if variable is None:
+        return None
+    return variable.length if label.startswith("len(") else variable.number
+
+
+def _numbers(keys: Sequence[Key], ranks: dict[Key, int | None]) -> tuple[int, ...]:
+    return tuple(sorted(rank for key in keys if (rank := ranks[key]) is not None))
+
+
+ANALYSIS = PositionAnalysis()

@@ -1,0 +1,84 @@
+"""Analysis `stall`: does the job stand still, and since when.
+
+A stall is: no rank makes progress AND some rank waits. A rank that computes makes progress, whatever it computes;
+one that sleeps or waits for the outside on its way to the others (a request, the next file) is idle, not stuck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.position import PositionFacts
+from hangdoc.analysis.progress import ProgressFacts
+from hangdoc.analysis.stack import StackFacts
+
+BUSY_SHARE = 0.5  # of one core: more than the housekeeping threads of a parked rank ever use
+IDLE_SHARE = 0.05  # and this is what such threads may use
+MIN_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StallFacts:
+    """One rank's part in a stall."""
+
+    still: bool | None  # its stack did not change over the last looks; None: not seen often enough
+    works: bool | None  # it computes, or waits for something that is not another rank and can still come
+
+
+@dataclass(frozen=True, slots=True)
+class StallJob:
+    stalled: bool  # no rank makes progress and some rank waits
+    seconds: float | None  # since when: from the sockets' own clocks, else as long as we have watched
+    waiting: int  # ranks that wait for others
+    idle: bool  # nothing is stuck: the ranks that do not wait are idle and on their way
+    settled: bool  # watched long enough to say
+    hidden: int  # living ranks whose stacks could not be seen
+
+
+@dataclass(slots=True)
+class StallAnalysis:
+    name: str = "stall"
+    order: int = 60
+    rank_facts: type | None = StallFacts
+    job_facts: type | None = StallJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, StallFacts], StallJob]:
+        ranks = {key: _rank(case, key) for key in case.ranks}
+        stack: dict[Key, StackFacts] = case.rank_facts["stack"]
+        waiting = sum(bool(facts.waits) for facts in stack.values())
+        seen = [facts for facts in ranks.values() if facts.still is not None]
+        settled = bool(seen) and len(seen) == len(ranks)
+        network = case.job_facts.get("network")
+        moving = getattr(network, "moving", None)
+        works = any(facts.works for facts in ranks.values())
+        still = settled and all(facts.still for facts in seen)
+        stalled = still and waiting > 0 and not works and moving is not True
+        standing = [p.standing_s for p in case.rank_facts["progress"].values() if p.standing_s is not None]
+        idle_s = getattr(network, "idle_s", None)
+        return ranks, StallJob(
+            stalled=stalled,
+            seconds=(idle_s if idle_s is not None else min(standing, default=None)) if still else None,
+            waiting=waiting,
+            idle=still and works and not any(facts.still is False for facts in ranks.values()),
+            settled=settled,
+            hidden=sum(facts.waits is None for facts in stack.values()),
+        )
+
+
+def _rank(case: Case, key: Key) -> StallFacts:
+    stack: StackFacts = case.rank_facts["stack"][key]
+    progress: ProgressFacts = case.rank_facts["progress"][key]
+    position: PositionFacts = case.rank_facts["position"][key]
+    if stack.phase in ("stopped", "exited"):
+        return StallFacts(True, False)
+    if progress.looks == 0:  # its stacks are hidden from us: its CPU time must tell
+        quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_SHARE
+        return StallFacts(quiet, None if quiet is None else not quiet)
+    burns = progress.cpu_share is not None and progress.cpu_share >= BUSY_SHARE
+    works = (burns and not stack.waits) or (stack.phase == "idle" and position.will_arrive is True)
+    still = progress.standing_looks >= MIN_LOOKS
+    return StallFacts(still if progress.looks >= MIN_LOOKS else None, works)
+
+
+ANALYSIS = StallAnalysis()

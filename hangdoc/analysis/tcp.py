@@ -1,0 +1,90 @@
+"""What the kernel's counters say of one TCP connection: how long idle, dead or merely waiting, how much crossed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hangdoc.evidence import Connection
+
+# The kernel repeats a lost segment after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
+DEAD_AFTER_S = 3.0
+DEAD_REPEATS = 3
+
+Identity = tuple[str, int, str, int, int | None]
+
+
+def identity(one: Connection) -> Identity:
+    """Tells a connection from every other over time."""
+    return one.local, one.local_port, one.remote, one.remote_port, one.inode
+
+
+def idle(one: Connection) -> float | None:
+    """Seconds since a byte last crossed in either direction; None where the kernel did not say, or none ever did."""
+    # A repetition counts as a send, though nothing crosses: then only what the peer acknowledged counts.
+    sent = one.last_ack_s if repeats(one) or one.probes else one.last_send_s
+    return least((sent, one.last_receive_s))
+
+
+def repeats(one: Connection) -> bool | None:
+    """Whether the segment at the head is being sent again."""
+    return None if one.retransmits is None else one.retransmits > 0
+
+
+def dead(one: Connection) -> bool | None:
+    """Bytes wait, several repetitions had no answer, and nothing was heard for seconds.
+
+    A peer that merely does not read still answers probes, so that their count stays low.
+    """
+    if one.retransmits is None:
+        return None
+    in_vain = max(one.retransmits, one.probes or 0) >= DEAD_REPEATS
+    silent = one.last_ack_s is None or one.last_ack_s > DEAD_AFTER_S
+    return one.send_queue > 0 and in_vain and silent
+
+
+def window_shut(one: Connection) -> bool | None:
+    """The peer takes no more bytes: its process does not read them."""
+    if one.send_queue == 0:
+        return False
+    if one.send_window is None:
+        return None if one.timer is None else one.timer == "persist" and not one.probes
+    return one.send_window == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Sums over connections between two looks; None where the kernel did not say."""
+
+    seconds: float
+    crossed: int | None  # bytes acknowledged and received
+    sent: int | None  # bytes, else segments, repetitions included
+    repeated: int | None  # of these
+
+
+def traffic(before: Mapping[Identity, Connection], after: Iterable[Connection], seconds: float) -> Traffic:
+    """What passed over the connections of `after` since `before`; all of it for those that are new."""
+    crossed = sent = repeated = 0
+    known = counted = True
+    for new in after:
+        old = before.get(identity(new))
+        received, acked = (_grown(old, new, name) for name in ("bytes_received", "bytes_acked"))
+        out, again = (_grown(old, new, name) for name in ("bytes_sent", "bytes_retransmitted"))
+        if out is None or again is None:  # before Linux 4.19
+            out, again = (_grown(old, new, name) for name in ("segments_out", "total_retransmits"))
+        known = known and received is not None and acked is not None
+        counted = counted and out is not None and again is not None
+        crossed += (received or 0) + (acked or 0)
+        sent += out or 0
+        repeated += again or 0
+    return Traffic(seconds, crossed if known else None, sent if counted else None, repeated if counted else None)
+
+
+def _grown(old: Connection | None, new: Connection, name: str) -> int | None:
+    value: int | None = getattr(new, name)
+    start: int | None = getattr(old, name) if old is not None else 0
+    return None if value is None else value - (start or 0)
+
+
+def least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)

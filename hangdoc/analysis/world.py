@@ -1,0 +1,40 @@
+"""Analysis `world`: who should be there and who is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+
+
+@dataclass(frozen=True, slots=True)
+class WorldJob:
+    size: int | None  # world size, where a rank knows it
+    present: int  # ranks whose process lives
+    gone: tuple[int, ...]  # ranks that were watched and ended
+    missing: tuple[int, ...] | None  # ranks never seen, where the size is known and every host is watched
+    hosts: int
+
+
+@dataclass(slots=True)
+class WorldAnalysis:
+    name: str = "world"
+    order: int = 5
+    rank_facts: type | None = None
+    job_facts: type | None = WorldJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, None], WorldJob]:
+        ranks = case.ranks.values()
+        sizes = [r.target.world_size for r in ranks if r.target.world_size is not None]
+        known = {r.target.rank for r in ranks if r.target.rank is not None}
+        size = max(sizes, default=None)
+        return {}, WorldJob(
+            size=size,
+            present=sum(r.alive is not False for r in ranks),
+            gone=tuple(sorted(r.target.rank for r in ranks if r.alive is False and r.target.rank is not None)),
+            missing=tuple(n for n in range(size) if n not in known) if size is not None else None,
+            hosts=len({r.target.host for r in ranks}),
+        )
+
+
+ANALYSIS = WorldAnalysis()
