@@ -1,0 +1,125 @@
+"""The `hangdoc` command: what surrounds every command: exit codes, interruption, closed pipes, clear errors."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+USAGE = 64  # contract; click's own 2 means "stalled" here
+CANNOT_TELL = 3
+INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    try:
+        _streams()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # a nohup'ed one goes on ignoring it
+                signal.signal(number, _stop)
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns the exit code."""
+    try:
+        return _invoke(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("HANGDOC_DEBUG"):
+            raise
+        return _complain(error)
+
+
+def _invoke(arguments: list[str]) -> int:
+    import typer
+
+    from hangdoc.commands import app
+
+    result: Any = typer.main.get_command(app)(arguments, prog_name="hangdoc", standalone_mode=False)
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0
+
+
+def _complain(error: Exception) -> int:
+    """Say on stderr what went wrong and what to do; returns the exit code."""
+    import typer
+
+    from hangdoc.errors import HangdocError
+    from hangdoc.render.text import clean
+
+    usage_error = typer.BadParameter.__base__  # typer carries its own click from 0.29 on, and used the real one before
+    if usage_error is not None and isinstance(error, usage_error):
+        return _usage(error)
+    code = error.code if isinstance(error, HangdocError) else CANNOT_TELL
+    if isinstance(error, HangdocError):
+        text = str(error)
+    elif isinstance(error, typer.Abort):
+        return INTERRUPTED
+    elif isinstance(error, OSError):
+        text = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    else:
+        text = f"internal error, please report it: {type(error).__name__}: {error}. HANGDOC_DEBUG=1 shows where"
+    print("\n".join(map(clean, f"hangdoc: {text}".splitlines())), file=sys.stderr)  # a job's log may be in it
+    return code
+
+
+def _usage(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+        return USAGE
+    from hangdoc.render.text import clean
+
+    command = context.command_path if context else "hangdoc"
+    print(f"{command}: {clean(error.format_message())}", file=sys.stderr)
+    print(f"See: {command} --help", file=sys.stderr)
+    return USAGE
+
+
+class _Pipe(io.FileIO):
+    """A standard stream whose reader may go away (`| head`, a terminal that hangs up): what follows is dropped.
+
+    Any other failure, such as a full disk, is raised once: the interpreter flushes again at its end.
+    """
+
+    lost = False
+
+    def write(self, data: Any) -> int:
+        if not self.lost:
+            try:
+                return super().write(data) or 0
+            except OSError as error:
+                self.lost = True
+                if error.errno not in (errno.EPIPE, errno.EIO):
+                    raise OSError(error.errno, error.strerror, "standard output") from None
+        return memoryview(data).nbytes
+
+
+def _streams() -> None:
+    """Make stdout and stderr survive a closed pipe and text their encoding cannot show."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller (`>&-`)
+            setattr(sys, name, io.StringIO())
+            continue
+        buffer = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
+        lines = name == "stderr" or stream.isatty()
+        setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=lines))
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)  # unwinds: what a command started is cleaned up
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""`hangdoc runbook`: the on-call runbook."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hangdoc.commands.options import Playbooks
+from hangdoc.commands.output import stdout_console, write
+
+if TYPE_CHECKING:
+    from hangdoc.runbook import Entry
+
+WIDEST = 100  # columns: longer lines of prose are hard to read
+
+
+def known(incomplete: str) -> list[str]:
+    """Ids of playbooks, for completion."""
+    from hangdoc.runbook import folders
+
+    return [id for id in folders() if id.startswith(incomplete)]
+
+
+def command(
+    id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Which playbook. Default: list all.", autocompletion=known)
+    ] = None,
+    playbooks: Playbooks = None,
+) -> int:
+    """How to confirm, fix and prevent each failure.
+
+    \b
+    hangdoc runbook                  all failures hangdoc knows
+    hangdoc runbook uneven-batches   one of them
+    """
+    from hangdoc import runbook
+
+    if id is None:
+        _list(runbook.entries(playbooks or ()))
+        return 0
+    text = runbook.text(id, playbooks or ())
+    if sys.stdout.isatty():
+        from rich.markdown import Markdown
+        from rich.theme import Theme
+
+        console = stdout_console()
+        console.push_theme(
+            Theme({"markdown.code": "cyan"})
+        )  # rich's own has a black ground: a blot on a light terminal
+        console.print(Markdown(text, hyperlinks=False), width=min(console.width, WIDEST))
+    else:
+        write(text.rstrip("\n"))
+    return 0
+
+
+def _list(entries: list[Entry]) -> None:
+    from hangdoc.render.page import Page
+    from hangdoc.render.text import clean
+
+    page = Page(stdout_console())
+    width = max((len(entry.id) for entry in entries), default=0) + 2
+    page.table([(clean(entry.id), (clean(entry.cls), clean(entry.title))) for entry in entries], width, "bold")
+    page.blank()
+    page.paragraph("hangdoc runbook ID shows one, hangdoc demo ID a real job that fails so.", 2, "dim")
+    page.print()

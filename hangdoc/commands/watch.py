@@ -1,0 +1,115 @@
+"""`hangdoc watch`: one verdict, or a live watch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hangdoc.commands.options import Playbooks
+from hangdoc.commands.output import reader_gone, say, stdout_console, write
+
+if TYPE_CHECKING:
+    from hangdoc.verdict import Verdict
+    from hangdoc.watchdog import Options
+
+Pids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pids",
+        metavar="PID,...",
+        help="Watch these ranks; a launcher's PID stands for its ranks. Default: every training rank on this host.",
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", file_okay=False, help="Keep what was seen in DIR, for `hangdoc report`."),
+]
+
+
+def command(
+    context: typer.Context,
+    pids: Pids = None,
+    once: Annotated[bool, typer.Option("--once", help="Give one verdict and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write JSON: a verdict, or one event a line.")] = False,
+    record: Record = None,
+    playbooks: Playbooks = None,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples.")] = 1.0,
+) -> int:
+    """Say why training ranks are stuck or slow, live.
+
+    The job is never paused, signalled or changed while it runs.
+
+    \b
+    hangdoc watch                          all jobs on this host, live
+    hangdoc watch --once                   one verdict now
+    hangdoc watch --pids 4276,4277 --json  events of these ranks as JSON lines
+
+    Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
+    """
+    wanted = parse_pids(pids or [], context.args)
+    say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
+    from hangdoc.watchdog import Options
+
+    options = Options(pids=wanted, record=record, playbooks=tuple(playbooks or ()), interval_s=interval)
+    return _once(options, json) if once else _live(options, json)
+
+
+def parse_pids(groups: Sequence[str], rest: Sequence[str]) -> tuple[int, ...]:
+    """PIDs of `--pids 1,2`, `--pids "1 2"`, `--pids 1 --pids 2` and `--pids 1 2`; raises a usage error."""
+    if rest and not groups:
+        raise _no_pids(f"give PIDs with --pids, as in: hangdoc watch --pids {','.join(rest)}")
+    words = [word for group in (*groups, *rest) for word in re.split(r"[,\s]+", group) if word]
+    if groups and not words:
+        raise _no_pids("no PID given; leave --pids out to watch every rank on this host")
+    for word in words:
+        if not re.fullmatch(r"[1-9][0-9]{0,9}", word):
+            raise _no_pids(f"{word!r} is not a PID; give numbers, as in: --pids 4276,4277")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _no_pids(why: str) -> typer.BadParameter:
+    return typer.BadParameter(why, param_hint="--pids")
+
+
+def _once(options: Options, json: bool) -> int:
+    from hangdoc.watchdog import watch_once
+
+    verdicts = watch_once(options, say)
+    print_verdicts(verdicts, json)
+    return worst(verdicts)
+
+
+def print_verdicts(verdicts: Sequence[Verdict], json: bool) -> None:
+    """To stdout: as a person reads them, or one JSON object a line."""
+    if json:
+        from hangdoc.render.json import verdict_line
+
+        for verdict in verdicts:
+            write(verdict_line(verdict))
+        return
+    from hangdoc.render.terminal import show
+
+    show(verdicts, stdout_console())
+
+
+def worst(verdicts: Sequence[Verdict]) -> int:
+    """The exit code for several jobs: stalled before slow, before one that cannot be told, before healthy."""
+    from hangdoc.verdict import EXIT
+
+    codes = {EXIT[verdict.status] for verdict in verdicts}
+    return next((code for code in (2, 1, 3, 0) if code in codes), 3)
+
+
+def _live(options: Options, json: bool) -> int:
+    from hangdoc.render.live import Closed, view
+    from hangdoc.watchdog import watch
+
+    with view(stdout_console, write, reader_gone, json) as shown:
+        try:
+            return watch(options, shown.emit, shown.status, say)
+        except Closed:
+            return shown.code

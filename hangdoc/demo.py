@@ -1,0 +1,147 @@
+"""The demonstration: a playbook's reproducer runs for real, is diagnosed live, and is taken down again."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hangdoc.errors import HangdocError, UsageError
+from hangdoc.runbook import folders, require
+from hangdoc.trial import Trial, TrialError, running
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hangdoc.envelope import Reproducer
+    from hangdoc.verdict import Finding, Verdict
+
+DEFAULT = "uneven-batches"
+SCRIPT = "reproducer.py"
+QUIET_S = 3.0  # a log silent for so long is worth a look
+SHOWN = 4  # lines of the job's log shown at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The job that a playbook is proved by, and the diagnosis it must get."""
+
+    playbook: str
+    cls: str
+    script: Path
+    told: Reproducer  # how it is started, how soon it must be diagnosed, who is to blame
+
+    def running(self, args: Sequence[str] | None = None) -> AbstractContextManager[Trial]:
+        """Start it, with other arguments than its own where they are given."""
+        args = self.told.args if args is None else args
+        return running(self.script, self.told.ranks, args, self.told.env, self.told.launcher)
+
+    def meets(self, verdicts: Iterable[Verdict]) -> bool:
+        """True where the best finding of a job is this playbook's, on the expected ranks."""
+        return any(verdict.findings and self._fits(verdict.findings[0]) for verdict in verdicts)
+
+    def _fits(self, finding: Finding) -> bool:
+        culprits = sorted(culprit.rank for culprit in finding.culprits if culprit.rank is not None)
+        wanted = (self.playbook, self.cls, sorted(self.told.expect.culprits))
+        return (finding.playbook, finding.cls, culprits) == wanted
+
+
+def ids() -> list[str]:
+    """The playbooks that have a reproducer."""
+    return sorted(id for id, folder in folders().items() if (folder / SCRIPT).exists())
+
+
+def broken(id: str) -> Broken:
+    """The reproducer of a playbook; raises HangdocError where it has none, or its playbook cannot be read."""
+    import yaml
+
+    from hangdoc.envelope import Envelope
+
+    folder = require(id)
+    try:
+        playbook = Envelope.model_validate(yaml.safe_load((folder / "playbook.yaml").read_text(encoding="utf-8")))
+    except (ValueError, yaml.YAMLError) as error:
+        raise HangdocError(f"{folder / 'playbook.yaml'} cannot be read: {error}") from error
+    if playbook.reproducer is None or not (folder / SCRIPT).exists():
+        raise UsageError(f"{id} has no reproducer; `hangdoc demo --list` shows those that have one")
+    return Broken(id, playbook.cls, folder / SCRIPT, playbook.reproducer)
+
+
+def run(id: str | None, console: Console) -> int:
+    """Break a job, show its diagnosis on `console`; 0 where it is the expected one, else 1.
+
+    Raises HangdocError where the job cannot be run or ends by itself. Every process it started is ended again.
+    """
+    from rich.console import Console
+
+    from hangdoc.render.terminal import show
+
+    if importlib.util.find_spec("torch") is None:
+        raise HangdocError("the demo runs a real PyTorch job and torch is missing: pip install 'hangdoc[demo]'")
+    job = broken(id or DEFAULT)
+    progress = Console(file=sys.stderr, markup=False, highlight=False, emoji=False, style="dim")
+
+    def say(text: str) -> None:
+        progress.print(f"hangdoc: {text}", soft_wrap=True)
+
+    say(f"starting {job.told.ranks} ranks of {job.script} (a real job, about to break)")
+    try:
+        with job.running() as trial:
+            verdicts = diagnose(job, trial, say, lambda line: progress.print(f"  | {line}", soft_wrap=True))
+            console.print()
+            show(verdicts, console)
+            console.print()
+    except TrialError as error:
+        raise HangdocError(f"the demo's job could not be run: {error}") from error
+    met = job.meets(verdicts)
+    wanted = f"{job.playbook}, culprits {list(job.told.expect.culprits)}"
+    say(f"the job and all its processes are ended; the diagnosis is {'' if met else 'NOT '}the expected one ({wanted})")
+    return 0 if met else 1
+
+
+def diagnose(
+    job: Broken, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
+) -> tuple[Verdict, ...]:
+    """Follow the job's log until it falls silent, then judge as `watch --once` does, until there is a finding."""
+    from hangdoc.watchdog import Options, watch_once
+
+    deadline = time.monotonic() + job.told.within_s
+    log = Log(trial, show_line)
+    while True:
+        if log.follow(deadline):
+            say(f"no output for {QUIET_S:.0f} s: hangdoc watch --once --pids {trial.launcher_pid}")
+        verdicts = watch_once(Options(pids=(trial.launcher_pid,)), say)
+        if any(verdict.findings for verdict in verdicts) or time.monotonic() >= deadline:
+            return verdicts
+
+
+class Log:
+    """Shows what a job writes, as it comes."""
+
+    def __init__(self, trial: Trial, show_line: Callable[[str], None]) -> None:
+        self._trial = trial
+        self._show = show_line
+        self._seen = 0
+
+    def follow(self, deadline: float) -> bool:
+        """Until the job has been silent for QUIET_S (True) or `deadline` (monotonic s) is there; raises TrialError."""
+        from hangdoc.render.text import clean
+
+        last = time.monotonic()
+        while time.monotonic() < deadline:
+            lines = self._trial.text().splitlines()
+            if len(lines) > self._seen:
+                last = time.monotonic()
+            for line in lines[self._seen :][-SHOWN:]:
+                self._show(clean(line)[:200])
+            self._seen = len(lines)
+            if self._seen and time.monotonic() - last >= QUIET_S:
+                return True
+            self._trial.check()
+            time.sleep(0.25)
+        return False

@@ -1,0 +1,270 @@
+"""What hangdoc may see on this host, each thing tried for real where that hurts nobody."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hangdoc import procfs
+from probes._pyspy import find as find_py_spy
+
+_SYS_PTRACE = 19  # bit of linux/capability.h
+_OLDEST_PYTHON = (3, 10)
+_OLDEST_KERNEL = (4, 9)  # its tcp_info tells the ages and counters that a verdict on a link needs
+_CONTAINER_FIX = "start the container with --pid=host --cap-add SYS_PTRACE, or run hangdoc in the job's own"
+# The stand-in for a rank: it says where 8 known bytes lie, and ends by itself should we not live to end it.
+_STRANGER = (
+    "import ctypes, time; b = ctypes.create_string_buffer(b'hangdoc!');"
+    " print(ctypes.addressof(b), flush=True); time.sleep(20)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing hangdoc needs or would like to have."""
+
+    name: str
+    ok: bool | None  # None: it could not be told, or hangdoc does without
+    detail: str
+    fix: str = ""  # one line; empty where nothing is to be done
+
+
+def checks() -> tuple[Check, ...]:
+    """What can be told of this host, in about 0.2 s. Starts one small process of its own and ends it."""
+    with _stranger() as stranger:
+        found = [
+            _python(),
+            _kernel(),
+            *_guarded("py-spy", _py_spy),
+            *_guarded("ptrace right", _ptrace_right),
+            *_guarded("read another process", lambda: _dump(stranger)),
+            *_guarded("process_vm_readv", lambda: _read_memory(stranger)),
+            *_guarded("kernel stack", _kernel_stack),
+            *_guarded("wait channel", lambda: _wchan(stranger)),
+            *_guarded("PID namespace", _pid_namespace),
+            *_guarded("network namespaces", _network_namespaces),
+            *_guarded("sock_diag", _sock_diag),
+            *_guarded("cgroup", _cgroup),
+            _ssh(),
+            _cluster_shell(),
+        ]
+    return tuple(found)
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Iterator[Check]:
+    """A check that fails in a way nobody thought of is a failed check, not a traceback."""
+    try:
+        yield check()
+    except Exception as error:
+        yield Check(name, None, f"could not be tried: {type(error).__name__}: {error}", "run hangdoc as root")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stranger:
+    pid: int
+    address: int
+
+
+@contextmanager
+def _stranger() -> Iterator[_Stranger | None]:
+    """A Python process that is no descendant of ours: yama lets everyone read his own children, which proves nothing.
+
+    A shell starts it and ends at once, which makes it an orphan.
+    """
+    started = None
+    script = '"$0" -c "$1" & echo $!'
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", script, sys.executable, _STRANGER],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        with shell:
+            assert shell.stdout is not None
+            pid = int(shell.stdout.readline() or "0")
+            before = procfs.stat(pid)
+            address = shell.stdout.readline()
+        started = (pid, before.start_ticks) if before else None
+        yield _Stranger(pid, int(address)) if address.strip() else None
+    finally:
+        if started and (now := procfs.stat(started[0])) and now.start_ticks == started[1]:
+            os.kill(started[0], signal.SIGKILL)
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    if sys.version_info[:2] >= _OLDEST_PYTHON:
+        return Check("python", True, version)
+    return Check("python", False, version, "install Python 3.10 or later")
+
+
+def _kernel() -> Check:
+    release = platform.release()
+    version = tuple(int(part) for part in release.replace("-", ".").split(".")[:2] if part.isdecimal())
+    if version >= _OLDEST_KERNEL:
+        return Check("kernel", True, f"Linux {release}")
+    return Check("kernel", False, f"Linux {release}: tells too little of a connection", "update to Linux 4.9 or later")
+
+
+def _py_spy() -> Check:
+    binary = find_py_spy()
+    install = f"{sys.executable} -m pip install --force-reinstall py-spy"
+    if binary is None:
+        return Check("py-spy", False, "not found beside this Python nor on the PATH", install)
+    answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    if answer.returncode:
+        return Check("py-spy", False, f"{binary} does not run", install)
+    return Check("py-spy", True, f"{answer.stdout.strip()} ({binary})")
+
+
+def _has(capability: int) -> bool:
+    return bool(int(procfs.status(os.getpid()).get("CapEff", "0"), 16) >> capability & 1)
+
+
+def _ptrace_right() -> Check:
+    scope = (procfs.text("/proc/sys/kernel/yama/ptrace_scope") or "").strip()
+    has = _has(_SYS_PTRACE)
+    yama = f"yama scope {scope}" if scope else "no yama"
+    who = f"uid {os.geteuid()}, {'with' if has else 'without'} CAP_SYS_PTRACE, {yama}"
+    if scope == "3":
+        fix = "set kernel.yama.ptrace_scope=1 in /etc/sysctl.d and boot again: scope 3 cannot be undone"
+        return Check("ptrace right", False, who, fix)
+    if has:
+        return Check("ptrace right", True, who)
+    if scope in ("", "0"):
+        return Check("ptrace right", True, f"{who}: processes of this user only")
+    return Check("ptrace right", False, who, "run hangdoc as root, or: sudo sysctl kernel.yama.ptrace_scope=0")
+
+
+def _dump(stranger: _Stranger | None) -> Check:
+    binary, name = find_py_spy(), "read another process"
+    if binary is None or stranger is None:
+        return Check(name, None, "not tried: py-spy or the test process is missing", "install py-spy first")
+    command = [binary, "dump", "--json", "--nonblocking", "--pid", str(stranger.pid)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    if answer.returncode == 0:
+        return Check(name, True, "py-spy read the stack of a process that is not our child")
+    lines = (answer.stderr.strip() or "no reason given").splitlines()
+    return Check(name, False, lines[0][:160], _read_fix())
+
+
+def _read_fix() -> str:
+    return _CONTAINER_FIX if _in_container() else "run hangdoc as root, or: sudo sysctl kernel.yama.ptrace_scope=0"
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+def _read_memory(stranger: _Stranger | None) -> Check:
+    name = "process_vm_readv"
+    if stranger is None:
+        return Check(name, None, "not tried: the test process did not start", "run hangdoc doctor again")
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(8)
+    here = _Iovec(ctypes.addressof(buffer), 8)
+    there = _Iovec(stranger.address, 8)
+    got = libc.process_vm_readv(stranger.pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    if got == 8 and buffer.raw == b"hangdoc!":
+        return Check(name, True, "memory of a process that is not our child can be read")
+    return Check(name, False, os.strerror(ctypes.get_errno()), _read_fix())
+
+
+def _kernel_stack() -> Check:
+    if procfs.read("/proc/self/stack") is not None:
+        return Check("kernel stack", True, "/proc/PID/stack is readable")
+    refused = "/proc/PID/stack is refused: of a blocked storage call only the wait channel is seen"
+    return Check("kernel stack", None, refused, "run hangdoc as root")
+
+
+def _wchan(stranger: _Stranger | None) -> Check:
+    pid = stranger.pid if stranger else os.getpid()
+    found = procfs.text(f"/proc/{pid}/wchan")
+    if stranger and found not in (None, "", "0"):
+        return Check("wait channel", True, f"/proc/PID/wchan is readable ({found})")
+    return Check("wait channel", None, "/proc/PID/wchan tells nothing here", "run hangdoc as root, on the host itself")
+
+
+def _in_container() -> bool:
+    marked = any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv"))
+    return marked or "container" in os.environ or not _in_first_namespace()
+
+
+def _in_first_namespace() -> bool:
+    """Only the host's own PID namespace shows the kernel's threads, of which PID 2 is the first."""
+    return (procfs.text("/proc/2/comm") or "").strip() == "kthreadd"
+
+
+def _pid_namespace() -> Check:
+    if _in_first_namespace():
+        return Check("PID namespace", True, "the host's own: every rank on this host is visible")
+    return Check("PID namespace", None, "a container: only processes of this container are visible", _CONTAINER_FIX)
+
+
+def _network_namespaces() -> Check:
+    """Entering the namespace we are in changes nothing, and is refused exactly where entering another would be."""
+    name = "network namespaces"
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        entered = libc.setns(descriptor, 0) == 0
+        reason = os.strerror(ctypes.get_errno())
+    finally:
+        os.close(descriptor)
+    if entered:
+        return Check(name, True, "connections of ranks in other network namespaces can be seen")
+    refused = f"{reason}: of ranks in other network namespaces only queues are seen, no ages"
+    return Check(name, None, refused, "run hangdoc as root (CAP_SYS_ADMIN)")
+
+
+def _sock_diag() -> Check:
+    from probes._sockdiag import SockDiag
+
+    try:
+        diag = SockDiag()
+        list(diag.connections(()))
+        diag.close()
+    except OSError as error:
+        return Check("sock_diag", False, str(error), "sudo modprobe tcp_diag; or run hangdoc outside the container")
+    return Check("sock_diag", True, "the kernel tells the state of every TCP connection")
+
+
+def _cgroup() -> Check:
+    unified, old = Path("/sys/fs/cgroup/cgroup.controllers"), Path("/sys/fs/cgroup/memory")
+    hybrid = Path("/sys/fs/cgroup/unified/cgroup.controllers")
+    if unified.exists():
+        return Check("cgroup", True, "v2")
+    if old.exists() or hybrid.exists():
+        return Check("cgroup", True, "v1" + (" beside v2" if hybrid.exists() else ""))
+    unseen = "not mounted: throttling and memory limits of the job are not seen"
+    return Check("cgroup", None, unseen, "mount -t cgroup2 none /sys/fs/cgroup")
+
+
+def _ssh() -> Check:
+    found = shutil.which("ssh")
+    if found:
+        return Check("ssh", True, found)
+    return Check("ssh", None, "not found: needed for `watch --nodes` only", "install openssh-client")
+
+
+def _cluster_shell() -> Check:
+    if importlib.util.find_spec("ClusterShell"):
+        return Check("ClusterShell", True, "importable")
+    install = f"{sys.executable} -m pip install ClusterShell"
+    return Check("ClusterShell", None, "not found: needed for `watch --nodes` only", install)

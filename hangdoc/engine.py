@@ -1,0 +1,230 @@
+"""Judges: every playbook over the facts. Missing evidence is "unknown", never "no"."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from hangdoc.facts import Facts
+from hangdoc.fold import name_ranks
+from hangdoc.playbook import Library, Playbook
+from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
+
+if TYPE_CHECKING:
+    from hangdoc.rules import Expression, Path
+
+MAX_LINES = 8  # that one line of evidence with `each` may become
+
+
+def evaluate(library: Library, facts: Facts) -> tuple[tuple[Finding, ...], tuple[Considered, ...]]:
+    """Findings, best first (ties stand beside each other), and what became of every other playbook. Never raises.
+
+    They are sorted by confidence, by the number of reasons that raised it, and by id. A finding that is only a
+    consequence of another (`over`) is dropped.
+    """
+    view = _View(facts)
+    fired: dict[str, tuple[Finding, int]] = {}
+    considered: list[Considered] = []
+    for playbook in library.playbooks:
+        outcome = _judge(playbook, view)
+        if isinstance(outcome, Considered):
+            considered.append(outcome)
+        else:
+            fired[playbook.id] = outcome
+    for id, cause in _consequences(library, fired).items():
+        del fired[id]
+        considered.append(Considered(id, "no", f"only a consequence of {cause}"))
+    ranked = sorted(fired.values(), key=lambda f: (-CONFIDENCES.index(f[0].confidence), -f[1], f[0].playbook))
+    return tuple(finding for finding, _ in ranked), tuple(sorted(considered, key=lambda c: c.playbook))
+
+
+def _consequences(library: Library, fired: Collection[str]) -> dict[str, str]:
+    """Which of the fired playbooks another one explains, and which; what is explained itself still explains others."""
+    over = {p.id: set(p.envelope.over) for p in library.playbooks if p.id in fired}
+    dropped: dict[str, str] = {}
+    for cause, explained in sorted(over.items()):
+        root = cause
+        while root in dropped:
+            root = dropped[root]
+        for id in sorted(explained & set(over) - {root}):  # of a ring that explains itself one must stay
+            dropped.setdefault(id, cause)
+    return dropped
+
+
+class _View:
+    """The facts, with the columns that expressions read."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._columns: dict[Path, list[Any]] = {}
+
+    @cached_property
+    def host_probes(self) -> Mapping[str, set[str]]:
+        """Names of the probes that saw each host."""
+        seen: dict[str, set[str]] = {}
+        for shot in self.facts.case.history:
+            seen.setdefault(shot.host, set()).update(shot.records)
+        return seen
+
+    def lacking(self, needs: Sequence[str]) -> dict[int, list[str]]:
+        """The ranks, by index, that not all of the probes needed have seen, and which have not.
+
+        Of a rank whose process is gone nothing is hidden: there is nothing left to see.
+        """
+        lacking: dict[int, list[str]] = {}
+        for i, rank in enumerate(self.facts.ranks):
+            there = self.host_probes.get(rank.host, ())
+            missed = [probe for probe in needs if probe not in rank.seen and probe not in there]
+            if missed and rank.alive is not False:
+                lacking[i] = missed
+        return lacking
+
+    def select(self, expression: Expression, indices: Sequence[int]) -> tuple[Any, ...]:
+        """The ranks of which the expression is true; ranks that agree in all it reads are asked once."""
+        ranks = self.facts.ranks
+        columns = [self._column(path) for path in expression.reads if path[0] != "job"]
+        asked: dict[Any, bool] = {}
+        chosen = []
+        for i in indices:
+            key = tuple([column[i] for column in columns])
+            if key not in asked:
+                asked[key] = expression.holds(ranks[i])
+            if asked[key]:
+                chosen.append(ranks[i])
+        return tuple(chosen)
+
+    def _column(self, path: Path) -> list[Any]:
+        if path not in self._columns:
+            values: list[Any] = list(self.facts.ranks)
+            for name in path:
+                values = [None if value is None else getattr(value, name) for value in values]
+            self._columns[path] = values
+        return self._columns[path]
+
+
+def _judge(playbook: Playbook, view: _View) -> tuple[Finding, int] | Considered:
+    lacking = view.lacking(playbook.envelope.needs)
+    unseen = _unseen(view, lacking)
+    if lacking and len(lacking) == len(view.facts.ranks):
+        return Considered(playbook.id, "unknown", unseen)
+    try:
+        scope = _scope(playbook, view, lacking)
+        if playbook.expressions[("when",)].holds(scope):
+            return _finding(playbook, scope, unseen)
+    except Exception as error:  # whatever a rule runs into on facts nobody foresaw, the others must go on
+        return Considered(playbook.id, "unknown", f"its rule failed: {_told(error)}")
+    if lacking:
+        return Considered(playbook.id, "unknown", unseen)
+    return Considered(playbook.id, "no", "its condition does not hold")
+
+
+def _unseen(view: _View, lacking: Mapping[int, Sequence[str]]) -> str:
+    """Which probes have not seen which ranks; empty where all were seen."""
+    if not lacking:
+        return ""
+    probes = dict.fromkeys(probe for missed in lacking.values() for probe in missed)
+    ranks = [view.facts.ranks[i] for i in lacking]
+    numbers = [r.rank for r in ranks if r.rank >= 0]
+    who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
+    return f"{' and '.join(probes)} not seen of {who}"
+
+
+def _scope(playbook: Playbook, view: _View, lacking: Collection[int]) -> dict[str, Any]:
+    """The job's groups and the playbook's selections, by name."""
+    from hangdoc.rules import ALL, UNKNOWN
+
+    facts = view.facts
+    known = [i for i in range(len(facts.ranks)) if i not in lacking]
+    scope = {name: getattr(facts.job, name) for name in type(facts.job).__dataclass_fields__}
+    scope[ALL] = tuple(facts.ranks[i] for i in known)
+    scope[UNKNOWN] = tuple(facts.ranks[i] for i in lacking)
+    for name in playbook.envelope.ranks:
+        scope[name] = view.select(playbook.expressions[("ranks", name)], known)
+    for name in playbook.envelope.links:
+        expression = playbook.expressions[("links", name)]
+        scope[name] = tuple(link for link in facts.job.network.links if expression.holds(link))
+    return scope
+
+
+def _finding(playbook: Playbook, scope: Mapping[str, Any], unseen: str) -> tuple[Finding, int]:
+    envelope = playbook.envelope
+    raised = _reasons(playbook, scope, "raise")
+    lowered = _reasons(playbook, scope, "lower")
+    level = CONFIDENCES.index(envelope.confidence.base) + len(raised) - len(lowered)
+    # What was not seen counts after the rest is clipped: no number of good reasons makes up for it.
+    level = min(max(level, 0), len(CONFIDENCES) - 1) - bool(unseen)
+    texts = _Texts(playbook, scope)
+    finding = Finding(
+        playbook=playbook.id,
+        cls=envelope.cls,
+        confidence=CONFIDENCES[max(level, 0)],
+        title=envelope.title,
+        summary=texts.one(("summary",)) or envelope.title,
+        culprits=tuple(map(_culprit, scope[envelope.culprits])) if envelope.culprits else (),
+        links=_links(scope[envelope.blame_links]) if envelope.blame_links else (),
+        evidence=tuple(texts.evidence()),
+        actions=tuple(text for i in range(len(envelope.actions)) if (text := texts.one(("actions", i)))),
+        status=envelope.status,
+    )
+    reasons = (*raised, *lowered, *([unseen] if unseen else []), *texts.failures)
+    return replace(finding, reasons=reasons), len(raised)
+
+
+def _reasons(playbook: Playbook, scope: Mapping[str, Any], direction: str) -> list[str]:
+    confidence = playbook.envelope.confidence
+    steps = confidence.raise_ if direction == "raise" else confidence.lower
+    at = (("confidence", direction, i, "if") for i in range(len(steps)))
+    return [step.because for step, where in zip(steps, at, strict=True) if playbook.expressions[where].holds(scope)]
+
+
+class _Texts:
+    """Renders the templates of one finding; a line that cannot be rendered costs that line, not the finding."""
+
+    def __init__(self, playbook: Playbook, scope: Mapping[str, Any]) -> None:
+        self.playbook, self.scope = playbook, scope
+        self.failures: list[str] = []
+
+    def one(self, at: tuple[str | int, ...], **more: Any) -> str:
+        from hangdoc import templates
+
+        try:
+            return templates.render(self.playbook.templates[at], {**self.scope, **more})
+        except Exception as error:  # a template over values nobody foresaw
+            self.failures.append(f"{'.'.join(map(str, at))} left out: {_told(error)}")
+            return ""
+
+    def evidence(self) -> Iterable[Proof]:
+        for i, line in enumerate(self.playbook.envelope.evidence):
+            ranks = self.scope[line.ranks]
+            condition = self.playbook.expressions.get(("evidence", i, "if"))
+            if not ranks or (condition is not None and not condition.holds(self.scope)):
+                continue
+            each = self.playbook.expressions.get(("evidence", i, "each"))
+            rounds = [{}] if each is None else [{"item": item} for item in each.value(self.scope)]
+            for more in rounds[:MAX_LINES]:
+                if text := self.one(("evidence", i, "text"), **more):
+                    yield Proof(line.probe, tuple(r.rank for r in ranks if r.rank >= 0), text)
+
+
+def _culprit(rank: Any) -> Culprit:
+    site = getattr(getattr(rank, "stack", None), "site", None)
+    return Culprit(_number(rank.rank), rank.pid, rank.host, site)
+
+
+def _links(links: Iterable[Any]) -> tuple[Link, ...]:
+    """Each connection once, though both its ends were seen."""
+    found: dict[frozenset[str], Link] = {}
+    for link in links:
+        told = Link(_number(link.from_rank), _number(link.to_rank), link.local, link.remote, link.interface)
+        found.setdefault(frozenset((link.local, link.remote)), told)
+    return tuple(found.values())
+
+
+def _number(rank: int | None) -> int | None:
+    return None if rank is None or rank < 0 else rank
+
+
+def _told(error: Exception) -> str:
+    return " ".join(str(getattr(error, "message", None) or error or type(error).__name__).split())[:200]

@@ -1,0 +1,85 @@
+"""Numbers and names as people read them: folded ranks and hosts, durations, sizes."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Iterable
+
+_PLAIN_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """`0-2,5` of any integers; empty text of none."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0-1,7`, `no rank`."""
+    distinct = set(ranks)
+    if not distinct:
+        return "no rank"
+    return f"rank{'s' if len(distinct) > 1 else ''} {fold_ranks(distinct)}"
+
+
+def fold_hosts(hosts: Iterable[str]) -> str:
+    """`node[01-16]`; host names that ClusterShell would read as syntax are only joined."""
+    names = sorted(set(hosts))
+    if len(names) > 1 and all(map(_PLAIN_HOST.match, names)):
+        try:
+            nodes = importlib.import_module("ClusterShell.NodeSet")
+        except ImportError:  # folding is only a courtesy
+            return ",".join(names)
+        return str(nodes.NodeSet.fromlist(names, resolver=nodes.RESOLVER_NOGROUP))
+    return ",".join(names)
+
+
+def seconds(value: float | None) -> str:
+    """A duration: `0.4 s`, `41 s`, `3 min 20 s`, `2 h`, `2 h 5 min`, `3 d 4 h`; `an unknown time` of None."""
+    if value is None or math.isnan(value):
+        return "an unknown time"
+    sign, value = ("-", -value) if value < 0 else ("", float(value))
+    if value == float("inf"):
+        return f"{sign}for ever"
+    if 0 < value < 0.0095:
+        return f"{sign}{value * 1e3:.1f} ms"
+    if value < 0.995:
+        return f"{sign}{value * 1e3:.0f} ms" if value else "0 s"
+    if value < 9.95:
+        return f"{sign}{value:.1f}".removesuffix(".0") + " s"
+    whole = round(value)
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    # The two largest units that say something.
+    start = next(i for i, (_, size) in enumerate(units) if whole >= size)
+    if whole < 60:
+        return f"{sign}{whole} s"
+    (big, size), (small, part) = units[start], units[start + 1]
+    rest = whole % size // part
+    return f"{sign}{whole // size} {big}" + (f" {rest} {small}" if rest else "")
+
+
+def size(value: float | None) -> str:
+    """Bytes: `0 B`, `512 B`, `1.2 MiB`; `an unknown size` of None."""
+    if value is None or math.isnan(value):
+        return "an unknown size"
+    value = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1023.5 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.1f} {unit}".replace(".0 ", " ")
+
+
+def percent(value: float | None) -> str:
+    """A share (0 to 1): `37 %`; `an unknown share` of None."""
+    if value is None or math.isnan(value):
+        return "an unknown share"
+    points = value * 100
+    return f"{points:.1f} %" if 0 < abs(points) < 0.95 else f"{points:.0f} %"

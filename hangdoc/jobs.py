@@ -1,0 +1,173 @@
+"""Ranks of one host put together to jobs: which belong together, what each job is called, who launched it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from hangdoc import procfs
+from hangdoc.evidence import Target
+from hangdoc.identity import Identity
+from hangdoc.processes import Table
+
+_MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
+_LOOPBACK = ("localhost", "127.", "[::1]", "::1")
+_RANK_ARGUMENT = re.compile(r"--?(?:global[-_])?rank(?:=(\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process found to be a rank."""
+
+    pid: int
+    identity: Identity | None
+    maker: int | None = None  # the parent that made it and its siblings with multiprocessing
+    place: int | None = None  # among those siblings, in order of creation
+    siblings: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    key: Hashable  # what the ranks of a job have in common
+    name: str  # for people
+    launcher: str  # torchrun | mpi | slurm | spawn | plain
+    launcher_pid: int | None
+    master: str | None
+
+
+def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
+    """The targets of all jobs, by job and rank; names of jobs made unique."""
+    found = list(members)
+    ranks = {member.pid for member in found}
+    meetings = _meetings(found, table)
+    groups: dict[Hashable, list[tuple[Member, _Job]]] = defaultdict(list)
+    for member in found:
+        job = _job(member, meetings, table)
+        groups[job.key].append((member, job))
+    targets: list[Target] = []
+    for pairs, name in zip(groups.values(), _names([pairs[0][1] for pairs in groups.values()]), strict=True):
+        job_targets = [replace(_target(member, job, ranks, table), job=name) for member, job in pairs]
+        targets += _number(job_targets, [member for member, _ in pairs], table)
+    return tuple(sorted(targets, key=lambda t: (t.job, t.rank is None, t.rank or 0, t.pid)))
+
+
+def _target(member: Member, job: _Job, ranks: set[int], table: Table) -> Target:
+    who = member.identity
+    alone = member.maker is None  # else the identity is that of the whole group
+    return Target(
+        pid=member.pid,
+        start_ticks=table.procs[member.pid].start_ticks,
+        host=os.uname().nodename,
+        rank=(who.rank if who else _argued(table.procs[member.pid].command)) if alone else None,
+        local_rank=(who.local_rank if who else None) if alone else member.place,
+        world_size=who.world_size if who and alone else None,
+        launcher=job.launcher,
+        launcher_pid=job.launcher_pid,
+        children=tuple(sorted(_helpers(member.pid, ranks, table))),
+        master=job.master,
+    )
+
+
+def _helpers(pid: int, ranks: set[int], table: Table) -> Iterator[int]:
+    """Descendants of a rank that are neither ranks nor theirs."""
+    for kid in table.kids(pid):
+        if kid not in ranks:
+            yield kid
+            yield from _helpers(kid, ranks, table)
+
+
+def _argued(command: Iterable[str]) -> int | None:
+    """The rank where it is an argument, as `--rank 3` or `--rank=3`."""
+    words = iter(command)
+    for word in words:
+        match = _RANK_ARGUMENT.fullmatch(word)
+        if match:
+            value = match[1] or next(words, "")
+            return int(value) if value.isdecimal() and len(value) <= 9 else None
+    return None
+
+
+# --- which job ------------------------------------------------------------------------------------
+
+
+def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
+    who, pid = member.identity, member.pid
+    master = (who.master if who else None) or meetings.get(pid)
+    here = _namespace(pid) if master and master.startswith(_LOOPBACK) else None
+    above = next((up for up in table.ancestors(pid) if table.is_launcher(up)), None)
+    if who and who.run_id is not None and who.family == "torch" and member.maker is None:
+        name = who.run_id if who.run_id != "none" else who.slurm or "none"
+        return _Job(("run", who.run_id, master, here), name, "torchrun", above or table.procs[pid].ppid, master)
+    if member.maker is not None:
+        name = (who.slurm if who else None) or f"pid {member.maker}"
+        return _Job(("pid", member.maker), name, "spawn", member.maker, master)
+    mpi = [up for up in table.ancestors(pid) if _MPI_LAUNCHERS.match(table.procs[up].comm)]
+    if who and who.family == "mpi" and (mpi or not who.slurm):
+        launcher = mpi[-1] if mpi else table.procs[pid].ppid
+        return _Job(("mpi", who.namespace or launcher), who.namespace or f"mpi pid {launcher}", "mpi", launcher, master)
+    if who and who.slurm:
+        return _Job(("slurm", who.slurm, master), who.slurm, "slurm", above, master)
+    if master:
+        return _Job(("master", master, here), master, "plain", above, master)
+    launcher = above or table.procs[pid].ppid
+    return _Job(("pid", launcher), f"pid {launcher}", "plain", above, None)
+
+
+def _meetings(members: list[Member], table: Table) -> dict[int, str]:
+    """Where those ranks meet whose environment does not tell: the store that they serve or talk to, as address:port."""
+    masters = {m.pid: m.identity.master for m in members if m.identity and m.identity.master}
+    stated = {(master.rpartition(":")[2], _namespace(pid)): master for pid, master in masters.items()}
+    silent = [member.pid for member in members if member.pid not in masters]
+    served = {(port, _namespace(pid)) for pid in silent for port in table.ends(pid).stores}
+    found: dict[int, str] = {}
+    for pid in silent:
+        for address, port in sorted(table.ends(pid).remotes):
+            if (port, _namespace(pid)) in served:
+                found[pid] = stated.get((str(port), _namespace(pid))) or f"{address}:{port}"
+    return found
+
+
+def _namespace(pid: int) -> str | None:
+    return procfs.link(f"/proc/{pid}/ns/net")
+
+
+def _names(jobs: list[_Job]) -> list[str]:
+    """A name for each job, as short as tells them apart."""
+    names = [job.name for job in jobs]
+    for detail in ("master", "launcher_pid"):
+        often = Counter(names)
+        for at, job in enumerate(jobs):
+            value = getattr(job, detail)
+            if often[names[at]] > 1 and value is not None and value != names[at]:
+                names[at] += f"@{value}" if detail == "master" else f" (pid {value})"
+    return names
+
+
+# --- which rank -----------------------------------------------------------------------------------
+
+
+def _number(targets: list[Target], members: list[Member], table: Table) -> list[Target]:
+    """Give the ranks of one job the numbers that the launch gives them; see `discover`."""
+    silent = [target.pid for target in targets if target.rank is None]
+    if not silent:
+        return targets
+    places = {member.pid: member.place for member in members if member.place is not None}
+    servers = [pid for pid in silent if table.ends(pid).stores]
+    near = all(table.ends(pid).clients_local if servers else table.ends(pid).local for pid in servers or silent)
+    ranks: dict[int, int | None] = {target.pid: target.rank for target in targets}
+    if near and len(places) == len(targets) and all(places[pid] == 0 for pid in servers):
+        ranks.update(places)
+    elif len(servers) == 1:
+        ranks[servers[0]] = 0
+    world = next((t.world_size for t in targets if t.world_size), None)
+    if world is None and near:
+        joined = servers and all(table.grouped(pid) for pid in silent)
+        world = max((m.siblings for m in members if m.siblings), default=len(targets) if joined else None)
+    left = [pid for pid, rank in ranks.items() if rank is None]
+    free = set(range(world or 0)) - set(ranks.values())
+    if len(left) == 1 and len(free) == 1:
+        ranks[left[0]] = free.pop()
+    return [replace(t, rank=ranks[t.pid], world_size=t.world_size or world) for t in targets]

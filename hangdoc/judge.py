@@ -1,0 +1,99 @@
+"""From evidence to a verdict: derive the facts, ask the playbooks, say what the job is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hangdoc.engine import evaluate
+from hangdoc.evidence import Snapshot, Unseen
+from hangdoc.facts import Facts, Schema, derive
+from hangdoc.fold import name_ranks, seconds
+from hangdoc.playbook import Library
+from hangdoc.verdict import Finding, Job, RankLine, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The playbooks and the types they were compiled against."""
+
+    library: Library
+    schema: Schema
+
+    def facts(self, history: Sequence[Snapshot]) -> Facts:
+        """The facts of one job's history."""
+        return derive(list(history), self.schema)
+
+    def verdict(self, facts: Facts) -> Verdict:
+        """What the playbooks make of the facts."""
+        findings, considered = evaluate(self.library, facts)
+        status = _status(facts, findings)
+        stalled_for = facts.job.stall.seconds if status == "stalled" else None
+        return Verdict(
+            status, stalled_for, _job(facts), findings, _unseen(facts), _note(facts, status, findings), considered
+        )
+
+
+def _status(facts: Facts, findings: Sequence[Finding]) -> str:
+    stall = facts.job.stall
+    if findings:
+        return findings[0].status
+    if stall.stalled:
+        return "stalled"
+    if not stall.settled or stall.hidden:
+        return "unknown"
+    return "healthy"
+
+
+def _job(facts: Facts) -> Job:
+    targets = [evidence.target for evidence in facts.case.ranks.values()]
+    return Job(
+        id=targets[0].job if targets else "none",
+        world_size=facts.job.world.size,
+        launcher=next((t.launcher for t in targets if t.launcher), None),
+        hosts=tuple(sorted({t.host for t in targets})),
+        ranks=tuple(
+            RankLine(r.rank if r.rank >= 0 else None, r.pid, r.host, r.stack.phase, r.stack.op, r.stack.site)
+            for r in facts.ranks
+        ),
+    )
+
+
+def _unseen(facts: Facts) -> tuple[Unseen, ...]:
+    """What the newest round of each probe could not see, said once."""
+    newest: dict[tuple[str, str | None, int | None], Unseen] = {}
+    for shot in facts.case.history:
+        for lack in shot.unseen:
+            newest[(lack.probe, lack.host, lack.pid)] = lack
+    seen_since = {
+        (probe, rank.target.host, rank.target.pid)
+        for shot in facts.case.history[-2:]
+        for rank in shot.ranks
+        for probe in rank.records
+    }
+    return tuple(lack for key, lack in newest.items() if key not in seen_since)
+
+
+def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
+    """One sentence: what the job is doing, where no finding says it."""
+    if findings:
+        return ""
+    if status == "stalled":
+        return "no playbook fits, so no cause is named"
+    if status == "unknown":
+        return "too little could be seen to tell"
+    period = facts.job.progress.period_s
+    if period is not None:
+        return f"a step every {seconds(period)}"
+    doing: dict[str, list[int]] = {}
+    for rank in facts.ranks:
+        doing.setdefault(_doing(rank), []).append(rank.rank)
+    told = sorted(doing.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{name_ranks(ranks)}: {what}" for what, ranks in told)
+
+
+def _doing(rank: Any) -> str:
+    stack = rank.stack
+    what = f"{stack.phase} {stack.op}" if stack.op and stack.op != stack.phase else stack.phase
+    return f"{what} at {stack.site}" if stack.site else what

@@ -1,0 +1,295 @@
+"""Playbooks: found, read, checked and compiled. A broken one is named with file and line; the others go on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hangdoc.facts import Schema
+
+if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
+    import yaml
+    from jinja2 import Template
+
+    from hangdoc.envelope import Envelope, Location
+    from hangdoc.rules import Compiler, Expression
+
+FILE = "playbook.yaml"
+MAX_BYTES = 256 * 1024  # of a playbook file
+MAX_DEPTH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a playbook, where, and what to do about it."""
+
+    file: Path
+    line: int  # from 1; 0: not about a line
+    sentence: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{f':{self.line}' if self.line else ''}: {self.sentence}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Playbook:
+    """A compiled playbook; expressions and templates are found by where they stand in the file."""
+
+    file: Path
+    envelope: Envelope
+    expressions: Mapping[Location, Expression]
+    templates: Mapping[Location, Template]
+    lines: Mapping[Location, int]
+
+    @property
+    def id(self) -> str:
+        return self.envelope.id
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The playbooks in order of id, and what is wrong with those that are left out."""
+
+    playbooks: tuple[Playbook, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | None = None) -> Library:
+    """The playbooks in `directories` (`ID/playbook.yaml`), compiled against the schema of the facts.
+
+    Of two with the same id the first is kept. `probes`: names that `needs` may use, those there are if None.
+    """
+    from hangdoc.rules import Compiler
+
+    compiler = Compiler(schema)
+    known = _probe_names() if probes is None else probes
+    kept: dict[str, Playbook] = {}
+    problems: list[Problem] = []
+    for directory in directories:
+        files = sorted(directory.glob(f"*/{FILE}"))
+        if not files:
+            problems.append(Problem(directory, 0, f"holds no playbook (ID/{FILE})", "name another directory"))
+        for file in files:
+            playbook, found = read(file, compiler, known)
+            problems.extend(found)
+            if playbook is None:
+                continue
+            first = kept.setdefault(playbook.id, playbook)
+            if first is not playbook:
+                twice = f"the id {playbook.id!r} is taken by {first.file}:{first.lines[('id',)]}, which is used"
+                problems.append(Problem(file, playbook.lines[("id",)], twice, "give one of the two another id"))
+    return Library(tuple(kept[id] for id in sorted(kept)), tuple(problems))
+
+
+def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playbook | None, tuple[Problem, ...]]:
+    """One playbook, or what is wrong with it."""
+    reader = _Reader(file, compiler, probes)
+    playbook = reader.read()
+    return (None if reader.problems else playbook), tuple(reader.problems)
+
+
+def lint(playbook: Playbook) -> tuple[Problem, ...]:
+    """Expressions that are legal and wrong: see `rules.lint`. A playbook that `load` returned has none."""
+    from hangdoc import rules
+
+    return tuple(
+        Problem(playbook.file, _line(playbook.lines, at), f"{_where(at)}: {wrong.sentence}", wrong.remedy)
+        for at, expression in playbook.expressions.items()
+        for wrong in rules.lint(expression, truth=at[-1] != "each")
+    )
+
+
+def _probe_names() -> frozenset[str]:
+    import probes
+
+    return frozenset(probe.name for probe in probes.load())
+
+
+class _Reader:
+    """Reads one file; what is wrong with it gathers in `problems`."""
+
+    def __init__(self, file: Path, compiler: Compiler, probes: Collection[str]) -> None:
+        self.file, self.compiler, self.probes = file, compiler, probes
+        self.lines: dict[Location, int] = {}
+        self.problems: list[Problem] = []
+
+    def read(self) -> Playbook | None:
+        data = self._yaml()
+        envelope = None if self.problems else self._envelope(data)
+        if envelope is None:
+            return None
+        self._check(envelope)
+        playbook = Playbook(self.file, envelope, self._expressions(envelope), self._templates(envelope), self.lines)
+        self.problems.extend(lint(playbook))
+        return playbook
+
+    def _say(self, at: Location, sentence: str, remedy: str) -> None:
+        self.problems.append(Problem(self.file, _line(self.lines, at), sentence, remedy))
+
+    def _yaml(self) -> Any:
+        import yaml
+
+        # The safe loader, in C where it is built in; the node tree is kept for the line numbers.
+        Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        try:
+            text = self.file.read_bytes()
+            if len(text) > MAX_BYTES:
+                return self._say((), f"is larger than {MAX_BYTES} bytes", "a playbook is a few kilobytes")
+            self._events(yaml.parse(text, Loader=Loader))
+            if self.problems:
+                return None
+            loader = Loader(text)
+            node = loader.get_single_node()
+            if node is None:
+                return self._say((), "is empty", "see the built-in playbooks")
+            self._note_lines(node, ())
+            return None if self.problems else loader.construct_document(node)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            self.lines[()] = mark.line + 1 if mark else 1
+            self._say((), f"is not YAML: {error.problem or error.context}", "quote texts that hold `{`, `:` or `#`")
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            self._say((), f"cannot be read: {' '.join(str(error).split())}", "mend the file or its permissions")
+
+    def _events(self, events: Iterable[yaml.Event]) -> None:
+        """Aliases, which can blow a file up, and nesting that would overflow the C loader's stack."""
+        from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+        depth = 0
+        for event in events:
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            self.lines[()] = event.start_mark.line + 1 if event.start_mark else 1
+            if isinstance(event, AliasEvent):
+                return self._say((), "uses a YAML alias", "write it out: a playbook has no anchors")
+            if depth > MAX_DEPTH:
+                return self._say((), "is nested too deeply", "see the built-in playbooks")
+        self.lines.clear()
+
+    def _note_lines(self, node: yaml.Node, at: Location) -> None:
+        from yaml import MappingNode, SequenceNode
+
+        self.lines.setdefault(at, node.start_mark.line + 1)
+        if isinstance(node, MappingNode):
+            for key, value in node.value:
+                inner = (*at, str(key.value))
+                twice = inner in self.lines
+                self.lines[inner] = key.start_mark.line + 1
+                if twice:
+                    self._say(inner, f"{_where(inner)} stands there twice", "take one out")
+                self._note_lines(value, inner)
+        elif isinstance(node, SequenceNode):
+            for i, value in enumerate(node.value):
+                self._note_lines(value, (*at, i))
+
+    def _envelope(self, data: Any) -> Envelope | None:
+        from pydantic import ValidationError
+
+        from hangdoc.envelope import Envelope
+
+        try:
+            return Envelope.model_validate(data)
+        except ValidationError as error:
+            for wrong in error.errors(include_url=False, include_input=False):
+                at = tuple(part for part in wrong["loc"] if part != "[key]")
+                self._say(at, *_explained(at, wrong["type"], wrong["msg"]))
+            return None
+
+    def _check(self, envelope: Envelope) -> None:
+        from hangdoc.rules import ALL, UNKNOWN
+
+        folder = self.file.resolve().parent.name
+        if envelope.id != folder:
+            self._say(("id",), f"the id {envelope.id!r} is not its folder's name {folder!r}", "rename one of the two")
+        for i, probe in enumerate(envelope.needs):
+            if probe not in self.probes:
+                self._say(("needs", i), f"needs an unknown probe {probe!r}", _suggest(probe, self.probes))
+        for kind, selections in (("ranks", envelope.ranks), ("links", envelope.links)):
+            for name in selections:
+                if name in self.compiler.groups or (kind == "links" and name in envelope.ranks):
+                    self._say((kind, name), f"the selection `{name}` has a name that is taken", "give it another")
+        for at, name, of_links in envelope.names():
+            known = envelope.links if of_links else {*envelope.ranks, ALL, UNKNOWN}
+            if name not in known:
+                kind = "links" if of_links else "ranks"
+                self._say(at, f"{_where(at)}: no selection of {kind} is called `{name}`", _suggest(name, known))
+
+    def _expressions(self, envelope: Envelope) -> dict[Location, Expression]:
+        from hangdoc.rules import RuleError
+
+        compiler = self.compiler
+        sources: list[tuple[Location, str]] = [*envelope.conditions(), *envelope.lists()]
+        sources += [(("ranks", name), text) for name, text in envelope.ranks.items()]
+        sources += [(("links", name), text) for name, text in envelope.links.items()]
+        found = {}
+        for at, text in sources:
+            try:
+                if at[0] == "ranks":
+                    found[at] = compiler.over_rank(text)
+                elif at[0] == "links":
+                    found[at] = compiler.over_link(text)
+                else:
+                    found[at] = compiler.over_job(text, envelope.ranks, envelope.links)
+            except RuleError as error:
+                self._say(at, f"{_where(at)}: {error.sentence}", error.remedy)
+        return found
+
+    def _templates(self, envelope: Envelope) -> dict[Location, Template]:
+        from hangdoc import templates
+
+        names = self.compiler.hints(envelope.ranks, envelope.links)
+        found = {}
+        for at, text in envelope.templates():
+            each = at[0] == "evidence" and envelope.evidence[int(at[1])].each is not None
+            template, wrong = templates.compile_template(text, {**names, "item": None} if each else names)
+            for sentence in wrong:
+                self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "mend it")
+            if template is not None:
+                found[at] = template
+        return found
+
+
+def _line(lines: Mapping[Location, int], at: Location) -> int:
+    """Of the nearest thing around it that stands in the file."""
+    return next((lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in lines), 1)
+
+
+def _where(at: Location) -> str:
+    return f"`{'.'.join(map(str, at))}`" if at else "the file"
+
+
+def _explained(at: Location, kind: str, message: str) -> tuple[str, str]:
+    """A pydantic error as a sentence and a remedy."""
+    if kind == "extra_forbidden":
+        return f"unknown field {_where(at)}", _suggest(str(at[-1]), _fields(at))
+    if kind == "missing":
+        return f"{_where(at)} is missing", "add it: see the built-in playbooks"
+    sentence, _, remedy = message.removeprefix("Value error, ").partition(", known are ")
+    return f"{_where(at)}: {sentence}", f"known are {remedy}" if remedy else "see the built-in playbooks"
+
+
+def _fields(at: Location) -> Iterator[str]:
+    """Names a field at this place may have."""
+    from hangdoc import envelope
+
+    models: dict[str | int, Any] = {
+        "confidence": envelope.Confidence,
+        "raise": envelope.Step,
+        "lower": envelope.Step,
+        "evidence": envelope.Line,
+        "reproducer": envelope.Reproducer,
+        "expect": envelope.Expect,
+        "not_this": envelope.LookAlike,
+    }
+    parents = [models[part] for part in at[:-1] if part in models] or [envelope.Envelope]
+    for name, field in parents[-1].model_fields.items():
+        yield field.alias or name
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names) or 'none'}"

@@ -1,0 +1,195 @@
+"""The processes of this host at one instant, and the signs by which a training process is known."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from hangdoc import procfs
+from hangdoc.identity import Identity, identity
+from probes._sockdiag import from_proc
+
+# Threads that only a process in a c10d process group has; a forked worker inherits none of them. A name has 15 letters.
+_GROUP_THREAD = re.compile(r"gloo_tcp_loop|pt_gloo_|pt_nccl_|pt_mpi_|pt_ucc_|pt_xccl_|pt_hccl_|NCCL ")
+_STORE_THREAD = "pt_tcpstore"
+_LIBRARIES = (b"libtorch_cpu", b"libtorch.so", b"libtorch_python", b"libmpi.so", b"libmpich", b"libmpi_")
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
+_LAUNCHERS = frozenset(
+    (
+        *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prun", "prte", "prted", "prterun"),
+        *("hydra_pmi_proxy", "hydra_bstrap_proxy", "srun", "salloc", "sbatch", "slurmstepd", "slurmd"),
+        *("torchrun", "pt_elastic", "accelerate", "accelerate-launch", "deepspeed", "ds", "horovodrun"),
+        *("fabric", "lightning", "composer", "colossalai", "raylet"),
+    )
+)
+_LAUNCHER_MODULES = frozenset(
+    (
+        *("torch.distributed.run", "torch.distributed.launch", "horovod.runner.launch", "composer.cli.launcher"),
+        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
+        *("deepspeed.launcher.launch", "deepspeed.launcher.runner", "lightning.fabric.cli", "lightning_fabric.cli"),
+    )
+)
+_HELPER = re.compile(
+    r"multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver)|loky\.backend|debugpy[./]adapter"
+    r"|torch[./]_inductor[./]compile_worker|(?:^|/)(?:wandb[\w-]*|tensorboard|py-spy|hangdoc)(?:\.[\w.]+)?$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    """A process, as far as the kernel lets us see it."""
+
+    pid: int
+    ppid: int
+    start_ticks: int
+    state: str
+    comm: str
+    command: tuple[str, ...]
+    readable: bool  # its environment could be read: it is ours, or we are root
+    identity: Identity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The TCP ports of a process."""
+
+    listens: frozenset[int]
+    remotes: frozenset[tuple[str, int]]  # established, or still connecting
+    stores: frozenset[int]  # that serve a store: its server is its own client too, as with no data connection
+    clients_local: bool  # every client of those stores is on this host
+    local: bool  # every peer is on this host
+
+
+class Table:
+    """All processes of the host; costlier signs are read when first asked for."""
+
+    def __init__(self) -> None:
+        found = (_proc(pid) for pid in procfs.numbers("/proc"))
+        self.procs: dict[int, Proc] = {proc.pid: proc for proc in found if proc}
+        self._kids: dict[int, list[int]] = {}
+        for proc in sorted(self.procs.values(), key=lambda proc: (proc.start_ticks, proc.pid)):
+            self._kids.setdefault(proc.ppid, []).append(proc.pid)
+        self.runs_python = cache(lambda pid: _runs_python(self.procs[pid]))
+        self.embeds_python = cache(_embeds_python)
+        self.threads = cache(_threads)
+        self.trains = cache(_trains)
+        self.ends = cache(_ends)
+
+    def kids(self, pid: int) -> Sequence[int]:
+        """Children in the order of their creation."""
+        return self._kids.get(pid, ())
+
+    def ancestors(self, pid: int) -> Iterator[int]:
+        """From the parent upwards."""
+        seen = {pid}
+        while pid in self.procs and (pid := self.procs[pid].ppid) in self.procs and pid not in seen:
+            seen.add(pid)
+            yield pid
+
+    def descendants(self, pid: int) -> Iterator[int]:
+        for kid in self.kids(pid):
+            yield kid
+            yield from self.descendants(kid)
+
+    def grouped(self, pid: int) -> bool:
+        """It is in a process group: gloo's or NCCL's threads run in it."""
+        return any(_GROUP_THREAD.match(name) for name in self.threads(pid))
+
+    def serves(self, pid: int) -> bool:
+        """It serves a TCPStore."""
+        return any(name.startswith(_STORE_THREAD) for name in self.threads(pid))
+
+    def is_python(self, pid: int) -> bool:
+        """It runs Python, by the name of its executable or inside another program."""
+        return self.runs_python(pid) or self.embeds_python(pid)
+
+    def is_launcher(self, pid: int) -> bool:
+        proc = self.procs[pid]
+        words = proc.command or (proc.comm,)
+        names = {proc.comm, os.path.basename(words[0]), os.path.basename(program(words))}
+        return bool(names & _LAUNCHERS) or _module(program(words)) in _LAUNCHER_MODULES
+
+    def is_helper(self, pid: int) -> bool:
+        """A worker of a training process, by its name: never a rank."""
+        proc = self.procs[pid]
+        if proc.comm.startswith("pt_data_"):
+            return True
+        return bool(_HELPER.search(program(proc.command))) and not self.grouped(pid)
+
+    def is_fork(self, pid: int) -> bool:
+        """multiprocessing made it: a fork of its parent, or a fresh interpreter that was handed a function."""
+        proc, parent = self.procs[pid], self.procs.get(self.procs[pid].ppid)
+        return "spawn_main(" in program(proc.command) or (parent is not None and proc.command == parent.command)
+
+
+def program(command: Sequence[str]) -> str:
+    """What an interpreter was told to run: its script, module or code; else the executable."""
+    words = iter(command[1:])
+    if not command or not _PYTHON.fullmatch(os.path.basename(command[0])):
+        return command[0] if command else ""
+    for word in words:
+        if word in ("-X", "-W", "--check-hash-based-pycs"):
+            next(words, None)
+        elif word.startswith("-") and not word.startswith("--") and word[-1:] in ("m", "c"):
+            return next(words, "")
+        elif not word.startswith("-"):
+            return word
+    return command[0]
+
+
+def _module(path: str) -> str:
+    """`.../site-packages/torch/distributed/run.py` as `torch.distributed.run`."""
+    return re.sub(r".*(?:site|dist)-packages/|\.py$", "", path).replace("/", ".")
+
+
+def _runs_python(proc: Proc) -> bool:
+    executable = procfs.link(f"/proc/{proc.pid}/exe") or (proc.command[0] if proc.command else "")
+    return bool(_PYTHON.fullmatch(os.path.basename(executable.removesuffix(" (deleted)"))))
+
+
+def _embeds_python(pid: int) -> bool:
+    return b"libpython" in (procfs.read(f"/proc/{pid}/maps") or b"")
+
+
+def _proc(pid: int) -> Proc | None:
+    stat = procfs.stat(pid)
+    if stat is None or pid == 2 or stat.ppid == 2:  # kernel threads
+        return None
+    environ = procfs.environ(pid)
+    who = identity(environ) if environ else None
+    command = procfs.strings(f"/proc/{pid}/cmdline") or ()
+    return Proc(pid, stat.ppid, stat.start_ticks, stat.state, stat.comm, command, environ is not None, who)
+
+
+def _threads(pid: int) -> frozenset[str]:
+    names = (procfs.text(f"/proc/{pid}/task/{tid}/comm") for tid in procfs.numbers(f"/proc/{pid}/task"))
+    return frozenset(name.strip() for name in names if name)
+
+
+def _trains(pid: int) -> bool:
+    """PyTorch or MPI is loaded."""
+    maps = procfs.read(f"/proc/{pid}/maps") or b""
+    return any(library in maps for library in _LIBRARIES)
+
+
+def _ends(pid: int) -> Ends:
+    links = (procfs.link(f"/proc/{pid}/fd/{fd}") or "" for fd in procfs.numbers(f"/proc/{pid}/fd"))
+    inodes = {int(link[8:-1]): [pid] for link in links if link.startswith("socket:[")}
+    try:
+        rows = list(from_proc(pid, inodes)) if inodes else []
+    except OSError:
+        rows = []
+    talks = [row for row in rows if row["state"] in ("established", "syn_sent", "close_wait")]
+    near = [row for row in talks if row["remote"] == row["local"] or row["remote"].startswith("127.")]
+    listens = frozenset(row["local_port"] for row in rows if row["state"] == "listen")
+    stores = listens & {row["remote_port"] for row in near}
+    return Ends(
+        listens,
+        frozenset((row["remote"], row["remote_port"]) for row in talks),
+        stores,
+        all(row in near for row in talks if row["local_port"] in stores),
+        len(near) == len(talks),
+    )

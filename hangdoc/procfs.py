@@ -1,0 +1,116 @@
+"""Raw reads of /proc: small, fast, and `None` where the process is gone or the right to read is missing.
+
+Nothing here follows a path of the target's: no call can block on a mount that is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second in /proc/PID/stat
+_LARGEST = 4 << 20  # bytes; an environment or a memory map may be long, not endless
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What `/proc/PID/stat` (or a thread's) says: proc_pid_stat(5)."""
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    cpu_s: float  # user + system time; of the whole process where PID is one
+    nice: int
+    start_ticks: int
+
+
+def read(path: str) -> bytes | None:
+    """A file of /proc, or None where it is gone or refused."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = os.read(fd, 65536)
+        while len(data) < _LARGEST and (more := os.read(fd, 1 << 18)):  # the kernel hands out a page at a time
+            data += more
+        return data
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def text(path: str) -> str | None:
+    """The same as text; bytes that are no UTF-8 become replacement characters."""
+    data = read(path)
+    return None if data is None else data.decode(errors="replace")
+
+
+def stat(pid: int, tid: int | None = None) -> Stat | None:
+    """State and times of a process, or of one of its threads."""
+    data = read(f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat")
+    if not data:
+        return None
+    head, _, tail = data.rpartition(b")")  # the name may itself hold parentheses and blanks
+    fields = tail.split()
+    return Stat(
+        pid=int(head[: head.index(b" ")]),
+        comm=head[head.index(b"(") + 1 :].decode(errors="replace"),
+        state=chr(fields[0][0]),
+        ppid=int(fields[1]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS,
+        nice=int(fields[16]),
+        start_ticks=int(fields[19]),
+    )
+
+
+def age_s(start_ticks: int) -> float:
+    """Seconds since a process with that start time was started."""
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS)
+
+
+def status(pid: int) -> dict[str, str]:
+    """`/proc/PID/status` as a mapping; empty where unreadable."""
+    lines = (text(f"/proc/{pid}/status") or "").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def numbers(path: str) -> list[int]:
+    """The names in a folder of /proc that are numbers (PIDs, TIDs, descriptors); empty where unreadable."""
+    try:
+        return [int(name) for name in os.listdir(path) if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def strings(path: str) -> tuple[str, ...] | None:
+    """NUL-separated text, as in `cmdline` and `environ`."""
+    data = read(path)
+    if data is None:
+        return None
+    return tuple(part.decode(errors="replace") for part in data.rstrip(b"\0").split(b"\0")) if data else ()
+
+
+def environ(pid: int) -> dict[str, str] | None:
+    """The environment the process was started with: what it changed itself since is not in it."""
+    found = strings(f"/proc/{pid}/environ")
+    return None if found is None else {k: v for k, eq, v in (s.partition("=") for s in found) if eq}
+
+
+def link(path: str) -> str | None:
+    """Where a symbolic link of /proc points, without following it."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def children(pid: int, tids: list[int] | None = None) -> list[int]:
+    """PIDs of the children of a process, whichever of its threads forked them."""
+    found: list[int] = []
+    for tid in numbers(f"/proc/{pid}/task") if tids is None else tids:
+        found.extend(int(child) for child in (read(f"/proc/{pid}/task/{tid}/children") or b"").split())
+    return found

@@ -1,0 +1,1 @@
+"""Renderers: terminal, live, JSON, Markdown. They receive a verdict and decide nothing."""

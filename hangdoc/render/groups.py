@@ -1,0 +1,70 @@
+"""Ranks that do the same, folded to one line: never one row a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hangdoc.fold import fold_hosts, name_ranks
+from hangdoc.render.text import clean
+from hangdoc.verdict import RankLine
+
+# Phases in which a rank stands and waits for another one.
+WAITING = frozenset({"collective", "p2p", "startup", "teardown"})
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks in the same phase, operation and place."""
+
+    lines: tuple[RankLine, ...]
+
+    @property
+    def phase(self) -> str:
+        return clean(self.lines[0].phase)
+
+    @property
+    def what(self) -> str:
+        """The operation, or the phase where there is none."""
+        return clean(self.lines[0].op or self.lines[0].phase)
+
+    @property
+    def site(self) -> str:
+        return clean(self.lines[0].site or "")
+
+    @property
+    def name(self) -> str:
+        """`rank 2`, `ranks 0-5,7`; PIDs where rank numbers are not known."""
+        return name((line.rank, line.pid) for line in self.lines)
+
+    @property
+    def where(self) -> str:
+        """`pid 4278 on node-a`; of several ranks the hosts only."""
+        hosts = {line.host for line in self.lines if line.host}
+        pid = f"pid {self.lines[0].pid}" if len(self.lines) == 1 and self.lines[0].pid else ""
+        return " ".join(part for part in (pid, f"on {hosts_text(hosts)}" if hosts else "") if part)
+
+
+def fold(lines: Iterable[RankLine]) -> list[Group]:
+    """Groups in the order of their first rank."""
+    found: dict[tuple[str, str | None, str | None], list[RankLine]] = {}
+    for line in lines:
+        found.setdefault((line.phase, line.op, line.site), []).append(line)
+    return [Group(tuple(group)) for group in found.values()]
+
+
+def name(ranks: Iterable[tuple[int | None, int | None]]) -> str:
+    """Name (rank, pid) pairs: by rank, those without one by PID."""
+    pairs = list(ranks)
+    known = [rank for rank, _ in pairs if rank is not None]
+    pids = [pid for rank, pid in pairs if rank is None and pid is not None]
+    parts = [name_ranks(known)] if known else []
+    if pids:
+        shown = ",".join(map(str, pids[:4])) + (f" and {len(pids) - 4} more" if len(pids) > 4 else "")
+        parts.append(f"pid{'s' if len(pids) > 1 else ''} {shown}")
+    return ", ".join(parts) or "unknown rank"
+
+
+def hosts_text(hosts: Iterable[str]) -> str:
+    """`node[01-16]`."""
+    return fold_hosts({clean(host) for host in hosts})

@@ -1,0 +1,93 @@
+"""A verdict as a ticket in Markdown, under 60 lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from hangdoc import __version__
+from hangdoc.fold import seconds
+from hangdoc.render.groups import WAITING, fold, name
+from hangdoc.render.terminal import culprit_groups, job_text, link_texts, unseen_texts
+from hangdoc.render.text import clean
+from hangdoc.verdict import Finding, Job, Verdict
+
+MOST = 5  # items of a list; twice as many proofs
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
+
+
+def document(verdicts: Sequence[Verdict]) -> str:
+    """All verdicts, one ticket after the other."""
+    return "\n---\n\n".join(ticket(verdict) for verdict in verdicts)
+
+
+def ticket(verdict: Verdict) -> str:
+    """One verdict."""
+    age = f" {seconds(verdict.stalled_for_s)}" if verdict.stalled_for_s is not None else ""
+    first = verdict.findings[0] if verdict.findings else None
+    job = verdict.job
+    lines = [
+        f"# {verdict.status.upper()}{age}" + (f": {escape(first.title)}" if first else ""),
+        "",
+        f"Job {escape(job.id)}, {job_text(job)}" + (f", started by {escape(job.launcher)}." if job.launcher else "."),
+    ]
+    if verdict.note:
+        lines += ["", escape(verdict.note)]
+    if first:
+        lines += _finding(first, job)
+    elif verdict.status != "healthy":
+        groups = [f"{escape(g.name)}: {escape(g.what)} {code(g.site)}".rstrip() for g in fold(job.ranks)]
+        lines += _section("What the ranks do", groups, MOST)
+    lines += _section("Also possible", (_other(f) for f in verdict.findings[1:]), MOST // 2)
+    lines += _section("Could not see", map(escape, unseen_texts(verdict.unseen)), MOST // 2)
+    return "\n".join([*lines, "", f"hangdoc {__version__}", ""])
+
+
+def _finding(finding: Finding, job: Job) -> list[str]:
+    blamed = {(c.host, c.pid) for c in finding.culprits}
+    who = [
+        f"culprit: **{escape(g.name)}** {escape(g.what)} {code(g.site)} {escape(g.where)}"
+        for g in culprit_groups(finding.culprits, job)
+    ]
+    who += [f"link: {escape(' '.join(parts).strip())}" for parts in link_texts(finding.links)]
+    who += [
+        f"{'waiting' if g.phase in WAITING else 'others'}: {escape(g.name)} {escape(g.what)} {code(g.site)}"
+        for g in fold(line for line in job.ranks if (line.host, line.pid) not in blamed)
+    ]
+    kind = f"`{clean(finding.playbook)}` ({escape(finding.cls)}, {escape(finding.confidence)} confidence)"
+    return [
+        "",
+        f"{escape(finding.summary)} {kind}",
+        *_section("Who", (re.sub(" +", " ", line).rstrip() for line in who), MOST),
+        *_section("Why", (escape(proof.text) for proof in finding.evidence), 2 * MOST),
+        *_section("What to do", map(escape, finding.actions), MOST, numbered=True),
+        "",
+        f"More: `hangdoc runbook {clean(finding.playbook)}`",
+    ]
+
+
+def _other(finding: Finding) -> str:
+    culprits = f" Culprit: {escape(name((c.rank, c.pid) for c in finding.culprits))}." if finding.culprits else ""
+    return f"`{clean(finding.playbook)}` ({escape(finding.confidence)} confidence): {escape(finding.summary)}{culprits}"
+
+
+def _section(title: str, items: Iterable[str], most: int, numbered: bool = False) -> list[str]:
+    told = list(items)
+    if not told:
+        return []
+    listed = [f"{f'{i}.' if numbered else '-'} {item}" for i, item in enumerate(told[:most], 1)]
+    if len(told) > most:
+        listed.append(f"- and {len(told) - most} more")
+    return ["", f"## {title}", "", *listed]
+
+
+def escape(text: str) -> str:
+    """Text of a target as literal Markdown text."""
+    return _SPECIAL.sub(r"\\\1", clean(text))
+
+
+def code(text: str) -> str:
+    """A code span that its own content cannot end."""
+    shown = clean(text).replace("`", "'")
+    return f"`{shown}`" if shown else ""

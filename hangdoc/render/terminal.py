@@ -1,0 +1,229 @@
+"""A verdict on a terminal: verdict first, evidence second, remedy third."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from hangdoc.evidence import Unseen
+from hangdoc.fold import seconds
+from hangdoc.render.groups import WAITING, Group, fold, hosts_text, name
+from hangdoc.render.page import Page, Part, Row
+from hangdoc.render.text import clean
+from hangdoc.verdict import Culprit, Finding, Job, Link, RankLine, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {
+    "stalled": "bold red",
+    "failed": "bold red",
+    "slow": "bold yellow",
+    "diverging": "bold yellow",
+    "healthy": "bold green",
+    "unknown": "bold magenta",
+}
+CONFIDENCE = {"high": "green", "medium": "yellow", "low": "magenta"}
+LABEL = 9  # columns of the labels at the left
+MOST_GROUPS = 6  # groups of ranks shown before "and N more"
+MOST_UNSEEN = 6
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def show(verdicts: Sequence[Verdict], console: Console) -> None:
+    """Print verdicts, one under the other."""
+    page = Page(console)
+    for verdict in verdicts:
+        if page.lines:
+            page.blank()
+        page.lines += lines(verdict, console)
+    page.print()
+
+
+def lines(verdict: Verdict, console: Console) -> list[Text]:
+    """The verdict as lines that fit the console's width."""
+    page = Page(console)
+    _headline(page, verdict)
+    if verdict.findings:
+        _finding(page, verdict.findings[0], verdict.job)
+        for other in verdict.findings[1:]:
+            tie = other.confidence == verdict.findings[0].confidence
+            _other(page, other, "equally likely" if tie else "also possible")
+    elif verdict.status != "healthy":
+        ranks(page, verdict.job)
+    _unseen(page, verdict.unseen)
+    return page.lines
+
+
+def job_name(id: str) -> str:
+    """The job's id; of a UUID, which torchrun makes up where nobody gives an id, the first block."""
+    shown = clean(id)
+    return shown[:8] if _UUID.fullmatch(shown) else shown
+
+
+def job_text(job: Job) -> str:
+    """`3 ranks on 1 host`; says so where ranks of the job are not among those seen."""
+    seen = len(job.ranks)
+    count = f"{seen} of {job.world_size}" if job.world_size and job.world_size > seen else str(seen)
+    hosts = len(job.hosts)
+    return f"{count} rank{'' if count == '1' else 's'} on {hosts} host{'' if hosts == 1 else 's'}"
+
+
+def status_text(status: str, stalled_for_s: float | None) -> Text:
+    """`STALLED 41 s` in its colour."""
+    age = f" {seconds(stalled_for_s)} " if stalled_for_s is not None else ""
+    return Text(status.upper() + age, STYLES.get(status, "bold"))
+
+
+def ranks(page: Page, job: Job) -> None:
+    """What every rank does, folded."""
+    groups = fold(job.ranks)
+    if not groups:
+        return
+    page.blank()
+    rows = [(group.phase, (group.name, _operation(group), group.site)) for group in groups[:MOST_GROUPS]]
+    page.table(_once(rows), max(LABEL, *(len(label) + 2 for label, _ in rows)))
+    _more(page, len(groups) - MOST_GROUPS, "more groups of ranks")
+
+
+def _operation(group: Group) -> str:
+    return group.what if group.what != group.phase else ""
+
+
+def _headline(page: Page, verdict: Verdict) -> None:
+    job = verdict.job
+    parts: list[Part] = [status_text(verdict.status, verdict.stalled_for_s), f"job {job_name(job.id)}", job_text(job)]
+    note = clean(verdict.note)
+    if verdict.status == "healthy":
+        page.parts([*parts, note])
+        return
+    page.parts(parts)
+    if note:
+        page.paragraph(note, 2)
+
+
+def _finding(page: Page, finding: Finding, job: Job) -> None:
+    page.blank()
+    _title(page, finding, "bold")
+    page.paragraph(clean(finding.summary), 2)
+    page.blank()
+    _links(page, finding)
+    page.table(_who(finding, job), LABEL)
+    proofs = [clean(proof.text) for proof in finding.evidence]
+    for i, text in enumerate(proofs):
+        page.row("" if i else "why", text, LABEL)
+    if finding.reasons and finding.confidence != "high":
+        page.row("" if proofs else "why", Text(f"confidence: {'; '.join(map(clean, finding.reasons))}", "dim"), LABEL)
+    for i, action in enumerate(finding.actions):
+        number = f"{i + 1}. " if len(finding.actions) > 1 else ""
+        page.row("" if i else "do", number + clean(action), LABEL, hang=len(number))
+    _runbook(page, finding)
+
+
+def _other(page: Page, finding: Finding, label: str) -> None:
+    page.blank()
+    page.paragraph(label, 2, "italic")
+    _title(page, finding, "")
+    page.paragraph(clean(finding.summary), 2)
+    _links(page, finding)
+    if finding.culprits:
+        page.row("culprit", name((c.rank, c.pid) for c in finding.culprits), LABEL)
+    _runbook(page, finding)
+
+
+def _title(page: Page, finding: Finding, style: str) -> None:
+    confidence = Text(f"{clean(finding.confidence)} confidence", CONFIDENCE.get(finding.confidence, ""))
+    title = Text(clean(finding.playbook), style)
+    parts = [title, Text(clean(finding.cls)), confidence]
+    if 2 + 26 + 26 + confidence.cell_len <= page.console.width:
+        for part in parts[:2]:
+            part.pad_right(max(24 - part.cell_len, 0))
+    page.parts(parts, 2)
+
+
+def _who(finding: Finding, job: Job) -> list[Row]:
+    """Rows of the culprits and those who wait for them."""
+    rows: list[Row] = []
+    blamed = {(c.host, c.pid) for c in finding.culprits}
+    for group in culprit_groups(finding.culprits, job):
+        rows.append(("culprit", (Text(group.name, "bold red"), _operation(group), group.site, group.where)))
+    groups = fold(line for line in job.ranks if (line.host, line.pid) not in blamed)
+    for group in groups[:MOST_GROUPS]:
+        rows.append(("waiting" if group.phase in WAITING else "others", (group.name, group.what, group.site)))
+    if len(groups) > MOST_GROUPS:
+        rows.append(("", (f"and {len(groups) - MOST_GROUPS} more groups of ranks",)))
+    return _once(rows)
+
+
+def _once(rows: Sequence[Row]) -> list[Row]:
+    """The same label only in the first of the rows under it."""
+    return [("" if i and rows[i - 1][0] == label else label, parts) for i, (label, parts) in enumerate(rows)]
+
+
+def culprit_groups(culprits: Iterable[Culprit], job: Job) -> list[Group]:
+    """Culprits as groups; phase and operation come from the job's own line of that rank."""
+    of = {(line.host, line.pid): line for line in job.ranks}
+    found = []
+    for culprit in culprits:
+        line = of.get((culprit.host or "", culprit.pid or 0))
+        if line is None:
+            line = RankLine(culprit.rank, culprit.pid or 0, culprit.host or "", "")
+        found.append(replace(line, site=culprit.site or line.site))
+    return fold(found)
+
+
+def _links(page: Page, finding: Finding) -> None:
+    page.table(_once([("link", parts) for parts in link_texts(finding.links)]), LABEL)
+
+
+def link_texts(links: Iterable[Link]) -> list[tuple[str, str]]:
+    """Both ends of each link, and the interface."""
+
+    def end(rank: int | None, address: str) -> str:
+        return f"rank {rank} ({clean(address)})" if rank is not None else clean(address)
+
+    return [
+        (
+            f"{end(link.from_rank, link.local)} -> {end(link.to_rank, link.remote)}",
+            f"on {clean(link.interface)}" if link.interface else "",
+        )
+        for link in links
+    ]
+
+
+def _runbook(page: Page, finding: Finding) -> None:
+    page.row("more", f"hangdoc runbook {clean(finding.playbook)}", LABEL)
+
+
+def _more(page: Page, count: int, what: str) -> None:
+    if count > 0:
+        page.paragraph(f"and {count} {what}", 2, "dim")
+
+
+def unseen_texts(unseen: Iterable[Unseen]) -> list[str]:
+    """`stacks of ranks 3-5: ptrace refused; ...`, the same reason once."""
+    found: dict[tuple[str, str], list[Unseen]] = {}
+    for one in unseen:
+        found.setdefault((one.probe, one.why), []).append(one)
+    texts = []
+    for (probe, why), ones in found.items():
+        of = [one for one in ones if one.rank is not None or one.pid is not None]
+        hosts = {one.host for one in ones if one.host}
+        whose = name((one.rank, one.pid) for one in of) if of else hosts_text(hosts) if hosts else ""
+        texts.append(f"{clean(probe)}{f' of {whose}' if whose else ''}: {clean(why)}")
+    return texts
+
+
+def _unseen(page: Page, unseen: Sequence[Unseen]) -> None:
+    texts = unseen_texts(unseen)
+    if not texts:
+        return
+    page.blank()
+    for text in texts[:MOST_UNSEEN]:
+        page.paragraph(f"could not see: {text}", 2, "yellow", hang=2)
+    _more(page, len(texts) - MOST_UNSEEN, "more that could not be seen")

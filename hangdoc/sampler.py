@@ -1,0 +1,75 @@
+"""Samples the ranks of this host: runs the probes that a round may cost and puts their records together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from hangdoc.discover import same_process
+from hangdoc.evidence import RankEvidence, Snapshot, Target, Unseen
+from probes import Observation, Probe, Request, Tier, load
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Observes the same ranks again and again.
+
+    Probes marked `steady` (what they see hardly changes) run in the first round they may and when examining.
+    """
+
+    host: str
+    targets: Sequence[Target]
+    probes: Sequence[Probe] = field(default_factory=load)
+    _asked: set[tuple[str, int]] = field(default_factory=set)  # steady probe and PID
+    _previous: Snapshot | None = None
+
+    def round(self, tier: Tier, still: Iterable[int] = ()) -> Snapshot:
+        """One observation of every rank; never raises for what cannot be seen."""
+        alive = {target.pid: same_process(target) for target in self.targets}
+        living = [target for target in self.targets if alive[target.pid] is not False]
+        at_s, now = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        records: dict[int, dict[str, Any]] = {target.pid: {} for target in self.targets}
+        of_host: dict[str, Any] = {}
+        unseen: list[Unseen] = []
+        for probe in self.probes:
+            asked = self._wanted(probe, tier, living)
+            if not asked:
+                continue
+            seen = _observe(probe, Request(asked, tier, frozenset(still), self._previous, records))
+            for pid, record in seen.by_pid.items():
+                records[pid][probe.name] = record
+            if seen.host is not None:
+                of_host[probe.name] = seen.host
+            unseen += seen.unseen
+        ranks = tuple(RankEvidence(t, alive[t.pid], records[t.pid]) for t in self.targets)
+        self._previous = Snapshot(self.host, at_s, now, ranks, of_host, tuple(unseen), tier.name.lower())
+        return self._previous
+
+    def _wanted(self, probe: Probe, tier: Tier, living: Sequence[Target]) -> list[Target]:
+        if probe.tier > tier:
+            return []
+        if not probe.steady or tier >= Tier.EXAMINE:
+            return list(living)
+        fresh = [target for target in living if (probe.name, target.pid) not in self._asked]
+        self._asked.update((probe.name, target.pid) for target in fresh)
+        return fresh
+
+
+def _observe(probe: Probe, request: Request) -> Observation:
+    """A probe that fails, against its contract, must not take the others' evidence with it."""
+    try:
+        return probe.observe(request)
+    except Exception as error:
+        why = f"the probe failed ({type(error).__name__}: {error}); please report this"
+        return Observation({}, unseen=(Unseen(probe.name, why),))
+
+
+def of_job(shot: Snapshot, job: str) -> Snapshot:
+    """The part of a snapshot that belongs to one job."""
+    ranks = tuple(rank for rank in shot.ranks if rank.target.job == job)
+    pids = {rank.target.pid for rank in ranks}
+    unseen = tuple(lack for lack in shot.unseen if lack.pid is None or lack.pid in pids)
+    return replace(shot, ranks=ranks, unseen=unseen)

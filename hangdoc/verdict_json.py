@@ -1,0 +1,87 @@
+"""A verdict as JSON and back: the contract `hangdoc.verdict/1` that tools outside the repository read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hangdoc import __version__
+from hangdoc.codec import BadRecord, decode
+from hangdoc.verdict import SCHEMA, Considered, Culprit, Finding, Link, RankLine, Verdict
+
+
+def to_json(verdict: Verdict) -> dict[str, Any]:
+    """The verdict as the contract has it, with the optional keys `note` and `considered`."""
+    return {
+        "schema": SCHEMA,
+        "hangdoc": __version__,
+        "status": verdict.status,
+        "stalled_for_s": None if verdict.stalled_for_s is None else round(verdict.stalled_for_s, 1),
+        "job": {
+            "id": verdict.job.id,
+            "world_size": verdict.job.world_size,
+            "launcher": verdict.job.launcher,
+            "hosts": list(verdict.job.hosts),
+            "ranks": [_plain(line) for line in verdict.job.ranks],
+        },
+        "findings": [_finding(finding) for finding in verdict.findings],
+        "unseen": [{"rank": unseen.rank, "probe": unseen.probe, "why": unseen.why} for unseen in verdict.unseen],
+        "note": verdict.note,
+        "considered": [_plain(considered) for considered in verdict.considered],
+    }
+
+
+def from_json(value: Any) -> Verdict:
+    """The verdict that `to_json` wrote; raises BadRecord."""
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        raise BadRecord(f"not a verdict: it does not say `schema: {SCHEMA}`")
+    given = {
+        **{name: value.get(name) for name in ("status", "stalled_for_s", "job", "considered", "unseen")},
+        "note": value.get("note", ""),
+        "findings": _each(value.get("findings", []), _read_finding),
+    }
+    return decode(Verdict, {name: item for name, item in given.items() if item is not None})
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "playbook": finding.playbook,
+        "class": finding.cls,
+        "confidence": finding.confidence,
+        "title": finding.title,
+        "summary": finding.summary,
+        "culprits": [_plain(culprit) for culprit in finding.culprits],
+        "links": [_link(link) for link in finding.links],
+        "evidence": [{"probe": p.probe, "ranks": list(p.ranks), "text": p.text} for p in finding.evidence],
+        "actions": list(finding.actions),
+    }
+
+
+def _read_finding(value: dict[str, Any]) -> dict[str, Any]:
+    links = _each(value.get("links", []), lambda link: _renamed(_renamed(link, "from", "local"), "to", "remote"))
+    return {**_renamed(value, "class", "cls"), "links": links}
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {
+        "from_rank": link.from_rank,
+        "to_rank": link.to_rank,
+        "from": link.local,
+        "to": link.remote,
+        "interface": link.interface,
+    }
+
+
+def _plain(record: RankLine | Culprit | Considered) -> dict[str, Any]:
+    """Every field under its own name."""
+    return {name: getattr(record, name) for name in type(record).__slots__}
+
+
+def _renamed(value: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if name == old else name: item for name, item in value.items()}
+
+
+def _each(value: Any, read: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise BadRecord("not a list of records")
+    return [read(item) for item in value]
