@@ -1,0 +1,12 @@
+"""The built-in playbooks: one folder a failure with its rule, its runbook and the real job that reproduces it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+
+def folders() -> tuple[Path, ...]:
+    """The folder of every built-in playbook, in order of id."""
+    return tuple(sorted(file.parent for file in ROOT.glob("*/playbook.yaml")))
