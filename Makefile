@@ -1,0 +1,49 @@
+# Everything in .venv; each installation leaves a stamp there, so that a second run starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+COMMANDS := ip tc iptables g++
+PACKAGES := iproute2 iptables g++
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
+	$(BIN)/hangdoc demo $(ID)
+
+test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/test.stamp  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove what was installed and cached
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "hangdoc needs Python 3.10 or newer: make PYTHON=python3.x"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	    { rm -rf $(VENV); echo "no virtual environment could be made: install your system's python3-venv"; exit 1; }
+
+$(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(VENV)/test.stamp: pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[test]'
+	@touch $@ $(VENV)/demo.stamp
+
+# The network tests need namespaces and packet filters, the compile test a C++ compiler.
+$(VENV)/system.stamp: | $(BIN)/python
+	@missing=; for command in $(COMMANDS); do command -v $$command >/dev/null || missing="$$missing $$command"; done; \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -qq -y --no-install-recommends $(PACKAGES) >/dev/null; } || \
+	    echo "could not install $(PACKAGES); tests that need$$missing will say so"; \
+	else echo "tests that need$$missing will say so; ask root for: apt-get install $(PACKAGES)"; fi
+	@touch $@

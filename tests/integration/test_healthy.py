@@ -1,0 +1,68 @@
+"""On healthy jobs nothing fires: steady ones, and those whose pauses look like a stall."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from jobs import HEALTHY, running
+from watching import watch_once
+
+
+@dataclass(frozen=True)
+class Case:
+    script: str
+    until: str = r"loss"  # in the log, before it is looked at
+    args: tuple[str, ...] = ()
+    launcher: str = "torchrun"
+    pause_s: float = 0.0  # look so long after that
+    ranks: int = 2
+
+    def __str__(self) -> str:
+        return self.script
+
+
+CASES = [
+    Case("steady"),
+    Case("module_level"),
+    Case("spawned", launcher="self", args=("--ranks", "2")),
+    Case("accumulation"),
+    Case("checkpoints", until=r"saved"),
+    Case("collects_garbage"),
+    Case("epochs"),
+    Case("rank0_evaluates", until=r"evaluating", pause_s=6, args=("--evaluation-seconds", "60")),
+    Case("compile_warmup", until=r"compiling", pause_s=4),
+    Case("waits_for_request", until=r"done", pause_s=6),
+    Case("waits_for_file", until=r"trained", pause_s=6),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_fires(case: Case) -> None:
+    with running(HEALTHY / f"{case.script}.py", case.ranks, case.args, launcher=case.launcher) as job:
+        job.wait_log(case.until, 90)
+        time.sleep(case.pause_s)
+        before = job.text()
+        said = watch_once(job.launcher_pid)
+        told = json.dumps(said.verdict, indent=1)
+        assert said.verdict["findings"] == [], told
+        assert said.code == 0, told
+        assert len(said.verdict["job"]["ranks"]) == case.ranks, told
+        if not case.pause_s:
+            assert len(job.text()) > len(before), "the job went on while it was watched"
+
+
+def test_job_between_two_inputs_goes_on_unharmed() -> None:
+    """It was looked at while it waited, and serves the next request."""
+    with running(HEALTHY / "waits_for_request.py", 2) as job:
+        port = int(job.wait_log(r"port \d+", 60).split()[1])
+        job.wait_log(r"done 50", 60)
+        watch_once(job.launcher_pid)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(b"7\n")
+        job.wait_log(r"done 7 steps", 30)
+        assert watch_once(job.launcher_pid).verdict["findings"] == []

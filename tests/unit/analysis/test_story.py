@@ -1,0 +1,79 @@
+"""How two ranks' call chains relate, on the source of a training script."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.analysis.story import Relation, Step, relate
+from probes.source import Module
+
+SCRIPT = """\
+def average(params):
+    for p in params:
+        if p.grad is not None:
+            all_reduce(p.grad)
+
+def train(rank, loader):
+    for epoch in range(2):
+        for step, batch in enumerate(loader):
+            loss(batch).backward()
+            average(params)
+            if rank == 0:
+                barrier()
+            elif rank == 1:
+                broadcast()
+        all_reduce(epoch)
+    return rank
+
+def main():
+    train(rank, loader)
+    barrier()
+    evaluate()
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
+    path = tmp_path_factory.mktemp("job") / "job.py"
+    path.write_text(SCRIPT)
+    parsed = Module.parse(str(path))
+    assert parsed is not None
+    return parsed
+
+
+def story(module: Module, *calls: tuple[str, int]) -> list[Step]:
+    return [Step(function, "job.py", line, "job.py", module.place(line), {}) for function, line in calls]
+
+
+MAIN, TRAIN = ("main", 19), "train"
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "kind", "loop"),
+    [
+        ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 9)], "same", None),
+        ([("main", 20)], [MAIN, (TRAIN, 9)], "left_loop", 8),
+        ([MAIN, (TRAIN, 9)], [("main", 20)], "in_loop", 8),
+        ([MAIN, (TRAIN, 15)], [MAIN, (TRAIN, 9)], "left_loop", 8),
+        ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 15)], "in_loop", 8),
+        ([MAIN, (TRAIN, 12)], [MAIN, (TRAIN, 9)], "in_branch", None),
+        ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 12)], "out_of_branch", None),
+        ([MAIN, (TRAIN, 12)], [MAIN, (TRAIN, 14)], "other_arm", None),
+        ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 10), ("average", 4)], "behind", None),
+        ([("main", 21)], [("main", 20)], "ahead", None),
+        ([("main", 20)], [("main", 21)], "behind", None),
+        ([("main", 20)], [("other", 20)], "apart", None),
+    ],
+)
+def test_relation(
+    module: Module, mine: list[tuple[str, int]], other: list[tuple[str, int]], kind: str, loop: int | None
+) -> None:
+    found = relate(story(module, *mine), story(module, *other))
+    assert found.kind == kind
+    assert (found.loop.first if found.loop else None) == loop
+
+
+def test_without_source_nothing_is_claimed() -> None:
+    here = [Step("main", "job.py", 20, "job.py", None, {})]
+    there = [Step("main", "job.py", 19, "job.py", None, {})]
+    assert relate(here, there) == Relation("apart", here[0], there[0])

@@ -1,0 +1,122 @@
+"""A small schema of facts, and playbooks over it: the engine's tests depend on no real analysis."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hangdoc.analysis import Case
+from hangdoc.evidence import Snapshot
+from hangdoc.facts import Facts, Schema, schema
+from hangdoc.playbook import Library, load
+
+PROBES = frozenset({"cpu", "stacks", "host"})
+
+
+@dataclass(frozen=True, slots=True)
+class StackFacts:
+    op: str | None = None
+    site: str | None = None
+    waits: bool | None = None
+    step: float | None = None
+    depth: int = 0
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StallJob:
+    stalled: bool = False
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    from_rank: int
+    to_rank: int
+    local: str
+    remote: str
+    interface: str | None = None
+    dead: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkJob:
+    links: tuple[LinkFacts, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Group:
+    """An analysis that derives nothing."""
+
+    name: str
+    rank_facts: type | None = None
+    job_facts: type | None = None
+    order: int = 0
+
+    def derive(self, case: Case) -> Any:
+        raise NotImplementedError
+
+
+STACK, STALL, NETWORK = Group("stack", StackFacts), Group("stall", None, StallJob), Group("network", None, NetworkJob)
+SCHEMA = schema((STACK, STALL, NETWORK))
+
+
+def facts(
+    *stacks: StackFacts | None,
+    stall: StallJob | None = None,
+    network: NetworkJob | None = None,
+    dead: frozenset[int] = frozenset(),
+    numbered: bool = True,
+    types: Schema = SCHEMA,
+) -> Facts:
+    """Ranks with these facts; None: the stacks of that rank were not seen."""
+    job = types.job(stall=stall or StallJob(True, 41.0), network=network or NetworkJob())
+    ranks = tuple(
+        types.rank(
+            rank=number if numbered else -1,
+            pid=100 + number,
+            host=f"node{number % 2}",
+            alive=number not in dead,
+            seen=("cpu",) if stack is None else ("cpu", "stacks"),
+            job=job,
+            stack=stack or StackFacts(),
+        )
+        for number, stack in enumerate(stacks)
+    )
+    shots = [Snapshot(host, 0.0, "t", (), {"host": object()}) for host in ("node0", "node1")]
+    return Facts(ranks, job, Case(shots, {}))
+
+
+def playbook(**changes: Any) -> dict[str, Any]:
+    """A sound playbook, with changes; None takes a field out."""
+    whole = {
+        "id": "late",
+        "class": "collective_wait",
+        "title": "A rank is late",
+        "needs": ["stacks"],
+        "ranks": {"late": "not (stack.waits ?? true)", "waiting": "stack.waits ?? false"},
+        "when": "stall.stalled and late.length > 0",
+        "culprits": "late",
+        "summary": "{{ late|ranks }}: {{ waiting|ranks }} at {{ waiting|sites }}.",
+        **changes,
+    }
+    return {name: value for name, value in whole.items() if value is not None}
+
+
+def write(directory: Path, *playbooks: dict[str, Any]) -> Path:
+    """Playbook folders in `directory`."""
+    for one in playbooks:
+        folder = directory / str(one["id"])
+        folder.mkdir(parents=True)
+        (folder / "playbook.yaml").write_text(json.dumps(one))  # which is YAML
+    return directory
+
+
+def library(directory: Path, *playbooks: dict[str, Any]) -> Library:
+    """The library of these playbooks; they must be sound."""
+    found = load([write(directory, *playbooks)], SCHEMA, PROBES)
+    assert found.problems == ()
+    return found

@@ -1,0 +1,17 @@
+"""A helper process, as a dataloader worker is."""
+
+import json
+import multiprocessing
+import time
+
+
+def load_samples(worker):
+    time.sleep(1000 + worker)
+
+
+if __name__ == "__main__":
+    helper = multiprocessing.get_context("fork").Process(target=load_samples, args=(3,), daemon=True)
+    helper.start()
+    time.sleep(0.2)
+    print(json.dumps(helper.pid), flush=True)
+    helper.join()

@@ -1,0 +1,161 @@
+"""Probe `cpu` on real processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hangdoc import procfs
+from hangdoc.evidence import Process, RankEvidence, Snapshot, Target
+from probes import Observation, Probe, Request, Tier
+from probes.cpu import PROBE
+
+SEIZE = 0x4206  # PTRACE_SEIZE: it stops nothing
+
+THREADS = """
+import os, socket, threading, time
+def spin():
+    open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("spinner")
+    while True: pass
+def rest():
+    open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("odd ) name (")
+    time.sleep(60)
+for work in (spin, rest):
+    threading.Thread(target=work, daemon=True).start()
+if os.fork() == 0:
+    open("/proc/self/comm", "w").write("helper")
+    if os.fork() == 0:
+        open("/proc/self/comm", "w").write("grandchild")
+    time.sleep(60)
+    os._exit(0)
+os.nice(3)
+here, there = socket.socketpair()
+os.dup2(here.fileno(), 77)
+print("ready", flush=True)
+os.read(77, 1)
+"""
+
+
+@contextmanager
+def program(code: str) -> Iterator[Target]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        stat = procfs.stat(process.pid)
+        assert stat
+        yield Target(process.pid, stat.start_ticks, "here", 0)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def observe(target: Target, previous: Process | None = None, **others: int) -> Observation:
+    before = Snapshot("here", 0.0, "", (RankEvidence(target, True, {"cpu": previous}),)) if previous else None
+    return PROBE.observe(Request([target], Tier.PULSE, previous=before))
+
+
+def until(look: Callable[[], Process], good: Callable[[Process], object]) -> Process:
+    """The first of several looks that is as it should be: threads need a moment to get where they go."""
+    for _ in range(200):
+        seen = look()
+        if good(seen):
+            return seen
+        time.sleep(0.02)
+    raise AssertionError(f"never seen: {seen}")
+
+
+def settled(seen: Process) -> bool:
+    names = {thread.comm for thread in seen.threads} | {child.comm for child in seen.children}
+    return {"spinner", "odd ) name (", "helper", "grandchild"} <= names and seen.threads[0].syscall_fd == 77
+
+
+def test_is_a_probe() -> None:
+    assert isinstance(PROBE, Probe)
+    assert PROBE.tier == Tier.PULSE
+
+
+def test_threads_children_and_where_they_wait() -> None:
+    with program(THREADS) as target:
+        seen = until(lambda: observe(target).by_pid[target.pid], settled)
+        later = until(lambda: observe(target, seen).by_pid[target.pid], lambda now: now.cpu_s > seen.cpu_s)
+    assert seen.pid == target.pid
+    assert seen.ppid == os.getpid()
+    assert seen.uid == os.geteuid()
+    assert seen.state == "S"
+    assert seen.nice == 3
+    assert seen.tracer_pid == 0
+    assert seen.tracer is None
+    assert seen.command[:2] == (sys.executable, "-c")
+    assert seen.cwd == os.getcwd()
+    assert 0 < seen.age_s < 60
+    assert seen.rss_bytes > 1 << 20
+    assert seen.affinity == tuple(sorted(os.sched_getaffinity(0)))
+    by_name = {thread.comm: thread for thread in seen.threads}
+    main, rest, spin = seen.threads[0], by_name["odd ) name ("], by_name["spinner"]
+    assert main.tid == target.pid
+    assert main.syscall_fd == 77
+    assert rest.state == "S"
+    assert rest.syscall_fd is None
+    assert rest.wchan
+    assert "sleep" in rest.wchan
+    assert spin.wchan is None or spin.state != "R"
+    assert all(thread.voluntary is not None and thread.involuntary is not None for thread in seen.threads)
+    moved = {
+        thread.tid for thread in later.threads if thread.cpu_s > {t.tid: t.cpu_s for t in seen.threads}[thread.tid]
+    }
+    assert spin.tid in moved
+    assert rest.tid not in moved
+    assert {thread.comm: thread for thread in later.threads}["odd ) name ("] is rest  # not read again
+    assert {child.comm for child in seen.children} == {"helper", "grandchild"}
+    assert {child.state for child in seen.children} == {"S"}
+
+
+def test_a_stopped_rank_says_so() -> None:
+    with program(THREADS) as target:
+        os.kill(target.pid, signal.SIGSTOP)
+        seen = until(lambda: observe(target).by_pid[target.pid], lambda now: now.state == "T")
+        assert {thread.state for thread in seen.threads} == {"T"}
+        resting = observe(target, seen).by_pid[target.pid]
+        os.kill(target.pid, signal.SIGCONT)
+        until(lambda: observe(target, resting).by_pid[target.pid], lambda now: now.state == "S")
+
+
+def test_who_debugs_it() -> None:
+    with program(THREADS) as target:
+        if ctypes.CDLL(None).ptrace(SEIZE, target.pid, None, None) != 0:
+            pytest.skip("this process may not trace another")
+        seen = observe(target).by_pid[target.pid]
+    assert seen.tracer_pid == os.getpid()
+    assert seen.tracer == (procfs.text("/proc/self/comm") or "").strip()
+
+
+def test_ranks_are_no_children_of_each_other() -> None:
+    with program(THREADS) as target:
+        helper = until(lambda: observe(target).by_pid[target.pid], settled).children[0]
+        stat = procfs.stat(helper.pid)
+        assert stat
+        other = Target(helper.pid, stat.start_ticks, "here", 1)
+        seen = PROBE.observe(Request([target, other], Tier.PULSE)).by_pid
+    assert seen[target.pid].children == ()
+    assert [child.comm for child in seen[helper.pid].children] == ["grandchild"]
+
+
+@pytest.mark.parametrize(("change", "why"), [(0, "has ended"), (-1, "is another process now")], ids=["gone", "reused"])
+def test_what_is_gone_is_said(change: int, why: str) -> None:
+    with program("print('ready', flush=True); input()") as target:
+        if change:
+            found = observe(Target(target.pid, target.start_ticks + change, "here", 4))
+    if not change:
+        found = observe(Target(target.pid, target.start_ticks, "here", 4))
+    assert found.by_pid == {}
+    assert [(one.rank, one.pid) for one in found.unseen] == [(4, target.pid)]
+    assert why in found.unseen[0].why

@@ -1,0 +1,63 @@
+"""How few native dumps are taken."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from probes import Tier, _native, _pyspy
+from probes._native import _rarest_first
+from probes.stacks import StacksProbe
+from unit.probes.attach import started
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were paused, in order."""
+    pids: list[int] = []
+    dump = _pyspy.dump_native
+
+    def count(binary: str, pid: int) -> list[dict[str, Any]]:
+        pids.append(pid)
+        return dump(binary, pid)
+
+    monkeypatch.setattr(_pyspy, "dump_native", count)
+    return pids
+
+
+def test_what_has_not_run_is_not_paused_again(paused: list[int]) -> None:
+    probe = StacksProbe()
+    with started("stacks_program.py") as program:
+        for tier in (Tier.EXAMINE, Tier.LOOK, Tier.EXAMINE):
+            seen = probe.observe(program.request(tier, still=True)).by_pid[program.pid]
+    assert seen.native
+    assert paused == [program.pid]
+
+
+def test_what_has_run_is_looked_at_again(paused: list[int]) -> None:
+    probe = StacksProbe()
+    with started("globals_program.py") as program:
+        for _ in range(2):
+            assert probe.observe(program.request(Tier.EXAMINE, still=True)).by_pid[program.pid].native
+            time.sleep(0.1)
+    assert paused == [program.pid] * 2
+
+
+def test_no_further_dump_is_started_when_the_time_is_up(paused: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "_BUDGET_S", -1.0)
+    with started("stacks_program.py") as program:
+        seen = StacksProbe().observe(program.request(Tier.EXAMINE, still=True))
+    assert seen.unseen == ()
+    assert not seen.by_pid[program.pid].native
+    assert paused == []
+
+
+def at(line: int) -> list[dict[str, Any]]:
+    return [{"frames": [{"name": "train", "line": line, "module": None}]}]
+
+
+def test_ranks_that_stand_alone_come_first() -> None:
+    dumps: dict[int, Any] = {1: at(5), 2: at(5), 3: at(5), 4: at(9), 5: at(7), 6: at(7)}
+    assert _rarest_first(list(dumps), dumps) == [4, 5, 1, 6, 2, 3]

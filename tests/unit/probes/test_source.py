@@ -1,0 +1,113 @@
+"""What the source probe says about lines of a training script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hangdoc.evidence import Frame, Source, Stack, Stacks, Target
+from probes import Request, Tier
+from probes.source import Module, SourceProbe
+
+SCRIPT = """\
+import torch.distributed as dist
+
+def train(rank, loader, model):
+    for epoch in range(3):
+        for step, batch in enumerate(loader):
+            loss = model(batch)
+            if step % 10 == 0:
+                dist.all_reduce(loss)
+            else:
+                pass
+        dist.barrier()
+    done = 0
+    while done < 5:
+        done += 1
+    try:
+        dist.barrier()
+    except RuntimeError:
+        save()
+
+for index in range(rank, 100, size):
+    train(index); dist.barrier()
+if __name__ == "__main__":
+    train(
+        0,
+        make_loader(),
+    )
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Module:
+    path = tmp_path / "job.py"
+    path.write_text(SCRIPT)
+    parsed = Module.parse(str(path))
+    assert parsed is not None
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("line", "loops", "branches", "passed", "calls"),
+    [
+        (6, [4, 5], [], [], ("model",)),
+        (8, [4, 5], [(7, "body")], [], ("dist.all_reduce",)),
+        (10, [4, 5], [(7, "else")], [], ()),
+        (5, [4, 5], [], [], ("enumerate",)),
+        (11, [4], [], [5], ("dist.barrier",)),
+        (12, [], [], [4], ()),
+        (16, [], [(15, "body")], [4, 13], ("dist.barrier",)),
+        (18, [], [(15, "except")], [4, 13], ("save",)),
+        (21, [20], [], [], ("train", "dist.barrier")),
+        (24, [], [(22, "body")], [20], ("train", "make_loader")),
+    ],
+)
+def test_place(
+    module: Module, line: int, loops: list[int], branches: list[tuple[int, str]], passed: list[int], calls: tuple[str, ...]
+) -> None:
+    place = module.place(line)
+    assert place is not None
+    assert [loop.first for loop in place.loops] == loops
+    assert [(branch.line, branch.arm) for branch in place.branches] == branches
+    assert [loop.first for loop in place.passed] == passed
+    assert place.calls == calls
+
+
+@pytest.mark.parametrize(("line", "counters"), [(5, [("epoch",), ("step",)]), (14, [("done",)]), (21, [()])])
+def test_counters_leave_out_a_rank_s_own_slice(module: Module, line: int, counters: list[tuple[str, ...]]) -> None:
+    place = module.place(line)
+    assert place is not None
+    assert [loop.counters for loop in place.loops] == counters
+
+
+@pytest.mark.parametrize("text", ["def broken(:\n", "\0", "x = " + "(" * 300 + ")" * 300])
+def test_a_file_that_does_not_parse_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    assert Module.parse(str(path)) is None
+
+
+def test_a_file_changed_after_the_start_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text("import time\ntime.sleep(60)\n")
+    process = subprocess.Popen([sys.executable, str(path)])
+    try:
+        target = Target(process.pid, 0, "here", 3)
+        stacks = Stacks((Stack(process.pid, "MainThread", (Frame("<module>", str(path), 2),)),))
+        request = Request([target], Tier.LOOK, records={process.pid: {"stacks": stacks}})
+        before = SourceProbe().observe(request)
+        assert list(before.by_pid[process.pid].places) == [f"{path}:2"]
+        os.utime(path, (time.time() + 60, time.time() + 60))
+        after = SourceProbe().observe(request)
+        assert after.by_pid[process.pid] == Source({})
+        assert [lack.rank for lack in after.unseen] == [3]
+        assert "changed after the process started" in after.unseen[0].why
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hangdoc.evidence import Unseen
+from hangdoc.render.markdown import document, ticket
+from hangdoc.verdict import Proof, RankLine, Verdict
+from samples import ALL, dead_link, hostile, uneven
+
+
+@pytest.mark.parametrize("verdict", ALL, ids=lambda v: v.status)
+def test_ticket_is_short(verdict: Verdict) -> None:
+    assert len(ticket(verdict).splitlines()) < 60
+
+
+def test_ticket_of_everything_is_short() -> None:
+    verdict = dead_link()
+    first = verdict.findings[0]
+    many = replace(
+        verdict,
+        note="A note.",
+        job=replace(verdict.job, ranks=tuple(RankLine(i, i, "h", "compute", None, f"f{i}") for i in range(40))),
+        findings=(
+            replace(first, evidence=(Proof("cpu", (), "x"),) * 40, actions=("y",) * 40, links=first.links * 9),
+            *(verdict.findings[1:] * 5),
+        ),
+        unseen=tuple(Unseen("cpu", f"why {i}") for i in range(40)),
+    )
+    assert len(ticket(many).splitlines()) < 60
+
+
+def test_ticket_has_all_parts() -> None:
+    text = ticket(uneven())
+    assert text.startswith("# STALLED 41 s: Ranks ran different numbers of batches\n")
+    assert "- culprit: **rank 2** barrier `finish (train.py:31)` pid 4278 on node-a\n" in text
+    assert "- waiting: ranks 0-1 all\\_reduce `train (train.py:24) in backward`\n" in text
+    assert "1. Give every rank" in text
+    assert "`hangdoc runbook uneven-batches`" in text
+
+
+def test_hostile_text_makes_no_markup() -> None:
+    text = ticket(hostile())
+    assert "<b>" not in text.replace("\\<b\\>", "").replace("`[bold red]x[/] <b>&'|*_", "")
+    assert "\x1b" not in text
+    assert "\n#" not in text.replace("\n## ", "")
+
+
+def test_several_jobs_are_several_tickets() -> None:
+    assert document([uneven(), dead_link()]).count("\n---\n") == 1

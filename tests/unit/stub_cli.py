@@ -1,0 +1,74 @@
+"""Runs the real command line over an engine that says what it is told: `stub_cli.py SCENE ARGUMENT...`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "render"))
+import samples
+from hangdoc import cli
+from hangdoc.errors import HangdocError
+
+SCENE = sys.argv.pop(1)
+
+
+@dataclass(frozen=True)
+class Options:
+    pids: tuple[int, ...]
+    record: Path | None
+    playbooks: tuple[Path, ...]
+    interval_s: float
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str
+    time: str = "2026-11-21T01:37:00+00:00"
+    data: dict[str, Any] = field(default_factory=dict)
+    verdict: Any = None
+
+
+def watch_once(options: Options, say: Any) -> tuple[Any, ...]:
+    say("watching 3 ranks")
+    if SCENE == "hang":
+        time.sleep(30)
+    if SCENE == "refused":
+        raise HangdocError("no training rank on this host; name one with `hangdoc watch --pids PID`")
+    if SCENE == "bug":
+        raise ZeroDivisionError("a \x1b[31mbug")
+    if SCENE == "disk":
+        raise OSError(28, "No space left on device", "/x")
+    if SCENE == "both":
+        return samples.healthy(), samples.uneven()
+    if SCENE == "long":
+        return (replace(samples.uneven(), findings=samples.uneven().findings * 2000),)
+    return (getattr(samples, SCENE)(),)
+
+
+def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
+    emit(Event("started", data={"job": "none", "ranks": [0, 1, 2]}))
+    status(samples.healthy())
+    if SCENE == "uneven":
+        emit(Event("verdict", verdict=samples.uneven()))
+        status(samples.uneven())
+        return 2
+    for _ in range(300):
+        time.sleep(0.1)
+        status(samples.healthy())
+    return 0
+
+
+stub = types.ModuleType("hangdoc.watchdog")
+vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_once)
+sys.modules["hangdoc.watchdog"] = stub
+report = types.ModuleType("hangdoc.report")
+vars(report).update(replay=lambda sources, playbooks, say: (getattr(samples, SCENE)(),))
+sys.modules["hangdoc.report"] = report
+os.environ.pop("HANGDOC_DEBUG", None)
+cli.main()

@@ -1,0 +1,327 @@
+"""The command line as its user meets it: real processes, pipes, terminals and signals over a stub engine."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hangdoc import __version__, cli
+from hangdoc.commands import app
+from hangdoc.commands.watch import parse_pids
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+STUB = [sys.executable, str(HERE / "stub_cli.py")]
+QUIET = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "HANGDOC_DEBUG", "TTY_COMPATIBLE"}
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in QUIET}
+    return {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **more}
+
+
+def hangdoc(scene: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*STUB, scene, *arguments], capture_output=True, text=True, timeout=30, env=environment(**more), check=False
+    )
+
+
+# --- usage ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["wach"], "Did you mean 'watch'"),
+        (["watch", "--jsn"], "--json"),
+        (["watch", "--pids", "12,abc"], "'abc' is not a PID; give numbers, as in: --pids 4276,4277"),
+        (["watch", "--pids", "-5"], "'-5' is not a PID"),
+        (["watch", "--pids", "0"], "'0' is not a PID"),
+        (["watch", "--pids", ","], "leave --pids out"),
+        (["watch", "--pids"], "--pids"),
+        (["watch", "4276"], "give PIDs with --pids, as in: hangdoc watch --pids 4276"),
+        (["watch", "--interval", "0"], "--interval"),
+        (["watch", "--playbooks", "/does/not/exist"], "/does/not/exist"),
+        (["report"], "SOURCE"),
+        (["report", "/does/not/exist"], "/does/not/exist"),
+        (["report", "/tmp", "--json", "--markdown"], "not both"),
+        (["runbook", "no-such-playbook"], "no playbook 'no-such-playbook'"),
+        (["demo", "no-such-playbook"], "no playbook 'no-such-playbook'"),
+        ([], "Usage: hangdoc"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_64_and_says_what_to_do(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == cli.USAGE
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"hangdoc {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["watch", "report", "runbook", "demo", "doctor"])
+def test_help_has_an_example(name: str) -> None:
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert f"\n  hangdoc {name}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("groups", "rest", "pids"),
+    [
+        ([], [], ()),
+        (["1,2,3"], [], (1, 2, 3)),
+        (["1 2", "3,"], [], (1, 2, 3)),
+        (["1"], ["2", "3"], (1, 2, 3)),
+        (["2,1,2"], [], (2, 1)),
+    ],
+)
+def test_pids_in_any_form(groups: list[str], rest: list[str], pids: tuple[int, ...]) -> None:
+    assert parse_pids(groups, rest) == pids
+
+
+def test_completion_of_commands_and_playbooks() -> None:
+    for words, offered in (("hangdoc wat", "watch"), ("hangdoc runbook uneven", "uneven-batches")):
+        given = {"_HANGDOC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert hangdoc("uneven", **given).stdout.split() == [offered]
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scene", "code"), [("healthy", 0), ("uneven", 2), ("dead_link", 2), ("unknown", 3), ("both", 2)]
+)
+def test_once_exits_by_the_verdict(scene: str, code: int) -> None:
+    done = hangdoc(scene, "watch", "--once")
+    assert done.returncode == code
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr.splitlines() == ["hangdoc: looking for training ranks on this host", "hangdoc: watching 3 ranks"]
+
+
+def test_json_is_one_object_a_job_on_stdout_alone() -> None:
+    done = hangdoc("both", "watch", "--once", "--json")
+    verdicts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [verdict["status"] for verdict in verdicts] == ["healthy", "stalled"]
+    assert verdicts[1]["findings"][0]["culprits"][0]["rank"] == 2
+
+
+def test_columns_is_honoured() -> None:
+    done = hangdoc("dead_link", "watch", "--once", COLUMNS="40")
+    assert max(map(len, done.stdout.splitlines())) <= 40
+
+
+def test_report_in_each_form(tmp_path: Path) -> None:
+    assert "culprit  rank 2" in hangdoc("uneven", "report", str(tmp_path)).stdout
+    assert hangdoc("uneven", "report", str(tmp_path), "--markdown").stdout.startswith("# STALLED 41 s: ")
+    done = hangdoc("uneven", "report", str(tmp_path), "--json")
+    assert json.loads(done.stdout)["status"] == "stalled"
+    assert done.returncode == 2
+
+
+def test_live_events_as_json_lines() -> None:
+    done = hangdoc("uneven", "watch", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["started", "verdict"]
+    assert events[1]["verdict"]["status"] == "stalled"
+    assert done.returncode == 2
+
+
+def test_live_events_as_plain_lines() -> None:
+    done = hangdoc("uneven", "watch")
+    assert done.stdout.startswith("01:37:00  started      job none: ranks 0-2\n")
+    assert "culprit  rank 2" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scene", "told"),
+    [
+        ("refused", "hangdoc: no training rank on this host; name one with `hangdoc watch --pids PID`"),
+        ("disk", "hangdoc: No space left on device: /x"),
+        ("bug", "hangdoc: internal error, please report it: ZeroDivisionError: a bug. HANGDOC_DEBUG=1 shows where"),
+    ],
+)
+def test_failure_is_a_sentence_and_3(scene: str, told: str) -> None:
+    done = hangdoc(scene, "watch", "--once")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-1] == told
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANGDOC_DEBUG", "1")
+    with pytest.raises(Exception, match="no playbook"):
+        cli.run(["runbook", "no-such-playbook"])
+
+
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", script, "-", *STUB], capture_output=True, text=True, timeout=30, env=environment(), check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("long watch --once", 2),
+        ("long watch --once --json", 2),
+        ("uneven --help", 0),
+        ("uneven runbook", 0),
+    ],
+)
+@pytest.mark.parametrize("reader", ["head -c 1", "true"])
+def test_closed_pipe_is_quiet_and_keeps_the_exit_code(arguments: str, code: int, reader: str) -> None:
+    done = shell(f'"$1" "$2" {arguments} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}')
+    assert done.returncode == code
+    assert [line for line in done.stderr.splitlines() if not line.startswith("hangdoc: ")] == []
+
+
+def test_live_watch_ends_soon_when_nobody_reads_even_without_an_event() -> None:
+    began = time.monotonic()
+    done = shell('"$1" "$2" healthy watch | head -n 1; exit ${PIPESTATUS[0]}')
+    assert (done.returncode, done.stdout) == (0, "01:37:00  started      job none: ranks 0-2\n")
+    assert time.monotonic() - began < 10
+
+
+def test_both_streams_closed() -> None:
+    assert shell('"$1" "$2" uneven watch --once 2>&1 | true; exit ${PIPESTATUS[0]}').returncode == 2
+    assert shell('exec "$1" "$2" uneven watch --once >&- 2>&-').returncode == 2
+
+
+@pytest.mark.parametrize("arguments", ["watch --once", "watch --once --json", "watch", "--version", "runbook"])
+def test_full_disk_is_said_once(arguments: str) -> None:
+    done = shell(f'exec "$1" "$2" uneven {arguments} >/dev/full')
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == "hangdoc: No space left on device: standard output"
+    assert "Traceback" not in done.stderr
+
+
+def test_text_that_the_encoding_cannot_show() -> None:
+    done = hangdoc("hostile", "watch", "--once", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("arguments", [("hang", "watch", "--once"), ("healthy", "watch")])
+def test_signal_ends_it_quietly(arguments: tuple[str, ...], number: int, code: int) -> None:
+    process = subprocess.Popen(
+        [*STUB, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("hangdoc: looking")
+    time.sleep(0.2)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert "Traceback" not in error
+
+
+def test_interrupt_at_any_moment_of_the_start() -> None:
+    for delay in (0.03, 0.05, 0.07, 0.09, 0.12, 0.16):
+        process = subprocess.Popen(
+            [*STUB, "hang", "watch", "--once"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        time.sleep(delay)
+        started = Path(f"/proc/{process.pid}/stat").read_text()
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=10)
+        assert started
+        if "hangdoc: looking" in error:
+            assert process.returncode == 130
+            assert "Traceback" not in error
+
+
+# --- terminals ------------------------------------------------------------------------------------
+
+
+def terminal(*arguments: str, columns: int = 80, interrupt_on: str = "", **more: str) -> tuple[int, str]:
+    """Run on a pseudo-terminal; Ctrl-C is typed once `interrupt_on` has appeared."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [*STUB, *arguments], stdin=slave, stdout=slave, stderr=slave, env=environment(**more), start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    text = b""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not select.select([master], [], [], 0.1)[0]:
+            continue
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        text += chunk
+        if interrupt_on and interrupt_on in text.decode(errors="replace"):
+            os.write(master, b"\x03")
+            interrupt_on = ""
+    os.close(master)
+    return process.wait(5), text.decode(errors="replace")
+
+
+def test_colour_and_dim_progress_on_a_terminal() -> None:
+    code, text = terminal("uneven", "watch", "--once")
+    assert code == 2
+    assert "\x1b[1;31mSTALLED 41 s" in text
+    assert "\x1b[2mhangdoc: watching 3 ranks\x1b[0m" in text
+
+
+def test_no_colour_where_it_is_not_wanted() -> None:
+    _, text = terminal("uneven", "watch", "--once", NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*m", text)
+    _, text = terminal("uneven", "watch", "--once", TERM="dumb")
+    assert "\x1b" not in text
+
+
+def test_forty_columns() -> None:
+    _, text = terminal("uneven", "watch", "--once", columns=40, NO_COLOR="1")
+    result = text[text.index("STALLED") :]
+    assert max(len(line) for line in result.replace("\r", "").split("\n")) <= 40
+
+
+def test_ctrl_c_in_the_live_screen_restores_the_terminal() -> None:
+    code, text = terminal("healthy", "watch", interrupt_on="HEALTHY")
+    assert code == 130
+    assert text.count("\x1b[?1049h") == text.count("\x1b[?1049l") == 1
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert "HEALTHY" in text[text.index("\x1b[?1049l") :]
+    assert "Traceback" not in text
+
+
+def test_live_screen_ends_with_the_verdict() -> None:
+    code, text = terminal("uneven", "watch")
+    assert code == 2
+    assert "culprit" in text[text.index("\x1b[?1049l") :]

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hangdoc import fold
+
+
+@pytest.mark.parametrize(
+    ("ranks", "folded", "named"),
+    [
+        ([], "", "no rank"),
+        ([2], "2", "rank 2"),
+        ([0, 1, 2, 5], "0-2,5", "ranks 0-2,5"),
+        ([7, 0, 1, 7], "0-1,7", "ranks 0-1,7"),
+        ([3, 1], "1,3", "ranks 1,3"),
+        (range(4096), "0-4095", "ranks 0-4095"),
+    ],
+)
+def test_ranks(ranks: list[int], folded: str, named: str) -> None:
+    assert fold.fold_ranks(ranks) == folded
+    assert fold.name_ranks(ranks) == named
+
+
+def test_folded_ranks_unfold_to_themselves() -> None:
+    source = random.Random(7)
+    for _ in range(100):
+        ranks = {source.randrange(60) for _ in range(source.randrange(40))}
+        unfolded: set[int] = set()
+        for part in filter(None, fold.fold_ranks(ranks).split(",")):
+            first, _, last = part.partition("-")
+            unfolded |= set(range(int(first), int(last or first) + 1))
+        assert unfolded == ranks
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (["node-a"], "node-a"),
+        ([f"node{i:02}" for i in range(1, 17)], "node[01-16]"),
+        (["b", "a", "b"], "a,b"),
+        (["train-worker-0", "train-worker-1"], "train-worker-[0-1]"),
+        (["@group", "node[1-9999999]"], "@group,node[1-9999999]"),  # names from outside are never expanded
+        ([], ""),
+    ],
+)
+def test_hosts(hosts: list[str], text: str) -> None:
+    assert fold.fold_hosts(hosts) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "an unknown time"),
+        (float("nan"), "an unknown time"),
+        (float("inf"), "for ever"),
+        (0, "0 s"),
+        (0.0012, "1.2 ms"),
+        (0.25, "250 ms"),
+        (1, "1 s"),
+        (4.26, "4.3 s"),
+        (9.97, "10 s"),
+        (41.2, "41 s"),
+        (59.7, "1 min"),
+        (200, "3 min 20 s"),
+        (7200, "2 h"),
+        (7505, "2 h 5 min"),
+        (3 * 86400 + 4 * 3600, "3 d 4 h"),
+        (-5, "-5 s"),
+    ],
+)
+def test_seconds(value: float | None, text: str) -> None:
+    assert fold.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "an unknown size"),
+        (0, "0 B"),
+        (512, "512 B"),
+        (1024, "1 KiB"),
+        (1_258_291, "1.2 MiB"),
+        (300 * 2**20, "300 MiB"),
+        (1023.9 * 2**30, "1 TiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_size(value: float | None, text: str) -> None:
+    assert fold.size(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "an unknown share"), (0, "0 %"), (0.005, "0.5 %"), (0.374, "37 %")])
+def test_percent(value: float | None, text: str) -> None:
+    assert fold.percent(value) == text

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hangdoc import recording
+from hangdoc.codec import BadRecord, Registry
+from hangdoc.evidence import Environ, RankEvidence, Snapshot, Target, Unseen
+from hangdoc.recording import NotARecording, Recorder, Recording
+from hangdoc.recording import read as read_any
+from hangdoc.verdict import Considered, Culprit, Finding, Job, Link, Proof, RankLine, Verdict
+from hangdoc.verdict_json import from_json, to_json
+
+KNOWN = Registry({"environ": Environ}, {})
+NOISE = random.Random(1)
+
+VERDICT = Verdict(
+    "stalled",
+    41.24,
+    Job("none", 3, "torchrun", ("node-a",), (RankLine(0, 4276, "node-a", "collective", "all_reduce", "f (a.py:24)"),)),
+    (
+        Finding(
+            "uneven-batches",
+            "collective_wait",
+            "high",
+            "Title",
+            "Summary",
+            (Culprit(2, 4278, "node-a", "g (a.py:31)"),),
+            (Link(0, 1, "10.0.0.1:4210", "10.0.0.2:5512", "eth0"),),
+            (Proof("stacks", (2,), "text"),),
+            ("do",),
+        ),
+    ),
+    (Unseen("stacks", "refused", 3),),
+    "note",
+    (Considered("other", "no", "its condition does not hold"),),
+)
+
+
+def shot(number: int, noise: int = 0) -> Snapshot:
+    variables = {"RANK": "0", "NOISE": NOISE.randbytes(noise).hex()}
+    rank = RankEvidence(Target(10, 1, "node-a", 0), True, {"environ": Environ(variables)})
+    return Snapshot("node-a", float(number), "2025-11-21T01:22:33Z", (rank,))
+
+
+def read(path: Path) -> Recording:
+    (found,) = read_any(path, KNOWN)
+    return found
+
+
+def write(directory: Path, count: int, noise: int = 0) -> Path:
+    with Recorder(directory, "node-a") as recorder:
+        for number in range(count):
+            recorder.snapshot(shot(number, noise))
+        recorder.verdict(VERDICT)
+    assert recorder.path is not None
+    return recorder.path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "new", 3)
+    found = read(path)
+    assert [s.at_s for s in found.snapshots] == [0, 1, 2]
+    assert found.snapshots[1] == replace(shot(1), ranks=found.snapshots[1].ranks)
+    assert found.verdicts == (replace(VERDICT, stalled_for_s=41.2),)
+    assert not found.truncated
+    assert found.problems == ()
+    assert path.name.startswith("incident-2")
+    assert path.name.endswith("-node-a.jsonl.zst")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_written_makes_no_file(tmp_path: Path) -> None:
+    Recorder(tmp_path / "none", "node-a").close()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_host_name_is_never_a_path(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "../../etc/x\n") as recorder:
+        recorder.snapshot(shot(0))
+    assert [p.parent for p in tmp_path.rglob("*.zst")] == [tmp_path]
+
+
+def test_a_directory_is_all_its_recordings(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    write(tmp_path, 1)  # in the same second
+    (tmp_path / "notes.txt").write_text("no recording")
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    found = read_any(tmp_path, KNOWN)
+    assert [len(one.snapshots) for one in found] == [2, 1, 0]
+    assert [len(one.verdicts) for one in found] == [1, 1, 0]
+    assert not any(one.truncated for one in found)
+    assert [len(one.problems) for one in found] == [0, 0, 1]
+    assert "other.jsonl" in found[2].problems[0]
+
+
+def test_every_cut_is_read_up_to_it(tmp_path: Path) -> None:
+    path = write(tmp_path, 20, noise=200)
+    whole = path.read_bytes()
+    seen = set()
+    for length in range(0, len(whole), 97):
+        path.write_bytes(whole[:length])
+        try:
+            found = read(path)
+        except NotARecording:
+            assert length < 300  # not even the header
+            continue
+        assert found.truncated or len(found.verdicts) == 1  # only the end of the zstd frame is missing
+        assert [s.at_s for s in found.snapshots] == list(range(len(found.snapshots)))
+        seen.add(len(found.snapshots))
+    assert seen >= set(range(1, 20))
+
+
+def test_damage_in_the_middle_is_said_and_harmless(tmp_path: Path) -> None:
+    path = write(tmp_path, 20, noise=200)
+    whole = bytearray(path.read_bytes())
+    for position in range(400, len(whole), 151):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        found = read(path)
+        assert found.truncated or found.problems
+        assert len(found.snapshots) >= (position - 128) * 20 // len(whole) - 2
+
+
+def test_a_killed_writer_loses_nothing_it_had_written(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.unit.test_recording import shot; "
+        "from hangdoc.recording import Recorder\n"
+        "r = Recorder(Path(sys.argv[1]), 'node-a')\n"
+        "for i in range(5): r.snapshot(shot(i))\n"
+        "print('written', flush=True); sys.stdin.read()"
+    )
+    root = Path(recording.__file__).parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    found = read(tmp_path)
+    assert len(found.snapshots) == 5
+    assert found.truncated
+
+
+def test_a_full_file_keeps_verdicts_only(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "node-a", max_bytes=10_000) as recorder:
+        for number in range(100):
+            recorder.snapshot(shot(number, noise=1000))
+        recorder.verdict(VERDICT)
+    found = read(tmp_path)
+    assert 5 < len(found.snapshots) < 20
+    assert len(found.verdicts) == 1
+    assert not found.truncated
+
+
+def test_what_repeats_costs_little(tmp_path: Path) -> None:
+    big = shot(0, noise=50_000)
+    with Recorder(tmp_path, "node-a") as recorder:
+        for number in range(50):
+            recorder.snapshot(replace(big, at_s=float(number)))
+    assert recorder.path is not None
+    assert recorder.path.stat().st_size < 2 * 60_000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello\n", b"{}\n", b"[" * 100_000, b"\x28\xb5\x2f\xfdnot zstd", b'{"schema": 1}\n']
+)
+def test_something_else_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.jsonl.zst"
+    path.write_bytes(content)
+    assert not recording.is_recording(path)
+    with pytest.raises(NotARecording, match="no recording of hangdoc"):
+        read(path)
+
+
+def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NotARecording, match="holds no recording"):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "missing")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        read(tmp_path / "fifo")
+
+
+def test_lines_of_newer_versions_and_bad_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "plain.jsonl"
+    header = '{"schema": "hangdoc.recording/2", "new": 1}\n'
+    good = '{"snapshot": {"host": "h", "at_s": 1, "time": "t", "ranks": [], "new": 2}}\n'
+    path.write_text(header + '{"later": 1}\n' + '{"snapshot": 3}\n' + good + "}{\n" + '{"end": 5}\n')
+    found = read(path)
+    assert len(found.snapshots) == 1
+    assert not found.truncated
+    assert [p.split(": ")[0].rsplit(":")[-1] for p in found.problems] == ["3", "5"]
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import zstandard
+
+    path = tmp_path / "bomb.jsonl.zst"
+    text = b'{"schema": "hangdoc.recording/1"}\n' + b"0" * 50_000_000
+    path.write_bytes(zstandard.compress(text))
+    monkeypatch.setattr(recording, "MAX_LINE", 1_000_000)
+    found = read(path)
+    assert found.truncated
+    assert "longer than" in found.problems[0]
+
+
+def test_the_verdict_contract() -> None:
+    told = to_json(VERDICT)
+    assert list(told) == [
+        *("schema", "hangdoc", "status", "stalled_for_s", "job", "findings", "unseen", "note", "considered")
+    ]
+    assert told["stalled_for_s"] == 41.2
+    assert list(told["job"]) == ["id", "world_size", "launcher", "hosts", "ranks"]
+    assert list(told["job"]["ranks"][0]) == ["rank", "pid", "host", "phase", "op", "site"]
+    finding = told["findings"][0]
+    assert list(finding) == [
+        *("playbook", "class", "confidence", "title", "summary", "culprits", "links", "evidence", "actions")
+    ]
+    assert finding["culprits"] == [{"rank": 2, "pid": 4278, "host": "node-a", "site": "g (a.py:31)"}]
+    assert list(finding["links"][0]) == ["from_rank", "to_rank", "from", "to", "interface"]
+    assert finding["evidence"] == [{"probe": "stacks", "ranks": [2], "text": "text"}]
+    assert told["unseen"] == [{"rank": 3, "probe": "stacks", "why": "refused"}]
+    assert from_json(told) == replace(VERDICT, stalled_for_s=41.2)
+
+
+@pytest.mark.parametrize("wrong", [None, [], {}, {"schema": "hangdoc.verdict/1"}])
+def test_no_verdict_is_a_bad_record(wrong: object) -> None:
+    with pytest.raises(BadRecord):
+        from_json(wrong)
+
+
+@pytest.mark.parametrize("field", ["status", "job", "findings", "unseen", "considered", "note"])
+def test_a_damaged_verdict_is_a_bad_record(field: str) -> None:
+    for wrong in (3, [3], {"a": 3}):
+        with pytest.raises(BadRecord):
+            from_json({**to_json(VERDICT), field: wrong})
