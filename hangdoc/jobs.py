@@ -109,7 +109,7 @@ def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
         launcher = mpi[-1] if mpi else table.procs[pid].ppid
         return _Job(("mpi", who.namespace or launcher), who.namespace or f"mpi pid {launcher}", "mpi", launcher, master)
     if who and who.slurm:
-        return _Job(("slurm", who.slurm, master), who.slurm, "slurm", above, master)
+        return _Job(("slurm", who.slurm, who.master), who.slurm, "slurm", above, master)
     if master:
         return _Job(("master", master, here), master, "plain", above, master)
     launcher = above or table.procs[pid].ppid

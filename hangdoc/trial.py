@@ -130,7 +130,7 @@ class Trial:
         return str(found)
 
     def _tail(self) -> str:
-        return "\n".join(self.text().splitlines()[-20:])
+        return "\n".join(self.text().splitlines()[-60:])  # torchrun sums a failure up at length
 
 
 def command(script: Path, ranks: int, args: Sequence[str] = (), launcher: str = "torchrun") -> list[str]:

@@ -20,6 +20,7 @@ from probes import Observation, Request, Tier
 
 MAX_BYTES = 1_000_000  # a larger file is generated code
 CLOCK_SLACK_S = 2.0  # /proc/stat gives the boot time in whole seconds
+MAX_CALLS = 60  # of a function
 WIDTH = 120
 RANGES = frozenset({"range", "trange", "itertools.count", "count"})
 
@@ -86,6 +87,7 @@ class Module:
     tree: ast.Module
     text: list[str]
     known: dict[int, Place | None] = field(default_factory=dict)
+    functions: dict[int, tuple[str, ...]] = field(default_factory=dict)  # first line -> what is called in it
 
     @classmethod
     def parse(cls, path: str) -> Module | None:
@@ -139,10 +141,18 @@ class Module:
             loops=tuple(loops),
             branches=tuple(branches),
             calls=tuple(dict.fromkeys(name for s in statements for name in _calls(s)))[:8],
+            around=self._around(scope),
             function_first=first,
             function_last=_last(scope) if isinstance(scope, ast.stmt) else len(self.text),
             passed=tuple(passed),
         )
+
+    def _around(self, scope: ast.AST) -> tuple[str, ...]:
+        first = getattr(scope, "lineno", 0)
+        if first not in self.functions:
+            calls = (_short(ast.unparse(node.func)) for node in ast.walk(scope) if isinstance(node, ast.Call))
+            self.functions[first] = tuple(dict.fromkeys(calls))[:MAX_CALLS]
+        return self.functions[first]
 
     def _loop(self, loop: ast.For | ast.AsyncFor | ast.While) -> Loop:
         return Loop(
@@ -182,9 +192,8 @@ def _visible(pid: int, file: str) -> str:
     return f"/proc/{pid}/cwd/{file}"
 
 
-def _last(node: ast.AST) -> int:
-    last: int = getattr(node, "end_lineno", None) or getattr(node, "lineno", 0)
-    return last
+def _last(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _body_last(loop: ast.For | ast.AsyncFor | ast.While) -> int:

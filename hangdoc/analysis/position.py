@@ -20,25 +20,27 @@ Signature = tuple[tuple[str, str, int], ...]
 class PositionFacts:
     """One rank against the reference side."""
 
-    side: int | None  # number of its side, 0 is the reference; None: its stacks were not seen
-    side_size: int | None
-    odd: bool | None  # not on the reference side
-    relation: str | None  # kind of story.Relation, seen from this rank; "same" on the reference side
-    parted: str | None  # this rank's line in the function where they parted: "main (train.py:31)"
-    parted_other: str | None  # the reference's line there
-    loop: str | None  # source of the loop that one side has left: "for step, batch in enumerate(loader):"
-    loop_line: int | None
-    branch: str | None  # condition of the branch that only one side is in
-    branch_line: int | None
-    guarded: bool | None  # the branch is around this rank's side
-    will_arrive: bool | None  # it has yet to come to the place where the reference waits, and can
-    counter: str | None  # loop counter that differs between the two
-    count: float | None  # here
-    count_other: float | None  # on the reference side
-    size: str | None  # another number, or the length of a list, that differs: "n", "len(shard)"
-    size_here: float | None
-    size_other: float | None
-    same_operation: bool | None  # waits in the operation the reference waits in
+    side: int | None = None  # number of its side, 0 is the reference; None: its stacks were not seen
+    side_size: int | None = None
+    odd: bool | None = None  # not on the reference side
+    relation: str | None = None  # kind of story.Relation, seen from this rank; "same" on the reference side
+    parted: str | None = None  # this rank's line in the function where they parted: "main (train.py:31)"
+    parted_other: str | None = None  # the reference's line there
+    loop: str | None = None  # source of the loop that one side has left: "for step, batch in enumerate(loader):"
+    loop_line: int | None = None
+    branch: str | None = None  # condition of the branch that only one side is in
+    branch_line: int | None = None
+    guarded: bool | None = None  # the branch is around this rank's side
+    will_arrive: bool | None = None  # it has yet to come to the place where the reference waits, and can
+    passed: bool | None = None  # that counter is of a loop this rank is no longer in
+    counter: str | None = None  # loop counter that differs between the two
+    count: float | None = None  # here
+    count_other: float | None = None  # on the reference side
+    size: str | None = None  # another number, or the length of a list, that differs: "n", "len(shard)"
+    size_here: float | None = None
+    size_other: float | None = None
+    same_operation: bool | None = None  # waits in the operation the reference waits in
+    same_site: bool | None = None  # at the line of the user's own code where the reference is
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,6 @@ class PositionJob:
     tied: bool  # no side is larger than the others
 
 
-NOWHERE = PositionFacts(
-    None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None, None
-)  # fmt: skip
 MUST_DIFFER = (
     "rank",
     "pid",
@@ -65,6 +64,16 @@ MUST_DIFFER = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A number that two ranks do not agree on."""
+
+    name: str
+    here: float
+    there: float
+    passed: bool = False  # counts a loop that the first rank is no longer in
+
+
 @dataclass(slots=True)
 class PositionAnalysis:
     name: str = "position"
@@ -76,7 +85,7 @@ class PositionAnalysis:
         stories = {key: story for key in case.ranks if (story := story_of(case, key))}
         stack: dict[Key, StackFacts] = case.rank_facts["stack"]
         sides = _sides(stories, stack)
-        facts = dict.fromkeys(case.ranks, NOWHERE)
+        facts = dict.fromkeys(case.ranks, PositionFacts())
         if not sides:
             return facts, PositionJob(0, (), (), False)
         reference = sides[0]
@@ -139,13 +148,15 @@ def _facts(
         branch_line=relation.branch.line if relation.branch else None,
         guarded=relation.kind in ("in_branch", "other_arm") if relation.branch else None,
         will_arrive=_will_arrive(relation) if odd else None,
-        counter=counter[0] if counter else None,
-        count=counter[1] if counter else None,
-        count_other=counter[2] if counter else None,
-        size=size[0] if size else None,
-        size_here=size[1] if size else None,
-        size_other=size[2] if size else None,
+        passed=counter.passed if counter else None,
+        counter=counter.name if counter else None,
+        count=counter.here if counter else None,
+        count_other=counter.there if counter else None,
+        size=size.name if size else None,
+        size_here=size.here if size else None,
+        size_other=size.there if size else None,
         same_operation=stack[key].op == stack[reference[0]].op and bool(stack[key].waits),
+        same_site=stack[key].site == stack[reference[0]].site and stack[key].file == stack[reference[0]].file,
     )
 
 
@@ -165,24 +176,22 @@ def _aligned(a: Story, b: Story) -> Iterator[tuple[Step, Step]]:
         yield mine, other
 
 
-def _counters(a: Story, b: Story) -> Iterator[tuple[str, float, float]]:
-    """Loop counters, of loops they are in or have passed, that differ between two ranks."""
+def _counters(a: Story, b: Story) -> Iterator[Difference]:
+    """Loop counters, of loops they are in or have passed, that differ between two ranks; passed loops first."""
+    found: list[Difference] = []
     for mine, other in _aligned(a, b):
         if mine.place is None or other.place is None:
             continue
-        loops = (
-            *mine.place.loops,
-            *other.place.loops,
-            *mine.place.passed,
-            *other.place.passed,
-        )
+        inside = {name for loop in mine.place.loops for name in loop.counters}
+        loops = (*mine.place.loops, *other.place.loops, *mine.place.passed, *other.place.passed)
         for name in dict.fromkeys(name for loop in loops for name in loop.counters):
             here, there = mine.variables.get(name), other.variables.get(name)
             if here and there and here.number is not None and there.number is not None and here.number != there.number:
-                yield name, here.number, there.number
+                found.append(Difference(name, here.number, there.number, name not in inside))
+    yield from sorted(found, key=lambda difference: not difference.passed)
 
 
-def _sizes(key: Key, reference: Sequence[Key], stories: dict[Key, list[Step]]) -> Iterator[tuple[str, float, float]]:
+def _sizes(key: Key, reference: Sequence[Key], stories: dict[Key, list[Step]]) -> Iterator[Difference]:
     """Other numbers and lengths that the reference side agrees on and this rank does not."""
     model = stories[reference[0]]
     for depth, (mine, other) in enumerate(_aligned(stories[key], model)):
@@ -205,7 +214,7 @@ def _sizes(key: Key, reference: Sequence[Key], stories: dict[Key, list[Step]]) -
             ):
                 agreed = all(_value(stories[k], depth, label) == there for k in reference)
                 if here is not None and there is not None and here != there and agreed:
-                    yield label, here, there
+                    yield Difference(label, here, there)
 
 
 def _value(story: Story, depth: int, label: str) -> float | None:

@@ -34,23 +34,23 @@ class StackFacts:
     """What one rank is doing."""
 
     phase: str  # one of PHASES
-    op: str | None
-    site: str | None  # innermost frame of the user's own code: "train (train.py:24)"
-    function: str | None  # of that frame
-    file: str | None
-    line: int | None
-    text: str | None  # the source line there
-    branch: str | None  # condition of the innermost `if` around that line
-    branch_line: int | None
-    waits: bool | None  # in a collective or point-to-point operation; None: its stacks were not seen
-    in_backward: bool
-    leaf: str | None  # innermost Python frame
-    native_leaf: str | None  # native frames down to the first that tells, innermost first
-    native: bool  # native frames were seen
-    busy: bool | None  # a thread of the process was on a core
-    thread: str | None  # name of the thread the story is about
-    collective_threads: int  # threads that are in a collective or point-to-point operation
-    spins: bool | None  # waits with a busy thread, as MPI and NCCL do
+    op: str | None = None
+    site: str | None = None  # innermost frame of the user's own code: "train (train.py:24)"
+    function: str | None = None  # of that frame
+    file: str | None = None
+    line: int | None = None
+    text: str | None = None  # the source line there
+    branch: str | None = None  # condition of the innermost `if` around that line
+    branch_line: int | None = None
+    waits: bool | None = None  # in a collective or point-to-point operation; None: its stacks were not seen
+    in_backward: bool = False
+    leaf: str | None = None  # innermost Python frame
+    native_leaf: str | None = None  # native frames down to the first that tells, innermost first
+    native: bool = False  # native frames were seen
+    busy: bool | None = None  # a thread of the process was on a core
+    thread: str | None = None  # name of the thread the story is about
+    collective_threads: int = 0  # threads that are in a collective or point-to-point operation
+    spins: bool | None = None  # waits with a busy thread, as MPI and NCCL do
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +259,7 @@ def _native_leaf(stack: Stack) -> str | None:
 
 
 def _without_stack(phase: str, busy: bool | None) -> StackFacts:
-    waits = None if phase == "unknown" else False
-    return StackFacts(
-        phase, None, None, None, None, None, None, None, None, waits, False, None, None, False, busy, None, 0, None
-    )  # fmt: skip
+    return StackFacts(phase, waits=None if phase == "unknown" else False, busy=busy)
 
 
 ANALYSIS = StackAnalysis()

@@ -6,12 +6,14 @@ how: one left the loop the other is in, one took a branch, or one is simply furt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.evidence import Branch, Frame, Loop, Place, Source, Stack, Variable
 
 ROOT_FUNCTIONS = ("<module>",)
+KEYWORDS = frozenset({"and", "or", "not", "in", "is", "None", "True", "False", "if", "else", "len", "int"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,14 @@ class Relation:
     """How rank `a` stands to rank `b`, seen from `a`.
 
     kind: same | left_loop | in_loop (the mirror of left_loop) | other_arm | in_branch | out_of_branch (its mirror) |
-    ahead | behind | apart (no common function to compare, or no source).
+    other_call (one line, another function called) | ahead | behind | apart (no common function, or no source).
     """
 
     kind: str
     mine: Step | None = None  # a's frame where they parted
     other: Step | None = None  # b's frame there
     loop: Loop | None = None  # that one has left
-    branch: Branch | None = None  # that one is in
+    branch: Branch | None = None  # that only one is in, or within the loop the condition of what the other waits for
     common: tuple[Loop, ...] = ()  # loops around both
 
 
@@ -88,20 +90,45 @@ def relate(a: Story, b: Story) -> Relation:
         return Relation("apart", mine, other)
     found = _relate_lines(mine, other, mine.place, other.place)
     # further on in the caller, while the other is in a loop of a function called before: it has left that loop too
-    if found.kind == "ahead" and (loop := _inner_loop(b[depth + 1 :])):
-        return replace(found, kind="left_loop", loop=loop)
-    if found.kind == "behind" and (loop := _inner_loop(a[depth + 1 :])):
-        return replace(found, kind="in_loop", loop=loop)
+    if found.kind == "ahead" and (inner := _in_loop(b[depth + 1 :])):
+        found = replace(found, kind="left_loop", loop=inner.loops[-1])
+    elif found.kind == "behind" and (inner := _in_loop(a[depth + 1 :])):
+        found = replace(found, kind="in_loop", loop=inner.loops[-1])
+    if found.kind in ("left_loop", "in_loop"):
+        return replace(found, branch=_condition(b if found.kind == "left_loop" else a, found.loop, mine, other))
     return found
+
+
+def _condition(inside: Story, loop: Loop | None, mine: Step, other: Step) -> Branch | None:
+    """The innermost condition, within the loop, under which the rank inside it came to where it waits."""
+    for step in reversed(inside):
+        for branch in reversed(step.place.branches if step.place else ()):
+            if branch.test and loop and branch.line > loop.first and not _uniform(branch, step, mine, other):
+                return branch
+        if step.place and loop in step.place.loops:
+            return None
+    return None
+
+
+def _uniform(branch: Branch, step: Step, mine: Step, other: Step) -> bool:
+    """A condition on loop counters, and on numbers that agree, comes out alike on every rank at the same iteration."""
+    counters = {name for loop in (step.place.loops if step.place else ()) for name in loop.counters}
+    names = set(re.findall(r"(?<![\w.])[A-Za-z_][\w.]*", branch.test)) - KEYWORDS
+    agreed = {
+        name
+        for name, variable in mine.variables.items()
+        if name in other.variables and variable.number is not None and variable.number == other.variables[name].number
+    }
+    return bool(names & counters) and names <= counters | agreed
 
 
 def _lines(story: Story) -> list[tuple[str, str, int]]:
     return [(step.file, step.function, step.line) for step in story]
 
 
-def _inner_loop(rest: Story) -> Loop | None:
-    """The innermost loop of the outermost of these frames that stands in one."""
-    return next((step.place.loops[-1] for step in rest if step.place and step.place.loops), None)
+def _in_loop(rest: Story) -> Place | None:
+    """The outermost of these frames that stands in a loop."""
+    return next((step.place for step in rest if step.place and step.place.loops), None)
 
 
 def _parting(a: Story, b: Story) -> int | None:
@@ -134,8 +161,8 @@ def _relate_lines(mine: Step, other: Step, here: Place, there: Place) -> Relatio
             return Relation("left_loop", mine, other, other_first, common=common)
         return Relation("in_loop", mine, other, mine_first, common=common)
     forks = _shared_branches(here.branches, there.branches)
-    my_branch = here.branches[forks] if len(here.branches) > forks else None
-    other_branch = there.branches[forks] if len(there.branches) > forks else None
+    my_branch = next((b for b in here.branches[forks:] if not _uniform(b, mine, mine, other)), None)
+    other_branch = next((b for b in there.branches[forks:] if not _uniform(b, other, mine, other)), None)
     if my_branch and other_branch and my_branch.line == other_branch.line:
         return Relation("other_arm", mine, other, branch=my_branch, common=common)
     if my_branch and my_branch.test:
@@ -143,7 +170,7 @@ def _relate_lines(mine: Step, other: Step, here: Place, there: Place) -> Relatio
     if other_branch and other_branch.test:
         return Relation("out_of_branch", mine, other, branch=other_branch, common=common)
     if mine.line == other.line:
-        return Relation("apart", mine, other, common=common)
+        return Relation("other_call", mine, other, common=common)
     return Relation("ahead" if mine.line > other.line else "behind", mine, other, common=common)
 
 

@@ -26,7 +26,7 @@ class Mixer(nn.Module):
 
 def main():
     options = parser()
-    options.add_argument("--depth", type=int, default=24)
+    options.add_argument("--depth", type=int, default=12)
     args = options.parse_args()
     lifetime = Lifetime(args.seconds)
     dist.init_process_group("gloo")

@@ -68,6 +68,7 @@ def assert_diagnosis(job: demo.Broken, said: Said, status: str) -> list[str]:
     assert (best["playbook"], best["class"]) == (job.playbook, job.cls), told
     assert sorted(culprit["rank"] for culprit in best["culprits"]) == sorted(job.told.expect.culprits), told
     assert (verdict["status"], said.code) == (status, {"slow": 1, "stalled": 2}[status]), told
+    assert best["links"] or job.cls != "network", told
     assert len(verdict["job"]["ranks"]) == job.told.ranks
     return [line["text"] for line in best["evidence"]]
 

@@ -1,0 +1,77 @@
+"""Analysis `batch`: is the first dimension of the same variable another one on some rank, look after look."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.progress import looks_at
+from hangdoc.analysis.story import is_library
+
+MIN_LOOKS = 3  # the last batch of an epoch is often smaller, for one look
+
+Name = tuple[str, str]  # function and variable
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """One rank's batch dimension against the others'."""
+
+    odd: bool | None = None  # it differs from most ranks' in every look; None: no common variable was read often enough
+    name: str | None = None  # "images in train"
+    size: int | None = None
+    size_others: int | None = None
+    agreeing: int = 0  # variables that say the same
+
+
+@dataclass(slots=True)
+class BatchAnalysis:
+    name: str = "batch"
+    order: int = 50
+    rank_facts: type | None = BatchFacts
+    job_facts: type | None = None
+
+    def derive(self, case: Case) -> tuple[dict[Key, BatchFacts], None]:
+        seen = {key: _constant(case, key) for key in case.ranks}
+        odd: dict[Key, list[BatchFacts]] = defaultdict(list)
+        compared: set[Key] = set()
+        for name in {name for sizes in seen.values() for name in sizes}:
+            holders = {key: sizes[name] for key, sizes in seen.items() if name in sizes}
+            if len(holders) < 2 or len(holders) < len(seen):
+                continue
+            compared.update(holders)
+            common, _ = Counter(holders.values()).most_common(1)[0]
+            for key, shape in holders.items():
+                if shape[0] != common[0] and shape[1:] == common[1:]:
+                    odd[key].append(BatchFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0]))
+        return {key: _facts(odd.get(key, []), key in compared) for key in case.ranks}, None
+
+
+def _facts(odd: list[BatchFacts], compared: bool) -> BatchFacts:
+    if not odd:
+        return BatchFacts(False if compared else None)
+    first = min(odd, key=lambda facts: facts.name or "")
+    return BatchFacts(True, first.name, first.size, first.size_others, len(odd))
+
+
+def _constant(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
+    """Shapes of the tensors in the user's own frames that were the same in every one of several looks."""
+    shapes: dict[Name, list[tuple[int, ...]]] = defaultdict(list)
+    for name, shape in _shapes(case, key):
+        shapes[name].append(shape)
+    return {name: found[0] for name, found in shapes.items() if len(found) >= MIN_LOOKS and len(set(found)) == 1}
+
+
+def _shapes(case: Case, key: Key) -> Iterator[tuple[Name, tuple[int, ...]]]:
+    for look in looks_at(case, key):
+        for step in look.story:
+            if is_library(step.file):
+                continue
+            for variable in step.variables.values():
+                if variable.tensor is not None and variable.tensor.shape:
+                    yield (step.function, variable.name), variable.tensor.shape
+
+
+ANALYSIS = BatchAnalysis()
