@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.stack import WAITING, Circumstances, is_busy, main_story, phase_of
+from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
+from hangdoc.analysis.stack import circumstances, is_busy, main_story
 from hangdoc.analysis.story import Step, is_library
 from hangdoc.evidence import Process, Source, Stacks
 
@@ -75,29 +76,16 @@ def looks_at(case: Case, key: Key) -> list[Look]:
         rank = next((r for r in shot.ranks if shot.host == host and r.target.pid == pid), None)
         stacks = rank.records.get("stacks") if rank else None
         if rank and isinstance(stacks, Stacks) and stacks.threads:
-            found.append(
-                _look(
-                    shot.at_s,
-                    stacks,
-                    rank.records.get("source"),
-                    rank.records.get("cpu"),
-                    thread,
-                )
-            )
+            process = rank.records.get("cpu")
+            about = circumstances(case, key, is_busy(process) if isinstance(process, Process) else None, stacks)
+            found.append(_look(shot.at_s, stacks, rank.records.get("source"), thread, about))
     return found
 
 
-def _look(
-    at_s: float,
-    stacks: Stacks,
-    source: Source | None,
-    process: object,
-    thread: str | None,
-) -> Look:
+def _look(at_s: float, stacks: Stacks, source: Source | None, thread: str | None, about: Circumstances) -> Look:
     story = main_story(stacks, source, thread)
-    busy = is_busy(process) if isinstance(process, Process) else None
     stack = next((s for s in stacks.threads if s.name == thread), stacks.threads[0])
-    phase, _ = phase_of(stack, story, Circumstances(busy, mpi=False, group=True, native=stacks.native))
+    phase, _ = phase_of(stack, story, about)
     return Look(at_s, story, phase)
 
 

@@ -1,7 +1,7 @@
 """Analysis `stack`: the phase of each rank, from its frames and whether anything of it runs.
 
-The knowledge is the table `phases.yaml`; this module only matches. Backward parks the main thread while an autograd
-thread works, and MPI spins while it waits: a rank is judged by all its threads, and native frames beat a guess.
+Backward parks the main thread while an autograd thread works, and MPI spins while it waits: a rank is judged by all its
+threads, and native frames beat a guess.
 """
 
 from __future__ import annotations
@@ -9,21 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
-from typing import Any
-
-import yaml
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.story import Step, Story, is_library, tell, user_step
+from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
+from hangdoc.analysis.story import Step, Story, tell, user_step
 from hangdoc.evidence import Branch, Environ, Frame, Process, Source, Stack, Stacks
 
-PHASES = (
-    "collective", "p2p", "compute", "input", "checkpoint", "compile", "startup", "teardown", "idle", "stopped",
-    "exited", "unknown",
-)  # fmt: skip
-WAITING = frozenset({"collective", "p2p"})
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # comm of the threads that a process group keeps
 MPI_LAUNCH = re.compile(r"^(OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK)$")
 HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # run now and then without the rank doing anything
@@ -33,7 +24,7 @@ HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # run now and t
 class StackFacts:
     """What one rank is doing."""
 
-    phase: str  # one of PHASES
+    phase: str  # one of phases.PHASES
     op: str | None = None
     site: str | None = None  # innermost frame of the user's own code: "train (train.py:24)"
     function: str | None = None  # of that frame
@@ -50,106 +41,9 @@ class StackFacts:
     busy: bool | None = None  # a thread of the process was on a core
     thread: str | None = None  # name of the thread the story is about
     collective_threads: int = 0  # threads that are in a collective or point-to-point operation
+    collectives: tuple[str, ...] = ()  # what each of them is in: "all_gather in Thread-1, save (ckpt.py:30)"
+    shared_group: bool | None = None  # two of them use one process group
     spins: bool | None = None  # waits with a busy thread, as MPI and NCCL do
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of phases.yaml."""
-
-    phase: str
-    op: str
-    function: re.Pattern[str] | None
-    file: re.Pattern[str] | None
-    native: re.Pattern[str] | None
-    calls: re.Pattern[str] | None
-    when: str | None
-    mpi: bool
-    group: bool
-    weak: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What else decides which entries of the table may fit."""
-
-    busy: bool | None
-    mpi: bool
-    group: bool
-    native: bool
-
-
-@lru_cache(maxsize=1)
-def table() -> tuple[Entry, ...]:
-    """The entries of phases.yaml, in order."""
-    rows = yaml.safe_load(files("hangdoc.analysis").joinpath("phases.yaml").read_text())
-    return tuple(_entry(row) for row in rows)
-
-
-def _entry(row: dict[str, Any]) -> Entry:
-    def pattern(name: str) -> re.Pattern[str] | None:
-        return re.compile(row[name]) if name in row else None
-
-    return Entry(
-        phase=row["phase"],
-        op=row["op"],
-        function=pattern("function"),
-        file=pattern("file"),
-        native=pattern("native"),
-        calls=pattern("calls"),
-        when=row.get("when"),
-        mpi=bool(row.get("mpi")),
-        group=bool(row.get("group")),
-        weak=bool(row.get("weak")),
-    )
-
-
-def phase_of(stack: Stack, story: Story, about: Circumstances) -> tuple[str, str | None]:
-    """Phase and operation of one thread."""
-    for entry in table():
-        if _allowed(entry, about):
-            op = _fit(entry, stack.frames, story)
-            if op is not None:
-                return entry.phase, op
-    return ("compute" if about.busy else "idle" if about.busy is False else "unknown"), None
-
-
-def _allowed(entry: Entry, about: Circumstances) -> bool:
-    if (entry.when == "idle" and about.busy is not False) or (entry.when == "busy" and not about.busy):
-        return False
-    return not ((entry.mpi and not about.mpi) or (entry.group and not about.group))
-
-
-def _fit(entry: Entry, frames: Sequence[Frame], story: Story) -> str | None:
-    names: dict[str, str] = {}
-    if entry.function or entry.file:
-        frame = next((f for f in frames if not f.native and _fits(entry, f)), None)
-        if frame is None:
-            return None
-        names["function"] = frame.function.rsplit(".", 1)[-1]
-    if entry.native:
-        found = next(
-            (m for f in frames if f.native and (m := entry.native.search(f.function))),
-            None,
-        )
-        if found is None:
-            return None
-        names["1"] = found.group(1) if found.re.groups else ""
-    if entry.calls:
-        own = story[-1] if story and (entry.weak is False or not is_library(story[-1].file)) else None
-        calls = own.place.calls if own and own.place else ()
-        call = next((m for name in calls if (m := entry.calls.search(name))), None)
-        if call is None:
-            return None
-        names["call"] = call.group(1) if call.re.groups else call.group(0).lstrip(".")
-    return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), entry.op).lower()
-
-
-def _fits(entry: Entry, frame: Frame) -> bool:
-    name = frame.function.rsplit(".", 1)[-1]
-    if entry.function and not entry.function.search(name):
-        return False
-    return not (entry.file and not entry.file.search(frame.file))
 
 
 @dataclass(slots=True)
@@ -176,7 +70,7 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
     return _from_stacks(
         stacks,
         case.record(key, "source"),
-        _circumstances(case, key, busy, stacks),
+        circumstances(case, key, busy, stacks),
         state,
     )
 
@@ -190,6 +84,7 @@ def _from_stacks(stacks: Stacks, source: Source | None, about: Circumstances, st
         phase = "stopped"
     user = user_step(story)
     branch = guard(user)
+    together = [(thread, op) for thread, (phase, op) in zip(told, phases, strict=True) if phase in WAITING]
     return StackFacts(
         phase=phase,
         op=op,
@@ -207,9 +102,25 @@ def _from_stacks(stacks: Stacks, source: Source | None, about: Circumstances, st
         native=stacks.native,
         busy=about.busy,
         thread=stack.name,
-        collective_threads=sum(phase in WAITING for phase, _ in phases),
+        collective_threads=len(together),
+        collectives=tuple(_told(stack, story, op) for (stack, story), op in together),
+        shared_group=len({_group(stack.frames) for (stack, _), _ in together}) < len(together) if together else None,
         spins=about.busy if phase in WAITING else None,
     )
+
+
+def _told(stack: Stack, story: Story, op: str | None) -> str:
+    user = user_step(story)
+    return f"{op} in {stack.name or f'thread {stack.tid}'}" + (f", {user.site}" if user else "")
+
+
+def _group(frames: Sequence[Frame]) -> int | None:
+    """The process group object a thread's collective was called with; None: the default group."""
+    for frame in frames:
+        if frame.file.endswith("torch/distributed/distributed_c10d.py"):
+            group = next((v for v in frame.variables or () if v.name == "group" and v.kind != "none"), None)
+            return group.address if group else None
+    return None
 
 
 def guard(step: Step | None) -> Branch | None:
@@ -236,7 +147,7 @@ def is_busy(process: Process) -> bool:
     return any(t.state == "R" for t in process.threads if not HARNESS_THREADS.search(t.comm))
 
 
-def _circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Circumstances:
+def circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Circumstances:
     process, environ = case.record(key, "cpu"), case.record(key, "environ")
     group = isinstance(process, Process) and any(GROUP_THREADS.search(t.comm) for t in process.threads)
     mpi = isinstance(environ, Environ) and any(MPI_LAUNCH.match(name) for name in environ.variables)

@@ -1,7 +1,7 @@
 """Analysis `sync`: do the replicas exchange gradients, or does the forward pass go round the wrapper that does it.
 
-DDP's hooks run in the wrapper's own forward (torch/nn/parallel/distributed.py, 2.13); a loss that comes from `model.module`
-leaves them out, and every rank trains alone.
+DDP's hooks run in the wrapper's own forward (torch/nn/parallel/distributed.py, 2.13); a loss that comes from
+`model.module` leaves them out, and every rank trains alone.
 """
 
 from __future__ import annotations
