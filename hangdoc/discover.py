@@ -15,6 +15,7 @@ from hangdoc import procfs
 from hangdoc.evidence import Target, Unseen
 from hangdoc.jobs import Member, targets_of
 from hangdoc.processes import Table
+from probes._refusal import owner_of, remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +207,10 @@ def _meant(pid: int, members: list[Member], table: Table) -> tuple[list[Member],
     above = [member for member in members if member.pid in table.ancestors(pid)]
     if above:
         return above[:1], f"PID {pid} is a helper of the rank with PID {above[0].pid}: that one is watched"
+    if not proc.readable:
+        return [], f"PID {pid} (of user {owner_of(pid)}) may not be read; {remedy(pid)}"
     if table.is_launcher(pid):
         return [], f"PID {pid} ({proc.comm}) is a launcher, and none of its ranks runs; wait until it has started them"
-    if not proc.readable:
-        owner = procfs.status(pid).get("Uid", "?").split()[0]
-        return [], f"PID {pid} (of user {owner}) may not be read; run hangdoc as that user or as root"
     if not table.is_python(pid):
         why = "is not a Python process and no training rank runs under it"
         return [], f"PID {pid} ({proc.comm}) {why}; give a rank's PID"
@@ -221,7 +221,7 @@ def _nothing(table: Table) -> Unseen:
     """Why no rank was found, where we were not asked for a certain one."""
     hidden = [pid for pid, proc in table.procs.items() if not proc.readable and table.grouped(pid)]
     if hidden:
-        why = f"PID {hidden[0]} looks like a training rank of another user; run hangdoc as that user or as root"
+        why = f"PID {hidden[0]} looks like a training rank, but may not be read; {remedy(hidden[0])}"
     else:
         why = "no training rank runs on this host; start the job, or give PIDs with --pids"
     return Unseen("discover", why, host=os.uname().nodename)

@@ -41,7 +41,7 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
         return findings[0].status
     if stall.stalled:
         return "stalled"
-    if not stall.settled or stall.hidden:
+    if not stall.settled or stall.hidden or _gone(facts):
         return "unknown"
     return "healthy"
 
@@ -72,7 +72,14 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
         for rank in shot.ranks
         for probe in rank.records
     }
-    return tuple(lack for key, lack in newest.items() if key not in seen_since)
+    beside = {  # a part of what was seen in the same round: no native frames
+        (lack.probe, lack.host, lack.pid)
+        for shot in facts.case.history[-2:]
+        for lack in shot.unseen
+        for rank in shot.ranks
+        if lack.pid == rank.target.pid and lack.probe in rank.records
+    }
+    return tuple(lack for key, lack in newest.items() if key not in seen_since or key in beside)
 
 
 def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
@@ -82,7 +89,7 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     if status == "stalled":
         return "no playbook fits, so no cause is named"
     if status == "unknown":
-        return "too little could be seen to tell"
+        return _told_of_exits(facts) or "too little could be seen to tell"
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
@@ -91,6 +98,23 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         doing.setdefault(_doing(rank), []).append(rank.rank)
     told = sorted(doing.items(), key=lambda item: -len(item[1]))
     return "; ".join(f"{name_ranks(ranks)}: {what}" for what, ranks in told)
+
+
+def _gone(facts: Facts) -> list[int]:
+    """Ranks that ended while they were watched."""
+    return [rank.rank for rank in facts.ranks if rank.alive is False]
+
+
+def _told_of_exits(facts: Facts) -> str:
+    gone = _gone(facts)
+    if not gone:
+        return ""
+    who = "every rank has" if len(gone) == len(facts.ranks) else f"{name_ranks(gone)} {_have(gone)}"
+    return f"{who} ended while we watched; whether that is well, the job's own log says"
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
 
 
 def _doing(rank: Any) -> str:

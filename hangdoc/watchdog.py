@@ -28,6 +28,7 @@ PATIENCE_S = 4.0  # a stall younger than this may be an ordinary pause
 WATCH_S = 9.0  # without a stall, `--once` says what it has after this long
 LIMIT_S = 14.0  # `--once` never watches longer
 LIVE_PATIENCE_S = 10.0
+EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
 REDISCOVER_S = 10.0  # how often the live watch looks for new ranks
 
 
@@ -83,7 +84,7 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
                 if _stuck(facts, PATIENCE_S):
                     say(f"job {job} stands still: examining")
                     verdicts[job] = session.examine(job, judge, facts)
-                elif elapsed >= LIMIT_S or (elapsed >= WATCH_S and not _may_be_stuck(facts)):
+                elif _ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and not _may_be_stuck(facts)):
                     verdicts[job] = judge.verdict(facts)
             undecided -= set(verdicts)
         for verdict in verdicts.values():
@@ -123,9 +124,13 @@ class Session:
 
     def examine(self, job: str, judge: Judge, facts: Facts) -> Verdict:
         """Look closely at what stands still, then judge; a stall that ended meanwhile is judged as what it is."""
-        still = [rank.pid for rank in facts.ranks if rank.stall.still]
-        self._add(self.sampler.round(Tier.EXAMINE, still))
-        return judge.verdict(judge.facts(self.history[job]))
+        for _ in range(EXAMINATIONS):
+            still = [rank.pid for rank in facts.ranks if rank.stall.still]
+            self._add(self.sampler.round(Tier.EXAMINE, still))
+            facts = judge.facts(self.history[job])
+            if not any(rank.stall.still and not rank.stack.native for rank in facts.ranks):
+                break
+        return judge.verdict(facts)
 
     def retarget(self, targets: Sequence[Target]) -> None:
         """Watch other ranks from now on; those that ended stay until their job has ended."""
@@ -186,7 +191,7 @@ class Live:
         if mine.state == "new" and not mine.last:
             self.emit(_event("started", job=job, ranks=[rank.rank for rank in facts.ranks]))
         self._exits(job, facts, mine)
-        if all(rank.alive is False for rank in facts.ranks):
+        if _ended(facts):
             self.emit(_event("job_ended", job=job))
             self.session.forget(job)
             return
@@ -248,6 +253,10 @@ class Live:
 def _stuck(facts: Facts, patience_s: float) -> bool:
     stall = facts.job.stall
     return bool(stall.stalled) and (stall.seconds or 0.0) >= patience_s
+
+
+def _ended(facts: Facts) -> bool:
+    return all(rank.alive is False for rank in facts.ranks)
 
 
 def _may_be_stuck(facts: Facts) -> bool:

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from probes._refusal import remedy
+
 ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
 TIMEOUT_S = 5.0  # measured 5-12 ms; a host with more runnable threads than cores needs longer
 NATIVE_TIMEOUT_S = 15.0  # measured 0.35-1 s, most of it symbols of libtorch
@@ -125,11 +127,11 @@ def _hindrance(pid: int) -> str:
     if tracer:
         return f": PID {tracer} is debugging it; end that debugger"
     if os.geteuid() not in (0, owner):
-        return f": it belongs to user {owner}; run hangdoc as that user or as root"
+        return f": it belongs to user {owner}; {remedy(pid)}"
     try:
         yama = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
         yama = 0
     if yama and os.geteuid() != 0:
         return ": yama forbids ptrace; run hangdoc as root, or `sysctl kernel.yama.ptrace_scope=0`"
-    return "; run hangdoc as root, in a container with `--cap-add SYS_PTRACE`"
+    return f"; {remedy(pid)}"

@@ -11,6 +11,7 @@ from hangdoc import procfs
 from hangdoc.evidence import Environ, Unseen
 from probes import Observation, Request, Tier
 from probes._redact import redact
+from probes._refusal import remedy
 
 _LONGEST = 400  # characters of a value
 
@@ -48,7 +49,7 @@ class EnvironProbe:
             if variables is not None:
                 records[target.pid] = Environ(allowed(variables))
             else:
-                why = f"the environment of PID {target.pid} may not be read; run hangdoc as its user or as root"
+                why = f"the environment of PID {target.pid} may not be read; {remedy(target.pid)}"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
         return Observation(records, unseen=tuple(unseen))
 

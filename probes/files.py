@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hangdoc import procfs
 from hangdoc.evidence import FileLock, Files, OpenFile, Target, Unseen
 from probes import Observation, Request, Tier
+from probes._refusal import remedy
 
 _MOST = 1024  # open files of one rank that are looked at
 _LOCAL = frozenset(
@@ -78,7 +79,7 @@ class FilesProbe:
 def _why(target: Target, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"PID {target.pid} has ended; its files are closed"
-    return f"the open files of PID {target.pid} may not be read; run hangdoc as its user or as root"
+    return f"the open files of PID {target.pid} may not be read; {remedy(target.pid)}"
 
 
 def _look(

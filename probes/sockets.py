@@ -14,6 +14,7 @@ from contextlib import suppress
 from hangdoc.evidence import Connection, Sockets, Target, Unseen
 from probes import Observation, Request, Tier
 from probes._netns import call_inside, namespace
+from probes._refusal import remedy
 from probes._sockdiag import Fields, SockDiag, from_proc
 
 Inodes = dict[int, list[int]]  # inode of a socket -> PIDs that have it open
@@ -143,7 +144,7 @@ def _records(
 
 def _why_not(error: OSError, pid: int) -> str:
     if isinstance(error, PermissionError):
-        return f"may not read /proc/{pid}/fd: run hangdoc as the job's user or as root"
+        return f"may not read /proc/{pid}/fd; {remedy(pid)}"
     if isinstance(error, (FileNotFoundError, ProcessLookupError)):
         return f"process {pid} is gone"
     return f"sockets not readable: {error.strerror or error}"

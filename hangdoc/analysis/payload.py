@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -37,11 +38,16 @@ class PayloadAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, PayloadFacts], PayloadJob]:
         seen = {key: _handed(case, key) for key in case.ranks}
-        common = _most([kinds[-1] for kinds in seen.values() if kinds])
-        facts = {key: _facts(kinds, common) if kinds else PayloadFacts() for key, kinds in seen.items()}
-        known = [kinds for kinds in seen.values() if kinds]
-        if len(known) < 2:
+        facts = {key: PayloadFacts() for key in case.ranks}
+        stack = case.rank_facts["stack"]
+        places = Counter((stack[key].site, stack[key].op) for key, kinds in seen.items() if kinds)
+        if not places or max(places.values()) < 2:  # nobody hands a tensor to the same call as another rank
             return facts, PayloadJob(None, None)
+        place, _ = places.most_common(1)[0]
+        here = {key: kinds for key, kinds in seen.items() if kinds and (stack[key].site, stack[key].op) == place}
+        common = _most([kinds[-1] for kinds in here.values()])
+        facts.update({key: _facts(kinds, common) for key, kinds in here.items()})
+        known = list(here.values())
         mismatch = len({_key(kinds[-1]) for kinds in known}) > 1
         apart = not set.intersection(*({_key(t) for t in kinds} for kinds in known))
         return facts, PayloadJob(mismatch, mismatch and apart)

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.relation import Relation, relate
 from hangdoc.analysis.stack import StackFacts, story_of
-from hangdoc.analysis.story import Relation, Step, Story, is_library, relate
+from hangdoc.analysis.story import Step, Story, is_library
 
 Signature = tuple[tuple[str, str, int], ...]
 

@@ -209,7 +209,7 @@ def unseen_texts(unseen: Iterable[Unseen]) -> list[str]:
     """`stacks of ranks 3-5: ptrace refused; ...`, the same reason once."""
     found: dict[tuple[str, str], list[Unseen]] = {}
     for one in unseen:
-        found.setdefault((one.probe, one.why), []).append(one)
+        found.setdefault((one.probe, _of_any(one)), []).append(one)
     texts = []
     for (probe, why), ones in found.items():
         of = [one for one in ones if one.rank is not None or one.pid is not None]
@@ -217,6 +217,13 @@ def unseen_texts(unseen: Iterable[Unseen]) -> list[str]:
         whose = name((one.rank, one.pid) for one in of) if of else hosts_text(hosts) if hosts else ""
         texts.append(f"{clean(probe)}{f' of {whose}' if whose else ''}: {clean(why)}")
     return texts
+
+
+def _of_any(one: Unseen) -> str:
+    """The reason without the PID, which the rank's name stands for: else no two would be the same."""
+    if one.pid is None:
+        return one.why
+    return re.sub(rf"\bPID {one.pid}\b", "the process", one.why).replace(f"/proc/{one.pid}/", "/proc/PID/")
 
 
 def _unseen(page: Page, unseen: Sequence[Unseen]) -> None:

@@ -114,7 +114,7 @@ class RunningNorm(nn.Module):
 
 def train_with_norm(rank, world_size):
     torch.manual_seed(3)
-    norm = RunningNorm(96, settle=0.0117)
+    norm = RunningNorm(96, settle=1.5e-3)
     model = nn.Sequential(norm, nn.Linear(96, 256), nn.SiLU(), nn.Linear(256, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = iter(torch.utils.data.DataLoader(Readings(10 * rank), batch_size=16))

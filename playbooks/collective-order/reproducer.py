@@ -48,7 +48,7 @@ class MultiTask:
         # one group a task: later some ranks will train one of them only
         self.tasks = {
             "depth": Task("depth", nn.Linear(128, 16), dist.new_group(), 1.0),
-            "normals": Task("normals", nn.Linear(128, 24), dist.new_group(), 1.25),
+            "normals": Task("normals", nn.Linear(128, 24), dist.new_group(), 1.06),
         }
         heads = [p for task in self.tasks.values() for p in task.head.parameters()]
         self.optimizer = torch.optim.SGD([*self.trunk.parameters(), *heads], lr=0.02)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.story import Relation, Step, relate
+from hangdoc.analysis.relation import Relation, relate
+from hangdoc.analysis.story import Step
 from probes.source import Module
 
 SCRIPT = """\
@@ -59,7 +60,7 @@ MAIN, TRAIN = ("main", 19), "train"
         ([MAIN, (TRAIN, 12)], [MAIN, (TRAIN, 9)], "in_branch", None),
         ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 12)], "out_of_branch", None),
         ([MAIN, (TRAIN, 12)], [MAIN, (TRAIN, 14)], "other_arm", None),
-        ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 10), ("average", 4)], "behind", None),
+        ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 10), ("average", 4)], "out_of_branch", None),
         ([("main", 21)], [("main", 20)], "ahead", None),
         ([("main", 20)], [("main", 21)], "behind", None),
         ([("main", 20)], [("other", 20)], "apart", None),

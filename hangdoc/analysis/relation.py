@@ -1,0 +1,144 @@
+"""How two ranks' call chains relate.
+
+The deepest function that two ranks share is where they parted. The loops and branches around the two lines there say
+how: one left the loop the other is in, one took a branch, or one is simply further on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hangdoc.analysis.condition import uniform
+from hangdoc.analysis.story import Step, Story, is_library
+from hangdoc.evidence import Branch, Loop, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """How rank `a` stands to rank `b`, seen from `a`.
+
+    kind: same | left_loop | in_loop (the mirror of left_loop) | other_arm | in_branch | out_of_branch (its mirror) |
+    other_call (one line, another function called) | ahead | behind | apart (no common function, or no source).
+    """
+
+    kind: str
+    mine: Step | None = None  # a's frame where they parted
+    other: Step | None = None  # b's frame there
+    loop: Loop | None = None  # that one has left
+    branch: Branch | None = None  # that only one is in, or the condition, within that loop, of what the other waits for
+    common: tuple[Loop, ...] = ()  # loops around both
+
+
+def relate(a: Story, b: Story) -> Relation:
+    """How `a` stands to `b` (see `Relation`)."""
+    depth = _parting(a, b)
+    if depth is None:
+        return Relation("same" if _lines(a) == _lines(b) else "apart")
+    mine, other = a[depth], b[depth]
+    if mine.place is None or other.place is None:
+        return Relation("apart", mine, other)
+    found = _by_lines(mine, other, mine.place, other.place)
+    return _by_callees(found, a, b, depth) if found.kind in ("ahead", "behind", "left_loop", "in_loop") else found
+
+
+def _by_callees(found: Relation, a: Story, b: Story, depth: int) -> Relation:
+    """What the functions called from there add: a loop one is in further down, a condition it went through."""
+    if found.kind == "ahead" and (inner := _in_loop(b[depth + 1 :])):
+        found = replace(found, kind="left_loop", loop=inner.loops[-1])
+    elif found.kind == "behind" and (inner := _in_loop(a[depth + 1 :])):
+        found = replace(found, kind="in_loop", loop=inner.loops[-1])
+    if found.loop is not None:
+        return replace(found, branch=_condition_in(b if found.kind == "left_loop" else a, found.loop))
+    mine, other = _condition_of(a[depth + 1 :]), _condition_of(b[depth + 1 :])
+    if mine and not other:
+        return replace(found, kind="in_branch", branch=mine)
+    if other and not mine:
+        return replace(found, kind="out_of_branch", branch=other)
+    return found
+
+
+def _condition_in(inside: Story, loop: Loop) -> Branch | None:
+    """The innermost condition of its own, within the loop, under which a rank came to where it waits."""
+    for step in reversed(inside):
+        branch = next((b for b in _own_branches(step) if b.line > loop.first), None)
+        if branch or (step.place and loop in step.place.loops):
+            return branch
+    return None
+
+
+def _condition_of(rest: Story) -> Branch | None:
+    return next((branch for step in rest for branch in _own_branches(step)), None)
+
+
+def _own_branches(step: Step) -> list[Branch]:
+    """Branches of the user's own code around a frame, innermost first, whose condition ranks need not agree on."""
+    if step.place is None or is_library(step.file):
+        return []
+    return [b for b in reversed(step.place.branches) if b.test and uniform(b.test, step, None) is False]
+
+
+def _in_loop(rest: Story) -> Place | None:
+    """The outermost of these frames that stands in a loop."""
+    return next((step.place for step in rest if step.place and step.place.loops), None)
+
+
+def _lines(story: Story) -> list[tuple[str, str, int]]:
+    return [(step.file, step.function, step.line) for step in story]
+
+
+def _parting(a: Story, b: Story) -> int | None:
+    """Depth of the deepest function both are in before their lines part; None where nothing differs or is shared."""
+    common: int | None = None
+    for depth, (mine, other) in enumerate(zip(a, b, strict=False)):
+        if (mine.file, mine.function) != (other.file, other.function):
+            return common
+        common = depth
+        if mine.line != other.line:
+            return common
+    return common if len(a) != len(b) else None
+
+
+def _by_lines(mine: Step, other: Step, here: Place, there: Place) -> Relation:
+    """From the loops, the branches and the order of two lines of one function."""
+    shared = _shared([loop.first for loop in here.loops], [loop.first for loop in there.loops])
+    common = here.loops[:shared]
+    mine_in, other_in = here.loops[shared:], there.loops[shared:]
+    if mine_in and other_in:  # two loops one after the other: the later one's rank has left the earlier loop
+        later = mine_in[0].first > other_in[0].first
+        kind, loop = ("left_loop", other_in[0]) if later else ("in_loop", mine_in[0])
+        return Relation(kind, mine, other, loop, common=common)
+    if other_in:
+        loop = other_in[0]
+        kind = "left_loop" if mine.line > loop.last else "behind" if mine.line < loop.first else "apart"
+        return Relation(kind, mine, other, loop if kind == "left_loop" else None, common=common)
+    if mine_in:
+        loop = mine_in[0]
+        kind = "in_loop" if other.line > loop.last else "ahead" if other.line < loop.first else "apart"
+        return Relation(kind, mine, other, loop if kind == "in_loop" else None, common=common)
+    return _by_branches(mine, other, here, there, common)
+
+
+def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tuple[Loop, ...]) -> Relation:
+    forks = _shared([(b.line, b.arm) for b in here.branches], [(b.line, b.arm) for b in there.branches])
+    my_branch = next((b for b in here.branches[forks:] if uniform(b.test, mine, other.variables) is not True), None)
+    its_branch = next((b for b in there.branches[forks:] if uniform(b.test, other, mine.variables) is not True), None)
+    if my_branch and its_branch and my_branch.line == its_branch.line:
+        return Relation("other_arm", mine, other, branch=my_branch, common=common)
+    if my_branch and my_branch.test:
+        return Relation("in_branch", mine, other, branch=my_branch, common=common)
+    if its_branch and its_branch.test:
+        return Relation("out_of_branch", mine, other, branch=its_branch, common=common)
+    if mine.line == other.line:
+        return Relation("other_call", mine, other, common=common)
+    return Relation("ahead" if mine.line > other.line else "behind", mine, other, common=common)
+
+
+def _shared(a: Sequence[object], b: Sequence[object]) -> int:
+    """Length of the common beginning."""
+    count = 0
+    for mine, other in zip(a, b, strict=False):
+        if mine != other:
+            break
+        count += 1
+    return count

@@ -1,0 +1,23 @@
+"""What to do where a process may not be read: the end of the sentence, the same for every probe."""
+
+from __future__ import annotations
+
+import os
+
+from hangdoc import procfs
+
+
+def remedy(pid: int) -> str:
+    """What gives the right to read `pid`: another user, or the capability where that is not what is missing."""
+    owner = owner_of(pid)
+    if os.geteuid() == 0:
+        return "give hangdoc CAP_SYS_PTRACE, in a container with `--cap-add SYS_PTRACE`"
+    if owner not in (None, os.geteuid()):
+        return f"run hangdoc as user {owner} or as root"
+    return "run hangdoc as root, in a container with `--cap-add SYS_PTRACE`"
+
+
+def owner_of(pid: int) -> int | None:
+    """The user a process belongs to; None where it has ended."""
+    users = procfs.status(pid).get("Uid")
+    return int(users.split()[0]) if users else None
