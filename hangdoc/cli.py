@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -25,7 +26,22 @@ def main() -> NoReturn:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = INTERRUPTED
+    if code == INTERRUPTED:
+        _leave()
     sys.exit(code)
+
+
+def _leave() -> NoReturn:
+    """Exit after Ctrl-C, when everything is cleaned up.
+
+    The interpreter would wait for threads first, and CPython (seen with 3.11) ends itself by SIGINT, without the
+    exit code, where the Ctrl-C that we caught struck within an `exec`, as `dataclass` uses it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)
 
 
 def run(arguments: list[str]) -> int:

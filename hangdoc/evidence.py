@@ -198,6 +198,31 @@ class Stacks:
     children: tuple[tuple[int, tuple[Stack, ...]], ...] = ()  # helper PID -> its threads
 
 
+# --- probe "groups" -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group of torch.distributed that a rank belongs to."""
+
+    address: int  # of the ProcessGroup object in this rank: what the variables of its frames point to
+    name: str  # as torch names it, the same on every member: "0", "1", or a hash
+    ranks: tuple[int, ...]  # global ranks of the members, by their rank in the group
+    default: bool = False  # the group of the whole job
+    backend: str | None = None  # gloo, nccl, cpu:gloo,cuda:nccl, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The process groups of a rank, and who it says it is (record of probe `groups`)."""
+
+    groups: tuple[ProcessGroup, ...] = ()  # in order of creation; empty before init_process_group
+    rank: int | None = None  # global rank, from its groups; else from its own environment as it is now
+    world_size: int | None = None
+    local_rank: int | None = None  # from its environment as it is now
+    master: str | None = None  # address:port, likewise
+
+
 # --- probes "sockets" and "nics" ------------------------------------------------------------------
 
 

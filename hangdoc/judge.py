@@ -109,12 +109,9 @@ def _told_of_exits(facts: Facts) -> str:
     gone = _gone(facts)
     if not gone:
         return ""
-    who = "every rank has" if len(gone) == len(facts.ranks) else f"{name_ranks(gone)} {_have(gone)}"
+    some = f"{name_ranks(gone)} {'has' if len(gone) == 1 else 'have'}"
+    who = "every rank has" if len(gone) == len(facts.ranks) else some
     return f"{who} ended while we watched; whether that is well, the job's own log says"
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
 
 
 def _doing(rank: Any) -> str:

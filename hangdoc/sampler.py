@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from hangdoc.discover import same_process
-from hangdoc.evidence import RankEvidence, Snapshot, Target, Unseen
+from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
 from probes import Observation, Probe, Request, Tier, load
 
 
@@ -44,6 +45,7 @@ class Sampler:
             if seen.host is not None:
                 of_host[probe.name] = seen.host
             unseen += seen.unseen
+        self.targets = numbered(self.targets, {pid: seen.get("groups") for pid, seen in records.items()})
         ranks = tuple(RankEvidence(t, alive[t.pid], records[t.pid]) for t in self.targets)
         self._previous = Snapshot(self.host, at_s, now, ranks, of_host, tuple(unseen), tier.name.lower())
         return self._previous
@@ -65,6 +67,32 @@ def _observe(probe: Probe, request: Request) -> Observation:
     except Exception as error:
         why = f"the probe failed ({type(error).__name__}: {error}); please report this"
         return Observation({}, unseen=(Unseen(probe.name, why),))
+
+
+def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Target, ...]:
+    """The targets with what their own process says of them (records of probe `groups`, by PID) where the launch did not.
+
+    A number that another rank of the job has is not taken: then the two are in process groups of their own.
+    """
+    told = [_told(target, record) for target in targets for record in (groups.get(target.pid),)]
+    often = Counter((target.job, target.rank) for target in told)
+    return tuple(
+        new if new.rank == old.rank or often[new.job, new.rank] == 1 else old
+        for old, new in zip(targets, told, strict=True)
+    )
+
+
+def _told(target: Target, record: Any) -> Target:
+    if not isinstance(record, Groups):
+        return target
+    deduced = target.rank is None or target.launcher == "spawn"  # by the order of creation
+    return replace(
+        target,
+        rank=record.rank if deduced and record.rank is not None else target.rank,
+        world_size=record.world_size if deduced and record.world_size is not None else target.world_size,
+        local_rank=target.local_rank if target.local_rank is not None else record.local_rank,
+        master=target.master or record.master,
+    )
 
 
 def of_job(shot: Snapshot, job: str) -> Snapshot:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -122,6 +122,24 @@ def read_dict(memory: Memory, interpreter: Interpreter, address: int) -> list[tu
     pairs = struct.Struct("<8x2Q" if stride == 24 else "<2Q")  # a general table has the hash first
     data = memory.read(start, count * stride) if count else b""
     return [(key, value) for key, value in pairs.iter_unpack(data) if key and value]
+
+
+def lookup(memory: Memory, interpreter: Interpreter, address: int, names: Collection[str]) -> dict[str, int]:
+    """Values of these ASCII names in a dict, by name; those that are not in it are left out. Raises Unreadable."""
+    entries = read_dict(memory, interpreter, address) or []
+    lengths = {len(name) for name in names}
+    heads = memory.read_many([(key, 24) for key, _ in entries])
+    likely = {  # a dict may have thousands of keys: only those of the right length are worth a closer look
+        key: value
+        for (key, value), head in zip(entries, heads, strict=True)
+        if head is not None and int.from_bytes(head[16:24], "little") in lengths
+    }
+    seen = Objects(memory, interpreter.version).describe(likely)
+    return {
+        item.text: likely[key]
+        for key, item in seen.items()
+        if item.kind == "str" and item.text is not None and item.text in names
+    }
 
 
 def _index_bytes(size: int) -> int:

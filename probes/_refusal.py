@@ -9,12 +9,12 @@ from hangdoc import procfs
 
 def remedy(pid: int) -> str:
     """What gives the right to read `pid`: another user, or the capability where that is not what is missing."""
-    owner = owner_of(pid)
-    if os.geteuid() == 0:
+    owner, us = owner_of(pid), os.geteuid()
+    if us == 0:
         return "give hangdoc CAP_SYS_PTRACE, in a container with `--cap-add SYS_PTRACE`"
-    if owner not in (None, os.geteuid()):
+    if owner not in (None, 0, us):
         return f"run hangdoc as user {owner} or as root"
-    return "run hangdoc as root, in a container with `--cap-add SYS_PTRACE`"
+    return "run hangdoc as root" + (", in a container with `--cap-add SYS_PTRACE`" if owner == us else "")
 
 
 def owner_of(pid: int) -> int | None:

@@ -20,7 +20,7 @@ from probes.tensors import read_tensors
 MOST = 60  # variables that are kept: the last defined, which come after the imports
 _NAMES = 1024  # of a module, that are looked at: the last,
 _OWN = 16  # and the first, `__name__` among them
-_MODULE_DICT = 16  # offset of md_dict in PyModuleObject
+MODULE_DICT = 16  # offset of md_dict in PyModuleObject
 _SCRIPT = ("__main__", "__mp_main__")  # the second: run again in a process that multiprocessing spawned
 _ATTEMPTS = 3  # looks at a process before its globals are given up: it may only be starting
 _REMEMBERED = 1024  # processes
@@ -29,43 +29,47 @@ Process = tuple[int, int]  # PID and start time
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where one process keeps `sys.modules`, and its key `__main__`."""
 
     interpreter: Interpreter
     path: tuple[int, ...]
     key: int
 
+    def modules(self, memory: Memory) -> int:
+        """The address of `sys.modules`. Raises Unreadable."""
+        return _follow(memory, self.interpreter, self.path)
 
-class Globals:
-    """Reads the globals of `__main__`; remembers where they are, by interpreter build and by process."""
+
+class Places:
+    """Finds the places of processes; remembers them, by interpreter build and by process."""
 
     def __init__(self) -> None:
         self._paths: dict[tuple[str, int], tuple[int, ...]] = {}  # by build
-        self._places: dict[Process, _Place] = {}
+        self._places: dict[Process, Place] = {}
         self._failures: Counter[Process] = Counter()
 
-    def read(self, pid: int, start_ticks: int) -> tuple[str | None, tuple[Variable, ...] | None]:
-        """Version of the interpreter ("3.11.7") and the variables; None each where unknown. Never raises."""
-        process, memory = (pid, start_ticks), Memory(pid)
-        if self._failures[process] >= _ATTEMPTS:
-            return None, None
-        place = variables = None
-        with suppress(Unreadable):
-            place = self._places.get(process) or self._find(memory)
-            variables = _read(memory, place) if place is not None else None
+    def hopeless(self, process: Process) -> bool:
+        """Whether it has failed so often that another attempt would be wasted."""
+        return self._failures[process] >= _ATTEMPTS
+
+    def find(self, process: Process, memory: Memory) -> Place | None:
+        """The place; None where the interpreter is none that we know. Raises Unreadable."""
+        return self._places.get(process) or self._search(memory)
+
+    def note(self, process: Process, place: Place | None) -> None:
+        """Remember a place that proved right; None: a failed attempt."""
         if len(self._places) + len(self._failures) > _REMEMBERED:
             self._places.clear()
             self._failures.clear()
-        if place is None or variables is None:
+        if place is None:
             self._places.pop(process, None)
             self._failures[process] += 1
         else:
             self._places[process] = place
             self._failures.pop(process, None)
-        return (place.interpreter.text if place is not None else None), variables
 
-    def _find(self, memory: Memory) -> _Place | None:
+    def _search(self, memory: Memory) -> Place | None:
         interpreter = find(memory)
         if interpreter is None:
             return None
@@ -74,7 +78,31 @@ class Globals:
         if path is None or entry is None:
             return None
         self._paths[interpreter.build] = path
-        return _Place(interpreter, path, entry[0])
+        return Place(interpreter, path, entry[0])
+
+
+class Globals:
+    """Reads the globals of `__main__`."""
+
+    def __init__(self) -> None:
+        self._places = Places()
+
+    def read(self, pid: int, start_ticks: int) -> tuple[str | None, tuple[Variable, ...] | None]:
+        """Version of the interpreter ("3.11.7") and the variables; None each where unknown. Never raises."""
+        process, memory = (pid, start_ticks), Memory(pid)
+        if self._places.hopeless(process):
+            return None, None
+        place = variables = None
+        with suppress(Unreadable):
+            place = self._places.find(process, memory)
+            variables = _read(memory, place) if place is not None else None
+        self._places.note(process, place if variables is not None else None)
+        return (place.interpreter.text if place is not None else None), variables
+
+
+def is_group(type_name: str) -> bool:
+    """Whether a type of this name is torch's ProcessGroup."""
+    return type_name.rpartition(".")[2] == "ProcessGroup"
 
 
 def _follow(memory: Memory, interpreter: Interpreter, path: Sequence[int]) -> int:
@@ -85,13 +113,13 @@ def _follow(memory: Memory, interpreter: Interpreter, path: Sequence[int]) -> in
     return address
 
 
-def _read(memory: Memory, place: _Place) -> tuple[Variable, ...] | None:
+def _read(memory: Memory, place: Place) -> tuple[Variable, ...] | None:
     """The variables, where the module's dict says that it is `__main__`'s. Raises Unreadable."""
     interpreter = place.interpreter
-    module = dict(read_dict(memory, interpreter, _follow(memory, interpreter, place.path)) or ()).get(place.key)
+    module = dict(read_dict(memory, interpreter, place.modules(memory)) or ()).get(place.key)
     if module is None:
         return None
-    entries = read_dict(memory, interpreter, memory.word(module + _MODULE_DICT)) or []
+    entries = read_dict(memory, interpreter, memory.word(module + MODULE_DICT)) or []
     objects = Objects(memory, interpreter.version)
     seen = objects.describe(address for entry in (*entries[:_OWN], *entries[-_NAMES:]) for address in entry)
     named = [
@@ -105,6 +133,7 @@ def _read(memory: Memory, place: _Place) -> tuple[Variable, ...] | None:
     kept = [
         (name, value, item)
         for name, value, item in named
-        if not _variable.is_dunder(name) and (item.kind != "object" or item.length is not None or value in tensors)
+        if not _variable.is_dunder(name)
+        and (item.kind != "object" or item.length is not None or value in tensors or is_group(item.type.name))
     ]
     return tuple(_variable.of_object(name, value, item, tensors.get(value)) for name, value, item in kept[-MOST:])

@@ -57,7 +57,7 @@ class LinkFacts:
     state: str
     unacked_bytes: int  # written, not acknowledged by the peer
     receive_queue: int
-    retransmits: int | None
+    retransmits: int | None  # of the segment at the head, or probes in its stead, unanswered in a row
     backoff: int | None
     last_ack_s: float | None
     last_receive_s: float | None
@@ -161,7 +161,7 @@ def _link(case: Case, data: Data, dead: Dead) -> LinkFacts:
         state=one.state,
         unacked_bytes=one.send_queue,
         receive_queue=one.receive_queue,
-        retransmits=one.retransmits,
+        retransmits=tcp.unanswered(one),
         backoff=one.backoff,
         last_ack_s=one.last_ack_s,
         last_receive_s=one.last_receive_s,

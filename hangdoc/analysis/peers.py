@@ -76,13 +76,14 @@ def _is_loopback(address: str) -> bool:
 
 
 def _store_ports(case: Case, seen: Mapping[Key, Sockets], owners: Mapping[End, Key]) -> dict[str, set[int]]:
-    """Ports of each job's store: MASTER_PORT, and where a rank is connected to itself, as only the store's host is."""
+    """Ports of each job's store: where its ranks meet, and where a rank is connected to itself, as the store's host is."""
     ports: dict[str, set[int]] = defaultdict(set)
     for key, evidence in case.ranks.items():
         environ = case.record(key, "environ")
-        port = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
-        if port.isdecimal():
-            ports[evidence.target.job].add(int(port))
+        stated = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
+        for port in (stated, (evidence.target.master or "").rpartition(":")[2]):
+            if port.isdecimal():
+                ports[evidence.target.job].add(int(port))
     for key, record in seen.items():
         listening = {one.local_port for one in record.connections if one.state == "listen"}
         ports[case.ranks[key].target.job].update(

@@ -22,13 +22,18 @@ def identity(one: Connection) -> Identity:
 def idle(one: Connection) -> float | None:
     """Seconds since a byte last crossed in either direction; None where the kernel did not say, or none ever did."""
     # A repetition counts as a send, though nothing crosses: then only what the peer acknowledged counts.
-    sent = one.last_ack_s if repeats(one) or one.probes else one.last_send_s
+    sent = one.last_ack_s if unanswered(one) else one.last_send_s
     return least((sent, one.last_receive_s))
 
 
 def repeats(one: Connection) -> bool | None:
     """Whether the segment at the head is being sent again."""
     return None if one.retransmits is None else one.retransmits > 0
+
+
+def unanswered(one: Connection) -> int | None:
+    """Repetitions in a row, or probes where nothing is on its way yet, that had no answer."""
+    return None if one.retransmits is None else max(one.retransmits, one.probes or 0)
 
 
 def dead(one: Connection) -> bool | None:
@@ -38,9 +43,8 @@ def dead(one: Connection) -> bool | None:
     """
     if one.retransmits is None:
         return None
-    in_vain = max(one.retransmits, one.probes or 0) >= DEAD_REPEATS
     silent = one.last_ack_s is None or one.last_ack_s > DEAD_AFTER_S
-    return one.send_queue > 0 and in_vain and silent
+    return one.send_queue > 0 and (unanswered(one) or 0) >= DEAD_REPEATS and silent
 
 
 def window_shut(one: Connection) -> bool | None:

@@ -48,14 +48,14 @@ class MultiTask:
         # one group a task: later some ranks will train one of them only
         self.tasks = {
             "depth": Task("depth", nn.Linear(128, 16), dist.new_group(), 1.0),
-            "normals": Task("normals", nn.Linear(128, 24), dist.new_group(), 1.06),
+            "normals": Task("normals", nn.Linear(128, 24), dist.new_group(), 1.25),
         }
         heads = [p for task in self.tasks.values() for p in task.head.parameters()]
         self.optimizer = torch.optim.SGD([*self.trunk.parameters(), *heads], lr=0.02)
         self.generator = torch.Generator().manual_seed(70 + rank)
         self.truth = {name: torch.randn(32, task.head.out_features) * 0.2 for name, task in self.tasks.items()}
 
-    def batch(self, size=64):
+    def batch(self, size=16):
         x = torch.randn(size, 32, generator=self.generator)
         noise = {n: 0.3 * torch.randn(size, t.shape[1], generator=self.generator) for n, t in self.truth.items()}
         return x, {name: torch.tanh(x @ truth) + noise[name] for name, truth in self.truth.items()}

@@ -117,7 +117,7 @@ def run(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps-before", type=int, default=60, help="steps that succeed")
+    parser.add_argument("--steps-before", type=int, default=20, help="steps that succeed")
     parser.add_argument("--variant", choices=BREAK, default="interface")
     parser.add_argument("--steps", type=int, default=100_000)
     args = parser.parse_args()

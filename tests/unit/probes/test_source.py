@@ -69,7 +69,12 @@ def module(tmp_path: Path) -> Module:
     ],
 )
 def test_place(
-    module: Module, line: int, loops: list[int], branches: list[tuple[int, str]], passed: list[int], calls: tuple[str, ...]
+    module: Module,
+    line: int,
+    loops: list[int],
+    branches: list[tuple[int, str]],
+    passed: list[int],
+    calls: tuple[str, ...],
 ) -> None:
     place = module.place(line)
     assert place is not None

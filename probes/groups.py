@@ -1,0 +1,241 @@
+"""Probe `groups`: the process groups of a rank, and who the rank says it is, read from outside.
+
+torch keeps them in dicts of the module `torch.distributed.distributed_c10d` (2.13: `_pg_names`, `_pg_group_ranks`,
+`_pg_map`), found through `sys.modules`. Nothing runs in the process. What cannot be verified is None or left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.evidence import Groups, ProcessGroup, Target, Unseen
+from probes import Observation, Request, Tier
+from probes._cpython import Objects, Seen, Type
+from probes._interpreter import Interpreter, lookup, read_dict
+from probes._memory import Memory, Unreadable
+from probes._variable import shorten
+from probes.variables import MODULE_DICT, Place, Places, Process, is_group
+
+C10D = "torch.distributed.distributed_c10d"
+NAMES, RANKS, BACKENDS = "_pg_names", "_pg_group_ranks", "_pg_map"
+# What `os.environ` keeps its variables in, as bytes: launchers set some of them only after the process has started.
+POSIX, ENVIRON = "posix", "environ"
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+_ATTEMPTS = 3  # the process runs on: what changed while it was read is read again
+_MOST = 512  # groups of a rank
+_REMEMBERED = 1024  # processes
+_VALUE = 16  # offset of the C++ object's address in a pybind11 object
+_RANK_AND_SIZE = (24, 32)  # of rank_ and size_ in c10d::ProcessGroup, after store_; the second with older refcounts
+_BYTES, _BYTES_DATA, _ITEMS = 1 << 27, 32, 24  # flag of bytes, offset of their data; offset of a tuple's items
+
+_Signature = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was read of one process, and by what it is told that it still holds."""
+
+    modules: tuple[int, ...]  # signature of `sys.modules` when the dicts were looked for
+    dicts: Mapping[str, int]  # address by name
+    signature: _Signature  # of those dicts
+    groups: Groups
+
+
+class GroupsProbe:
+    """See the module; satisfies `probes.Probe`."""
+
+    name = "groups"
+    scope = "rank"
+    tier = Tier.LOOK
+    needs = "ptrace"
+    record = Groups
+    order = 15
+    steady = False
+
+    def __init__(self) -> None:
+        self._places = Places()
+        self._known: dict[Process, _Known] = {}
+
+    def observe(self, request: Request) -> Observation:
+        by_pid: dict[int, Groups] = {}
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            try:
+                found = self._read((target.pid, target.start_ticks), Memory(target.pid))
+            except (Unreadable, struct.error) as error:
+                why = f"process groups could not be read ({error}); run hangdoc as that user or as root"
+                unseen.append(_unseen(target, why))
+                continue
+            if found is None:
+                why = (
+                    "no process groups: its interpreter is not CPython 3.10 to 3.13, or its memory may not be read; "
+                    "run hangdoc as that user or as root"
+                )
+                unseen.append(_unseen(target, why))
+            else:
+                by_pid[target.pid] = found
+        return Observation(by_pid, unseen=tuple(unseen))
+
+    def _read(self, process: Process, memory: Memory) -> Groups | None:
+        """The record of one process; None where its interpreter is unknown. Raises Unreadable."""
+        if self._places.hopeless(process):
+            return None
+        place = self._places.find(process, memory)
+        self._places.note(process, place)
+        if place is None:
+            return None
+        known = self._known.get(process)
+        for _ in range(_ATTEMPTS):
+            fresh = _look(memory, place, known)
+            if fresh is not None:
+                if len(self._known) > _REMEMBERED:
+                    self._known.clear()
+                self._known[process] = fresh
+                return fresh.groups
+        return known.groups if known is not None else Groups()
+
+
+def _unseen(target: Target, why: str) -> Unseen:
+    return Unseen("groups", why, rank=target.rank, pid=target.pid, host=target.host)
+
+
+def _look(memory: Memory, place: Place, known: _Known | None) -> _Known | None:
+    """What holds now; None where it changed while it was read. Raises Unreadable."""
+    interpreter = place.interpreter
+    dicts, modules = (known.dicts, known.modules) if known is not None else ({}, ())
+    if NAMES not in dicts:  # not imported yet, when last looked
+        address = place.modules(memory)
+        (now,) = _sign(memory, interpreter, [address])
+        if now != modules:
+            dicts, modules = _dicts(memory, interpreter, address), now
+    addresses = list(dicts.values())
+    signature = _sign(memory, interpreter, addresses)
+    if known is not None and signature == known.signature and dicts == known.dicts:
+        return known if modules == known.modules else _Known(modules, dicts, signature, known.groups)
+    groups = _groups(memory, interpreter, dicts)
+    if _sign(memory, interpreter, addresses) != signature:
+        return None
+    return _Known(modules, dicts, signature, groups)
+
+
+def _sign(memory: Memory, interpreter: Interpreter, addresses: Sequence[int]) -> _Signature:
+    """What changes with a dict: its length, version and table, and how full the table is. Raises Unreadable."""
+    heads = [memory.words(address, 6)[1:] for address in addresses]
+    if any(head[0] != interpreter.dict_type for head in heads):
+        raise Unreadable(f"PID {memory.pid}: a dict is no dict any more")
+    return tuple((*head, *memory.words(head[3], 5)[1:]) for head in heads)
+
+
+def _dicts(memory: Memory, interpreter: Interpreter, modules: int) -> dict[str, int]:
+    """Addresses of the dicts we read, as far as their modules are imported. Raises Unreadable."""
+    found: dict[str, int] = {}
+    wanted = {C10D: (NAMES, RANKS, BACKENDS), POSIX: (ENVIRON,)}
+    for name, module in lookup(memory, interpreter, modules, wanted).items():
+        values = lookup(memory, interpreter, memory.word(module + MODULE_DICT), wanted[name])
+        found |= {key: value for key, value in values.items() if read_dict(memory, interpreter, value) is not None}
+    return found if {NAMES, RANKS} <= found.keys() else {k: v for k, v in found.items() if k == ENVIRON}
+
+
+def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) -> Groups:
+    environ = _environ(memory, interpreter, dicts[ENVIRON]) if ENVIRON in dicts else {}
+    groups = _members(memory, interpreter, dicts) if NAMES in dicts else ()
+    default = next((group for group in groups if group.default), None)
+    rank = _own_rank(memory, groups)
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return Groups(
+        groups=groups,
+        rank=rank if rank is not None else _whole(environ.get("RANK")),
+        world_size=len(default.ranks) if default is not None else _whole(environ.get("WORLD_SIZE")),
+        local_rank=_whole(environ.get("LOCAL_RANK")),
+        master=f"{address}:{port}" if address and port else None,
+    )
+
+
+def _members(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) -> tuple[ProcessGroup, ...]:
+    """The groups whose members are known, in order of creation. Raises Unreadable."""
+    objects = Objects(memory, interpreter.version)
+    names = (read_dict(memory, interpreter, dicts[NAMES]) or [])[:_MOST]
+    ranks = dict(read_dict(memory, interpreter, dicts[RANKS]) or ())
+    backends = dict(read_dict(memory, interpreter, dicts[BACKENDS]) or ()) if BACKENDS in dicts else {}
+    tables = {group: read_dict(memory, interpreter, ranks[group]) or [] for group, _ in names if group in ranks}
+    pairs = [(group, backends[group] + _ITEMS) for group in tables if group in backends]
+    items = memory.read_many([(address, 8) for _, address in pairs])
+    backend = {group: int.from_bytes(item or b"", "little") for (group, _), item in zip(pairs, items, strict=True)}
+    seen = objects.describe(
+        [*tables, *(name for _, name in names), *backend.values()]
+        + [address for table in tables.values() for entry in table for address in entry]
+    )
+    found: list[ProcessGroup] = []
+    for place, (group, name) in enumerate(names):
+        if group not in seen or not any(map(is_group, (seen[group].type.name, *seen[group].type.bases))):
+            continue
+        numbers = {k: seen[k].number if k in seen else None for entry in tables.get(group, ()) for k in entry}
+        members = _by_group_rank([(numbers[key], numbers[value]) for key, value in tables.get(group, ())])
+        text = _text(seen.get(name))
+        if members and text:
+            # init_process_group makes the default group, and refuses to where there is any: it is the first.
+            default = place == 0 and members == tuple(range(len(members)))
+            found.append(ProcessGroup(group, text, members, default, _text(seen.get(backend.get(group, 0)))))
+    return tuple(found)
+
+
+def _text(item: Seen | None) -> str | None:
+    """A string that fits on a line."""
+    if item is None or item.kind != "str" or item.text is None or not item.text.isprintable():
+        return None
+    return shorten(item.text)
+
+
+def _by_group_rank(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[int, ...] | None:
+    """Global ranks in order of their rank in the group; None where they are not numbered from 0 to the last."""
+    members = {int(inner): int(outer) for outer, inner in pairs if inner is not None and outer is not None}
+    if len(members) != len(pairs) or len(set(members.values())) != len(pairs) or min(members.values(), default=0) < 0:
+        return None
+    return tuple(members[rank] for rank in sorted(members)) if members.keys() == set(range(len(pairs))) else None
+
+
+def _own_rank(memory: Memory, groups: Sequence[ProcessGroup]) -> int | None:
+    """Which member of its groups this process is, where every one of them says the same. Raises Unreadable."""
+    values = memory.read_many([(group.address + _VALUE, 8) for group in groups])
+    bodies = memory.read_many([(int.from_bytes(value or b"", "little"), _RANK_AND_SIZE[-1] + 8) for value in values])
+    said: set[int] = set()
+    for offset in _RANK_AND_SIZE:
+        ranks: set[int | None] = set()
+        for group, body in zip(groups, bodies, strict=True):
+            store, rank, size = struct.unpack_from("<Q2i", body, offset - 8) if body is not None else (0, -1, -1)
+            sound = 1 << 16 <= store < 1 << 47 and not store & 7 and size == len(group.ranks) and 0 <= rank < size
+            ranks.add(group.ranks[rank] if sound else None)
+        if len(ranks) == 1 and (rank := next(iter(ranks))) is not None:
+            said.add(rank)
+    return said.pop() if len(said) == 1 else None
+
+
+def _environ(memory: Memory, interpreter: Interpreter, address: int) -> dict[str, str]:
+    """The variables of VARIABLES in `os.environ`, no other. Raises Unreadable."""
+    entries = read_dict(memory, interpreter, address) or []
+    objects = Objects(memory)
+    keys = {key: _short(*head) for key, head in objects.heads(key for key, _ in entries).items()}
+    wanted = {name: value for key, value in entries if (name := keys.get(key)) in VARIABLES}
+    values = objects.heads(wanted.values())
+    found = {name: _short(*values[value]) for name, value in wanted.items() if value in values}
+    return {name: text for name, text in found.items() if name is not None and text is not None}
+
+
+def _short(kind: Type, head: bytes) -> str | None:
+    """A bytes object of up to 32 printable ASCII characters: what the head of an object holds."""
+    size = int.from_bytes(head[16:24], "little")
+    data = head[_BYTES_DATA : _BYTES_DATA + size]
+    if not kind.flags & _BYTES or size > len(data) or not data.isascii():
+        return None
+    text = data.decode("ascii")
+    return text if text.isprintable() else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 9 else None
+
+
+PROBE = GroupsProbe()

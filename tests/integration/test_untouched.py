@@ -1,0 +1,134 @@
+"""The observed job pays nothing: while healthy no rank is ever paused, and whatever becomes of hangdoc none stays stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangdoc.trial import carrying
+from jobs import HEALTHY, PLAYBOOKS, ROOT, Trial, running
+from untouched import Watcher, assert_untouched, threads, traces, watched
+from watching import watch_once
+
+WATCH = [sys.executable, "-m", "hangdoc.cli", "watch", "--pids"]
+
+
+@pytest.fixture(scope="module")
+def steady() -> Iterator[Trial]:
+    with running(HEALTHY / "steady.py", 2) as trial:
+        trial.wait_log("loss", 90)
+        yield trial
+
+
+def steps(trial: Trial) -> int:
+    return int(re.findall(r"^step (\d+)", trial.text(), re.MULTILINE)[-1])
+
+
+def assert_never_paused(watcher: Watcher, looks: int) -> None:
+    assert watcher.looks > looks, f"only {watcher.looks} looks: too few to tell"
+    assert watcher.paused == []
+
+
+def test_one_verdict_on_a_healthy_job(steady: Trial) -> None:
+    pids = steady.rank_pids()
+    before, step = [traces(pid) for pid in pids], steps(steady)
+    with watched(pids) as watcher:
+        said = watch_once(steady.launcher_pid)
+    assert (said.code, said.verdict["status"]) == (0, "healthy"), said
+    assert_never_paused(watcher, 500)
+    assert_untouched(pids)
+    assert [traces(pid) for pid in pids] == before
+    assert steps(steady) > step + 50
+
+
+def test_ten_seconds_of_live_watch_of_a_healthy_job(steady: Trial) -> None:
+    pids = steady.rank_pids()
+    before = [traces(pid) for pid in pids]
+    with watched(pids) as watcher:
+        watch = subprocess.Popen(
+            [*WATCH, str(steady.launcher_pid), "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        pace = []
+        for _ in range(11):
+            time.sleep(1)
+            pace.append(steps(steady))
+        watch.send_signal(signal.SIGINT)
+        out, _ = watch.communicate(timeout=10)
+    assert watch.returncode == 130
+    assert {json.loads(line)["event"] for line in out.splitlines()} <= {"started", "healthy"}, out
+    assert all(later > earlier for earlier, later in zip(pace, pace[1:], strict=False)), pace
+    assert_never_paused(watcher, 500)
+    assert_untouched(pids)
+    assert [traces(pid) for pid in pids] == before
+
+
+@pytest.fixture(scope="module")
+def hung() -> Iterator[Trial]:
+    with running(PLAYBOOKS / "uneven-batches" / "reproducer.py", 2) as trial:
+        trial.wait_still(4, 120)
+        yield trial
+
+
+def dumpers(mark: str) -> list[int]:
+    """Native dumps that go on."""
+    found = []
+    for process in carrying(f"HANGDOC_TEST={mark}"):
+        try:
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"--native" in command:
+            found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("victims", ["hangdoc", "py-spy", "both"])
+@pytest.mark.parametrize("after_s", [0.0, 0.25])
+def test_kill_during_the_examination_leaves_no_rank_stopped(hung: Trial, victims: str, after_s: float) -> None:
+    """SIGKILL at its worst moment: native dumps have been started, and hold the ranks or are about to."""
+    pids, mark = hung.rank_pids(), f"{os.getpid()}-{victims}-{after_s}"
+    before = [traces(pid) for pid in pids]
+    watch = subprocess.Popen(
+        [*WATCH, str(hung.launcher_pid), "--once"], cwd=ROOT, env={**os.environ, "HANGDOC_TEST": mark},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 30
+        while not (dumps := dumpers(mark)):
+            assert time.monotonic() < deadline, "no native dump was begun"
+        time.sleep(after_s)
+        if victims != "hangdoc":
+            for pid in dumps:
+                os.kill(pid, signal.SIGKILL)
+        if victims != "py-spy":
+            watch.kill()
+        code = watch.wait(30)
+    finally:
+        watch.kill()
+    assert code == (2 if victims == "py-spy" else -signal.SIGKILL)
+    assert_untouched(pids, within_s=5)
+    while dumpers(mark):  # they end by themselves
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert_untouched(pids)
+    assert all(set(threads(pid).values()) <= set("SRD") for pid in pids)
+    assert [traces(pid) for pid in pids] == before
+
+
+def test_examination_pauses_briefly_and_lets_go(hung: Trial) -> None:
+    """The pause is there, else the tests above would prove nothing; it is short, and over with the verdict."""
+    pids = hung.rank_pids()
+    with watched(pids) as watcher:
+        said = watch_once(hung.launcher_pid)
+    assert said.verdict["findings"][0]["playbook"] == "uneven-batches"
+    assert watcher.paused
+    assert_untouched(pids)

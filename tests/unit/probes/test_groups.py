@@ -1,0 +1,191 @@
+"""Process groups read from outside, against what the processes themselves say."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangdoc.evidence import Groups, Target
+from probes import Observation, Request, Tier, groups
+from probes.groups import GroupsProbe
+from unit.probes.attach import PROGRAMS, every_python, started
+from unit.probes.test_variables import Garbled
+
+RANKS = 3
+
+
+class Rank:
+    """A real rank that does as it is told."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.pid = process, process.pid
+
+    def tell(self, word: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+
+    def says(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def job(path: Path, way: str = "argument", size: int = RANKS) -> Iterator[list[Rank]]:
+    """Ranks that have started and not yet made their process group; killed at the end."""
+    environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k not in groups.VARIABLES}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(size):
+            command = [sys.executable, "groups_program.py", str(rank), str(size), str(path / "store"), way]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROGRAMS, env=environ
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            ranks.append(Rank(process))
+        for one in ranks:
+            one.says()
+        yield ranks
+
+
+def look(probe: GroupsProbe, *ranks: Any) -> Observation:
+    return probe.observe(Request([Target(rank.pid, 1, "here", None) for rank in ranks], Tier.LOOK))
+
+
+def read(probe: GroupsProbe, rank: Any) -> Groups:
+    seen = look(probe, rank)
+    assert seen.unseen == ()
+    found = seen.by_pid[rank.pid]
+    assert isinstance(found, Groups)
+    return found
+
+
+def as_told(found: Groups) -> list[list[Any]]:
+    return [[g.address, g.name, list(g.ranks), g.default, g.backend] for g in found.groups]
+
+
+def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
+    """From before init_process_group to after its end, the rank told by an argument alone."""
+    probe = GroupsProbe()
+    with job(tmp_path) as ranks:
+        assert [read(probe, rank) for rank in ranks] == [Groups()] * RANKS
+        for word in ("init", "pairs", "drop", "many", "end", "init"):
+            for rank in ranks:
+                rank.tell(word)
+            for number, rank in enumerate(ranks):
+                told, own, size = rank.says()
+                found = read(probe, rank)
+                assert as_told(found) == told
+                assert len(told) == {"init": 1, "end": 0}.get(word, len(told))
+                if word == "end":
+                    assert (found.rank, found.world_size) == (None, None)
+                else:
+                    assert (found.rank, found.world_size) == (own, size) == (number, RANKS)
+                    assert [g.default for g in found.groups].count(True) == 1
+            if word == "pairs":
+                _same_names_on_every_member([read(probe, rank) for rank in ranks])
+
+
+def _same_names_on_every_member(seen: list[Groups]) -> None:
+    members: dict[str, set[tuple[int, ...]]] = {}
+    holders: dict[str, list[int]] = {}
+    for rank, record in enumerate(seen):
+        for group in record.groups:
+            members.setdefault(group.name, set()).add(group.ranks)
+            holders.setdefault(group.name, []).append(rank)
+    assert sorted(holders.values()) == [[0, 1, 2], [0, 1, 2], [0, 2], [1, 2]]
+    assert all(len(told) == 1 and sorted(told.pop()) == holders[name] for name, told in members.items())
+
+
+def test_an_environment_set_after_the_start(tmp_path: Path) -> None:
+    """/proc/PID/environ is silent; `os.environ` is not."""
+    with job(tmp_path, "environ", size=1) as (rank,):
+        assert b"RANK" not in Path(f"/proc/{rank.pid}/environ").read_bytes()
+        assert read(GroupsProbe(), rank) == Groups((), 0, 1, 0, "10.0.0.1:29500")
+
+
+@every_python
+def test_without_torch(python: str) -> None:
+    """On every interpreter: no group, and the environment as it is by now."""
+    code = (
+        "import os, time\nfor i in range(300): os.environ[f'VARIABLE_{i}'] = 'RANK'\n"
+        "os.environ.update(RANK='7', WORLD_SIZE='12x', LOCAL_RANK='\\u00e9', MASTER_ADDR='h' * 33, MASTER_PORT='1')\n"
+        "print(1, flush=True); time.sleep(99)"
+    )
+    with started("-c", code, python=python) as program:
+        probe = GroupsProbe()
+        assert read(probe, program) == read(probe, program) == Groups((), 7)
+
+
+@pytest.mark.parametrize("command", [["sleep", "99"], ["true"]], ids=["not-python", "ended"])
+def test_what_cannot_be_read_is_said(command: list[str]) -> None:
+    process = subprocess.Popen(command)
+    try:
+        if command == ["true"]:
+            process.wait()
+        probe = GroupsProbe()
+        for _ in range(5):
+            seen = look(probe, process)
+            assert seen.by_pid == {}
+            assert [(lack.probe, lack.pid) for lack in seen.unseen] == [("groups", process.pid)]
+            assert "run hangdoc as" in seen.unseen[0].why
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_dicts_that_change_while_they_are_read(tmp_path: Path) -> None:
+    """A busy process moves its groups about: what is read is a state that was, never a mixture."""
+    probe = GroupsProbe()
+    with job(tmp_path, size=1) as (rank,):
+        for word in ("init", "many"):
+            rank.tell(word)
+            told, *_ = rank.says()
+        known = {(address, name) for address, name, *_ in told}
+        rank.tell("churn")
+        rank.says()
+        for _ in range(200):
+            found = read(probe, rank)
+            assert found.rank == 0
+            assert found.groups[0].default
+            assert {(g.address, g.name) for g in found.groups} <= known
+            assert len(found.groups) >= len(known) - 1
+
+
+@pytest.mark.parametrize("share", [0.3, 0.03])
+def test_garbage_is_survived(tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(7)
+    with job(tmp_path, size=1) as (rank,):
+        for word in ("init", "many"):
+            rank.tell(word)
+            rank.says()
+        monkeypatch.setattr(groups, "Memory", lambda pid: Garbled(pid, rng, share))
+        for _ in range(40):
+            look(GroupsProbe(), rank)
+
+
+def test_a_second_look_costs_little(tmp_path: Path) -> None:
+    """Two or three system calls: nothing is read again that did not change."""
+    probe = GroupsProbe()
+    with job(tmp_path, size=1) as (rank,):
+        for word in ("init", "many"):
+            rank.tell(word)
+            rank.says()
+        first = read(probe, rank)
+        times = []
+        for _ in range(50):
+            begin = time.perf_counter()
+            assert read(probe, rank) is first
+            times.append(time.perf_counter() - begin)
+    assert sorted(times)[10] < 0.002
