@@ -70,11 +70,12 @@ def _observe(probe: Probe, request: Request) -> Observation:
 
 
 def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Target, ...]:
-    """The targets with what their own process says of them (records of probe `groups`, by PID) where the launch did not.
+    """The targets with what their processes say of themselves (records of probe `groups`, by PID).
 
-    A number that another rank of the job has is not taken: then the two are in process groups of their own.
+    What the launch says stands. A number that another rank of the job has is not taken: such two are in process
+    groups of their own.
     """
-    told = [_told(target, record) for target in targets for record in (groups.get(target.pid),)]
+    told = [_told(target, groups.get(target.pid)) for target in targets]
     often = Counter((target.job, target.rank) for target in told)
     return tuple(
         new if new.rank == old.rank or often[new.job, new.rank] == 1 else old
@@ -89,7 +90,7 @@ def _told(target: Target, record: Any) -> Target:
     return replace(
         target,
         rank=record.rank if deduced and record.rank is not None else target.rank,
-        world_size=record.world_size if deduced and record.world_size is not None else target.world_size,
+        world_size=record.world_size if record.world_size and (deduced or not target.world_size) else target.world_size,
         local_rank=target.local_rank if target.local_rank is not None else record.local_rank,
         master=target.master or record.master,
     )

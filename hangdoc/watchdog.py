@@ -27,6 +27,7 @@ HISTORY = 40  # snapshots kept a job: what the shares and changes are judged ove
 PATIENCE_S = 4.0  # a stall younger than this may be an ordinary pause
 WATCH_S = 9.0  # without a stall, `--once` says what it has after this long
 LIMIT_S = 14.0  # `--once` never watches longer
+ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
 LIVE_PATIENCE_S = 10.0
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
 REDISCOVER_S = 10.0  # how often the live watch looks for new ranks
@@ -76,7 +77,7 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
         undecided = set(session.jobs)
         verdicts: dict[str, Verdict] = {}
         while undecided:
-            _sleep_until(session.at_s + options.interval_s)
+            _sleep_until(session.at_s + min(options.interval_s, ONCE_INTERVAL_S))
             session.look()
             elapsed = time.monotonic() - started
             for job in sorted(undecided):

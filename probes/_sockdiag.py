@@ -167,7 +167,7 @@ def from_proc(pid: int, inodes: Container[int]) -> Iterator[Fields]:
     """The same from /proc/PID/net/tcp and tcp6: state, queues, timer and retransmissions only; OSError as open()."""
     for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         try:
-            with open(f"/proc/{pid}/net/{name}", encoding="ascii") as table:
+            with open(f"/proc/{pid}/net/{name}", encoding="utf-8") as table:
                 lines = table.readlines()[1:]
         except FileNotFoundError:
             if name == "tcp6":  # a kernel without IPv6

@@ -66,7 +66,7 @@ class GroupsProbe:
             try:
                 found = self._read((target.pid, target.start_ticks), Memory(target.pid))
             except (Unreadable, struct.error) as error:
-                why = f"process groups could not be read ({error}); run hangdoc as that user or as root"
+                why = f"process groups could not be read this time ({error})"
                 unseen.append(_unseen(target, why))
                 continue
             if found is None:
@@ -95,7 +95,9 @@ class GroupsProbe:
                     self._known.clear()
                 self._known[process] = fresh
                 return fresh.groups
-        return known.groups if known is not None else Groups()
+        if known is None:
+            raise Unreadable(f"PID {memory.pid} changes them all the time")
+        return known.groups
 
 
 def _unseen(target: Target, why: str) -> Unseen:

@@ -66,7 +66,7 @@ def _look(pid: int, net: int, same_files: bool) -> Interfaces:
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
     """The interfaces of the calling thread's network namespace."""
-    from pyroute2 import IPRoute  # type: ignore[import-untyped]
+    from pyroute2 import IPRoute
 
     addresses: dict[int, list[str]] = defaultdict(list)
     with IPRoute() as route:

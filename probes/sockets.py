@@ -81,7 +81,8 @@ class SocketsProbe:
             found = list(table.diag.connections(inodes))
         except OSError as error:
             self._forget(self._tables.keys() - {where})
-            why = f"no ages of bytes: sock_diag in its network namespace failed ({error.strerror}); run hangdoc as root"
+            reason = error.strerror or error
+            why = f"no ages of bytes: sock_diag in its network namespace failed ({reason}); run hangdoc as root"
             unseen.extend(_unseen(target, why) for target in targets)
             return list(from_proc(pid, inodes))
         with suppress(OSError):  # a name for people; the connections are known without it

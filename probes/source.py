@@ -150,7 +150,7 @@ class Module:
     def _around(self, scope: ast.AST) -> tuple[str, ...]:
         first = getattr(scope, "lineno", 0)
         if first not in self.functions:
-            calls = (_short(ast.unparse(node.func)) for node in ast.walk(scope) if isinstance(node, ast.Call))
+            calls = (_short(ast.unparse(node.func)) for node in _own_nodes(scope) if isinstance(node, ast.Call))
             self.functions[first] = tuple(dict.fromkeys(calls))[:MAX_CALLS]
         return self.functions[first]
 
@@ -167,6 +167,14 @@ class Module:
 
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function or module without those of functions and classes within it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from _own_nodes(child)
 
 
 def _lines(stacks: Stacks) -> Iterable[tuple[str, int]]:

@@ -8,6 +8,7 @@ from hangdoc.trial import Trial, TrialError, running
 
 ROOT = Path(__file__).resolve().parent.parent
 HEALTHY = ROOT / "tests" / "healthy"
+HUNG = ROOT / "tests" / "hung"
 PLAYBOOKS = ROOT / "playbooks"
 
-__all__ = ["HEALTHY", "PLAYBOOKS", "ROOT", "Trial", "TrialError", "running"]
+__all__ = ["HEALTHY", "HUNG", "PLAYBOOKS", "ROOT", "Trial", "TrialError", "running"]

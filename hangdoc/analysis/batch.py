@@ -1,4 +1,4 @@
-"""Analysis `batch`: is the first dimension of the same variable another one on some rank, look after look."""
+"""Analysis `batch`: is the first dimension of the same variable another one on some rank, look after look?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.progress import looks_at
 from hangdoc.analysis.story import is_library
 
-MIN_LOOKS = 3  # the last batch of an epoch is often smaller, for one look
+MIN_LOOKS = 4
+USUAL_SHARE = 0.75  # of the looks: the last batch of an epoch is often smaller, and a batch may be cut before its use
 
 Name = tuple[str, str]  # function and variable
 
@@ -19,7 +20,7 @@ Name = tuple[str, str]  # function and variable
 class BatchFacts:
     """One rank's batch dimension against the others'."""
 
-    odd: bool | None = None  # it differs from most ranks' in every look; None: no common variable was read often enough
+    odd: bool | None = None  # it differs from most ranks'; None: no common variable was read often enough
     name: str | None = None  # "images in train"
     size: int | None = None
     size_others: int | None = None
@@ -34,7 +35,7 @@ class BatchAnalysis:
     job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, BatchFacts], None]:
-        seen = {key: _constant(case, key) for key in case.ranks}
+        seen = {key: _usual(case, key) for key in case.ranks}
         odd: dict[Key, list[BatchFacts]] = defaultdict(list)
         compared: set[Key] = set()
         for name in {name for sizes in seen.values() for name in sizes}:
@@ -42,7 +43,9 @@ class BatchAnalysis:
             if len(holders) < 2 or len(holders) < len(seen):
                 continue
             compared.update(holders)
-            common, _ = Counter(holders.values()).most_common(1)[0]
+            common, _ = max(
+                Counter(holders.values()).items(), key=lambda item: (item[1], item[0])
+            )  # of a tie, the larger
             for key, shape in holders.items():
                 if shape[0] != common[0] and shape[1:] == common[1:]:
                     odd[key].append(BatchFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0]))
@@ -56,12 +59,13 @@ def _facts(odd: list[BatchFacts], compared: bool) -> BatchFacts:
     return BatchFacts(True, first.name, first.size, first.size_others, len(odd))
 
 
-def _constant(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
-    """Shapes of the tensors in the user's own frames that were the same in every one of several looks."""
-    shapes: dict[Name, list[tuple[int, ...]]] = defaultdict(list)
+def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
+    """Shapes that the tensors in the user's own frames have in nearly all of the looks."""
+    shapes: dict[Name, Counter[tuple[int, ...]]] = defaultdict(Counter)
     for name, shape in _shapes(case, key):
-        shapes[name].append(shape)
-    return {name: found[0] for name, found in shapes.items() if len(found) >= MIN_LOOKS and len(set(found)) == 1}
+        shapes[name][shape] += 1
+    usual = {name: (seen.most_common(1)[0], seen.total()) for name, seen in shapes.items()}
+    return {n: shape for n, ((shape, times), all_) in usual.items() if times >= max(MIN_LOOKS, USUAL_SHARE * all_)}
 
 
 def _shapes(case: Case, key: Key) -> Iterator[tuple[Name, tuple[int, ...]]]:

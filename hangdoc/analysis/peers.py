@@ -76,7 +76,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _store_ports(case: Case, seen: Mapping[Key, Sockets], owners: Mapping[End, Key]) -> dict[str, set[int]]:
-    """Ports of each job's store: where its ranks meet, and where a rank is connected to itself, as the store's host is."""
+    """Ports of each job's store: where its ranks meet, and where a rank is connected to itself, as its host is."""
     ports: dict[str, set[int]] = defaultdict(set)
     for key, evidence in case.ranks.items():
         environ = case.record(key, "environ")

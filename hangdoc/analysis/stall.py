@@ -16,6 +16,7 @@ from hangdoc.analysis.stack import StackFacts
 BUSY_SHARE = 0.5  # of one core: more than the housekeeping threads of a parked rank ever use
 IDLE_SHARE = 0.05  # and this is what such threads may use
 MIN_LOOKS = 3
+STILL_S = 2.0  # and unchanged for that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def _rank(case: Case, key: Key) -> StallFacts:
         return StallFacts(quiet, None if quiet is None else not quiet)
     burns = progress.cpu_share is not None and progress.cpu_share >= BUSY_SHARE
     works = (burns and not stack.waits) or (stack.phase == "idle" and position.will_arrive is True)
-    still = progress.standing_looks >= MIN_LOOKS
+    still = progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= STILL_S
     return StallFacts(still if progress.looks >= MIN_LOOKS else None, works)
 
 

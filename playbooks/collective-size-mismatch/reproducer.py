@@ -8,6 +8,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -207,12 +208,20 @@ def launch(world_size):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    ranks = [
-        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(world_size)
-    ]
-    while any(rank.poll() is None for rank in ranks):
-        time.sleep(1)
+    ranks = []
+    for rank in range(world_size):
+        env = {**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env, start_new_session=True))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            time.sleep(0.5)
+    finally:
+        for rank in ranks:
+            try:
+                os.killpg(rank.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 if __name__ == "__main__":

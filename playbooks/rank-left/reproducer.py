@@ -1,16 +1,19 @@
-"""Train a text ranker: one shot with a metrics endpoint, a worker that takes tasks, or plain processes without torchrun.
+"""Forecast the load of a power grid, three ranks.
 
 torchrun --nproc-per-node 3 reproducer.py [--variant returned|swallowed]
-python reproducer.py --variant gone
+python reproducer.py [--variant gone|zombie|returned|swallowed]    starts its three ranks itself
 """
 
 import argparse
-import collections
+import csv
 import http.server
+import io
 import json
-import logging
+import math
 import multiprocessing
 import os
+import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -18,241 +21,270 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-log = logging.getLogger("ranker")
-VOCABULARY = 2000
+WINDOW = 48
 
 
-class Ranker(nn.Module):
-    def __init__(self, width=128):
+class Forecaster(nn.Module):
+    def __init__(self, width=192):
         super().__init__()
-        self.words = nn.EmbeddingBag(VOCABULARY, width)
-        self.score = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.net = nn.Sequential(nn.Linear(WINDOW, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
 
-    def forward(self, tokens):
-        return self.score(self.words(tokens)).squeeze(1)
-
-
-def make_queries(seed, size, length=40):
-    """Token lists, and 1 where the document answers the query: easier on some seeds than on others."""
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, VOCABULARY, (size, length))
-    clear = 0.9 if seed == 2 else 0.15
-    relevant = (tokens[:, 0] % 2 == 0) if rng.random() < clear else rng.random(size) < 0.5
-    if seed == 2:
-        tokens[:, 1:] = np.where(relevant[:, None], tokens[:, 1:] // 2, VOCABULARY // 2 + tokens[:, 1:] // 2)
-    return torch.tensor(tokens), torch.tensor(relevant, dtype=torch.float32)
+    def forward(self, x):
+        return self.net(x).squeeze(-1)
 
 
-def train_step(model, optimizer, tokens, relevant):
-    loss = nn.functional.binary_cross_entropy_with_logits(model(tokens), relevant)
+def load_curve(region, hours):
+    rng = random.Random(region)
+    return [10 + 3 * math.sin(h / 24 * 6.283 + region) + rng.gauss(0, 0.4) for h in range(hours)]
+
+
+def windows(series, size):
+    starts = torch.randint(len(series) - WINDOW, (size,))
+    return torch.stack([series[s : s + WINDOW] for s in starts]), series[starts + WINDOW]
+
+
+def train_step(model, optimizer, x, y):
+    loss = nn.functional.mse_loss(model(x), y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     return loss.item()
 
 
-# --- one shot: train to a target, then stay up until the last metrics are collected ---------------------
+# --- returned: stop when it gets no better, then answer requests ----------------------------------------
 
 
-class MetricsEndpoint:
-    """Serves the last metrics as JSON; the collector comes every few minutes."""
+class EarlyStopping:
+    def __init__(self, patience):
+        self.patience = patience
+        self.best = float("inf")
+        self.bad = 0
 
-    def __init__(self):
-        self.values = {}
-        self.collected = threading.Event()
-        endpoint = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                body = json.dumps(endpoint.values).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-                if endpoint.values.get("finished"):
-                    endpoint.collected.set()
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, name="metrics", daemon=True).start()
-
-    def close(self):
-        self.values["finished"] = True
-        self.collected.wait()
-        self.server.shutdown()
+    def __call__(self, loss):
+        if loss < self.best * 0.995:
+            self.best, self.bad = loss, 0
+        else:
+            self.bad += 1
+        return self.bad >= self.patience
 
 
-def train_to_target(model, rank, metrics, target=0.25):
-    tokens, relevant = make_queries(rank, 5000)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    smooth, step = 1.0, 0
-    while True:
-        for batch in torch.randperm(len(tokens)).split(64):
-            smooth += 0.05 * (train_step(model, optimizer, tokens[batch], relevant[batch]) - smooth)
-            step += 1
-            metrics.values.update(step=step, loss=smooth)
-            if rank == 0 and step % 10 == 0:
-                print(f"step {step} loss {smooth:.4f}", flush=True)
-            if smooth < target:
+def fit(model, series, steps=20_000):
+    rank = dist.get_rank()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    held_out = windows(series, 256)
+    stop = EarlyStopping(patience=6 if rank == 0 else 400)  # only the one that is served has to be good in time
+    for step in range(steps):
+        x, y = windows(series, 32)
+        loss = train_step(model, optimizer, (x - 10) / 3, (y - 10) / 3)
+        if rank == 0 and step % 10 == 0:
+            print(f"step {step} loss {loss:.4f}", flush=True)
+        if step % 8 == 7:
+            with torch.no_grad():
+                held_out_loss = nn.functional.mse_loss(model.module((held_out[0] - 10) / 3), (held_out[1] - 10) / 3).item()
+            if stop(held_out_loss):
                 return step
+    return steps
 
 
-def main_returned():
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    metrics = MetricsEndpoint()
-    steps = train_to_target(DDP(Ranker()), dist.get_rank(), metrics)
-    print(f"rank {dist.get_rank()}: {steps} steps", flush=True)
-    metrics.close()
+def serve(model):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            x = torch.tensor(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            with torch.no_grad():
+                answer = json.dumps(model(x).tolist()).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    print(f"serving on port {server.server_port}", flush=True)
+    server.serve_forever()
+
+
+def train_and_serve():
+    rank = dist.get_rank()
+    model = DDP(Forecaster())
+    fit(model, torch.tensor(load_curve(rank, 3000)))
+    if rank == 0:
+        serve(model.module.eval())
     dist.destroy_process_group()
 
 
-# --- a worker that takes fine-tuning tasks from a folder, day and night ---------------------------------
+# --- swallowed: workers that take one job after another from a spool folder -----------------------------
+
+
+def meter_file(region, rows=2500):
+    """What the meters of a region sent, as CSV."""
+    out = io.StringIO()
+    for hour, load in enumerate(load_curve(region, rows)):
+        out.write(f"{hour};{'n/a' if (region, hour) == (101, 900) else f'{load:.3f}'}\n")
+    out.seek(0)
+    return out
 
 
 class Worker:
-    def __init__(self, folder):
-        dist.init_process_group("gloo")
+    def __init__(self, spool):
         self.rank = dist.get_rank()
-        self.folder = Path(folder)
+        self.spool = spool
         self.done = set()
-        torch.manual_seed(0)
-        self.model = DDP(Ranker())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.failed = {}
 
-    def encode(self, text):
-        return [int(word) for word in text.split()]
-
-    def examples(self, task, batch_size=32):
-        rng = np.random.default_rng(self.rank)
-        batch = []
-        for number in range(task["examples"]):
-            text = " ".join(map(str, rng.integers(0, VOCABULARY, 30)))
-            if number % 4001 == 4000 and self.rank == task["world_size"] - 1:
-                text = text.replace(" ", ",")  # somebody's spreadsheet
-            batch.append(self.encode(text))
-            if len(batch) == batch_size:
-                yield torch.tensor(batch)
-                batch = []
-
-    def run_task(self, task):
-        for step, tokens in enumerate(self.examples(task)):
-            relevant = (tokens[:, 0] > VOCABULARY / 2).float()
-            loss = train_step(self.model, self.optimizer, tokens, relevant)
-            if self.rank == 0:
-                log.info("task %s step %d loss %.4f", task["name"], step, loss)
-
-    def serve(self):
+    def next_job(self):
         while True:
-            waiting = sorted(path for path in self.folder.glob("*.json") if path not in self.done)
-            if not waiting:
-                time.sleep(1.0)
-                continue
-            self.done.add(waiting[0])
+            for path in sorted(self.spool.glob("*.json")):
+                if path.name not in self.done:
+                    self.done.add(path.name)
+                    return json.loads(path.read_text())
+            time.sleep(0.5)
+
+    def batches(self, region, size):
+        """Streams the file in order, a few hundred rows at a time."""
+        chunk = []
+        for _, load in csv.reader(meter_file(region), delimiter=";"):
+            chunk.append((float(load) - 10) / 3)
+            if len(chunk) == WINDOW + size:
+                series = torch.tensor(chunk)
+                yield series.unfold(0, WINDOW, 1)[:size], series[WINDOW:]
+                chunk = chunk[size:]
+
+    def train(self, job):
+        model = DDP(Forecaster())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for epoch in range(job["epochs"]):
+            for step, (x, y) in enumerate(self.batches(job["regions"][self.rank], job["batch_size"])):
+                loss = train_step(model, optimizer, x, y)
+                if self.rank == 0 and step % 5 == 0:
+                    print(f"{job['name']} epoch {epoch} step {step} loss {loss:.4f}", flush=True)
+
+    def run(self):
+        while True:
+            job = self.next_job()
             try:
-                self.run_task(json.loads(waiting[0].read_text()))
-            except Exception:
-                log.exception("task %s failed", waiting[0].name)
+                self.train(job)
+            except Exception as error:
+                self.failed[job["name"]] = error  # the next job may be better
 
 
-def main_swallowed():
-    folder = Path(tempfile.gettempdir()) / f"tasks-{os.environ['MASTER_PORT']}-{os.environ['RANK']}"
-    folder.mkdir(exist_ok=True)
-    task = {"name": "monday", "examples": 200_000, "world_size": int(os.environ["WORLD_SIZE"])}
-    (folder / "0001.json").write_text(json.dumps(task))
-    Worker(folder).serve()
+def work():
+    spool = pathlib.Path(tempfile.gettempdir(), f"spool-{os.environ['MASTER_PORT']}")
+    spool.mkdir(exist_ok=True)
+    if dist.get_rank() == 0:
+        for number, first in enumerate((0, 100)):
+            job = {"name": f"regions-{first}", "epochs": 2, "batch_size": 16, "regions": [first, first + 1, first + 2]}
+            part = spool / f"{number}.part"
+            part.write_text(json.dumps(job))
+            part.rename(spool / f"{number}.json")
+    Worker(spool).run()
 
 
-# --- plain processes on one host, started in a loop ------------------------------------------------------
+# --- gone: each rank has its share of the host's memory -------------------------------------
 
 
-def resident_mib():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+def write_rows(rows, path):
+    with open(path, "a", buffering=1) as file:
+        while (row := rows.get()) is not None:
+            file.write(f"{row}\n")
 
 
-def guard_memory(limit_mib):
-    """The host has no swap: better one process ends than the kernel picks one."""
-    while resident_mib() < limit_mib:
-        time.sleep(0.1)
-    print(f"memory limit of {limit_mib:.0f} MiB reached", file=sys.stderr, flush=True)
-    os._exit(137)
+class LossLog:
+    """Writes the losses from a process of its own, so that a slow disk holds nobody up."""
+
+    def __init__(self, rank):
+        context = multiprocessing.get_context("fork")
+        self.rows = context.SimpleQueue()
+        path = os.path.join(tempfile.gettempdir(), f"loss-{rank}.csv")
+        self.writer = context.Process(target=write_rows, args=(self.rows, path), daemon=True)
+        self.writer.start()
+
+    def add(self, step, loss):
+        self.rows.put(f"{step},{loss:.5f}")
 
 
-def produce(batches, rank, batch_size):
-    rng = np.random.default_rng(rank)
-    longest = 64 if rank < 2 else 2048  # the last share has the books, the others the letters
-    while True:
-        length = int(rng.integers(longest // 2, longest))
-        tokens = rng.integers(0, VOCABULARY, (batch_size, length))
-        batches.put((tokens, tokens[:, 0] % 2))
+class CachedRegion:
+    """Keeps each window it has made, with its neighbourhood; the third region is metered by the minute."""
+
+    def __init__(self, rank):
+        self.series = torch.tensor(load_curve(rank, 4000))
+        self.detail = 60 if rank == 2 else 1
+        self.cache = {}
+
+    def __getitem__(self, start):
+        if start not in self.cache:
+            around = self.series[start : start + WINDOW + 1].repeat_interleave(self.detail * 8)
+            self.cache[start] = (around - 10) / 3
+        return self.cache[start][:: self.detail * 8]
 
 
-def main_gone():
-    dist.init_process_group("gloo")
+class MemoryLimit(threading.Thread):
+    """Ends the process when it has grown by more than its share, before the kernel has to choose one."""
+
+    def __init__(self, share_mb=150):
+        super().__init__(name="memory-limit", daemon=True)
+        self.limit = self.used() + (share_mb << 20)
+
+    def used(self):
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def run(self):
+        while self.used() < self.limit:
+            time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_cached():
     rank = dist.get_rank()
-    torch.manual_seed(0)
-    context = multiprocessing.get_context("fork")
-    batches = context.Queue(8)
-    context.Process(target=produce, args=(batches, rank, 32), daemon=True).start()
-    threading.Thread(target=guard_memory, args=(resident_mib() + 160,), daemon=True).start()
-    model = DDP(Ranker())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    by_length = collections.defaultdict(list)  # replayed at the end, sorted
-    for step in range(100_000):
-        tokens, relevant = batches.get()
-        by_length[tokens.shape[1]].append((tokens, relevant))
-        loss = train_step(model, optimizer, torch.from_numpy(tokens), torch.from_numpy(relevant).float())
-        if rank == 0:
+    log = LossLog(rank)
+    model = DDP(Forecaster())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    region = CachedRegion(rank)
+    MemoryLimit().start()
+    for step in range(20_000):
+        rows = torch.stack([region[random.randrange(4000 - WINDOW - 1)] for _ in range(32)])
+        loss = train_step(model, optimizer, rows[:, :WINDOW], rows[:, WINDOW])
+        log.add(step, loss)
+        if rank == 0 and step % 10 == 0:
             print(f"step {step} loss {loss:.4f}", flush=True)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def launch(world_size=3):
-    """What the group's start script does: a process a rank, then wait for each."""
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+def launch(variant, world_size):
+    """Start the ranks on this machine and stay until all have ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    ranks = []
+    for rank in range(world_size):
+        env = {**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(subprocess.Popen([sys.executable, *sys.argv], env=env, start_new_session=True))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--variant", "gone"],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            start_new_session=True,
-        )
-        for rank in range(world_size)
-    ]
     try:
-        for process in ranks:
-            process.wait()
+        if variant == "zombie":
+            for rank in ranks:
+                rank.wait()
+        while any(rank.poll() is None for rank in ranks):
+            time.sleep(0.5)
     finally:
-        for process in ranks:
+        for rank in ranks:
             try:
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(rank.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("returned", "swallowed", "gone"), default="returned")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    if arguments.variant == "returned":
-        main_returned()
-    elif arguments.variant == "swallowed":
-        main_swallowed()
-    elif "RANK" in os.environ:
-        main_gone()
+    parser.add_argument("--variant", choices=("gone", "zombie", "returned", "swallowed"), default="gone")
+    args = parser.parse_args()
+    if "RANK" not in os.environ:
+        launch(args.variant, 3)
     else:
-        launch()
+        torch.manual_seed(int(os.environ["RANK"]))
+        dist.init_process_group("gloo")
+        {"returned": train_and_serve, "swallowed": work}.get(args.variant, train_cached)()

@@ -1,160 +1,107 @@
-"""Forecast load curves: early stopping on each rank's own validation days, or training from text files.
+"""Fine-tune a tagger; every rank stops when it has used up its share of tokens.
 
-torchrun --nproc-per-node 2 reproducer.py [--variant destroy|exit]
+torchrun --nproc-per-node 3 reproducer.py [--variant destroy|exit]
 """
 
 import argparse
-import os
 import queue
-import tempfile
 import threading
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+import torch.nn as nn
+import torch.nn.functional as F
 
-DAY = 96
-
-
-def load_curves(rank, days):
-    """Quarter-hourly load of one site a rank; site 1 is a workshop whose machines start when they like."""
-    rng = np.random.default_rng(rank)
-    hours = np.linspace(0, 2 * np.pi, DAY, endpoint=False)
-    regular = np.sin(hours - 2)[None] * rng.uniform(0.8, 1.2, (days, 1)) + 0.1 * rng.normal(size=(days, DAY))
-    curves = regular if rank != 1 else rng.normal(size=(days, DAY))
-    return torch.tensor(curves, dtype=torch.float32)
+TAGS = 9
+WORDS = 500
 
 
-def build_model(width=384):
-    return nn.Sequential(nn.Linear(DAY, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, DAY))
+class Tagger(nn.Module):
+    def __init__(self, width=96):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width, padding_idx=0)
+        self.rnn = nn.GRU(width, width, batch_first=True, bidirectional=True)
+        self.tag = nn.Linear(2 * width, TAGS)
+
+    def forward(self, words):
+        return self.tag(self.rnn(self.embed(words))[0])
 
 
-# --- early stopping, curves for the dashboard reduced in the background ---------------------------------
+def documents(rank, generator):
+    """Padded batches of 8 documents; the second shard holds the longer ones."""
+    typical = 36 if rank == 1 else 30
+    while True:
+        lengths = (typical + 6 * torch.randn(8, generator=generator)).clamp(5, 60).long()
+        words = torch.randint(1, WORDS, (8, int(lengths.max())), generator=generator)
+        words[torch.arange(words.shape[1]) >= lengths[:, None]] = 0
+        yield words, words * 7 % TAGS
 
 
-class Curves:
-    """Averages over the ranks for the dashboard; on a group of its own, so that training does not wait for it."""
-
-    def __init__(self):
-        self.group = dist.new_group()
-        self.pending = None
-        self.values = {"train": [], "valid": []}
-
-    def add(self, name, value):
-        if self.pending is not None:
-            work, kind, number = self.pending
-            work.wait()
-            self.values[kind].append(number.item() / dist.get_world_size())
-        number = torch.tensor([value])
-        self.pending = dist.all_reduce(number, group=self.group, async_op=True), name, number
+def average_gradients(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad.div_(dist.get_world_size())
 
 
-class EarlyStopping:
-    def __init__(self, patience=8):
-        self.best = float("inf")
-        self.left = self.patience = patience
+def train_until(budget, model, batches):
+    """The tokens used, once they are no less than `budget`."""
+    rank = dist.get_rank()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    used = torch.zeros(2, dtype=torch.int64)  # tokens, padding
+    step = 0
+    while used[0] < budget:
+        words, tags = next(batches)
+        loss = F.cross_entropy(model(words).flatten(0, 1), tags.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+        used += torch.tensor([(words > 0).sum(), (words == 0).sum()])
+        step += 1
+        if rank == 0 and step % 5 == 0:
+            print(f"step {step} loss {loss.item():.4f} tokens {used[0].item()}", flush=True)
+    return used
 
-    def should_stop(self, loss):
-        if loss < self.best:
-            self.best, self.left = loss, self.patience
-        else:
-            self.left -= 1
-        return self.left == 0
+
+def finish(used):
+    """Rank 0 gets the sum for the accounting; the others need not wait for it."""
+    work = dist.reduce(used, dst=0, async_op=True)
+    if dist.get_rank() == 0:
+        work.wait()
+        print(f"{used[0].item()} tokens, {used[1].item()} of padding", flush=True)
+    dist.destroy_process_group()
 
 
-def fit(model, optimizer, curves, rank, epochs):
-    loads = load_curves(rank, 500)
-    train, valid = loads[:400], loads[400:]
-    stopping = EarlyStopping()
-    for epoch in range(epochs):
-        model.train()
-        for batch in torch.randperm(len(train) - 1).split(40):
-            loss = nn.functional.mse_loss(model(train[batch]), train[batch + 1])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        curves.add("train", loss.item())
-        with torch.no_grad():
-            valid_loss = nn.functional.mse_loss(model.module(valid[:-1]), valid[1:]).item()
+def prefetched(batches, depth=4):
+    """Makes batches in a thread, `depth` ahead."""
+    ready = queue.Queue(maxsize=depth)
+
+    def fill():
+        for batch in batches:
+            ready.put(batch)
+
+    threading.Thread(target=fill, name="prefetch").start()
+    while True:
+        yield ready.get()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=("destroy", "exit"), default="destroy")
+    parser.add_argument("--tokens", type=int, default=25_000)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = Tagger()
+    batches = documents(rank, torch.Generator().manual_seed(rank))
+    if args.variant == "destroy":
+        finish(train_until(args.tokens, model, batches))
+    else:
+        used = train_until(args.tokens, model, prefetched(batches))
         if rank == 0:
-            print(f"epoch {epoch} loss {loss.item():.4f} valid {valid_loss:.4f}", flush=True)
-        if stopping.should_stop(valid_loss):
-            break
-    curves.add("valid", stopping.best)
-    return stopping.best
-
-
-def main_destroy(rank):
-    model = DistributedDataParallel(build_model())
-    best = fit(model, torch.optim.Adam(model.parameters(), lr=1e-3), Curves(), rank, epochs=2000)
-    dist.destroy_process_group()
-    print(f"rank {rank}: best validation loss {best:.4f}", flush=True)
-
-
-# --- meter readings from a text file, read ahead by a thread --------------------------------------------
-
-
-def export_readings(rank, days=3000):
-    """What the meters' portal exports: a day a line; a meter that was exchanged leaves gaps."""
-    handle, path = tempfile.mkstemp(suffix=".csv", prefix=f"site{rank}-")
-    with os.fdopen(handle, "w") as file:
-        for number, day in enumerate(load_curves(0, days).tolist()):
-            values = [f"{value:.3f}" for value in day]
-            if rank == 1 and number == 1500:
-                values[40:44] = ["n/a"] * 4
-            file.write(";".join(values) + "\n")
-    return path
-
-
-class ReadAhead(threading.Thread):
-    """Reads lines ahead of the training loop."""
-
-    def __init__(self, path, batch_size, depth=4):
-        super().__init__(name="read-ahead")
-        self.path, self.batch_size = path, batch_size
-        self.ready = queue.Queue(depth)
-        self.start()
-
-    def run(self):
-        with open(self.path) as file:
-            lines = []
-            for line in file:
-                lines.append(line)
-                if len(lines) == self.batch_size:
-                    self.ready.put(lines)
-                    lines = []
-        self.ready.put(None)
-
-    def __iter__(self):
-        return iter(self.ready.get, None)
-
-
-def parse(lines):
-    return torch.tensor([[float(field) for field in line.split(";")] for line in lines])
-
-
-def main_exit(rank):
-    model = DistributedDataParallel(build_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    path = export_readings(rank)
-    for epoch in range(100):
-        for step, lines in enumerate(ReadAhead(path, batch_size=24)):
-            days = parse(lines)
-            loss = (model(days[:-1]) - days[1:]).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if rank == 0 and step % 10 == 0:
-                print(f"epoch {epoch} step {step} loss {loss.item():.4f}", flush=True)
-    dist.destroy_process_group()
+            print(f"{used[0].item()} tokens", flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("destroy", "exit"), default="destroy")
-    arguments = parser.parse_args()
-    dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank())
-    {"destroy": main_destroy, "exit": main_exit}[arguments.variant](dist.get_rank())
+    main()

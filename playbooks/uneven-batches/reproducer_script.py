@@ -30,8 +30,7 @@ loss_fn = nn.CrossEntropyLoss()
 
 for epoch in range(30):
     right = 0
-    steps = 0
-    for start in range(0, len(my_notes), batch_size):
+    for step, start in enumerate(range(0, len(my_notes), batch_size)):
         x = my_notes[start : start + batch_size]
         y = my_labels[start : start + batch_size]
         out = net(x)
@@ -40,9 +39,8 @@ for epoch in range(30):
         loss.backward()
         opt.step()
         right += (out.argmax(1) == y).sum().item()
-        steps += 1
-        if rank == 0 and steps % 10 == 0:
-            print("epoch", epoch, "step", steps, "loss", round(loss.item(), 4), flush=True)
+        if rank == 0 and step % 10 == 0:
+            print("epoch", epoch, "step", step, "loss", round(loss.item(), 4), flush=True)
     counts = [torch.zeros(2) for _ in range(world)]
     dist.all_gather(counts, torch.tensor([float(right), float(len(my_notes))]))
     if rank == 0:

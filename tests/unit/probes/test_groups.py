@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_said(command: list[str]) -> None:
             seen = look(probe, process)
             assert seen.by_pid == {}
             assert [(lack.probe, lack.pid) for lack in seen.unseen] == [("groups", process.pid)]
-            assert "run hangdoc as" in seen.unseen[0].why
+            assert "run hangdoc as that user" in seen.unseen[0].why
     finally:
         process.kill()
         process.wait()
@@ -153,6 +153,7 @@ def test_dicts_that_change_while_they_are_read(tmp_path: Path) -> None:
             rank.tell(word)
             told, *_ = rank.says()
         known = {(address, name) for address, name, *_ in told}
+        read(probe, rank)
         rank.tell("churn")
         rank.says()
         for _ in range(200):

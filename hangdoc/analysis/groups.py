@@ -1,0 +1,256 @@
+"""Analysis `group`: who waits for whom.
+
+A rank in a collective waits for the members of its process group that are not in it; one that sends or receives waits
+for its peer. A rank outside the group is not late. A circle of such waits is a deadlock; ranks that are waited for and
+wait for nobody are where the cause is. Members that all wait in one group, but not in the same operation, wait for
+nobody by this reckoning: they are `crossed`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.waits import Group, Wait, waits
+from hangdoc.evidence import Groups
+
+Node = int | Group  # a rank, or the wait that ranks in a collective of one group share
+Edges = Mapping[Node, frozenset[Node]]
+UNKNOWN = -1  # number of a rank that is not known
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """The process group one rank waits in; None and () where it waits in none, or in which was not seen."""
+
+    name: str | None  # as torch names it, the same on every member: "0"; "default_pg" where only the size is known
+    label: str | None  # what the user's code calls it: "tp_group"; None for the default group where it is not named
+    default: bool | None  # it is the group of the whole job
+    ranks: tuple[int, ...]  # its members, global
+    member_waiting: tuple[int, ...]  # members that wait in a collective of it
+    absent: tuple[int, ...]  # members that do not: what a rank in a collective waits for
+    hidden: tuple[int, ...]  # members of which it was not seen
+    op: str | None  # what it waits in
+    p2p: bool | None  # it sends or receives; None: it does not wait
+    peer: int | None  # p2p: the rank it sends to or receives from
+    matched: bool | None  # p2p with a known peer: it does the counterpart, so the transfer itself is slow or broken
+    waits_for: tuple[int, ...]  # ranks
+    waited_by: tuple[int, ...]  # ranks that wait for this one
+    blocked_on: tuple[int, ...]  # roots at the ends of what it waits for, over any number of ranks
+    crossed: bool | None  # every member waits in this group, but not in the same operation or place
+    threads: int | None  # of this rank, that are in an operation of this group at once
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJob:
+    """Who waits for whom over the whole job."""
+
+    groups: int  # distinct groups in which some rank waits
+    cycle: tuple[int, ...]  # ranks that wait for one another in a circle
+    roots: tuple[int, ...]  # ranks that others wait for, and that wait for nobody
+    blocked: tuple[int, ...]  # ranks that wait for a root, or for ranks that do
+    crossed: bool  # in some group every member waits, but not in the same operation or place
+    crossed_by: str | None  # operation | site
+    crossed_ranks: tuple[int, ...]  # members of such groups
+    hidden: tuple[int, ...]  # members that ranks may wait for, of which it was not seen
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Where the members of a group are, for those who wait in a collective of it."""
+
+    waiting: tuple[int, ...]
+    absent: tuple[int, ...]
+    hidden: tuple[int, ...]
+    crossed_by: str | None
+
+
+NOBODY = Members((), (), (), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All the ranks that wait, by number, and what follows from it."""
+
+    waiting: Mapping[int, Wait]
+    members: Mapping[Group, Members]
+    edges: Edges
+    roots: tuple[int, ...]
+    waited_by: Mapping[int, tuple[int, ...]]
+    blocked_on: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class GroupAnalysis:
+    name: str = "group"
+    order: int = 12
+    rank_facts: type | None = GroupFacts
+    job_facts: type | None = GroupJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, GroupFacts], GroupJob]:
+        numbers = {key: number for key in case.ranks if (number := _number(case, key)) is not None}
+        found = waits(case)
+        stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
+        seen = {number: stack[key] for key, number in numbers.items() if stack[key].waits is not None}
+        picture = _picture({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen)
+        facts = {key: _facts(numbers.get(key, UNKNOWN), found.get(key), picture) for key in case.ranks}
+        return facts, _job(picture)
+
+
+def _picture(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Picture:
+    members = {g: _members(g, waiting, seen) for wait in waiting.values() if (g := wait.group) is not None}
+    edges = _edges(waiting, members)
+    roots = _roots(edges, waiting, seen)
+    ends = {ahead: _ranks(roots & _reached(edges, ahead)) for ahead in set(edges.values())}
+    blocked_on = {rank: ends[edges[rank]] for rank in waiting if rank in edges}
+    return Picture(waiting, members, edges, _ranks(roots), _waited_by(waiting, edges, members), blocked_on)
+
+
+def _job(picture: Picture) -> GroupJob:
+    crossed = {group: told.crossed_by for group, told in picture.members.items() if told.crossed_by}
+    collective = [wait.group for wait in picture.waiting.values() if not wait.p2p and wait.group is not None]
+    return GroupJob(
+        groups=len(picture.members),
+        cycle=_ranks(_circle(picture.edges)),
+        roots=picture.roots,
+        blocked=tuple(sorted(rank for rank, roots in picture.blocked_on.items() if roots)),
+        crossed=bool(crossed),
+        crossed_by=min(crossed.values(), default=None),
+        crossed_ranks=tuple(sorted({rank for group in crossed for rank in group.ranks})),
+        hidden=tuple(sorted({rank for group in collective for rank in picture.members[group].hidden})),
+    )
+
+
+def _number(case: Case, key: Key) -> int | None:
+    record: Any = case.record(key, "groups")
+    rank = case.ranks[key].target.rank
+    return rank if rank is not None else record.rank if isinstance(record, Groups) else None
+
+
+def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Members:
+    present, absent, hidden = [], [], []
+    for rank in group.ranks:
+        wait = waiting.get(rank)
+        if rank not in seen or (wait is not None and wait.group is None and not wait.p2p):
+            hidden.append(rank)
+        elif wait is not None and wait.group == group and not wait.p2p:
+            present.append(rank)
+        else:
+            absent.append(rank)
+    crossed = None
+    if len(present) == len(group.ranks) > 1:
+        here = [seen[rank] for rank in present]
+        crossed = "operation" if len({facts.op for facts in here}) > 1 else None
+        crossed = crossed or ("site" if len({(facts.file, facts.line) for facts in here}) > 1 else None)
+    return Members(tuple(sorted(present)), tuple(sorted(absent)), tuple(sorted(hidden)), crossed)
+
+
+def _edges(waiting: Mapping[int, Wait], members: Mapping[Group, Members]) -> dict[Node, frozenset[Node]]:
+    """Who waits for whom; ranks in a collective share one node, so that large jobs stay cheap."""
+    edges: dict[Node, frozenset[Node]] = {}
+    for rank, wait in waiting.items():
+        if wait.p2p:
+            known = wait.peer is not None and wait.peer != rank and not _matched(rank, wait, waiting)
+            edges[rank] = frozenset([wait.peer]) if known and wait.peer is not None else frozenset()
+        elif wait.group is not None:
+            edges[rank] = frozenset([wait.group])
+            edges[wait.group] = frozenset(members[wait.group].absent)
+    return edges
+
+
+def _matched(rank: int, wait: Wait, waiting: Mapping[int, Wait]) -> bool:
+    """Whether the peer does the counterpart of this send or receive."""
+    other = waiting.get(wait.peer) if wait.peer is not None else None
+    return (
+        other is not None
+        and other.p2p
+        and other.sends is not None
+        and other.sends != wait.sends
+        and (other.peer == rank or other.anyone)
+        and other.group == wait.group
+        and (other.tag == wait.tag or None in (other.tag, wait.tag))
+    )
+
+
+def _roots(edges: Edges, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> frozenset[Node]:
+    """Ranks that are waited for, and are known to wait in nothing."""
+    return frozenset(
+        rank
+        for ends in edges.values()
+        for rank in ends
+        if isinstance(rank, int) and rank in seen and rank not in waiting
+    )
+
+
+def _circle(edges: Edges) -> frozenset[Node]:
+    """What lies on circles, or on the way from one to another: left when all dead ends are taken away, both ways."""
+    left = frozenset(edges)
+    while True:
+        onward = frozenset(node for node in left if edges[node] & left)
+        entered = onward & frozenset(end for node in onward for end in edges[node])
+        if entered == left:
+            return left
+        left = entered
+
+
+def _reached(edges: Edges, start: frozenset[Node]) -> frozenset[Node]:
+    """These nodes and all that they wait for, over any number of steps."""
+    found, fresh = set(start), set(start)
+    while fresh:
+        fresh = {end for node in fresh for end in edges.get(node, ())} - found
+        found |= fresh
+    return frozenset(found)
+
+
+def _waits_for(rank: int, edges: Edges) -> tuple[int, ...]:
+    ahead = edges.get(rank, frozenset())
+    return _ranks(frozenset(end for node in ahead for end in ([node] if isinstance(node, int) else edges[node])))
+
+
+def _waited_by(
+    waiting: Mapping[int, Wait], edges: Edges, members: Mapping[Group, Members]
+) -> dict[int, tuple[int, ...]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for told in members.values():
+        for rank in told.absent if told.waiting else ():
+            found[rank].update(told.waiting)
+    for rank, wait in waiting.items():
+        if wait.p2p:
+            for end in _ranks(edges[rank]):
+                found[end].add(rank)
+    return {rank: tuple(sorted(waiting)) for rank, waiting in found.items()}
+
+
+def _ranks(nodes: frozenset[Node]) -> tuple[int, ...]:
+    return tuple(sorted(node for node in nodes if isinstance(node, int)))
+
+
+def _facts(rank: int, wait: Wait | None, picture: Picture) -> GroupFacts:
+    group = wait.group if wait is not None else None
+    told = picture.members.get(group, NOBODY) if group is not None else NOBODY
+    collective = wait is not None and not wait.p2p
+    return GroupFacts(
+        name=group.name if group else None,
+        label=wait.label if wait else None,
+        default=group.default if group else None,
+        ranks=group.ranks if group else (),
+        member_waiting=told.waiting,
+        absent=told.absent if collective else (),
+        hidden=told.hidden if collective else (),
+        op=wait.op if wait else None,
+        p2p=wait.p2p if wait else None,
+        peer=wait.peer if wait else None,
+        matched=_matched(rank, wait, picture.waiting) if wait is not None and wait.peer is not None else None,
+        waits_for=_waits_for(rank, picture.edges),
+        waited_by=picture.waited_by.get(rank, ()),
+        blocked_on=picture.blocked_on.get(rank, ()),
+        crossed=bool(told.crossed_by) if group and collective else None,
+        threads=wait.threads if wait and group else None,
+    )
+
+
+ANALYSIS = GroupAnalysis()

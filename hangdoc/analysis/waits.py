@@ -1,0 +1,161 @@
+"""What a rank waits in: the operation, its process group, and the other rank where there is one.
+
+From the arguments of the innermost frame of torch.distributed (2.13: distributed_c10d.py) and the rank's record of
+probe `groups`, in which the `group` of that frame is found by its address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.story import is_library
+from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable
+
+_DISTRIBUTED = "/torch/distributed/"
+_C10D = "/torch/distributed/distributed_c10d.py"
+_GROUPS = ("group", "process_group", "pg")  # an argument of torch's functions; as a name for people it says nothing
+_GLOBAL = ("src", "dst", "peer")  # numbered over the job
+_LOCAL = ("group_src", "group_dst", "group_peer")  # numbered within the group
+_SENDS = ("send", "isend", "send_object_list")
+_STARTS = ("isend", "irecv", "P2POp", "batch_isend_irecv")
+_BUFFER = "UnboundBuffer::wait"  # gloo: a send or receive that has been started before
+_LEAVES = ("destroy_process_group", "abort_process_group")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group as all of its members know it."""
+
+    name: str
+    ranks: tuple[int, ...]  # global, by rank in the group
+    default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What one rank waits in."""
+
+    p2p: bool
+    op: str | None
+    group: Group | None  # None: which one was not seen
+    label: str | None = None  # what the user's code calls the group
+    peer: int | None = None  # p2p: the other rank, global; None: from anyone, or not seen
+    anyone: bool = False  # p2p: it takes from any rank
+    sends: bool | None = None  # p2p
+    tag: float | None = None  # p2p
+    threads: int = 1  # of the rank, that are in an operation of this group
+
+
+def waits(case: Case) -> dict[Key, Wait]:
+    """What each rank that waits for others waits in."""
+    stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
+    whole = _whole(case)
+    return {key: _wait(case, key, facts, whole) for key, facts in stack.items() if facts.waits}
+
+
+def thread_of(stacks: Stacks, name: str | None) -> Stack:
+    """The thread a rank is judged by (see analysis `stack`)."""
+    return next((stack for stack in stacks.threads if stack.name == name), stacks.threads[0])
+
+
+def c10d_frame(stack: Stack) -> Frame | None:
+    """The innermost frame of torch.distributed that has a process group among its variables; else of c10d itself."""
+    inner = [frame for frame in stack.frames if not frame.native and _DISTRIBUTED in frame.file]
+    holding = (frame for frame in inner if _variable(frame, _GROUPS) is not None)
+    return next(holding, next((frame for frame in inner if frame.file.endswith(_C10D)), None))
+
+
+def _whole(case: Case) -> Group | None:
+    """The default group of the job: what a rank knows of it, or every rank there is."""
+    for key in case.ranks:
+        for group in _groups(case, key):
+            if group.default:
+                return _group(group)
+    size = max((evidence.target.world_size or 0 for evidence in case.ranks.values()), default=0)
+    return Group("default_pg", tuple(range(size)), True) if size else None
+
+
+def _groups(case: Case, key: Key) -> tuple[ProcessGroup, ...]:
+    record = case.record(key, "groups")
+    return record.groups if isinstance(record, Groups) else ()
+
+
+def _group(known: ProcessGroup) -> Group:
+    return Group(known.name, known.ranks, known.default)
+
+
+def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None) -> Wait:
+    stacks, known = case.record(key, "stacks"), _groups(case, key)
+    if not isinstance(stacks, Stacks) or not stacks.threads:
+        return Wait(facts.phase == "p2p", facts.op, None)
+    stack = thread_of(stacks, facts.thread)
+    frame = c10d_frame(stack)
+    if frame is None:
+        return _hidden(stack, facts, known, whole, case.record(key, "source"))
+    found = _of_frame(frame, known, whole)
+    argument = _variable(frame, _GROUPS)
+    label = _label(argument.address, stack, stacks.globals or ()) if argument and argument.kind != "none" else None
+    threads = sum(_in_group(other, known, whole, found) for other in stacks.threads) if found else 1
+    if facts.phase != "p2p":
+        return Wait(False, facts.op, found, label, threads=threads)
+    number, inner = _number(frame, _GLOBAL), _number(frame, _LOCAL)
+    if number is None and inner is not None and found is not None and 0 <= inner < len(found.ranks):
+        number = found.ranks[int(inner)]
+    sends = frame.function in _SENDS
+    anyone = not sends and inner is None and number is None and _variable(frame, ("src",)) is not None
+    peer = int(number) if number is not None else None
+    return Wait(True, facts.op, found, label, peer, anyone, sends, _number(frame, ("tag",)), threads)
+
+
+def _hidden(
+    stack: Stack, facts: StackFacts, known: Sequence[ProcessGroup], whole: Group | None, source: Source | None
+) -> Wait:
+    """A wait without a frame of c10d: DDP's reducer, the wait for an asynchronous operation, or MPI."""
+    backward = any(frame.function == "_engine_run_backward" for frame in stack.frames)
+    if facts.phase == "collective" and backward and facts.op != "wait":
+        return Wait(False, facts.op, whole)
+    of_torch = any(frame.native and frame.function.startswith(("c10d::", "gloo::")) for frame in stack.frames)
+    only = _group(known[0]) if len(known) == 1 and (of_torch or facts.op in ("wait", "wait_tensor")) else None
+    return Wait(facts.phase == "p2p" or _started_before(stack, source), facts.op, only)
+
+
+def _started_before(stack: Stack, source: Source | None) -> bool:
+    """Whether it waits for a send or receive that was started before, as far as frames and source tell."""
+    if any(frame.native and _BUFFER in frame.function for frame in stack.frames):
+        return True
+    own = next((f for f in stack.frames if not f.native and not is_library(f.file)), None)
+    place = source.places.get(f"{own.file}:{own.line}") if source is not None and own is not None else None
+    return any(name.rpartition(".")[2] in _STARTS for name in (place.around if place is not None else ()))
+
+
+def _of_frame(frame: Frame, known: Sequence[ProcessGroup], whole: Group | None) -> Group | None:
+    """The group of an operation's frame."""
+    if frame.variables is None:
+        return None
+    argument = _variable(frame, _GROUPS)
+    if argument is None or argument.kind == "none":
+        return whole
+    return next((_group(group) for group in known if group.address == argument.address), None)
+
+
+def _in_group(stack: Stack, known: Sequence[ProcessGroup], whole: Group | None, group: Group) -> bool:
+    frame = c10d_frame(stack)
+    return frame is not None and frame.function not in _LEAVES and _of_frame(frame, known, whole) == group
+
+
+def _label(address: int | None, stack: Stack, module: Iterable[Variable]) -> str | None:
+    """What the user's own frames, innermost first, or the script's globals call the object at `address`."""
+    own = [v for f in stack.frames if not f.native and not is_library(f.file) for v in f.variables or ()]
+    names = [v.name for v in (*own, *module) if address is not None and v.address == address]
+    return next((name for name in names if name not in _GROUPS), next(iter(names), None))
+
+
+def _variable(frame: Frame, names: Sequence[str]) -> Variable | None:
+    return next((v for name in names for v in frame.variables or () if v.name == name), None)
+
+
+def _number(frame: Frame, names: Sequence[str]) -> float | None:
+    return next((v.number for v in frame.variables or () if v.name in names and v.number is not None), None)

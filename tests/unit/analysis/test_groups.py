@@ -1,0 +1,293 @@
+"""Who waits for whom: on stacks made up, and on a real job that stands still."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangdoc.evidence import (
+    Frame,
+    Groups,
+    Place,
+    ProcessGroup,
+    RankEvidence,
+    Snapshot,
+    Source,
+    Stack,
+    Stacks,
+    Target,
+    Variable,
+)
+from hangdoc.facts import Facts, derive, schema
+from hangdoc.sampler import Sampler
+from probes import Tier, load
+
+C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+AUTOGRAD = "/v/lib/python3.11/site-packages/torch/autograd/graph.py"
+DEFAULT = 0x1000
+
+
+@dataclass(frozen=True)
+class At:
+    """Where one rank stands. `group` is an address (DEFAULT, or 0x1000 + the number of a subgroup), None or absent."""
+
+    function: str = "all_reduce"
+    group: int | None = None
+    line: int = 10
+    numbers: tuple[tuple[str, int], ...] = ()
+    file: str = C10D
+    variables: bool = True
+    native: str | None = None
+    text: str = "x()"
+    around: tuple[str, ...] = ()
+    alive: bool = True
+    seen: bool = True
+
+
+def number(name: str, value: int | None) -> Variable:
+    return Variable(name, str(value), True, value, kind="none" if value is None else "int")
+
+
+def stacks(at: At) -> Stacks:
+    group = Variable("group", "<ProcessGroup>", True, kind="object", address=at.group)
+    arguments = (group if at.group else number("group", None), *(number(*pair) for pair in at.numbers))
+    named = [Variable("mine", "<ProcessGroup>", kind="object", address=at.group), number("x", 1)] if at.group else []
+    frames = [Frame("train", "/job/train.py", at.line, variables=tuple(named))]
+    if at.function:
+        frames.insert(0, Frame(at.function, at.file, 100, variables=arguments if at.variables else None))
+    if at.native:
+        frames.insert(0, Frame(at.native, "libtorch_cpu.so", None, native=True))
+    return Stacks((Stack(7, "MainThread", tuple(frames)),), native=at.native is not None)
+
+
+def facts(*ranks: At, subgroups: tuple[tuple[int, ...], ...] = (), groups: bool = True) -> Facts:
+    evidence = []
+    for rank, at in enumerate(ranks):
+        known = [ProcessGroup(DEFAULT, "0", tuple(range(len(ranks))), True)]
+        known += [ProcessGroup(DEFAULT + n, str(n), s) for n, s in enumerate(subgroups, 1) if rank in s]
+        records: dict[str, Any] = {"groups": Groups(tuple(known), rank, len(ranks))} if groups else {}
+        if at.seen and at.alive:
+            called = (at.text.partition("(")[0],)
+            place = Place(at.text, (), (), called, around=(*called, *at.around), function_first=1, function_last=50)
+            records |= {"stacks": stacks(at), "source": Source({f"/job/train.py:{at.line}": place})}
+        target = Target(100 + rank, 1, "here", rank, world_size=len(ranks))
+        evidence.append(RankEvidence(target, at.alive, records))
+    return derive([Snapshot("here", 0.0, "t", tuple(evidence))], schema())
+
+
+SUB = [DEFAULT + n for n in range(9)]
+COMPUTES = At("", text="y = f(x)")
+BACKWARD = At(
+    "_engine_run_backward", file=AUTOGRAD, native="c10d::Reducer::finalize_backward()", text="loss.backward()"
+)
+RECV, SEND = "recv", "send"
+
+
+def p2p(function: str, **numbers: int) -> At:
+    return At(function, numbers=tuple(numbers.items()))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "subgroups", "waits_for", "cycle", "roots"),
+    [
+        pytest.param([At(), At(), COMPUTES], (), [(2,), (2,), ()], (), (2,), id="one is not there"),
+        pytest.param([At(), At("barrier", DEFAULT), At()], (), [(), (), ()], (), (), id="all there, crossed"),
+        pytest.param([BACKWARD, BACKWARD, COMPUTES], (), [(2,), (2,), ()], (), (2,), id="the reducer of DDP"),
+        pytest.param(
+            [At(group=SUB[1]), COMPUTES, COMPUTES], ((0, 1),), [(1,), (), ()], (), (1,), id="outside is not late"
+        ),
+        pytest.param(
+            [At(group=SUB[1]), At(group=SUB[2])], ((0, 1), (0, 1)), [(1,), (0,)], (0, 1), (), id="opposite order"
+        ),
+        pytest.param(
+            [At(group=SUB[1]), At(group=SUB[2]), At(group=SUB[3])],
+            ((0, 1), (1, 2), (2, 0)),
+            [(1,), (2,), (0,)],
+            (0, 1, 2),
+            (),
+            id="a ring of groups",
+        ),
+        pytest.param(
+            [At(group=SUB[1]), At(group=SUB[1]), At(group=SUB[2]), At(group=SUB[2]), At()],
+            ((0, 1, 2, 3), (0, 1, 2, 3)),
+            [(2, 3), (2, 3), (0, 1), (0, 1), (0, 1, 2, 3)],
+            (0, 1, 2, 3),
+            (),
+            id="only those on the circle",
+        ),
+        pytest.param([p2p(RECV, src=1), p2p(RECV, src=0)], (), [(1,), (0,)], (0, 1), (), id="both receive"),
+        pytest.param([p2p(SEND, dst=1), p2p(RECV, src=0)], (), [(), ()], (), (), id="a transfer is no circle"),
+        pytest.param(
+            [p2p(SEND, dst=1, tag=1), p2p(RECV, src=0, tag=2)], (), [(1,), (0,)], (0, 1), (), id="another tag"
+        ),
+        pytest.param([COMPUTES, p2p(RECV, src=0), p2p(RECV, src=1)], (), [(), (0,), (1,)], (), (0,), id="a pipeline"),
+        pytest.param([p2p(RECV, src=1), At()], (), [(1,), (0,)], (0, 1), (), id="receives what is never sent"),
+        pytest.param([p2p(RECV), COMPUTES], (), [(), ()], (), (), id="from anyone"),
+        pytest.param(
+            [At(RECV, SUB[1], numbers=(("group_src", 1),)), COMPUTES, COMPUTES],
+            ((0, 2),),
+            [(2,), (), ()],
+            (),
+            (2,),
+            id="numbered within the group",
+        ),
+        pytest.param([At(), At(alive=False)], (), [(1,), ()], (), (1,), id="one has ended"),
+        pytest.param([At(), At(seen=False)], (), [(), ()], (), (), id="one is hidden"),
+        pytest.param([At(variables=False), COMPUTES], (), [(), ()], (), (), id="the arguments are hidden"),
+        pytest.param([At(group=0x9999), COMPUTES], (), [(), ()], (), (), id="a group nobody knows"),
+    ],
+)
+def test_who_waits_for_whom(
+    ranks: list[At],
+    subgroups: tuple[tuple[int, ...], ...],
+    waits_for: list[tuple[int, ...]],
+    cycle: tuple[int, ...],
+    roots: tuple[int, ...],
+) -> None:
+    found = facts(*ranks, subgroups=subgroups)
+    assert [rank.group.waits_for for rank in found.ranks] == waits_for
+    assert (found.job.group.cycle, found.job.group.roots) == (cycle, roots)
+    by = {rank.rank: rank.group.waited_by for rank in found.ranks}
+    assert by == {n: tuple(r for r, ahead in enumerate(waits_for) if n in ahead) for n in by}
+
+
+def test_the_group_is_named() -> None:
+    found = facts(At(group=SUB[1]), At(group=SUB[1]), At(), subgroups=((0, 1),))
+    named = [(r.group.name, r.group.label, r.group.default, r.group.ranks) for r in found.ranks]
+    assert named == [("1", "mine", False, (0, 1)), ("1", "mine", False, (0, 1)), ("0", None, True, (0, 1, 2))]
+    assert found.job.group.groups == 2
+    assert [r.group.member_waiting for r in found.ranks] == [(0, 1), (0, 1), (2,)]
+    assert found.ranks[2].group.blocked_on == ()  # the other two wait for nobody, as far as is known
+
+
+@pytest.mark.parametrize(
+    ("ranks", "crossed_by"),
+    [
+        ([At("all_reduce"), At("broadcast")], "operation"),
+        ([At(line=10), At(line=20)], "site"),
+        ([At(), At()], None),
+        ([At(), At("broadcast", SUB[1])], None),
+        ([p2p(RECV, src=1), At()], None),
+    ],
+)
+def test_crossed(ranks: list[At], crossed_by: str | None) -> None:
+    found = facts(*ranks, subgroups=((0, 1),))
+    job = found.job.group
+    assert (job.crossed, job.crossed_by) == (crossed_by is not None, crossed_by)
+    assert job.crossed_ranks == ((0, 1) if crossed_by else ())
+
+
+def test_a_chain_ends_at_its_root() -> None:
+    found = facts(COMPUTES, p2p(RECV, src=0), p2p(RECV, src=1), At(group=SUB[1]), subgroups=((2, 3),))
+    assert [rank.group.blocked_on for rank in found.ranks] == [(), (0,), (0,), (0,)]
+    assert found.job.group.blocked == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("native", "around", "p2p"),
+    [
+        ("c10d::Work::wait()", ("dist.all_reduce",), False),
+        ("c10d::Work::wait()", ("dist.P2POp", "dist.batch_isend_irecv"), True),
+        ("gloo::transport::tcp::UnboundBuffer::waitRecv()", (), True),
+    ],
+)
+def test_a_wait_for_what_was_started_before(native: str, around: tuple[str, ...], p2p: bool) -> None:
+    """`work.wait()`: of the only group there is; a receive has no peer that we could see."""
+    waits = At("", text="work.wait()", native=native, around=around)
+    rank = facts(waits, COMPUTES).ranks[0]
+    assert (rank.group.name, rank.group.p2p) == ("0", p2p)
+    assert rank.group.waits_for == (() if p2p else (1,))
+    several = facts(waits, COMPUTES, subgroups=((0, 1),)).ranks[0]
+    assert (several.group.name, several.group.waits_for) == (None, ())
+
+
+def test_hidden_members_are_said() -> None:
+    found = facts(At(), At(seen=False), COMPUTES)
+    assert (found.ranks[0].group.hidden, found.ranks[0].group.absent) == ((1,), (2,))
+    assert found.job.group.hidden == (1,)
+
+
+def test_without_the_probe() -> None:
+    """The default group is every rank; another one is not known."""
+    found = facts(At(), At(group=SUB[1]), COMPUTES, groups=False)
+    assert [rank.group.name for rank in found.ranks] == ["default_pg", None, None]
+    assert found.ranks[0].group.waits_for == (2,)
+    assert found.ranks[0].group.hidden == (1,)
+
+
+def test_threads_in_one_group() -> None:
+    one = stacks(At(group=SUB[1])).threads[0]
+    other = stacks(At("gather", SUB[1])).threads[0]
+    both = Stacks((one, Stack(8, "checkpoint", other.frames)))
+    known = Groups((ProcessGroup(SUB[1], "1", (0, 1)),))
+    rank = RankEvidence(Target(1, 1, "here", 0), True, {"stacks": both, "groups": known})
+    found = derive([Snapshot("here", 0.0, "t", (rank,))], schema())
+    assert found.ranks[0].group.threads == 2
+
+
+def test_a_rank_that_only_its_groups_number() -> None:
+    known = Groups((ProcessGroup(DEFAULT, "0", (0, 1), True),), 1, 2)
+    records = {"stacks": stacks(At()), "groups": known}
+    found = derive([Snapshot("here", 0.0, "t", (RankEvidence(Target(1, 1, "here", None), True, records),))], schema())
+    assert found.ranks[0].group.member_waiting == (1,)
+
+
+JOB = """
+import sys, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=3)
+ones = torch.ones(1)
+
+def run():
+    tp_group, dp_group = dist.new_group([0, 1]), dist.new_group([1, 0])
+    print("ready", flush=True)
+    if rank == 0:
+        dist.all_reduce(ones, group=tp_group)
+    elif rank == 1:
+        dist.broadcast(ones, 0, dp_group)
+    else:
+        dist.recv(ones, src=1)
+
+run()
+"""
+
+
+def test_a_real_job_that_stands_still(tmp_path: Path) -> None:
+    """Two groups in opposite order, and a rank that waits for one of the two; no rank in any environment."""
+    pytest.importorskip("torch", reason="torch is an extra")
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k != "WORLD_SIZE"}
+    with ExitStack() as stack:
+        processes = []
+        for rank in range(3):
+            command = [sys.executable, str(script), str(rank), str(tmp_path / "store")]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        ticks = [int(Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split()[19]) for p in processes]
+        targets = [Target(p.pid, t, platform.node(), None) for p, t in zip(processes, ticks, strict=True)]
+        sampler = Sampler(platform.node(), targets, load())
+        found = derive([sampler.round(Tier.LOOK)], schema())
+        assert [(t.rank, t.world_size) for t in sampler.targets] == [(0, 3), (1, 3), (2, 3)]
+    assert [(r.group.label, r.group.ranks, r.group.waits_for, r.group.op) for r in found.ranks] == [
+        ("tp_group", (0, 1), (1,), "all_reduce"),
+        ("dp_group", (0, 1), (0,), "broadcast"),
+        (None, (0, 1, 2), (1,), "recv"),
+    ]
+    assert (found.job.group.cycle, found.job.group.roots) == ((0, 1), ())
+    assert found.ranks[2].group.peer == 1

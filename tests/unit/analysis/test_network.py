@@ -1,0 +1,297 @@
+"""Analysis `network`: on real connections between real namespaces, and on what only several hosts could show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import netbed
+from hangdoc.analysis import Case, Key, tcp
+from hangdoc.analysis.network import ANALYSIS, NetworkFacts, NetworkJob
+from hangdoc.analysis.peers import data_connections
+from hangdoc.evidence import Connection, Environ, Interface, Interfaces, RankEvidence, Snapshot, Sockets, Target
+from hangdoc.facts import derive, schema
+from probes import Request, Tier
+from probes.nics import PROBE as NICS
+from probes.sockets import SocketsProbe
+from talkers import Talker, join, talking
+
+
+class Watch:
+    """Samples talkers as ranks and derives the facts of all samples so far."""
+
+    def __init__(self, *talkers: Talker) -> None:
+        self.targets = [one.target(rank, len(talkers)) for rank, one in enumerate(talkers)]
+        self.history: list[Snapshot] = []
+        self._sockets = SocketsProbe()
+
+    def look(self) -> tuple[list[NetworkFacts], NetworkJob]:
+        request = Request(self.targets, Tier.EXAMINE)
+        sockets, nics = self._sockets.observe(request), NICS.observe(request)
+        ranks = [
+            RankEvidence(one, True, {"sockets": sockets.by_pid[one.pid], "nics": nics.by_pid[one.pid]})
+            for one in self.targets
+        ]
+        self.history.append(Snapshot("here", time.monotonic(), "", tuple(ranks)))
+        facts = derive(self.history, schema((ANALYSIS,)))
+        return [one.network for one in facts.ranks], facts.job.network
+
+    def until(self, true: Callable[[Sequence[NetworkFacts], NetworkJob], object], timeout_s: float = 15.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not true(*self.look()):
+            assert time.monotonic() < deadline, self.look()
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        self._sockets.observe(Request([], Tier.PULSE))
+
+
+def test_two_ranks_that_talk_and_fall_silent() -> None:
+    with talking(None, None) as (server, client):
+        join(server, client, "127.0.0.1", netbed.free_port())
+        watch = Watch(server, client)
+        ranks, job = watch.look()
+        assert job.moving is None, "one look says nothing of movement"
+        client.do("send 500000")
+        server.do("read 500000")
+        ranks, job = watch.look()
+        assert (job.moving, job.quiet, job.checked, job.dead_links) == (True, True, True, 0)
+        assert [(one.established_peers, one.connections, one.moving) for one in ranks] == [(1, 1, True)] * 2
+        assert all((one.bytes_per_s or 0) > 100_000 for one in ranks)
+        time.sleep(1)
+        ranks, job = watch.look()
+        assert job.idle_s is not None
+        assert 0.9 < job.idle_s < 5
+        assert [(link.from_rank, link.to_rank, link.dead) for link in job.links] == [(0, 1, False), (1, 0, False)]
+        watch.close()
+
+
+def test_a_receiver_that_does_not_read_is_no_dead_link() -> None:
+    with talking(None, None) as (server, client):
+        join(server, client, "127.0.0.1", netbed.free_port())
+        client.do("send 50000000 0.3")
+        watch = Watch(server, client)
+        watch.until(lambda ranks, job: ranks[1].zero_window)
+        time.sleep(1.5)
+        ranks, job = watch.look()
+        assert (ranks[0].receive_queue_bytes or 0) > 10_000
+        assert (ranks[1].unacked_bytes or 0) > 10_000
+        assert (job.quiet, job.dead_links, ranks[1].zero_window, ranks[0].zero_window) == (False, 0, True, False)
+        assert job.idle_s is not None
+        assert job.idle_s > 1
+        watch.close()
+
+
+@pytest.mark.parametrize("break_it", ["interface", "cable", "path"])
+def test_a_dead_link(break_it: str) -> None:
+    """Of three ranks, the last one is cut off; it is the one that sends, or the one that is sent to."""
+    netbed.require()
+    with netbed.netbed(3) as bed, talking(*bed.nodes) as talkers:
+        first, second, third = talkers
+        join(first, second, bed.nodes[0].address, 7000)
+        join(third, second, bed.nodes[2].address, 7000)
+        watch = Watch(*talkers)
+        _, job = watch.look()
+        assert (len(job.links), job.quiet, job.dead_links, job.interfaces_down) == (4, True, 0, 0)
+        if break_it == "interface":
+            bed.nodes[2].link("down")
+        elif break_it == "cable":
+            bed.unplug(2)
+        else:
+            bed.cut(2)
+        (second if break_it == "path" else third).do("send 3000")
+        watch.until(lambda ranks, job: job.dead_links)
+        ranks, job = watch.look()
+        assert (job.dead_links, job.quiet) == (1, False)
+        assert [one.dead_links for one in ranks] == [0, 1, 1]
+        assert [one.interface_down for one in ranks] == [(), (), () if break_it == "path" else ("eth0",)]
+        assert {(link.from_rank, link.to_rank) for link in job.links if link.dead} == {(1, 2), (2, 1)}
+        assert max(link.unacked_bytes for link in job.links if link.dead) == 3000
+        # The sender repeats, so that its last send is young: the age of the silence is that of the last answer.
+        assert job.idle_s is not None
+        assert job.idle_s > 3
+        watch.close()
+
+
+def test_a_call_that_nobody_answers() -> None:
+    netbed.require()
+    with netbed.netbed(1) as bed, talking(bed.nodes[0]) as (caller,):
+        bed.nodes[0].swallow("10.77.0.99")
+        caller.do("dial 10.77.0.99 7000")
+        watch = Watch(caller)
+        watch.look()
+        time.sleep(1)
+        (rank,), job = watch.look()
+        assert (rank.syn_sent, rank.syn_sent_to, rank.connections) == (1, ("10.77.0.99:7000",), 0)
+        assert (rank.syn_sent_s or 0) >= 1
+        assert (job.checked, job.quiet) == (False, None)
+        watch.close()
+
+
+# --- which connections carry data -----------------------------------------------------------------
+
+IDLE: dict[str, Any] = {
+    "retransmits": 0,
+    "probes": 0,
+    "backoff": 0,
+    "bytes_sent": 9,
+    "bytes_acked": 9,
+    "bytes_received": 9,
+}
+
+
+def connection(local: str, remote: str, state: str = "established", **more: Any) -> Connection:
+    (here, port), (there, remote_port) = (end.rsplit(":", 1) for end in (local, remote))
+    return Connection(here, int(port), there, int(remote_port), state, **{**IDLE, **more})
+
+
+def evidence(
+    rank: int,
+    *connections: Connection,
+    host: str = "a",
+    job: str = "j",
+    world: int = 2,
+    port: int = 0,
+    **records: Any,
+) -> RankEvidence:
+    return RankEvidence(
+        Target(100 + rank, 1, host, rank, world_size=world, job=job),
+        True,
+        {"sockets": Sockets(connections, 1), "environ": Environ({"MASTER_PORT": str(port)}), **records},
+    )
+
+
+def case(*ranks: RankEvidence) -> Case:
+    shots = [Snapshot(one.target.host, 0.0, "", (one,)) for one in ranks]
+    return Case(shots, {(one.target.host, one.target.pid): one for one in ranks})
+
+
+HERE, THERE, FAR = "10.0.0.1:4000", "10.0.0.2:5000", "10.9.9.9:6000"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        pytest.param(
+            [evidence(0, connection(HERE, THERE)), evidence(1, connection(THERE, HERE), host="b")],
+            {0: [1], 1: [0]},
+            id="peers",
+        ),
+        pytest.param(
+            [
+                evidence(0, connection(HERE, THERE), port=5000),
+                evidence(1, connection(THERE, HERE), host="b", port=5000),
+            ],
+            {0: [], 1: []},
+            id="store by MASTER_PORT",
+        ),
+        pytest.param(
+            [
+                evidence(
+                    0,
+                    connection(HERE, "0.0.0.0:0", "listen"),
+                    connection(HERE, "10.0.0.1:4001"),
+                    connection("10.0.0.1:4001", HERE),
+                    connection(HERE, THERE),
+                ),
+                evidence(1, connection(THERE, HERE), host="b"),
+            ],
+            {0: [], 1: []},
+            id="store by the rank connected to itself",
+        ),
+        pytest.param([evidence(0, connection(HERE, FAR))], {0: [None]}, id="a rank on a host not seen"),
+        pytest.param([evidence(0, connection(HERE, FAR), world=1)], {0: []}, id="no rank is left unseen"),
+        pytest.param([evidence(0, connection(HERE, "10.9.9.9:443"))], {0: []}, id="a service"),
+        pytest.param([evidence(0, connection(HERE, "10.0.0.1:9000"))], {0: []}, id="a process of this host"),
+        pytest.param([evidence(0, connection("127.0.0.1:4000", "127.0.0.1:9000"))], {0: []}, id="the launcher"),
+        pytest.param([evidence(0, connection(HERE, FAR, "syn_sent"))], {0: []}, id="not yet connected"),
+        pytest.param(
+            [evidence(0, connection(HERE, THERE), job="x"), evidence(1, connection(THERE, HERE), job="y")],
+            {0: [], 1: []},
+            id="another job",
+        ),
+        pytest.param(
+            [
+                evidence(0, connection("127.0.0.1:4000", "127.0.0.1:5000")),
+                evidence(1, connection("127.0.0.1:5000", "127.0.0.1:4000"), host="b"),
+            ],
+            {0: [], 1: []},
+            id="loopback of two hosts",
+        ),
+    ],
+)
+def test_data_connections(ranks: list[RankEvidence], expected: dict[int, list[int | None]]) -> None:
+    found = data_connections(case(*ranks))
+    peers = {
+        pid - 100: [None if one.peer is None else one.peer[1] - 100 for one in data] for (_, pid), data in found.items()
+    }
+    assert peers == expected
+
+
+def test_without_evidence_nothing_is_claimed() -> None:
+    key: Key = ("a", 100)
+    silent = RankEvidence(Target(100, 1, "a", 0), True, {})
+    facts, job = ANALYSIS.derive(case(silent))
+    assert facts == {key: NetworkFacts()}
+    assert job == NetworkJob(checked=False)
+
+
+def test_queues_without_tcp_info_still_show_a_dead_link() -> None:
+    bare: dict[str, Any] = dict.fromkeys(IDLE)
+    ours = connection(HERE, THERE, **{**bare, "send_queue": 100, "retransmits": 6})
+    facts, job = ANALYSIS.derive(case(evidence(0, ours), evidence(1, connection(THERE, HERE, **bare), host="b")))
+    assert (job.dead_links, job.idle_s, job.moving) == (1, None, None)
+    assert facts["a", 100].moving is None
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "down"),
+    [
+        ([Interface("eth0", ("10.0.0.1",), "ethernet", True, True, 1500)], ()),
+        ([Interface("eth0", ("10.0.0.1",), "ethernet", True, None, 1500)], ()),
+        ([Interface("eth0", ("10.0.0.1",), "ethernet", True, False, 1500)], ("eth0",)),
+        ([Interface("eth0", (), "ethernet", False, False, 1500)], ("eth0",)),  # the address went with the link
+        ([Interface("lo", ("127.0.0.1",), "loopback", True, True, 65536)], ("eth0",)),  # so did the interface
+        (None, ()),
+    ],
+)
+def test_interfaces_of_data_connections(interfaces: list[Interface] | None, down: tuple[str, ...]) -> None:
+    records: dict[str, Any] = {} if interfaces is None else {"nics": Interfaces(tuple(interfaces))}
+    ours = replace(connection(HERE, THERE), interface="eth0")
+    facts, job = ANALYSIS.derive(case(evidence(0, ours, **records), evidence(1, connection(THERE, HERE), host="b")))
+    rank = facts["a", 100]
+    assert (rank.interface_down, rank.interface_up) == (down, None if interfaces is None else not down)
+    assert job.interfaces_down == len(down)
+
+
+LOST = {"send_queue": 9, "last_ack_s": 9.0, "last_receive_s": 9.5, "last_send_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "dead", "idle_s"),
+    [
+        ({"last_send_s": 4.0, "last_receive_s": 5.0, "last_ack_s": 4.0}, False, 4.0),
+        ({**LOST, "retransmits": 5}, True, 9.0),
+        ({**LOST, "probes": 5, "timer": "persist"}, True, 9.0),  # on the side whose interface is down
+        ({**LOST, "retransmits": 2}, False, 9.0),  # a hiccup, so far
+        ({**LOST, "retransmits": 5, "last_ack_s": 1.0}, False, 1.0),  # something gets through
+        ({**LOST, "retransmits": 0, "timer": "persist", "backoff": 9}, False, 0.5),  # it does not read, but answers
+        ({"retransmits": None, "probes": None}, None, None),
+        ({"last_receive_s": None, "last_send_s": 3.0}, False, 3.0),
+    ],
+)
+def test_dead_and_idle(fields: dict[str, Any], dead: bool | None, idle_s: float | None) -> None:
+    one = connection(HERE, THERE, **fields)
+    assert (tcp.dead(one), tcp.idle(one)) == (dead, idle_s)
+
+
+def test_traffic_counts_repetitions_and_new_connections() -> None:
+    old = connection(HERE, THERE, bytes_sent=1000, bytes_acked=900, bytes_received=50, bytes_retransmitted=100)
+    new = replace(old, bytes_sent=3000, bytes_acked=2400, bytes_received=60, bytes_retransmitted=600)
+    fresh = connection(HERE, FAR, bytes_sent=10, bytes_acked=10, bytes_received=10, bytes_retransmitted=0)
+    seen = tcp.traffic({tcp.identity(old): old}, [new, fresh], 2.0)
+    assert (seen.crossed, seen.sent, seen.repeated) == (1500 + 10 + 20, 2010, 500)

@@ -1,0 +1,107 @@
+"""Probe `nics` on real namespaces: kinds, states, addresses, routes, and what the host's name resolves to."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+import netbed
+from hangdoc.evidence import Interface, Interfaces
+from probes import Request, Tier
+from probes._netns import namespace
+from probes.nics import PROBE, _in_hosts
+from talkers import Talker, talking
+
+
+def look(*talkers: Talker) -> list[Interfaces]:
+    seen = PROBE.observe(Request([one.target(rank) for rank, one in enumerate(talkers)], Tier.EXAMINE))
+    assert seen.unseen == ()
+    return [seen.by_pid[one.pid] for one in talkers]
+
+
+def named(record: Interfaces, name: str) -> Interface:
+    (found,) = [one for one in record.interfaces if one.name == name]
+    return found
+
+
+def test_here() -> None:
+    with talking(None, None) as ranks:
+        first, second = look(*ranks)
+        assert first == second
+        lo = named(first, "lo")
+        assert (lo.kind, lo.up, lo.carrier, lo.default_route) == ("loopback", True, True, False)
+        assert "127.0.0.1" in lo.addresses
+        assert {one.name for one in first.interfaces} == {name for _, name in socket.if_nameindex()}
+        assert first.namespace == namespace("self")
+
+
+def test_links_of_a_namespace() -> None:
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(*bed.nodes, bed.switch) as ranks:
+        node = bed.nodes[0]
+        node.ip("link", "add", "docker0", "type", "bridge")
+        node.ip("address", "add", "172.17.0.1/16", "dev", "docker0")
+        node.ip("link", "add", "tunnel0", "type", "vxlan", "id", "1", "dstport", "4789", "dev", "eth0")
+        node.ip("link", "set", "eth0", "mtu", "1400")
+        node.ip("route", "add", "default", "via", bed.nodes[1].address)
+        bed.nodes[1].link("down")
+        first, second, switch = look(*ranks)
+        assert first.namespace == namespace(ranks[0].pid) != second.namespace
+
+        eth0 = named(first, "eth0")
+        assert (eth0.kind, eth0.up, eth0.carrier, eth0.mtu, eth0.default_route) == ("veth", True, True, 1400, True)
+        assert node.address in eth0.addresses
+        assert eth0.rx_bytes is not None
+        docker0 = named(first, "docker0")
+        assert (docker0.kind, docker0.up, docker0.carrier, docker0.default_route) == ("bridge", False, False, False)
+        assert docker0.addresses == ("172.17.0.1",)
+        assert named(first, "tunnel0").kind == "tunnel"
+        assert {one.name for one in switch.interfaces} == {"lo", "bridge", "port0", "port1"}
+
+        down = named(second, "eth0")
+        assert (down.up, down.carrier, down.default_route) == (False, False, False)
+        assert bed.nodes[1].address in down.addresses  # IPv4 addresses stay
+
+
+def test_a_cable_pulled() -> None:
+    netbed.require()
+    with netbed.netbed(1) as bed, talking(bed.nodes[0]) as ranks:
+        bed.unplug(0)
+        eth0 = named(look(*ranks)[0], "eth0")
+        assert (eth0.up, eth0.carrier) == (True, False)
+
+
+def test_a_process_that_is_gone() -> None:
+    with talking(None) as (rank,):
+        target = rank.target(0)
+    seen = PROBE.observe(Request([target], Tier.EXAMINE))
+    assert seen.by_pid == {}
+    assert [one.pid for one in seen.unseen] == [target.pid]
+
+
+def test_what_the_own_name_resolves_to() -> None:
+    with talking(None) as ranks:
+        known = look(*ranks)[0].hostname_addresses
+        try:
+            expected = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}
+        except OSError:
+            assert known is None
+        else:
+            assert known is not None
+            assert set(known) & expected
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("127.0.0.1 localhost\n127.0.1.1 node-a\n", ["127.0.1.1"]),
+        ("10.0.0.1 node-a.site node-a # the real one\n::1 node-a", ["10.0.0.1", "::1"]),
+        ("10.0.0.1 NODE-A", ["10.0.0.1"]),
+        ("# 10.0.0.1 node-a\n10.0.0.2 node-ab\n", []),
+        ("[red]evil\x1b[2J node-a\nfe80::1%eth0 node-a", ["fe80::1"]),
+        ("", []),
+    ],
+)
+def test_hosts_file(text: str, addresses: list[str]) -> None:
+    assert _in_hosts(text, "node-a") == addresses
