@@ -165,7 +165,7 @@ def _will_arrive(relation: Relation) -> bool | None:
     if relation.kind == "apart" or relation.mine is None or relation.other is None:
         return None
     if relation.kind in ("left_loop", "other_arm"):
-        return bool(relation.common) and relation.kind == "left_loop"  # around an outer loop, perhaps
+        return False
     return relation.mine.line <= relation.other.line or bool(relation.common)
 
 

@@ -44,10 +44,11 @@ def relate(a: Story, b: Story) -> Relation:
 
 def _by_callees(found: Relation, a: Story, b: Story, depth: int) -> Relation:
     """What the functions called from there add: a loop one is in further down, a condition it went through."""
-    if found.kind == "ahead" and (inner := _in_loop(b[depth + 1 :])):
-        found = replace(found, kind="left_loop", loop=inner.loops[-1])
-    elif found.kind == "behind" and (inner := _in_loop(a[depth + 1 :])):
-        found = replace(found, kind="in_loop", loop=inner.loops[-1])
+    it_is_in, i_am_in = _in_loop(b[depth + 1 :]), _in_loop(a[depth + 1 :])
+    if it_is_in and _has_left(found, "ahead", it_is_in):
+        found = replace(found, kind="left_loop", loop=it_is_in[1])
+    elif i_am_in and _has_left(found, "behind", i_am_in):
+        found = replace(found, kind="in_loop", loop=i_am_in[1])
     if found.loop is not None:
         return replace(found, branch=_condition_in(b if found.kind == "left_loop" else a, found.loop))
     mine, other = _condition_of(a[depth + 1 :]), _condition_of(b[depth + 1 :])
@@ -78,9 +79,21 @@ def _own_branches(step: Step) -> list[Branch]:
     return [b for b in reversed(step.place.branches) if b.test and uniform(b.test, step, None) is False]
 
 
-def _in_loop(rest: Story) -> Place | None:
-    """The outermost of these frames that stands in a loop."""
-    return next((step.place for step in rest if step.place and step.place.loops), None)
+def _in_loop(rest: Story) -> tuple[Step, Loop] | None:
+    """The outermost of these frames that stands in a loop, and the innermost of its loops."""
+    return next(((step, step.place.loops[-1]) for step in rest if step.place and step.place.loops), None)
+
+
+def _has_left(found: Relation, beyond: str, inside: tuple[Step, Loop]) -> bool:
+    """The one outside a loop further down has passed the call that leads there, or has come round to it again."""
+    return found.kind == beyond or (found.kind in ("ahead", "behind") and bool(found.common) and _under_way(inside))
+
+
+def _under_way(inside: tuple[Step, Loop]) -> bool:
+    """A loop beyond its first iterations: a rank that is not in it any more has left it, and come round since."""
+    step, loop = inside
+    counts = [step.variables[name].number for name in loop.counters if name in step.variables]
+    return any(count is not None and count >= 2 for count in counts)
 
 
 def _lines(story: Story) -> list[tuple[str, str, int]]:
@@ -110,12 +123,12 @@ def _by_lines(mine: Step, other: Step, here: Place, there: Place) -> Relation:
         return Relation(kind, mine, other, loop, common=common)
     if other_in:
         loop = other_in[0]
-        kind = "left_loop" if mine.line > loop.last else "behind" if mine.line < loop.first else "apart"
-        return Relation(kind, mine, other, loop if kind == "left_loop" else None, common=common)
+        left = mine.line > loop.last or (bool(common) and _under_way((other, loop)))
+        return Relation("left_loop" if left else "behind", mine, other, loop if left else None, common=common)
     if mine_in:
         loop = mine_in[0]
-        kind = "in_loop" if other.line > loop.last else "ahead" if other.line < loop.first else "apart"
-        return Relation(kind, mine, other, loop if kind == "in_loop" else None, common=common)
+        left = other.line > loop.last or (bool(common) and _under_way((mine, loop)))
+        return Relation("in_loop" if left else "ahead", mine, other, loop if left else None, common=common)
     return _by_branches(mine, other, here, there, common)
 
 
