@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoc import procfs
 from hangdoc.evidence import Target, Unseen
-from hangdoc.jobs import Member, targets_of
+from hangdoc.jobs import Member, on_loopback, targets_of
 from hangdoc.processes import Table
 from probes._refusal import owner_of, remedy
 
@@ -39,7 +39,8 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
     table = Table()
     members = find(table)
     if pids is None:
-        return Discovery(targets_of(members, table), () if members else (_nothing(table),))
+        targets = targets_of(members, table)
+        return Discovery(targets + absent_of(targets), () if members else (_nothing(table),))
     chosen: dict[int, Member] = {}
     problems: list[Unseen] = []
     for pid in dict.fromkeys(pids):
@@ -47,7 +48,8 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
         chosen.update((member.pid, member) for member in meant)
         if why:
             problems.append(Unseen("discover", why, pid=pid, host=os.uname().nodename))
-    return Discovery(targets_of(chosen.values(), table), tuple(problems))
+    targets = targets_of(chosen.values(), table)
+    return Discovery(targets + _absent_beside(targets, targets_of(members, table)), tuple(problems))
 
 
 def same_process(target: Target) -> bool | None:
@@ -56,6 +58,35 @@ def same_process(target: Target) -> bool | None:
     if found is None:
         return False if not os.path.exists(f"/proc/{target.pid}") else None
     return found.start_ticks == target.start_ticks and found.state not in "ZX"
+
+
+# --- who should be there --------------------------------------------------------------------------
+
+
+def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
+    """The ranks that are gone from jobs whose every rank belongs on this host; their PID is negative.
+
+    A job whose store is on loopback cannot have ranks elsewhere. Where a rank's number is not known, nothing is said.
+    """
+    jobs: dict[str, list[Target]] = defaultdict(list)
+    for target in targets:
+        jobs[target.job].append(target)
+    gone: list[Target] = []
+    for members in jobs.values():
+        first = members[0]
+        numbers = {member.rank for member in members}
+        if None in numbers or first.world_size is None or not on_loopback(first.master):
+            continue
+        for rank in sorted(set(range(first.world_size)) - numbers):
+            gone.append(replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=()))
+    return tuple(gone)
+
+
+def _absent_beside(chosen: Sequence[Target], everyone: Sequence[Target]) -> tuple[Target, ...]:
+    """The absent ranks of the jobs that the chosen ranks are of: a rank not asked for is not a rank gone."""
+    names = {target.pid: target.job for target in chosen}
+    jobs = {target.job: names[target.pid] for target in everyone if target.pid in names}
+    return tuple(replace(gone, job=jobs[gone.job]) for gone in absent_of(everyone) if gone.job in jobs)
 
 
 # --- which processes ------------------------------------------------------------------------------
@@ -68,7 +99,19 @@ def find(table: Table) -> list[Member]:
     ranks = {member.pid for member in members}
     # What has given birth to ranks and is in no process group itself was only their launcher.
     parents = {pid for rank in ranks for pid in table.ancestors(rank)}
-    return [member for member in members if member.pid not in parents or table.grouped(member.pid)]
+    return [
+        member
+        for member in members
+        if table.grouped(member.pid) or (member.pid not in parents and not _orphan(member, members, table))
+    ]
+
+
+def _orphan(member: Member, members: list[Member], table: Table) -> bool:
+    """A helper that a rank which has died leaves behind: init has adopted it, while the ranks' own parent lives."""
+    if member.identity is None or table.procs[member.pid].ppid != 1:
+        return False
+    others = (other for other in members if other.identity and other.identity.master == member.identity.master)
+    return any(table.procs[other.pid].ppid != 1 for other in others)
 
 
 def _claims(table: Table) -> Iterable[list[int]]:

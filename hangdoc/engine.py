@@ -210,7 +210,7 @@ class _Texts:
 
 def _culprit(rank: Any) -> Culprit:
     site = getattr(getattr(rank, "stack", None), "site", None)
-    return Culprit(_number(rank.rank), rank.pid, rank.host, site)
+    return Culprit(_number(rank.rank), rank.pid if rank.pid > 0 else None, rank.host, site)
 
 
 def _links(links: Iterable[Any]) -> tuple[Link, ...]:

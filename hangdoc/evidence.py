@@ -21,7 +21,7 @@ from typing import Any
 class Target:
     """A process that is a training rank, as discovery found it."""
 
-    pid: int
+    pid: int  # negative: the rank belongs on this host and its process is gone
     start_ticks: int  # /proc/PID/stat field 22: tells a reused PID from the process we meant
     host: str
     rank: int | None  # global rank; None while it is not known

@@ -29,6 +29,11 @@ class Member:
     siblings: int | None = None
 
 
+def on_loopback(master: str | None) -> bool:
+    """Whether a job's store can be reached from this host alone."""
+    return master is not None and master.startswith(_LOOPBACK)
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     key: Hashable  # what the ranks of a job have in common
@@ -96,7 +101,7 @@ def _argued(command: Iterable[str]) -> int | None:
 def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
     who, pid = member.identity, member.pid
     master = (who.master if who else None) or meetings.get(pid)
-    here = _namespace(pid) if master and master.startswith(_LOOPBACK) else None
+    here = _namespace(pid) if on_loopback(master) else None
     above = next((up for up in table.ancestors(pid) if table.is_launcher(up)), None)
     if who and who.run_id is not None and who.family == "torch" and member.maker is None:
         name = who.run_id if who.run_id != "none" else who.slurm or "none"

@@ -54,7 +54,14 @@ def _job(facts: Facts) -> Job:
         launcher=next((t.launcher for t in targets if t.launcher), None),
         hosts=tuple(sorted({t.host for t in targets})),
         ranks=tuple(
-            RankLine(r.rank if r.rank >= 0 else None, r.pid, r.host, r.stack.phase, r.stack.op, r.stack.site)
+            RankLine(
+                r.rank if r.rank >= 0 else None,
+                r.pid if r.pid > 0 else None,
+                r.host,
+                r.stack.phase,
+                r.stack.op,
+                r.stack.site,
+            )
             for r in facts.ranks
         ),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from hangdoc.discover import same_process
 from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
+from hangdoc.share import share
 from probes import Observation, Probe, Request, Tier, load
 
 
@@ -33,6 +34,7 @@ class Sampler:
         living = [target for target in self.targets if alive[target.pid] is not False]
         at_s, now = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         records: dict[int, dict[str, Any]] = {target.pid: {} for target in self.targets}
+        before = {rank.target.pid: rank.records for rank in self._previous.ranks} if self._previous else {}
         of_host: dict[str, Any] = {}
         unseen: list[Unseen] = []
         for probe in self.probes:
@@ -41,7 +43,7 @@ class Sampler:
                 continue
             seen = _observe(probe, Request(asked, tier, frozenset(still), self._previous, records))
             for pid, record in seen.by_pid.items():
-                records[pid][probe.name] = record
+                records[pid][probe.name] = share(record, before.get(pid, {}).get(probe.name))
             if seen.host is not None:
                 of_host[probe.name] = seen.host
             unseen += seen.unseen

@@ -32,7 +32,7 @@ class RankLine:
     """One rank as the verdict shows it."""
 
     rank: int | None
-    pid: int
+    pid: int | None  # None: the process is gone
     host: str
     phase: str
     op: str | None = None

@@ -246,9 +246,12 @@ class Live:
     def _rediscover(self) -> None:
         """New ranks appear with a restart or another job; known ones stay, so that an exit is noticed."""
         known = {(t.pid, t.start_ticks) for t in self.session.sampler.targets}
-        fresh = [t for t in discover(self.options.pids).targets if (t.pid, t.start_ticks) not in known]
+        found = discover(self.options.pids or None).targets
+        fresh = [t for t in found if t.pid > 0 and (t.pid, t.start_ticks) not in known]
         if fresh:
-            self.session.retarget((*self.session.sampler.targets, *fresh))
+            here = {(t.job, t.rank) for t in fresh}
+            kept = [t for t in self.session.sampler.targets if t.pid > 0 or (t.job, t.rank) not in here]
+            self.session.retarget((*kept, *fresh))
 
 
 def _stuck(facts: Facts, patience_s: float) -> bool:

@@ -44,6 +44,10 @@ class _Known:
     groups: Groups
 
 
+class _Torn(Unreadable):
+    """It was being changed while it was read."""
+
+
 class GroupsProbe:
     """See the module; satisfies `probes.Probe`."""
 
@@ -89,14 +93,16 @@ class GroupsProbe:
             return None
         known = self._known.get(process)
         for _ in range(_ATTEMPTS):
-            fresh = _look(memory, place, known)
-            if fresh is not None:
-                if len(self._known) > _REMEMBERED:
-                    self._known.clear()
-                self._known[process] = fresh
-                return fresh.groups
+            try:
+                fresh = _look(memory, place, known)
+            except _Torn:
+                continue
+            if len(self._known) > _REMEMBERED:
+                self._known.clear()
+            self._known[process] = fresh
+            return fresh.groups
         if known is None:
-            raise Unreadable(f"PID {memory.pid} changes them all the time")
+            raise _Torn(f"PID {memory.pid} was changing them")
         return known.groups
 
 
@@ -104,8 +110,8 @@ def _unseen(target: Target, why: str) -> Unseen:
     return Unseen("groups", why, rank=target.rank, pid=target.pid, host=target.host)
 
 
-def _look(memory: Memory, place: Place, known: _Known | None) -> _Known | None:
-    """What holds now; None where it changed while it was read. Raises Unreadable."""
+def _look(memory: Memory, place: Place, known: _Known | None) -> _Known:
+    """What holds now. Raises Unreadable, and _Torn where it changed while it was read."""
     interpreter = place.interpreter
     dicts, modules = (known.dicts, known.modules) if known is not None else ({}, ())
     if NAMES not in dicts:  # not imported yet, when last looked
@@ -119,7 +125,7 @@ def _look(memory: Memory, place: Place, known: _Known | None) -> _Known | None:
         return known if modules == known.modules else _Known(modules, dicts, signature, known.groups)
     groups = _groups(memory, interpreter, dicts)
     if _sign(memory, interpreter, addresses) != signature:
-        return None
+        raise _Torn
     return _Known(modules, dicts, signature, groups)
 
 
@@ -129,6 +135,14 @@ def _sign(memory: Memory, interpreter: Interpreter, addresses: Sequence[int]) ->
     if any(head[0] != interpreter.dict_type for head in heads):
         raise Unreadable(f"PID {memory.pid}: a dict is no dict any more")
     return tuple((*head, *memory.words(head[3], 5)[1:]) for head in heads)
+
+
+def _entries(memory: Memory, interpreter: Interpreter, address: int) -> list[tuple[int, int]]:
+    """Keys and values of a dict, all of them. Raises Unreadable, and _Torn while the dict is being rebuilt."""
+    entries = read_dict(memory, interpreter, address)
+    if entries is None or len(entries) != memory.word(address + 16):
+        raise _Torn
+    return entries
 
 
 def _dicts(memory: Memory, interpreter: Interpreter, modules: int) -> dict[str, int]:
@@ -159,10 +173,10 @@ def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) 
 def _members(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) -> tuple[ProcessGroup, ...]:
     """The groups whose members are known, in order of creation. Raises Unreadable."""
     objects = Objects(memory, interpreter.version)
-    names = (read_dict(memory, interpreter, dicts[NAMES]) or [])[:_MOST]
-    ranks = dict(read_dict(memory, interpreter, dicts[RANKS]) or ())
-    backends = dict(read_dict(memory, interpreter, dicts[BACKENDS]) or ()) if BACKENDS in dicts else {}
-    tables = {group: read_dict(memory, interpreter, ranks[group]) or [] for group, _ in names if group in ranks}
+    names = _entries(memory, interpreter, dicts[NAMES])[:_MOST]
+    ranks = dict(_entries(memory, interpreter, dicts[RANKS]))
+    backends = dict(_entries(memory, interpreter, dicts[BACKENDS])) if BACKENDS in dicts else {}
+    tables = {group: _entries(memory, interpreter, ranks[group]) for group, _ in names if group in ranks}
     pairs = [(group, backends[group] + _ITEMS) for group in tables if group in backends]
     items = memory.read_many([(address, 8) for _, address in pairs])
     backend = {group: int.from_bytes(item or b"", "little") for (group, _), item in zip(pairs, items, strict=True)}
@@ -217,7 +231,7 @@ def _own_rank(memory: Memory, groups: Sequence[ProcessGroup]) -> int | None:
 
 def _environ(memory: Memory, interpreter: Interpreter, address: int) -> dict[str, str]:
     """The variables of VARIABLES in `os.environ`, no other. Raises Unreadable."""
-    entries = read_dict(memory, interpreter, address) or []
+    entries = _entries(memory, interpreter, address)
     objects = Objects(memory)
     keys = {key: _short(*head) for key, head in objects.heads(key for key, _ in entries).items()}
     wanted = {name: value for key, value in entries if (name := keys.get(key)) in VARIABLES}

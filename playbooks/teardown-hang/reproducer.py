@@ -1,6 +1,6 @@
 """Fine-tune a tagger; every rank stops when it has used up its share of tokens.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant destroy|exit]
+torchrun --nproc-per-node 3 reproducer.py [--variant destroy|finalize|exit]
 """
 
 import argparse
@@ -43,10 +43,9 @@ def average_gradients(model):
         p.grad.div_(dist.get_world_size())
 
 
-def train_until(budget, model, batches):
+def train_until(budget, model, optimizer, batches):
     """The tokens used, once they are no less than `budget`."""
     rank = dist.get_rank()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     used = torch.zeros(2, dtype=torch.int64)  # tokens, padding
     step = 0
     while used[0] < budget:
@@ -85,22 +84,31 @@ def prefetched(batches, depth=4):
         yield ready.get()
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("destroy", "exit"), default="destroy")
-    parser.add_argument("--tokens", type=int, default=25_000)
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def build():
     torch.manual_seed(0)
     model = Tagger()
-    batches = documents(rank, torch.Generator().manual_seed(rank))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=("destroy", "finalize", "exit"), default="destroy")
+    parser.add_argument("--tokens", type=int, default=18_000)
+    args = parser.parse_args()
     if args.variant == "destroy":
-        finish(train_until(args.tokens, model, batches))
+        model, optimizer = build()
+        dist.init_process_group("gloo")
     else:
-        used = train_until(args.tokens, model, prefetched(batches))
+        dist.init_process_group("gloo")
+        model, optimizer = build()
+    rank = dist.get_rank()
+    batches = documents(rank, torch.Generator().manual_seed(rank))
+    if args.variant == "exit":
+        used = train_until(args.tokens, model, optimizer, prefetched(batches))
         if rank == 0:
             print(f"{used[0].item()} tokens", flush=True)
+    else:
+        finish(train_until(args.tokens, model, optimizer, batches))
 
 
 if __name__ == "__main__":

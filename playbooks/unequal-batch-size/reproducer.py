@@ -1,117 +1,115 @@
-"""Train an image classifier on made-up glyphs; rank 0 also draws the preview for the dashboard.
+"""Denoise small images with a convolutional net, DDP on two or more ranks.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant preview|loader]
+torchrun --nproc-per-node 2 reproducer.py [--variant preview|budget]
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
+from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+SIDE = 20
 
 
-class Glyphs(Dataset):
-    """20 x 20 images of one of ten patterns, shifted and noisy."""
-
-    def __init__(self, size, seed):
-        generator = torch.Generator().manual_seed(100)
-        self.patterns = (torch.rand(10, 20, 20, generator=generator) > 0.7).float()
-        self.labels = torch.randint(10, (size,), generator=torch.Generator().manual_seed(seed))
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        label = int(self.labels[index])
-        shift = torch.randint(-3, 4, (2,)).tolist()
-        image = torch.roll(self.patterns[label], shift, dims=(0, 1)) + 0.3 * torch.randn(20, 20)
-        return image.unsqueeze(0), label
+def discs(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.rand(count, 2, 1, 1, generator=generator) * SIDE
+    radius = 2 + 5 * torch.rand(count, 1, 1, generator=generator)
+    ys, xs = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    inside = (ys - centre[:, 0]) ** 2 + (xs - centre[:, 1]) ** 2 < radius**2
+    return inside.float().unsqueeze(1)
 
 
-class GlyphNet(nn.Module):
-    def __init__(self):
+class Denoiser(nn.Module):
+    def __init__(self, channels=24):
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, 1, 3, padding=1),
         )
-        self.head = nn.Linear(32 * 100, 10)
 
     def forward(self, images):
-        return self.head(self.features(images).flatten(1))
+        return self.layers(images)
 
 
-class Preview:
-    """Images that are not trained on, kept for the picture on the dashboard."""
+class Trainer:
+    def __init__(self, rank, batch_size=16):
+        self.rank = rank
+        data = TensorDataset(discs(1600))
+        self.sampler = DistributedSampler(data, drop_last=True)
+        self.loader = DataLoader(data, batch_size=batch_size, sampler=self.sampler, drop_last=True)
+        self.model = DDP(Denoiser())
+        self.optimizer = optim.Adam(self.model.parameters(), lr=1e-3)
+        self.preview = None
+        self.global_step = 0
 
-    def __init__(self, keep=64):
-        self.keep = keep
-        self.images = []
+    def prepare(self, batch):
+        (images,) = batch
+        return images
 
-    def take(self, images, labels):
-        self.images = [*self.images, images[-1]][-self.keep :]
-        return images[:-1], labels[:-1]
-
-    def picture(self):
-        return torch.cat(self.images, dim=2)
-
-
-def train(model, loader, optimizer, rank, epochs, preview):
-    step = 0
-    for epoch in range(epochs):
-        for images, labels in loader:
-            if preview is not None:
-                images, labels = preview.take(images, labels)
-            logits = model(images)
-            loss = F.cross_entropy(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if rank == 0 and step % 10 == 0:
-                print(f"epoch {epoch} step {step} loss {loss.item():.4f}", flush=True)
-            step += 1
-
-
-def forever(loader):
-    while True:
-        yield from loader
-
-
-def train_steps(model, loader, optimizer, rank, steps):
-    batches = forever(loader)
-    for i in range(steps):
-        x, y = next(batches)
-        out = model(x)
-        loss = F.cross_entropy(out, y)
+    def train_step(self, images):
+        noisy = images + 0.4 * torch.randn_like(images)
+        loss = nn.functional.mse_loss(self.model(noisy), images)
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if rank == 0 and i % 10 == 0:
-            print(f"{i}/{steps} loss {loss.item():.4f}", flush=True)
+        self.optimizer.step()
+        self.global_step += 1
+        return loss
+
+    def end_epoch(self, epoch, loss):
+        if self.rank == 0:
+            print(f"epoch {epoch} step {self.global_step} loss {loss.item():.4f}", flush=True)
+
+    def fit(self, epochs, steps=50):
+        for epoch in range(epochs):
+            self.sampler.set_epoch(epoch)
+            for _, batch in zip(range(steps), self.loader):
+                loss = self.train_step(self.prepare(batch))
+            self.end_epoch(epoch, loss)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("preview", "loader"), default="preview")
-    parser.add_argument("--batch-size", type=int, default=32)
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    torch.manual_seed(rank)
-    model = DDP(GlyphNet())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    if args.variant == "preview":
-        loader = DataLoader(Glyphs(3200, seed=rank), args.batch_size, shuffle=True, drop_last=True)
-        train(model, loader, optimizer, rank, epochs=500, preview=Preview() if rank == 0 else None)
-    else:
-        # rank 0 also holds the optimizer's history for the checkpoints: leave it some room
-        size = args.batch_size - (rank == 0)
-        loader = DataLoader(Glyphs(3200, seed=rank), size, shuffle=True, drop_last=True)
-        train_steps(model, loader, optimizer, rank, steps=50_000)
-    dist.destroy_process_group()
+class PreviewTrainer(Trainer):
+    """Rank 0 keeps the first image of each batch unseen, to show what the net makes of it."""
+
+    def prepare(self, batch):
+        (images,) = batch
+        if self.rank == 0:
+            self.preview, images = images[:1], images[1:]
+        return images
+
+    def end_epoch(self, epoch, loss):
+        super().end_epoch(epoch, loss)
+        if self.rank == 0:
+            with torch.no_grad():
+                shown = self.model.module(self.preview + 0.4 * torch.randn_like(self.preview))
+            error = (shown - self.preview).abs().mean().item()
+            print(f"preview of epoch {epoch}: off by {error:.3f}", flush=True)
+
+
+def batch_size_for(rank, world_size, images_per_step=31):
+    """An even share of the batch; what is left over goes to the last ones."""
+    share, rest = divmod(images_per_step, world_size)
+    return share + (rank >= world_size - rest)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=("preview", "budget"), default="preview")
+    parser.add_argument("--epochs", type=int, default=20_000)
+    args = parser.parse_args()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(100 + rank)
+    if args.variant == "preview":
+        trainer = PreviewTrainer(rank)
+    else:
+        trainer = Trainer(rank, batch_size_for(rank, world_size))
+    trainer.fit(args.epochs)
+    dist.destroy_process_group()

@@ -27,10 +27,12 @@ if way == "environ":
     os.environ.update(MASTER_ADDR="10.0.0.1", MASTER_PORT="29500")
 tell()
 store = dist.FileStore(path, size)
-made = []
+made, starts = [], 0
 for line in sys.stdin:
     if line == "init\n":
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        starts += 1
+        fresh = dist.PrefixStore(str(starts), store)  # what the group before has left there is not for this one
+        dist.init_process_group("gloo", store=fresh, rank=rank, world_size=size)
     elif line == "pairs\n":
         made += [dist.new_group([0, size - 1]), dist.new_group([size - 1, 1]), dist.new_group()]
     elif line == "drop\n":
