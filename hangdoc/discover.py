@@ -20,10 +20,12 @@ from probes._refusal import owner_of, remedy
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The ranks found, by job and rank; and one sentence with its remedy for each thing that stood in the way."""
+    """The ranks found, by job and rank; one sentence with its remedy for each thing that stood in the way; and the
+    ranks of those jobs that belong on this host and are gone (their PID is negative)."""
 
     targets: tuple[Target, ...]
     problems: tuple[Unseen, ...] = ()
+    absent: tuple[Target, ...] = ()
 
 
 def discover(pids: Sequence[int] | None = None) -> Discovery:
@@ -40,7 +42,7 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
     members = find(table)
     if pids is None:
         targets = targets_of(members, table)
-        return Discovery(targets + absent_of(targets), () if members else (_nothing(table),))
+        return Discovery(targets, () if members else (_nothing(table),), absent_of(targets))
     chosen: dict[int, Member] = {}
     problems: list[Unseen] = []
     for pid in dict.fromkeys(pids):
@@ -49,7 +51,7 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
         if why:
             problems.append(Unseen("discover", why, pid=pid, host=os.uname().nodename))
     targets = targets_of(chosen.values(), table)
-    return Discovery(targets + _absent_beside(targets, targets_of(members, table)), tuple(problems))
+    return Discovery(targets, tuple(problems), _absent_beside(targets, targets_of(members, table)))
 
 
 def same_process(target: Target) -> bool | None:

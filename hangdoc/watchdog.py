@@ -70,7 +70,7 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
     say(f"watching {_count(found.targets)}")
     with ExitStack() as stack:
         keep = _recorder(options, stack)
-        session = Session(found.targets, keep)
+        session = Session((*found.targets, *found.absent), keep)
         started = time.monotonic()
         session.look()
         judge = judge_with(options.playbooks, say)
@@ -102,7 +102,7 @@ def watch(
     say(f"watching {_count(found.targets)}")
     judge = judge_with(options.playbooks, say)
     with ExitStack() as stack:
-        live = Live(options, Session(found.targets, _recorder(options, stack)), judge, emit, status)
+        live = Live(options, Session((*found.targets, *found.absent), _recorder(options, stack)), judge, emit, status)
         return live.run()
 
 
@@ -125,11 +125,12 @@ class Session:
 
     def examine(self, job: str, judge: Judge, facts: Facts) -> Verdict:
         """Look closely at what stands still, then judge; a stall that ended meanwhile is judged as what it is."""
+        asked: set[int] = set()
         for _ in range(EXAMINATIONS):
-            still = [rank.pid for rank in facts.ranks if rank.stall.still]
-            self._add(self.sampler.round(Tier.EXAMINE, still))
+            asked.update(_one_of_each(facts))
+            self._add(self.sampler.round(Tier.EXAMINE, asked))
             facts = judge.facts(self.history[job])
-            if not any(rank.stall.still and not rank.stack.native for rank in facts.ranks):
+            if asked.issuperset(_one_of_each(facts)):
                 break
         return judge.verdict(facts)
 
@@ -247,11 +248,17 @@ class Live:
         """New ranks appear with a restart or another job; known ones stay, so that an exit is noticed."""
         known = {(t.pid, t.start_ticks) for t in self.session.sampler.targets}
         found = discover(self.options.pids or None).targets
-        fresh = [t for t in found if t.pid > 0 and (t.pid, t.start_ticks) not in known]
+        fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
         if fresh:
             here = {(t.job, t.rank) for t in fresh}
             kept = [t for t in self.session.sampler.targets if t.pid > 0 or (t.job, t.rank) not in here]
             self.session.retarget((*kept, *fresh))
+
+
+def _one_of_each(facts: Facts) -> list[int]:
+    """PIDs whose native stacks are wanted: of the ranks that stand at one place one, since equal stacks tell once."""
+    by_place = {rank.position.side: rank.pid for rank in reversed(facts.ranks) if rank.stall.still}
+    return list(by_place.values())
 
 
 def _stuck(facts: Facts, patience_s: float) -> bool:

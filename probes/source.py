@@ -273,8 +273,15 @@ def _calls(statement: ast.stmt) -> list[str]:
         nodes = [item.context_expr for item in statement.items]
     elif any(True for _ in _bodies(statement)):
         nodes = []
-    found = [call for node in nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
-    return [_short(ast.unparse(call.func)) for call in found]
+    return [name for node in nodes for name in _in_order(node)]
+
+
+def _in_order(node: ast.AST) -> Iterator[str]:
+    """Dotted names called in an expression, in the order in which they are called: arguments first."""
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)
+    if isinstance(node, ast.Call):
+        yield _short(ast.unparse(node.func))
 
 
 def _short(text: str) -> str:

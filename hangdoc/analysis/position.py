@@ -135,7 +135,8 @@ def _facts(
     relation = relate(mine, model)
     odd = number > 0
     counter = next(_counters(mine, model), None) if odd else None
-    size = next(_sizes(key, reference, stories), None) if odd else None
+    sizes = _sizes(key, reference, stories) if odd else iter(())
+    size = next((one for one in sizes if counter is None or one.name != counter.name), None)
     return PositionFacts(
         side=number,
         side_size=len(side),

@@ -39,6 +39,8 @@ def relate(a: Story, b: Story) -> Relation:
     if mine.place is None or other.place is None:
         return Relation("apart", mine, other)
     found = _by_lines(mine, other, mine.place, other.place)
+    if found.kind == "other_call":
+        found = replace(found, kind=_by_order(mine.place.calls, a[depth + 1 :], b[depth + 1 :]))
     return _by_callees(found, a, b, depth) if found.kind in ("ahead", "behind", "left_loop", "in_loop") else found
 
 
@@ -130,6 +132,15 @@ def _by_lines(mine: Step, other: Step, here: Place, there: Place) -> Relation:
         left = other.line > loop.last or (bool(common) and _under_way((mine, loop)))
         return Relation("in_loop" if left else "ahead", mine, other, loop if left else None, common=common)
     return _by_branches(mine, other, here, there, common)
+
+
+def _by_order(calls: Sequence[str], mine: Story, other: Story) -> str:
+    """Of two functions called in one line, which comes first."""
+    names = [call.rsplit(".", 1)[-1] for call in calls]
+    places = [names.index(rest[0].function) if rest and rest[0].function in names else -1 for rest in (mine, other)]
+    if -1 in places or places[0] == places[1]:
+        return "other_call"
+    return "ahead" if places[0] > places[1] else "behind"
 
 
 def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tuple[Loop, ...]) -> Relation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
@@ -54,7 +54,24 @@ class StackAnalysis:
     job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, StackFacts], None]:
-        return {key: rank_facts(case, key) for key in case.ranks}, None
+        return _shared({key: rank_facts(case, key) for key in case.ranks}, case), None
+
+
+def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
+    """What native frames say of one rank holds for every rank with the same Python stack."""
+    chains = {key: _chain(case.record(key, "stacks"), one.thread) for key, one in facts.items()}
+    told = {chains[key]: one for key, one in facts.items() if one.native}
+    return {
+        key: replace(one, phase=told[chains[key]].phase, op=told[chains[key]].op, waits=told[chains[key]].waits)
+        if not one.native and one.phase not in ("stopped", "exited") and chains[key] in told
+        else one
+        for key, one in facts.items()
+    }
+
+
+def _chain(stacks: Stacks | None, thread: str | None) -> tuple[tuple[str, str, int | None], ...]:
+    frames = next((s.frames for s in (stacks.threads if stacks else ()) if s.name == thread), ())
+    return tuple((frame.file, frame.function, frame.line) for frame in frames if not frame.native)
 
 
 def rank_facts(case: Case, key: Key) -> StackFacts:

@@ -93,7 +93,7 @@ def build():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--variant", choices=("destroy", "finalize", "exit"), default="destroy")
-    parser.add_argument("--tokens", type=int, default=18_000)
+    parser.add_argument("--tokens", type=int, default=12_000)
     args = parser.parse_args()
     if args.variant == "destroy":
         model, optimizer = build()

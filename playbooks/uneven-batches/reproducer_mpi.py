@@ -1,115 +1,104 @@
-"""Local SGD under MPI: every rank trains its own copy, the copies are averaged once an epoch.
+"""Seven MPI processes fit boiling points, each with weights of its own that are averaged after every epoch.
 
-mpiexec -n 7 python reproducer_mpi.py        (without mpiexec the script calls it)
+mpiexec -n 7 python reproducer_mpi.py        (pip install mpi4py mpich)
 """
 
+import argparse
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
+from mpi4py import MPI
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-RANKS = 7
 
-
-class Profiles(Dataset):
-    """Depth profiles of a lake's temperature and the month they were taken in."""
-
-    def __init__(self, size=100, depths=200):
-        generator = torch.Generator().manual_seed(4)
-        self.months = torch.randint(12, (size,), generator=generator)
-        depth = torch.linspace(0, 1, depths)
-        summer = torch.sin(self.months / 12 * math.pi).unsqueeze(1)
-        noise = 0.05 * torch.randn(size, depths, generator=generator)
-        self.profiles = 4 + 16 * summer * torch.exp(-4 * depth) + noise
+class Molecules(Dataset):
+    def __init__(self, size):
+        generator = torch.Generator().manual_seed(3)
+        self.counts = torch.randint(0, 12, (size, 6), generator=generator).float()
+        weights = torch.tensor([12.0, 1.0, 16.0, 14.0, 32.0, 35.5])
+        self.boiling = (self.counts @ weights).sqrt() * 18 + 5 * torch.randn(size, generator=generator)
 
     def __len__(self):
-        return len(self.months)
+        return len(self.counts)
 
     def __getitem__(self, index):
-        return self.profiles[index], self.months[index]
+        return self.counts[index] / 12, self.boiling[index] / 400
 
 
-class BlockSampler(Sampler):
-    """A block of ceil(N / size) samples a rank, clamped at the end of the data."""
+class ShareSampler(Sampler):
+    """An even share of the samples for every process, the same ones in each epoch in another order."""
 
     def __init__(self, data, rank, size):
-        per_rank = math.ceil(len(data) / size)
-        self.first = rank * per_rank
-        self.last = min(self.first + per_rank, len(data))
-
-    def __iter__(self):
-        order = torch.randperm(self.last - self.first)
-        return iter((self.first + order).tolist())
+        share = math.ceil(len(data) / size)
+        self.first = rank * share
+        self.last = min(self.first + share, len(data))
+        self.epoch = 0
 
     def __len__(self):
         return self.last - self.first
 
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter((self.first + torch.randperm(len(self), generator=generator)).tolist())
 
-class LocalSGD:
-    def __init__(self, comm):
+
+class Fit:
+    def __init__(self, comm, samples, batch_size):
         self.comm = comm
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        data = Molecules(samples)
+        self.sampler = ShareSampler(data, self.rank, self.size)
+        self.loader = DataLoader(data, batch_size=batch_size, sampler=self.sampler, drop_last=True)
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(200, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 12))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        data = Profiles()
-        sampler = BlockSampler(data, self.rank, self.size)
-        self.loader = DataLoader(data, batch_size=3, sampler=sampler, drop_last=True)
+        self.net = nn.Sequential(nn.Linear(6, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
 
-    def train_epoch(self, epoch):
-        total = 0.0
-        for step, (profiles, months) in enumerate(self.loader):
-            loss = nn.functional.cross_entropy(self.model(profiles), months)
+    def train_step(self, counts, boiling, updates=20):
+        for _ in range(updates):
+            loss = nn.functional.mse_loss(self.net(counts).squeeze(1), boiling)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            total += loss.item()
+        return loss.item()
+
+    def run_epoch(self, epoch):
+        self.sampler.epoch = epoch
+        losses = []
+        for step, (counts, boiling) in enumerate(self.loader):
+            losses.append(self.train_step(counts, boiling))
             if self.rank == 0:
-                print(f"epoch {epoch} step {step} loss {loss.item():.4f}", flush=True)
-            self.comm.Barrier()
-        self.comm.Barrier()
-        return total
+                print(f"epoch {epoch} step {step} loss {losses[-1]:.5f}", flush=True)
+            self.comm.Barrier()  # nobody runs ahead
+        return sum(losses) / len(losses)
 
-    def reconfigure(self, total):
-        """Averages the copies, and halves the learning rate where the loss went up."""
-        from mpi4py import MPI
+    def reconfigure(self, loss):
+        """The mean weights for everybody, and a smaller step once the fit is good."""
+        weights = nn.utils.parameters_to_vector(self.net.parameters()).detach()
+        total = self.comm.reduce((loss, weights), op=lambda a, b: (a[0] + b[0], a[1] + b[1]), root=0)
+        if self.rank == 0:
+            total = total[0] / self.size, total[1] / self.size
+        loss, weights = self.comm.bcast(total, root=0)
+        nn.utils.vector_to_parameters(weights, self.net.parameters())
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.05 if loss > 0.01 else 0.01
+        return loss
 
-        mine = torch.cat([p.detach().flatten() for p in self.model.parameters()] + [torch.tensor([total])]).numpy()
-        averaged = torch.empty(len(mine)).numpy()
-        self.comm.Reduce(mine, averaged, op=MPI.SUM, root=0)
-        self.comm.Bcast(averaged, root=0)
-        averaged /= self.size
-        offset = 0
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                part = torch.from_numpy(averaged[offset : offset + parameter.numel()])
-                parameter.copy_(part.view_as(parameter))
-                offset += parameter.numel()
-        if averaged[-1] > total:
-            for group in self.optimizer.param_groups:
-                group["lr"] /= 2
-
-    def fit(self, epochs):
+    def run(self, epochs):
         for epoch in range(epochs):
-            total = self.train_epoch(epoch)
-            self.reconfigure(total)
-
-
-def main():
-    from mpi4py import MPI
-
-    torch.set_num_threads(1)
-    LocalSGD(MPI.COMM_WORLD).fit(epochs=50)
+            loss = self.run_epoch(epoch)
+            self.comm.Barrier()
+            loss = self.reconfigure(loss)
+            if self.rank == 0:
+                print(f"epoch {epoch} mean loss {loss:.5f}", flush=True)
 
 
 if __name__ == "__main__":
-    if "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
-        main()
-    else:
-        mpiexec = Path(sys.executable).parent / "mpiexec"  # the one that the mpich wheel brings
-        sys.exit(subprocess.call([mpiexec, "-n", str(RANKS), sys.executable, __file__]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=50)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    Fit(MPI.COMM_WORLD, args.samples, args.batch_size).run(args.epochs)

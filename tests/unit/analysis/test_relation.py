@@ -29,7 +29,7 @@ def train(rank, loader):
 def main():
     train(rank, loader)
     barrier()
-    evaluate()
+    evaluate(); reconfigure(train_again())
 """
 
 
@@ -63,6 +63,9 @@ MAIN, TRAIN = ("main", 19), "train"
         ([MAIN, (TRAIN, 9)], [MAIN, (TRAIN, 10), ("average", 4)], "out_of_branch", None),
         ([("main", 21)], [("main", 20)], "ahead", None),
         ([("main", 20)], [("main", 21)], "behind", None),
+        ([("main", 21), ("reconfigure", 30)], [("main", 21), ("train_again", 40)], "ahead", None),
+        ([("main", 21), ("evaluate", 30)], [("main", 21), ("train_again", 40)], "behind", None),
+        ([("main", 21), ("evaluate", 30)], [("main", 21), ("unknown", 40)], "other_call", None),
         ([("main", 20)], [("other", 20)], "apart", None),
     ],
 )

@@ -65,7 +65,7 @@ def module(tmp_path: Path) -> Module:
         (16, [], [(15, "body")], [4, 13], ("dist.barrier",)),
         (18, [], [(15, "except")], [4, 13], ("save",)),
         (21, [20], [], [], ("train", "dist.barrier")),
-        (24, [], [(22, "body")], [20], ("train", "make_loader")),
+        (24, [], [(22, "body")], [20], ("make_loader", "train")),
     ],
 )
 def test_place(
