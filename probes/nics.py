@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hangdoc.evidence import Interface, Interfaces, Target, Unseen
-from probes import Observation, Request, Tier
+from probes import Observation, Request, Tier, _links
 from probes._netns import call_inside, namespace
 
 _IFF_UP = 0x1
@@ -48,7 +48,7 @@ class NicsProbe:
         for (net, _, mnt), targets in hosts.items():
             try:
                 seen = _look(targets[0].pid, net, mnt == namespace("self", "mnt"))
-            except Exception as error:  # pyroute2 raises its own kinds
+            except Exception as error:  # whatever the other process or a namespace answers
                 unseen.extend(_unseen(target, error) for target in targets)
                 continue
             records.update((target.pid, seen) for target in targets)
@@ -56,7 +56,7 @@ class NicsProbe:
 
 
 def _look(pid: int, net: int, same_files: bool) -> Interfaces:
-    interfaces = call_inside(pid, lambda: _interfaces(pid))
+    interfaces = call_inside(pid, lambda: _interfaces(pid), timeout_s=_links.TIMEOUT_S)
     try:
         names: tuple[str, ...] | None = call_inside(pid, lambda: _own_addresses(pid, same_files), ("net", "uts"))
     except OSError:
@@ -66,21 +66,15 @@ def _look(pid: int, net: int, same_files: bool) -> Interfaces:
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
     """The interfaces of the calling thread's network namespace."""
-    from pyroute2 import IPRoute
-
+    seen = _links.look()
     addresses: dict[int, list[str]] = defaultdict(list)
-    with IPRoute() as route:
-        for message in route.get_addr():
-            address = message.get("IFA_LOCAL") or message.get("IFA_ADDRESS")
-            if address:
-                addresses[message["index"]].append(address)
-        default = {
-            message.get("RTA_OIF")
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for message in route.get_default_routes(family=family)
-        }
-        links = tuple(route.get_links())
-    return tuple(_interface(pid, link, tuple(addresses[link["index"]]), link["index"] in default) for link in links)
+    for index, address in seen["addresses"]:
+        if address:
+            addresses[index].append(address)
+    return tuple(
+        _interface(pid, link, tuple(addresses[link["index"]]), link["index"] in seen["default"])
+        for link in seen["links"]
+    )
 
 
 def _interface(pid: int, link: Any, addresses: tuple[str, ...], default: bool) -> Interface:
@@ -112,8 +106,7 @@ def _carrier(link: Any) -> bool | None:
 
 
 def _kind(link: Any, sysfs: str | None) -> str:
-    information = link.get("IFLA_LINKINFO")
-    made = information.get("IFLA_INFO_KIND") if information else None
+    made = link["kind"]
     if made in ("bridge", "veth"):
         return str(made)
     if made in _TUNNELS:
@@ -180,8 +173,6 @@ def _unique(resolve: Callable[[], list[str]]) -> list[str]:
 def _unseen(target: Target, error: Exception) -> Unseen:
     if isinstance(error, PermissionError):
         why = "may not enter its network namespace: run hangdoc as root"
-    elif isinstance(error, ImportError):
-        why = "pyroute2 is not installed: pip install pyroute2"
     elif isinstance(error, (FileNotFoundError, ProcessLookupError)):
         why = f"process {target.pid} is gone"
     else:

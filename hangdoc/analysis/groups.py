@@ -102,7 +102,8 @@ class GroupAnalysis:
 
 
 def _picture(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Picture:
-    members = {g: _members(g, waiting, seen) for wait in waiting.values() if (g := wait.group) is not None}
+    groups = {wait.group for wait in waiting.values() if wait.group is not None}
+    members = {group: _members(group, waiting, seen) for group in groups}
     edges = _edges(waiting, members)
     roots = _roots(edges, waiting, seen)
     ends = {ahead: _ranks(roots & _reached(edges, ahead)) for ahead in set(edges.values())}
@@ -206,11 +207,6 @@ def _reached(edges: Edges, start: frozenset[Node]) -> frozenset[Node]:
     return frozenset(found)
 
 
-def _waits_for(rank: int, edges: Edges) -> tuple[int, ...]:
-    ahead = edges.get(rank, frozenset())
-    return _ranks(frozenset(end for node in ahead for end in ([node] if isinstance(node, int) else edges[node])))
-
-
 def _waited_by(
     waiting: Mapping[int, Wait], edges: Edges, members: Mapping[Group, Members]
 ) -> dict[int, tuple[int, ...]]:
@@ -245,7 +241,7 @@ def _facts(rank: int, wait: Wait | None, picture: Picture) -> GroupFacts:
         p2p=wait.p2p if wait else None,
         peer=wait.peer if wait else None,
         matched=_matched(rank, wait, picture.waiting) if wait is not None and wait.peer is not None else None,
-        waits_for=_waits_for(rank, picture.edges),
+        waits_for=told.absent if collective else _ranks(picture.edges.get(rank, frozenset())),
         waited_by=picture.waited_by.get(rank, ()),
         blocked_on=picture.blocked_on.get(rank, ()),
         crossed=bool(told.crossed_by) if group and collective else None,

@@ -13,6 +13,7 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.relation import Relation, relate
 from hangdoc.analysis.stack import StackFacts, story_of
 from hangdoc.analysis.story import Step, Story, is_library
+from hangdoc.evidence import Loop
 
 Signature = tuple[tuple[str, str, int], ...]
 
@@ -29,6 +30,8 @@ class PositionFacts:
     parted_other: str | None = None  # the reference's line there
     loop: str | None = None  # source of the loop that one side has left: "for step, batch in enumerate(loader):"
     loop_line: int | None = None
+    loop_counter: str | None = None  # its counter, and the value on the side that is in it
+    loop_count: float | None = None
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
     guarded: bool | None = None  # the branch is around this rank's side
@@ -134,6 +137,7 @@ def _facts(
     mine, model = stories[key], stories[reference[0]]
     relation = relate(mine, model)
     odd = number > 0
+    inside = _count(relation.loop, model if relation.kind == "left_loop" else mine) if relation.loop else None
     counter = next(_counters(mine, model), None) if odd else None
     sizes = _sizes(key, reference, stories) if odd else iter(())
     size = next((one for one in sizes if counter is None or one.name != counter.name), None)
@@ -146,6 +150,8 @@ def _facts(
         parted_other=relation.other.site if relation.other else None,
         loop=relation.loop.header if relation.loop else None,
         loop_line=relation.loop.first if relation.loop else None,
+        loop_counter=inside[0] if inside else None,
+        loop_count=inside[1] if inside else None,
         branch=relation.branch.test if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
         guarded=relation.kind in ("in_branch", "other_arm") if relation.branch else None,
@@ -160,6 +166,15 @@ def _facts(
         same_operation=stack[key].op == stack[reference[0]].op and bool(stack[key].waits),
         same_site=stack[key].site == stack[reference[0]].site and stack[key].file == stack[reference[0]].file,
     )
+
+
+def _count(loop: Loop, story: Story) -> tuple[str, float] | None:
+    """How far the rank inside a loop has come, by the loop's counter."""
+    for step in story:
+        if step.place and loop in step.place.loops:
+            values = ((name, step.variables[name].number) for name in loop.counters if name in step.variables)
+            return next(((name, value) for name, value in values if value is not None), None)
+    return None
 
 
 def _will_arrive(relation: Relation) -> bool | None:

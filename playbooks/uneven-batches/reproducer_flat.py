@@ -13,7 +13,7 @@ rank = int(os.environ["RANK"])
 world_size = int(os.environ["WORLD_SIZE"])
 torch.manual_seed(42)
 
-rng = np.random.RandomState(42)
+rng = np.random.RandomState(5)
 features = rng.randn(1000, 40).astype("float32")
 strength = rng.randn(40).astype("float32")
 winner = (features @ strength + rng.randn(1000) > 0).astype("float32")
