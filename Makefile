@@ -6,13 +6,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COMMANDS := ip tc iptables g++
 PACKAGES := iproute2 iptables g++
 
-.PHONY: demo test lint clean
+.PHONY: demo test bench lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
 
 test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too
 	$(BIN)/python -m pytest $(TESTS)
+
+bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
+	for script in verdict_time look_cost footprint; do PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || exit 1; done
 
 lint: $(VENV)/test.stamp  ## style and types
 	$(BIN)/ruff check .

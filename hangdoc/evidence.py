@@ -151,10 +151,10 @@ class Place:
     loops: tuple[Loop, ...]  # outermost first, within the function
     branches: tuple[Branch, ...]  # outermost first, within the function
     calls: tuple[str, ...]  # dotted names called in this statement, e.g. ("dist.barrier",)
-    around: tuple[str, ...]  # dotted names called anywhere in the enclosing function
     function_first: int  # line of the enclosing def; 0 for a module
     function_last: int
     passed: tuple[Loop, ...] = ()  # loops of the same function that ended before this line
+    around: tuple[str, ...] = ()  # dotted names called anywhere in the enclosing function
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ def look() -> dict[str, Any]:
 
     Raises OSError: the last line of what the process complained of.
     """
-    # Not from our working folder, which may be the job's: a module of its might take the place of a library's.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    # Not in our working folder, which may be the job's: a module of its might take the place of a library's.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if os.path.isabs(path))}
     done = subprocess.run(
         [sys.executable, "-m", __name__],
         cwd="/", env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False,

@@ -39,18 +39,23 @@ class PayloadAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, PayloadFacts], PayloadJob]:
         seen = {key: _handed(case, key) for key in case.ranks}
         facts = {key: PayloadFacts() for key in case.ranks}
-        stack = case.rank_facts["stack"]
-        places = Counter((stack[key].site, stack[key].op) for key, kinds in seen.items() if kinds)
-        if not places or max(places.values()) < 2:  # nobody hands a tensor to the same call as another rank
+        calls = {key: _call(case, key) for key, kinds in seen.items() if kinds}
+        call, times = Counter(calls.values()).most_common(1)[0] if calls else (None, 0)
+        if times < 2:  # nobody hands a tensor to the same call as another rank
             return facts, PayloadJob(None, None)
-        place, _ = places.most_common(1)[0]
-        here = {key: kinds for key, kinds in seen.items() if kinds and (stack[key].site, stack[key].op) == place}
+        here = {key: seen[key] for key in calls if calls[key] == call}
         common = _most([kinds[-1] for kinds in here.values()])
         facts.update({key: _facts(kinds, common) for key, kinds in here.items()})
         known = list(here.values())
         mismatch = len({_key(kinds[-1]) for kinds in known}) > 1
         apart = not set.intersection(*({_key(t) for t in kinds} for kinds in known))
         return facts, PayloadJob(mismatch, mismatch and apart)
+
+
+def _call(case: Case, key: Key) -> tuple[str | None, ...]:
+    """What must agree before two ranks' tensors are compared: the line, the operation, the process group."""
+    stack, group = case.rank_facts["stack"][key], case.rank_facts["group"][key]
+    return stack.site, stack.op, group.name
 
 
 def _handed(case: Case, key: Key) -> list[Tensor]:

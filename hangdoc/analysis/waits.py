@@ -25,6 +25,9 @@ _BUFFER = "UnboundBuffer::wait"  # gloo: a send or receive that has been started
 _LEAVES = ("destroy_process_group", "abort_process_group")
 
 
+Chain = tuple[tuple[str, str, int | None], ...]  # Python frames: file, function, line
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A process group as all of its members know it."""
@@ -53,7 +56,22 @@ def waits(case: Case) -> dict[Key, Wait]:
     """What each rank that waits for others waits in."""
     stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
     whole = _whole(case)
-    return {key: _wait(case, key, facts, whole) for key, facts in stack.items() if facts.waits}
+    native = _native(case, stack)
+    return {key: _wait(case, key, facts, whole, native) for key, facts in stack.items() if facts.waits}
+
+
+def _native(case: Case, stack: Mapping[Key, StackFacts]) -> dict[Chain, tuple[str, ...]]:
+    """Native functions by the Python stack over them: one rank a place is looked at so closely."""
+    found: dict[Chain, tuple[str, ...]] = {}
+    for key, facts in stack.items():
+        if facts.native:
+            frames = thread_of(case.record(key, "stacks"), facts.thread).frames
+            found[_chain(frames)] = tuple(frame.function for frame in frames if frame.native)
+    return found
+
+
+def _chain(frames: Sequence[Frame]) -> Chain:
+    return tuple((frame.file, frame.function, frame.line) for frame in frames if not frame.native)
 
 
 def thread_of(stacks: Stacks, name: str | None) -> Stack:
@@ -87,14 +105,16 @@ def _group(known: ProcessGroup) -> Group:
     return Group(known.name, known.ranks, known.default)
 
 
-def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None) -> Wait:
+def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: Mapping[Chain, Sequence[str]]) -> Wait:
     stacks, known = case.record(key, "stacks"), _groups(case, key)
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return Wait(facts.phase == "p2p", facts.op, None)
     stack = thread_of(stacks, facts.thread)
     frame = c10d_frame(stack)
     if frame is None:
-        return _hidden(stack, facts, known, whole, case.record(key, "source"))
+        if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # the reducer of DDP
+            return Wait(False, facts.op, whole)
+        return _hidden(stack, facts, known, case.record(key, "source"), native.get(_chain(stack.frames), ()))
     found = _of_frame(frame, known, whole)
     argument = _variable(frame, _GROUPS)
     label = _label(argument.address, stack, stacks.globals or ()) if argument and argument.kind != "none" else None
@@ -111,21 +131,17 @@ def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None) -> Wait:
 
 
 def _hidden(
-    stack: Stack, facts: StackFacts, known: Sequence[ProcessGroup], whole: Group | None, source: Source | None
+    stack: Stack, facts: StackFacts, known: Sequence[ProcessGroup], source: Source | None, native: Sequence[str]
 ) -> Wait:
-    """A wait without a frame of c10d: DDP's reducer, the wait for an asynchronous operation, or MPI."""
-    backward = any(frame.function == "_engine_run_backward" for frame in stack.frames)
-    if facts.phase == "collective" and backward and facts.op != "wait":
-        return Wait(False, facts.op, whole)
-    of_torch = any(frame.native and frame.function.startswith(("c10d::", "gloo::")) for frame in stack.frames)
-    only = _group(known[0]) if len(known) == 1 and (of_torch or facts.op in ("wait", "wait_tensor")) else None
-    return Wait(facts.phase == "p2p" or _started_before(stack, source), facts.op, only)
+    """A wait without a frame of c10d: for an asynchronous operation, or in MPI. A group that is alone is the one."""
+    of_torch = facts.op in ("wait", "wait_tensor") or any(name.startswith(("c10d::", "gloo::")) for name in native)
+    only = _group(known[0]) if len(known) == 1 and of_torch else None
+    started_before = any(_BUFFER in name for name in native) or _starts_p2p(stack, source)
+    return Wait(facts.phase == "p2p" or started_before, facts.op, only)
 
 
-def _started_before(stack: Stack, source: Source | None) -> bool:
-    """Whether it waits for a send or receive that was started before, as far as frames and source tell."""
-    if any(frame.native and _BUFFER in frame.function for frame in stack.frames):
-        return True
+def _starts_p2p(stack: Stack, source: Source | None) -> bool:
+    """Whether the user's function starts sends or receives itself: then it is probably for them that it waits."""
     own = next((f for f in stack.frames if not f.native and not is_library(f.file)), None)
     place = source.places.get(f"{own.file}:{own.line}") if source is not None and own is not None else None
     return any(name.rpartition(".")[2] in _STARTS for name in (place.around if place is not None else ()))

@@ -116,7 +116,9 @@ def train_generator(generator, discriminator, optimizer, group):
 def train_gan(rank, steps, ahead_after=60):
     torch.manual_seed(5)
     generator = nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
-    discriminator = nn.Sequential(nn.Linear(2, 256), nn.LeakyReLU(0.2), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+    discriminator = nn.Sequential(
+        nn.Linear(2, 256), nn.LeakyReLU(0.2), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1)
+    )
     generator_group, discriminator_group = dist.new_group(), dist.new_group()
     g_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.9))
     d_optimizer = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.9))

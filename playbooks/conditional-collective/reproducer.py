@@ -161,7 +161,9 @@ class TimedTrainer(Trainer):
             states = [None] * self.world_size
             dist.all_gather_object(states, self.data_state())
             if self.rank == 0:
-                torch.save({"model": self.model.module.state_dict(), "data": states}, os.path.join(self.folder, "last.pt"))
+                torch.save(
+                    {"model": self.model.module.state_dict(), "data": states}, os.path.join(self.folder, "last.pt")
+                )
             self.last_save = time.monotonic()
 
 

@@ -33,7 +33,9 @@ WINDOW = 48
 class Forecaster(nn.Module):
     def __init__(self, width=192):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(WINDOW, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
+        self.net = nn.Sequential(
+            nn.Linear(WINDOW, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1)
+        )
 
     def forward(self, x):
         return self.net(x).squeeze(-1)
@@ -86,7 +88,9 @@ def fit(model, series, steps=20_000):
             print(f"step {step} loss {loss:.4f}", flush=True)
         if step % 8 == 7:
             with torch.no_grad():
-                held_out_loss = nn.functional.mse_loss(model.module((held_out[0] - 10) / 3), (held_out[1] - 10) / 3).item()
+                held_out_loss = nn.functional.mse_loss(
+                    model.module((held_out[0] - 10) / 3), (held_out[1] - 10) / 3
+                ).item()
             if stop(held_out_loss):
                 return step
     return steps

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def facts(*ranks: At, subgroups: tuple[tuple[int, ...], ...] = (), groups: bool 
 
 
 SUB = [DEFAULT + n for n in range(9)]
-COMPUTES = At("", text="y = f(x)")
+COMPUTES = At("", text="y = f(x)", line=30)
 BACKWARD = At(
     "_engine_run_backward", file=AUTOGRAD, native="c10d::Reducer::finalize_backward()", text="loss.backward()"
 )
@@ -206,6 +206,8 @@ def test_a_wait_for_what_was_started_before(native: str, around: tuple[str, ...]
     rank = facts(waits, COMPUTES).ranks[0]
     assert (rank.group.name, rank.group.p2p) == ("0", p2p)
     assert rank.group.waits_for == (() if p2p else (1,))
+    looked_at, like_it = facts(waits, replace(waits, native=None)).ranks
+    assert (looked_at.group.p2p, like_it.group.p2p) == (p2p, p2p)  # native frames are taken of one rank a place
     several = facts(waits, COMPUTES, subgroups=((0, 1),)).ranks[0]
     assert (several.group.name, several.group.waits_for) == (None, ())
 

@@ -1,0 +1,84 @@
+"""What the benchmarks share: hangdoc as its users start it, quantiles, and a small table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from jobs import ROOT, Trial
+
+HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
+
+
+def timed_verdict(trial: Trial) -> tuple[float, str]:
+    """Seconds from the command line to the end of `watch --once`, and the verdict's status and best playbook."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [*HANGDOC, "watch", "--once", "--json", "--pids", str(trial.launcher_pid)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    took = time.monotonic() - began
+    verdict = json.loads(done.stdout)
+    return took, " ".join([verdict["status"], *(finding["playbook"] for finding in verdict["findings"][:1])])
+
+
+def live_watch(trial: Trial) -> subprocess.Popen[bytes]:
+    """A live watch of the job, its lines thrown away."""
+    return subprocess.Popen(
+        [*HANGDOC, "watch", "--json", "--pids", str(trial.launcher_pid)],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that at least `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * int(share * 100) // 100) - 1)]
+
+
+def interval(
+    values: Sequence[float], of: Callable[[Sequence[float]], float] = statistics.median, rounds: int = 5000
+) -> tuple[float, float]:
+    """95 % bootstrap interval of a statistic of the values."""
+    draw = random.Random(0)
+    found = sorted(of(draw.choices(values, k=len(values))) for _ in range(rounds))
+    return found[int(0.025 * rounds)], found[int(0.975 * rounds)]
+
+
+def cpu_s(pid: int) -> tuple[float, float]:
+    """CPU seconds of a process, and those of its children that have ended."""
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+    user, system, of_children, in_kernel = (int(number) / os.sysconf("SC_CLK_TCK") for number in numbers)
+    return user + system, of_children + in_kernel
+
+
+def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """Print it, under a line that says where it was measured."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "py-spy"))
+    load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(
+        f"\n{title}\nhangdoc {_hangdoc()}, Python {platform.python_version()}, {packages}, Linux {platform.release()}, {load}"
+    )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    sys.stdout.flush()
+
+
+def _hangdoc() -> str:
+    from hangdoc import __version__
+
+    return __version__
+
+
+def met(value: float, limit: float) -> str:
+    return "met" if value <= limit else "MISSED"
