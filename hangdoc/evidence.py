@@ -141,6 +141,7 @@ class Branch:
     line: int  # line of the statement
     arm: str  # body | else | except | finally
     test: str  # source text of the condition, shortened; "" where there is none
+    leaves: bool = False  # the arm ends in return, continue, break or raise: what follows is the other arm
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
-def share(new: T, old: Any) -> T:
-    """A record equal to `new`, made of the parts of `old` wherever they are equal."""
+def share(new: Any, old: Any) -> Any:
+    """What equals `new`, made of the parts of `old` wherever they are equal: tuples and dataclasses are taken apart."""
     if type(new) is not type(old):
         return new
     if new == old:
-        return old  # type: ignore[no-any-return]
+        return old
     if isinstance(new, tuple):
         # Aligned at the end: the outer frames of two stacks agree, however deep the inner ones go.
         apart = len(new) - len(old)
-        parts = (share(part, old[i - apart] if i >= apart else None) for i, part in enumerate(new))
-        return tuple(parts)  # type: ignore[return-value]
+        return tuple(share(part, old[i - apart] if i >= apart else None) for i, part in enumerate(new))
     if is_dataclass(new):
-        return type(new)(*(share(getattr(new, f.name), getattr(old, f.name)) for f in fields(new)))
+        kind: Any = type(new)
+        return kind(*(share(getattr(new, field.name), getattr(old, field.name)) for field in fields(new)))
     return new

@@ -123,10 +123,10 @@ class Module:
             elif isinstance(inside, _LOOPS) and line <= _body_last(inside):
                 loops.append(self._loop(inside))
             elif isinstance(inside, (ast.If, ast.Try)):
-                arm = _arm(inside, line)
-                if arm is not None:
+                arm, part = _arm(inside, line)
+                if part:
                     test = self._text(inside.test) if isinstance(inside, ast.If) else ""
-                    branches.append(Branch(inside.lineno, arm, test))
+                    branches.append(Branch(inside.lineno, arm, test, isinstance(part[-1], LEAVES)))
             body = next(
                 (part for part in _bodies(inside) if part and part[0].lineno <= line <= _last(part[-1])),
                 [],
@@ -166,6 +166,7 @@ class Module:
         return _short(ast.unparse(node))
 
 
+LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -224,18 +225,13 @@ def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
         yield case.body
 
 
-def _arm(statement: ast.If | ast.Try, line: int) -> str | None:
-    """Which arm of an `if` or `try` encloses the line; None for the test itself."""
-    parts: list[tuple[str, list[ast.stmt]]] = [
-        ("body", statement.body),
-        ("else", statement.orelse),
-    ]
+def _arm(statement: ast.If | ast.Try, line: int) -> tuple[str, list[ast.stmt]]:
+    """Which arm of an `if` or `try` encloses the line, and its body; an empty one for the test itself."""
+    parts: list[tuple[str, list[ast.stmt]]] = [("body", statement.body), ("else", statement.orelse)]
     if isinstance(statement, ast.Try):
         parts += [("except", handler.body) for handler in statement.handlers] + [("finally", statement.finalbody)]
-    return next(
-        (name for name, part in parts if part and part[0].lineno <= line <= _last(part[-1])),
-        None,
-    )
+    around = ((name, part) for name, part in parts if part and part[0].lineno <= line <= _last(part[-1]))
+    return next(around, ("", []))
 
 
 def _counters(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:

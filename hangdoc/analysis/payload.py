@@ -1,32 +1,37 @@
-"""Analysis `payload`: what the ranks hand to the collective they wait in, from the arguments on their stacks."""
+"""Analysis `payload`: what the ranks hand to the same collective, from the arguments on their stacks."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from hangdoc.analysis import Case, Key
-from hangdoc.evidence import Frame, Stacks, Tensor, Variable
+from hangdoc.analysis.story import is_library
+from hangdoc.evidence import Frame, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
+OFTEN = 2  # looks at one call before what a running rank hands over there is compared
+
+Call = tuple[str, str]  # the line of the user's own code, and the c10d function
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadFacts:
-    """The tensor of one rank's collective; None: no such argument was readable."""
+    """The tensor of one rank's collective; None: no such argument was readable, or nobody's to compare it with."""
 
     shape: str | None = None  # "[64, 10]"
     dtype: str | None = None
     elements: int | None = None
-    differs: bool | None = None  # another number of elements or type than most ranks at the same line hand over
-    shapes: tuple[str, ...] = ()  # every "[64, 10] float32" it handed over at this line while we watched
+    differs: bool | None = None  # another number of elements or type than most ranks hand over there
+    call: str | None = None  # "all_reduce at train (train.py:24)"
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadJob:
-    mismatch: bool | None  # ranks at the same line hand over different sizes or types; None: fewer than two were read
-    always: bool | None  # and did so in every look
+    mismatch: bool | None  # ranks hand different sizes or types to one call; None: fewer than two were read
+    standing: bool | None  # they stand in that call now; False: seen time and again in a job that goes on
 
 
 @dataclass(slots=True)
@@ -37,77 +42,81 @@ class PayloadAnalysis:
     job_facts: type | None = PayloadJob
 
     def derive(self, case: Case) -> tuple[dict[Key, PayloadFacts], PayloadJob]:
-        seen = {key: _handed(case, key) for key in case.ranks}
         facts = {key: PayloadFacts() for key in case.ranks}
-        calls = {key: _call(case, key) for key, kinds in seen.items() if kinds}
-        call, times = Counter(calls.values()).most_common(1)[0] if calls else (None, 0)
-        if times < 2:  # nobody hands a tensor to the same call as another rank
+        seen = {key: _handed(case, key) for key in case.ranks}
+        here = _standing(case, seen)
+        standing = bool(here)
+        if not here:
+            here = _usual(seen)
+        if not here:
             return facts, PayloadJob(None, None)
-        here = {key: seen[key] for key in calls if calls[key] == call}
-        common = _most([kinds[-1] for kinds in here.values()])
-        facts.update({key: _facts(kinds, common) for key, kinds in here.items()})
-        known = list(here.values())
-        mismatch = len({_key(kinds[-1]) for kinds in known}) > 1
-        apart = not set.intersection(*({_key(t) for t in kinds} for kinds in known))
-        return facts, PayloadJob(mismatch, mismatch and apart)
+        kinds = [_kind(tensor) for _, tensor in here.values()]
+        common = max(dict.fromkeys(kinds), key=kinds.count)
+        facts.update({key: _facts(call, tensor, common) for key, (call, tensor) in here.items()})
+        return facts, PayloadJob(len(set(kinds)) > 1, standing)
 
 
-def _call(case: Case, key: Key) -> tuple[str | None, ...]:
-    """What must agree before two ranks' tensors are compared: the line, the operation, the process group."""
-    stack, group = case.rank_facts["stack"][key], case.rank_facts["group"][key]
-    return stack.site, stack.op, group.name
+def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
+    """The ranks that stand in the same call, on the same process group, now."""
+    stack, group = case.rank_facts["stack"], case.rank_facts["group"]
+    there = {
+        key: (*handed[-1][0], group[key].name)
+        for key, handed in seen.items()
+        if handed and stack[key].waits and stack[key].site == handed[-1][0][0]
+    }
+    call, times = Counter(there.values()).most_common(1)[0] if there else (None, 0)
+    return {key: seen[key][-1] for key in there if there[key] == call} if times > 1 else {}
 
 
-def _handed(case: Case, key: Key) -> list[Tensor]:
-    """The tensors a rank handed to a collective at the line where the others' newest collective is, oldest first."""
-    site = case.rank_facts["stack"][key].site
-    found: list[tuple[str | None, Tensor]] = []
-    for _, stacks in case.series(key, "stacks"):
-        if isinstance(stacks, Stacks):
-            found += [(_caller(frames, i), t) for frames in _chains(stacks) for i, t in _arguments(frames)]
-    return [tensor for caller, tensor in found if caller == site]
+def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
+    """A call to which two ranks or more were each seen handing one kind of tensor, and not the same."""
+    calls: dict[Call, dict[Key, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+    for key, handed in seen.items():
+        for call, tensor in handed:
+            calls[call][key].append(tensor)
+    for call, by_rank in calls.items():
+        steady = {k: ts[0] for k, ts in by_rank.items() if len(ts) >= OFTEN and len({_kind(t) for t in ts}) == 1}
+        if len({_kind(t) for t in steady.values()}) > 1:
+            return {key: (call, tensor) for key, tensor in steady.items()}
+    return {}
 
 
-def _chains(stacks: Stacks) -> list[tuple[Frame, ...]]:
-    return [stack.frames for stack in stacks.threads]
+def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
+    """What a rank was seen handing over, oldest first."""
+    return [
+        found
+        for _, stacks in case.series(key, "stacks")
+        if isinstance(stacks, Stacks)
+        for stack in stacks.threads
+        if (found := _argument(stack.frames)) is not None
+    ]
 
 
-def _arguments(frames: tuple[Frame, ...]) -> list[tuple[int, Tensor]]:
-    """Tensors that a c10d function was called with, and the index of its frame."""
+def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
+    """The tensor that a c10d function was called with, and where."""
     for i, frame in enumerate(frames):
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
-            by_name: dict[str, Variable] = {v.name: v for v in frame.variables or () if v.tensor is not None}
-            tensor = next((by_name[name].tensor for name in ARGUMENTS if name in by_name), None)
-            return [(i, tensor)] if tensor is not None else []
-    return []
+            by_name = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None}
+            tensor = next((by_name[name] for name in ARGUMENTS if name in by_name), None)
+            own = next((f for f in frames[i + 1 :] if not f.native and not is_library(f.file)), None)
+            if tensor is None or own is None:
+                return None
+            return (f"{own.function} ({(own.short or own.file).rsplit('/', 1)[-1]}:{own.line})", frame.function), tensor
+    return None
 
 
-def _caller(frames: tuple[Frame, ...], index: int) -> str | None:
-    """The line of the user's own code that called the frame at `index`."""
-    from hangdoc.analysis.story import is_library
-
-    own = next((f for f in frames[index + 1 :] if not f.native and not is_library(f.file)), None)
-    return f"{own.function} ({(own.short or own.file).rsplit('/', 1)[-1]}:{own.line})" if own else None
-
-
-def _facts(kinds: list[Tensor], common: tuple[int, str] | None) -> PayloadFacts:
-    newest = kinds[-1]
+def _facts(call: Call, tensor: Tensor, common: tuple[int, str]) -> PayloadFacts:
     return PayloadFacts(
-        shape=str(list(newest.shape)),
-        dtype=newest.dtype,
-        elements=prod(newest.shape),
-        differs=common is not None and _key(newest) != common,
-        shapes=tuple(dict.fromkeys(f"{list(t.shape)} {t.dtype}" for t in kinds)),
+        shape=str(list(tensor.shape)),
+        dtype=tensor.dtype,
+        elements=prod(tensor.shape),
+        differs=_kind(tensor) != common,
+        call=f"{call[1]} at {call[0]}",
     )
 
 
-def _key(tensor: Tensor) -> tuple[int, str]:
+def _kind(tensor: Tensor) -> tuple[int, str]:
     return prod(tensor.shape), tensor.dtype
-
-
-def _most(tensors: list[Tensor]) -> tuple[int, str] | None:
-    keys = [_key(t) for t in tensors]
-    return max(dict.fromkeys(keys), key=keys.count, default=None)
 
 
 ANALYSIS = PayloadAnalysis()

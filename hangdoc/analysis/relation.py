@@ -149,6 +149,10 @@ def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tup
     its_branch = next((b for b in there.branches[forks:] if uniform(b.test, other, mine.variables) is not True), None)
     if my_branch and its_branch and my_branch.line == its_branch.line:
         return Relation("other_arm", mine, other, branch=my_branch, common=common)
+    if my_branch and my_branch.leaves and other.line > my_branch.line:
+        return Relation("other_arm", mine, other, branch=my_branch, common=common)
+    if its_branch and its_branch.leaves and mine.line > its_branch.line:
+        return Relation("other_arm", mine, other, branch=its_branch, common=common)
     if my_branch and my_branch.test:
         return Relation("in_branch", mine, other, branch=my_branch, common=common)
     if its_branch and its_branch.test:

@@ -1,6 +1,6 @@
-"""Denoise small images with a convolutional net, DDP on two or more ranks.
+"""Denoise small images with a convolutional net, DDP on three ranks.
 
-torchrun --nproc-per-node 2 reproducer.py [--variant preview|budget]
+torchrun --nproc-per-node 3 reproducer.py [--variant preview|budget]
 """
 
 import argparse
@@ -93,7 +93,7 @@ class PreviewTrainer(Trainer):
             print(f"preview of epoch {epoch}: off by {error:.3f}", flush=True)
 
 
-def batch_size_for(rank, world_size, images_per_step=31):
+def batch_size_for(rank, world_size, images_per_step=47):
     """An even share of the batch; what is left over goes to the last ones."""
     share, rest = divmod(images_per_step, world_size)
     return share + (rank >= world_size - rest)

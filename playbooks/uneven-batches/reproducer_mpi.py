@@ -1,13 +1,15 @@
 """Seven MPI processes fit boiling points, each with weights of its own that are averaged after every epoch.
 
-mpiexec -n 7 python reproducer_mpi.py        (pip install mpi4py mpich)
+mpiexec -n 7 python reproducer_mpi.py        (pip install mpi4py mpich; without mpiexec the script calls it)
 """
 
 import argparse
 import math
+import os
+import pathlib
+import sys
 
 import torch
-from mpi4py import MPI
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -100,5 +102,10 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=50)
     args = parser.parse_args()
+    if not {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"} & set(os.environ):
+        mpiexec = str(pathlib.Path(sys.executable).with_name("mpiexec"))  # the one that the wheel brings
+        os.execv(mpiexec, [mpiexec, "-n", "7", sys.executable, *sys.argv])
+    from mpi4py import MPI
+
     torch.set_num_threads(1)
     Fit(MPI.COMM_WORLD, args.samples, args.batch_size).run(args.epochs)

@@ -23,6 +23,7 @@ from jobs import running
 STEPS = Path(__file__).parent / "jobs" / "steps.py"
 SETTLE_S = 0.3  # at the start of a window: what was going on may end
 Window = tuple[float, float]
+Row = tuple[str, str, str, str, str, str]
 
 
 def windows(pid: int, pairs: int, length_s: float) -> list[tuple[Window, Window]]:
@@ -52,8 +53,8 @@ def row(
     changes = [100 * (a / b - 1) for a, b in zip(watched, alone, strict=True)]
     low, high = interval(changes)
     told = "none measurable" if low <= 0 <= high else "measurable"
-    medians = (f"{statistics.median(alone):.2f}", f"{statistics.median(watched):.2f}")
-    return name, *medians, f"{statistics.median(changes):+.2f} %", f"{low:+.2f} to {high:+.2f} %", told
+    without, with_it = (f"{statistics.median(values):.2f}" for values in (alone, watched))
+    return name, without, with_it, f"{statistics.median(changes):+.2f} %", f"{low:+.2f} to {high:+.2f} %", told
 
 
 def measure(title: str, ranks: int, rest: float, pairs: int, length_s: float) -> None:

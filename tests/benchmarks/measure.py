@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from hangdoc import __version__
 from jobs import ROOT, Trial
 
 HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
@@ -64,20 +65,12 @@ def cpu_s(pid: int) -> tuple[float, float]:
 def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     """Print it, under a line that says where it was measured."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "py-spy"))
-    load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    print(
-        f"\n{title}\nhangdoc {_hangdoc()}, Python {platform.python_version()}, {packages}, Linux {platform.release()}, {load}"
-    )
+    machine = f"Linux {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"\n{title}\nhangdoc {__version__}, Python {platform.python_version()}, {packages}, {machine}")
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     sys.stdout.flush()
-
-
-def _hangdoc() -> str:
-    from hangdoc import __version__
-
-    return __version__
 
 
 def met(value: float, limit: float) -> str:
