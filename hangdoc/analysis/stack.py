@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
 from hangdoc.analysis.story import Step, Story, tell, user_step
-from hangdoc.evidence import Branch, Environ, Frame, Process, Source, Stack, Stacks
+from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # comm of the threads that a process group keeps
 MPI_LAUNCH = re.compile(r"^(OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK)$")
@@ -89,10 +89,17 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
         case.record(key, "source"),
         circumstances(case, key, busy, stacks),
         state,
+        _default_group(case.record(key, "groups")),
     )
 
 
-def _from_stacks(stacks: Stacks, source: Source | None, about: Circumstances, state: str | None) -> StackFacts:
+def _default_group(groups: Groups | None) -> int | None:
+    return next((group.address for group in groups.groups if group.default), None) if groups else None
+
+
+def _from_stacks(
+    stacks: Stacks, source: Source | None, about: Circumstances, state: str | None, default: int | None
+) -> StackFacts:
     told = [(stack, tell(stack, source, stacks.globals)) for stack in stacks.threads]
     phases = [phase_of(stack, story, about) for stack, story in told]
     chosen = _main(told, phases)
@@ -102,6 +109,7 @@ def _from_stacks(stacks: Stacks, source: Source | None, about: Circumstances, st
     user = user_step(story)
     branch = guard(user)
     together = [(thread, op) for thread, (phase, op) in zip(told, phases, strict=True) if phase in WAITING]
+    groups = {_group(one.frames, default) for (one, _), _ in together}
     return StackFacts(
         phase=phase,
         op=op,
@@ -121,7 +129,9 @@ def _from_stacks(stacks: Stacks, source: Source | None, about: Circumstances, st
         thread=stack.name,
         collective_threads=len(together),
         collectives=tuple(_told(stack, story, op) for (stack, story), op in together),
-        shared_group=len({_group(stack.frames) for (stack, _), _ in together}) < len(together) if together else None,
+        shared_group=len({_group(one.frames, default) for (one, _), _ in together}) < len(together)
+        if together
+        else None,
         spins=about.busy if phase in WAITING else None,
     )
 
@@ -131,13 +141,13 @@ def _told(stack: Stack, story: Story, op: str | None) -> str:
     return f"{op} in {stack.name or f'thread {stack.tid}'}" + (f", {user.site}" if user else "")
 
 
-def _group(frames: Sequence[Frame]) -> int | None:
-    """The process group object a thread's collective was called with; None: the default group."""
+def _group(frames: Sequence[Frame], default: int | None) -> int | None:
+    """The process group object a thread's collective uses: the one it was called with, else the default one."""
     for frame in frames:
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             group = next((v for v in frame.variables or () if v.name == "group" and v.kind != "none"), None)
-            return group.address if group else None
-    return None
+            return group.address if group else default
+    return default
 
 
 def guard(step: Step | None) -> Branch | None:

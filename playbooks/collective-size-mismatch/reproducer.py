@@ -154,18 +154,10 @@ def train_compressed(rank, world_size):
 # --- wrong: class prototypes shared from rank 0 ---------------------------------------------------------
 
 
-class Prototypes:
-    """A mean feature for each class seen so far; rank 0's are the common ones."""
-
-    def __init__(self, classes, width):
-        self.table = torch.zeros(classes, width)
-
-    def update(self, features, labels, rate=0.05):
-        for label in labels.unique().tolist():
-            self.table[label].lerp_(features[labels == label].mean(0), rate)
-
-    def share(self):
-        dist.broadcast(self.table, src=0)
+def update_prototypes(table, features, labels, rate=0.05):
+    """Moves the mean feature of each class that occurs in the batch."""
+    for label in labels.unique().tolist():
+        table[label].lerp_(features[labels == label].mean(0), rate)
 
 
 def train_prototypes(rank, world_size):
@@ -174,16 +166,16 @@ def train_prototypes(rank, world_size):
     classes = 62 if rank == 0 else 64
     centres = torch.randn(64, 40, generator=torch.Generator().manual_seed(9))
     torch.manual_seed(4)
-    net = nn.Sequential(nn.Linear(40, 256), nn.ReLU(), nn.Linear(256, 32))
+    net = nn.Sequential(nn.Linear(40, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 32))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    prototypes = Prototypes(classes, 32)
-    for step in range(100_000):
-        labels = torch.randint(classes, (128,), generator=generator)
-        x = centres[labels] + torch.randn(128, 40, generator=generator)
+    prototypes = torch.zeros(classes, 32)
+    for step in range(200_000):
+        labels = torch.randint(classes, (256,), generator=generator)
+        x = centres[labels] + torch.randn(256, 40, generator=generator)
         features = F.normalize(net(x), dim=1)
-        prototypes.update(features.detach(), labels)
-        prototypes.share()
-        loss = F.cross_entropy(features @ F.normalize(prototypes.table, dim=1).T * 8, labels)
+        update_prototypes(prototypes, features.detach(), labels)
+        dist.broadcast(prototypes, src=0)  # rank 0 sees the most data
+        loss = F.cross_entropy(features @ F.normalize(prototypes, dim=1).T * 8, labels)
         optimizer.zero_grad()
         loss.backward()
         for p in net.parameters():
@@ -192,7 +184,6 @@ def train_prototypes(rank, world_size):
         optimizer.step()
         if rank == 0 and step % 20 == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
-        time.sleep(0.01)  # leave the shared machine some room
 
 
 def train(variant):
