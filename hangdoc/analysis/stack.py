@@ -129,9 +129,7 @@ def _from_stacks(
         thread=stack.name,
         collective_threads=len(together),
         collectives=tuple(_told(stack, story, op) for (stack, story), op in together),
-        shared_group=len({_group(one.frames, default) for (one, _), _ in together}) < len(together)
-        if together
-        else None,
+        shared_group=len(groups) < len(together) if together else None,
         spins=about.busy if phase in WAITING else None,
     )
 

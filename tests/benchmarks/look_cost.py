@@ -68,6 +68,7 @@ def measure(title: str, ranks: int, rest: float, pairs: int, length_s: float) ->
                 before, began = cpu_s(watch.pid), time.monotonic()
                 taken = windows(watch.pid, pairs, length_s)
                 used, on = cpu_s(watch.pid), (time.monotonic() - began) / 2
+                assert watch.poll() is None, "the watch has ended"
             finally:
                 watch.kill()
                 watch.wait()
@@ -85,8 +86,8 @@ def measure(title: str, ranks: int, rest: float, pairs: int, length_s: float) ->
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--pairs", type=int, default=12)
-    options.add_argument("--window", type=float, default=3.5, help="seconds")
+    options.add_argument("--pairs", type=int, default=22)
+    options.add_argument("--window", type=float, default=2.0, help="seconds")
     given = options.parse_args()
     measure("2 ranks, cores partly idle", 2, 0.01, given.pairs, given.window)
     measure(f"{os.cpu_count()} ranks, every core busy", os.cpu_count() or 2, 0.0, given.pairs, given.window)

@@ -1,0 +1,53 @@
+"""Which conditions ranks need not agree on."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.analysis.condition import uniform
+from hangdoc.analysis.story import Step
+from hangdoc.evidence import Loop, Place, Tensor, Variable
+
+LOOPS = (
+    Loop(1, 9, "for step, (name, p) in enumerate(params):", ("step",)),
+    Loop(2, 8, "for batch in loader:", ()),
+)
+MINE = {
+    "every": Variable("every", "10", number=10, kind="int"),
+    "seen": Variable("seen", "3", number=3, kind="int"),
+    "mode": Variable("mode", '"train"', kind="str"),
+    "scaler": Variable("scaler", "None", kind="none"),
+    "loss": Variable("loss", "Tensor([])", kind="tensor", tensor=Tensor((), "float32", "cpu")),
+    "args": Variable("args", "<Namespace at 0x1>", kind="object"),
+}
+OTHER = {**MINE, "seen": Variable("seen", "4", number=4, kind="int")}
+STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), MINE)
+
+
+@pytest.mark.parametrize(
+    ("test", "alike"),
+    [
+        ("step % every == 0", True),
+        ("step > 0 and mode == 'train'", True),
+        ("scaler is not None", True),
+        ("seen > 3", False),
+        ("p.grad is not None", False),
+        ("batch is None", False),
+        ("loss > 5", False),
+        ("rank == 0", False),
+        ("self.rank == 0 and step % 10 == 0", False),
+        ("accelerator.is_main_process", False),
+        ("time.monotonic() - last > 60", False),
+        ("random.random() < 0.1", False),
+        ("args.amp", None),
+        ("self.should_save()", None),
+        ("step % every == 0 and args.amp", None),
+        ("", None),
+    ],
+)
+def test_conditions(test: str, alike: bool | None) -> None:
+    assert uniform(test, STEP, OTHER) is alike
+
+
+def test_without_the_other_s_variables_numbers_are_not_known_to_agree() -> None:
+    assert uniform("seen > 3", STEP, None) is None

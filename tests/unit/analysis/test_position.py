@@ -1,0 +1,103 @@
+"""Where ranks stand to each other, and what follows for a stall."""
+
+from __future__ import annotations
+
+import pytest
+
+from staged import At, Stage, in_backward, in_c10d, number
+
+SCRIPT = """\
+import torch.distributed as dist
+
+def train(rank, loader):
+    for epoch in range(2):
+        for step, batch in enumerate(loader):
+            loss(batch).backward()
+            if rank == 0:
+                dist.barrier()
+        dist.all_reduce(epoch)
+    return rank
+
+def finish():
+    dist.barrier()
+
+def serve(queue):
+    while True:
+        request = queue.get()
+        dist.broadcast(request, 0)
+
+def main():
+    train(rank, loader)
+    finish()
+    evaluate()
+"""
+
+LOOP = (("main", 21), ("train", 6))
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
+
+
+def test_the_rank_that_left_the_loop_is_odd(stage: Stage) -> None:
+    inside = in_backward(*LOOP, variables={"train": [number("step", 5)]})
+    facts = stage.facts([inside, inside, in_c10d("barrier", ("main", 22), ("finish", 13))])
+    left = facts.ranks[2].position
+    assert (left.odd, left.relation, left.loop_line) == (True, "left_loop", 5)
+    assert (left.loop_counter, left.loop_count) == ("step", 5)
+    assert facts.job.position.odd == (2,)
+    assert facts.job.position.reference == (0, 1)
+    assert facts.job.stall.stalled
+
+
+def test_of_two_ranks_the_one_farther_on_is_odd(stage: Stage) -> None:
+    facts = stage.facts([in_c10d("barrier", ("main", 22), ("finish", 13)), in_backward(*LOOP)])
+    assert facts.job.position.odd == (0,)
+    assert facts.job.position.tied
+
+
+def test_counters_of_a_loop_both_have_passed(stage: Stage) -> None:
+    places = [
+        in_c10d("all_reduce", ("main", 21), ("train", 9), variables={"train": [number("step", n)]}) for n in (7, 7, 6)
+    ]
+    facts = stage.facts([*places[:2], At(places[2].calls, [("barrier", places[2].inner[0][1])], places[2].variables)])
+    position = facts.ranks[2].position
+    assert (position.counter, position.count, position.count_other, position.passed) == ("step", 6, 7, True)
+
+
+def test_a_condition_on_the_rank(stage: Stage) -> None:
+    facts = stage.facts([in_c10d("barrier", ("main", 21), ("train", 8)), in_backward(*LOOP), in_backward(*LOOP)])
+    assert (facts.ranks[0].position.relation, facts.ranks[0].position.branch) == ("in_branch", "rank == 0")
+
+
+def test_a_rank_on_its_way_is_not_stuck(stage: Stage) -> None:
+    waiting = in_c10d("broadcast", ("serve", 18))
+    idle = At((("serve", 17),), [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")])
+    facts = stage.facts([idle, waiting])
+    assert facts.ranks[0].stack.phase == "idle"
+    assert facts.ranks[0].position.will_arrive is True
+    assert not facts.job.stall.stalled
+    assert facts.job.stall.idle
+
+
+def test_a_rank_that_computes_is_not_stuck(stage: Stage) -> None:
+    waiting = in_c10d("barrier", ("main", 22), ("finish", 13))
+    looks = [[At((("main", 23),), state="R", cpu_s=float(second)), waiting] for second in range(4)]
+    facts = stage.facts(*looks)
+    assert facts.ranks[0].stack.phase == "compute"
+    assert not facts.job.stall.stalled
+
+
+def test_a_stopped_rank_does_not_make_progress(stage: Stage) -> None:
+    facts = stage.facts([At(LOOP, state="T"), in_backward(*LOOP)])
+    assert facts.ranks[0].stack.phase == "stopped"
+    assert facts.job.stall.stalled
+
+
+def test_a_changing_counter_is_progress(stage: Stage) -> None:
+    looks = [[in_backward(*LOOP, variables={"train": [number("step", n)]})] * 2 for n in range(5)]
+    facts = stage.facts(*looks)
+    assert facts.ranks[0].progress.counter == "step"
+    assert facts.job.progress.period_s == pytest.approx(1.0)
+    assert not facts.job.stall.stalled

@@ -1,0 +1,81 @@
+"""What the frames of a rank say it is doing."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.analysis.phases import PHASES, table
+from hangdoc.evidence import Frame, Stack
+from staged import BACKWARD, C10D, LIB, At, Stage
+
+SCRIPT = """\
+def work(comm, handle):
+    comm.Barrier()
+    handle.wait()
+    time.sleep(5)
+    loss.backward()
+    dist.all_reduce(x)
+    f.read()
+"""
+PY = "/usr/lib/python3.11"
+MPI = {"PMI_RANK": "3"}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
+
+
+def test_the_table_names_known_phases() -> None:
+    assert {entry.phase for entry in table()} <= set(PHASES)
+
+
+@pytest.mark.parametrize(
+    ("at", "phase", "op"),
+    [
+        (At([("work", 6)], [("all_reduce", C10D)]), "collective", "all_reduce"),
+        (At([("work", 6)], [("barrier", C10D), ("init_process_group", C10D)]), "startup", "init_process_group"),
+        (At([("work", 6)], [("recv", C10D)]), "p2p", "recv"),
+        (At([("work", 6)], [("destroy_process_group", C10D)]), "teardown", "destroy_process_group"),
+        (At([("work", 5)], BACKWARD), "collective", "all_reduce"),
+        (At([("work", 5)], BACKWARD, state="R"), "compute", "backward"),
+        (At([("work", 5)], BACKWARD, threads=("python",)), "compute", "backward"),
+        (
+            At([("work", 5)], BACKWARD, state="R", native=["c10d::Reducer::finalize_backward"]),
+            "collective",
+            "all_reduce",
+        ),
+        (At([("work", 3)]), "collective", "wait"),
+        (At([("work", 3)], threads=("python",)), "idle", None),
+        (At([("work", 3)], native=["pthread_cond_wait", "c10d::Work::wait"]), "collective", "wait"),
+        (At([("work", 2)], environ=MPI, state="R"), "collective", "barrier"),
+        (At([("work", 2)], state="R"), "compute", None),
+        (At([("work", 7)], environ=MPI, state="R", native=["sched_yield", "PMPI_Bcast"]), "collective", "bcast"),
+        (At([("work", 7)], native=["sched_yield", "PMPI_Recv"]), "p2p", "recv"),
+        (At([("work", 4)]), "idle", "sleep"),
+        (At([("work", 4)], state="R"), "compute", None),
+        (At([("work", 1)], [("_try_get_data", f"{LIB}/utils/data/dataloader.py")]), "input", "dataloader"),
+        (At([("work", 1)], [("save", f"{LIB}/serialization.py")]), "checkpoint", "save"),
+        (At([("work", 1)], [("_compile", f"{LIB}/_dynamo/convert_frame.py")], state="R"), "compile", "compile"),
+        (At([("work", 1)], [("get", f"{PY}/queue.py")]), "idle", "get"),
+        (At([("work", 1)], state="T"), "stopped", None),
+        (At([("work", 1)], alive=False), "exited", None),
+    ],
+)
+def test_phase(stage: Stage, at: At, phase: str, op: str | None) -> None:
+    stack = stage.facts([at]).ranks[0].stack
+    assert (stack.phase, stack.op) == (phase, op)
+
+
+def test_native_frames_of_one_rank_tell_of_those_with_the_same_stack(stage: Stage) -> None:
+    told = At([("work", 7)], native=["pthread_cond_wait", "c10d::Work::wait"])
+    facts = stage.facts([told, At([("work", 7)]), At([("work", 4)])])
+    assert [rank.stack.phase for rank in facts.ranks] == ["collective", "collective", "idle"]
+
+
+def test_threads_in_collectives_are_counted(stage: Stage) -> None:
+    second = Stack(500, "saver", (Frame("all_gather", C10D, 1), Frame("save", "/job/ckpt.py", 9, "ckpt.py")))
+    stack = stage.facts([At([("work", 6)], [("all_reduce", C10D)], extra=[second])]).ranks[0].stack
+    assert stack.collective_threads == 2
+    assert stack.shared_group is True
+    assert "all_gather in saver, save (ckpt.py:9)" in stack.collectives
