@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DEFAULT = "uneven-batches"
 SCRIPT = "reproducer.py"
 QUIET_S = 3.0  # a log silent for so long is worth a look
+UNDER_WAY_S = 5.0  # a job that is slow or diverges is never silent: it is looked at so long after its first line
 SHOWN = 4  # lines of the job's log shown at a time
 
 
@@ -35,11 +36,21 @@ class Broken:
     cls: str
     script: Path
     told: Reproducer  # how it is started, how soon it must be diagnosed, who is to blame
+    status: str = "stalled"
+    variant: str = ""  # "" is the job that the demo shows
 
-    def running(self, args: Sequence[str] | None = None) -> AbstractContextManager[Trial]:
-        """Start it, with other arguments than its own where they are given."""
-        args = self.told.args if args is None else args
-        return running(self.script, self.told.ranks, args, self.told.env, self.told.launcher)
+    @property
+    def name(self) -> str:
+        return f"{self.playbook} {self.variant}".rstrip()
+
+    @property
+    def goes_on(self) -> bool:
+        """True where the job does not hang: it is slow, or silently wrong."""
+        return self.status in ("slow", "diverging")
+
+    def running(self) -> AbstractContextManager[Trial]:
+        """Start it."""
+        return running(self.script, self.told.ranks, self.told.args, self.told.env, self.told.launcher)
 
     def meets(self, verdicts: Iterable[Verdict]) -> bool:
         """True where the best finding of a job is this playbook's, on the expected ranks."""
@@ -58,6 +69,11 @@ def ids() -> list[str]:
 
 def broken(id: str) -> Broken:
     """The reproducer of a playbook; raises HangdocError where it has none, or its playbook cannot be read."""
+    return variants(id)[0]
+
+
+def variants(id: str) -> list[Broken]:
+    """The reproducer of a playbook and then its variants; raises HangdocError as `broken` does."""
     import yaml
 
     from hangdoc.envelope import Envelope
@@ -69,7 +85,12 @@ def broken(id: str) -> Broken:
         raise HangdocError(f"{folder / 'playbook.yaml'} cannot be read: {error}") from error
     if playbook.reproducer is None or not (folder / SCRIPT).exists():
         raise UsageError(f"{id} has no reproducer; `hangdoc demo --list` shows those that have one")
-    return Broken(id, playbook.cls, folder / SCRIPT, playbook.reproducer)
+    first = playbook.reproducer
+    jobs = {"": first, **{variant.name: first.variant(variant.name) for variant in first.variants}}
+    return [
+        Broken(id, playbook.cls, folder / told.script, told, told.expect.status or playbook.status, name)
+        for name, told in jobs.items()
+    ]
 
 
 def run(id: str | None, console: Console) -> int:
@@ -113,8 +134,8 @@ def diagnose(
     deadline = time.monotonic() + job.told.within_s
     log = Log(trial, show_line)
     while True:
-        if log.follow(deadline):
-            say(f"no output for {QUIET_S:.0f} s: hangdoc watch --once --pids {trial.launcher_pid}")
+        quiet = log.follow(deadline, UNDER_WAY_S if job.goes_on else None)
+        say(f"{f'no output for {QUIET_S:.0f} s: ' * quiet}hangdoc watch --once --pids {trial.launcher_pid}")
         verdicts = watch_once(Options(pids=(trial.launcher_pid,)), say)
         if any(verdict.findings for verdict in verdicts) or time.monotonic() >= deadline:
             return verdicts
@@ -128,8 +149,9 @@ class Log:
         self._show = show_line
         self._seen = 0
 
-    def follow(self, deadline: float) -> bool:
-        """Until the job has been silent for QUIET_S (True) or `deadline` (monotonic s) is there; raises TrialError."""
+    def follow(self, deadline: float, talk_s: float | None = None) -> bool:
+        """Until the job has been silent for QUIET_S (True), or `deadline` (monotonic s) is there, or it has been
+        talking for `talk_s`; raises TrialError where it has ended."""
         from hangdoc.render.text import clean
 
         last = time.monotonic()
@@ -137,6 +159,8 @@ class Log:
             lines = self._trial.text().splitlines()
             if len(lines) > self._seen:
                 last = time.monotonic()
+                if not self._seen and talk_s is not None:
+                    deadline = min(deadline, last + talk_s)
             for line in lines[self._seen :][-SHOWN:]:
                 self._show(clean(line)[:200])
             self._seen = len(lines)

@@ -5,6 +5,7 @@ Imported only when playbooks are loaded: pydantic costs start-up time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -29,6 +30,17 @@ def _status(name: str) -> str:
     if name not in STATUSES:
         raise ValueError(f"unknown status {name!r}, known are {', '.join(STATUSES)}")
     return name
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return text
+
+
+Pattern = Annotated[Text, AfterValidator(_pattern)]
 
 
 class _Model(BaseModel):
@@ -59,18 +71,42 @@ class Line(_Model):
 
 
 class Expect(_Model):
+    """What must be said of a job that has gone wrong in this way."""
+
     culprits: tuple[int, ...] = ()
+    status: Annotated[str, AfterValidator(_status)] | None = None  # None: that of the playbook
+    evidence: tuple[Pattern, ...] = ()  # each is found in a line of the evidence
 
 
-class Reproducer(_Model):
-    """How `reproducer.py` is started and what must be said of it."""
+class _Start(_Model):
+    """How a job is started; what a variant does not say is as in the reproducer itself."""
+
+    ranks: int = Field(1, ge=1)
+    launcher: Literal["torchrun", "self"] = "torchrun"  # self: the script starts its ranks by itself
+    script: Annotated[str, StringConstraints(pattern=r"^\w+\.py$")] = "reproducer.py"  # in the playbook's folder
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    within_s: float = Field(60.0, gt=0)
+    expect: Expect = Expect()
+
+
+class Variant(_Start):
+    """Another job that fails in the same way; the tests run it, the demo does not."""
+
+    name: Id
+
+
+class Reproducer(_Start):
+    """The job that the demo shows."""
 
     ranks: int = Field(ge=1)
     within_s: float = Field(gt=0)
-    expect: Expect = Expect()
-    launcher: Literal["torchrun", "self"] = "torchrun"  # self: the script starts its ranks by itself
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    variants: tuple[Variant, ...] = ()
+
+    def variant(self, name: str) -> Reproducer:
+        """The job of that name as a reproducer of its own; raises KeyError."""
+        told = {variant.name: variant for variant in self.variants}[name]
+        return self.model_copy(update={key: getattr(told, key) for key in told.model_fields_set - {"name"}})
 
 
 class LookAlike(_Model):

@@ -29,6 +29,7 @@ WATCH_S = 9.0  # without a stall, `--once` says what it has after this long
 LIMIT_S = 14.0  # `--once` never watches longer
 ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
 LIVE_PATIENCE_S = 10.0
+CALM = 3  # so many times less often the live watch looks while every job is healthy and moves
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
 REDISCOVER_S = 10.0  # how often the live watch looks for new ranks
 
@@ -159,6 +160,7 @@ class Watched:
     state: str = "new"  # new | healthy | stalled
     since_s: float = 0.0
     rhythm_s: float = 0.0  # longest pause so far that ended by itself
+    calm: bool = False  # healthy, and it moves
     gone: set[int] = field(default_factory=set)
     last: Verdict | None = None
 
@@ -184,7 +186,8 @@ class Live:
             if time.monotonic() - looked_for > REDISCOVER_S:
                 self._rediscover()
                 looked_for = time.monotonic()
-            _sleep_until(self.session.at_s + self.options.interval_s)
+            calm = all(self.watched[job].calm for job in self.session.jobs if job in self.watched)
+            _sleep_until(self.session.at_s + self.options.interval_s * (CALM if calm else 1))
         return self.code
 
     def _follow(self, job: str) -> None:
@@ -206,6 +209,7 @@ class Live:
             mine.state = "new"
         elif mine.state != "stalled":
             self._unstuck(job, facts, mine)
+        mine.calm = mine.state == "healthy" and any(rank.stall.still is False for rank in facts.ranks)
         mine.last = mine.last if mine.state == "stalled" and mine.last else self.judge.verdict(facts)
         self.status(mine.last)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import live  # noqa: E402
 from hangdoc import demo  # noqa: E402
-from watching import hangdoc  # noqa: E402
 
 MOST_BYTES = 100_000
 
@@ -22,21 +20,20 @@ def capture(id: str) -> str:
     """Run, wait until it hangs, record until it is diagnosed; returns what was said."""
     job = demo.broken(id)
     with tempfile.TemporaryDirectory() as name, job.running() as trial:
-        log = demo.Log(trial, print)
+        trial.wait_log(r"loss", 90)
         for _ in range(6):
-            log.follow(time.monotonic() + job.told.within_s)
             folder = Path(name) / "incident"
-            done = hangdoc("watch", "--once", "--pids", str(trial.launcher_pid), "--record", str(folder))
-            print(done.stdout, done.stderr)
-            if re.search(rf"^\s+{re.escape(id)}\s", done.stdout, re.MULTILINE):
+            result = live.diagnose(job, trial, "--record", str(folder))
+            if not result.problems():
                 return keep(folder, id)
-            shutil.rmtree(folder)
+            print(result.told())
+            shutil.rmtree(folder, ignore_errors=True)
     raise SystemExit(f"{id} was not diagnosed: nothing kept")
 
 
 def keep(folder: Path, id: str) -> str:
     """The recording becomes the playbook's capture."""
-    (recording,) = folder.glob("*.jsonl.zst")
+    recording = max(folder.glob("*.jsonl.zst"), key=lambda file: file.stat().st_mtime)  # the one that was diagnosed
     size = recording.stat().st_size
     if size > MOST_BYTES:
         raise SystemExit(f"{size} bytes, more than {MOST_BYTES}: nothing kept")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hangdoc.commands.options import Playbooks
-from hangdoc.commands.output import write
+from hangdoc.commands.output import say, write
 from hangdoc.commands.watch import print_verdicts, worst
 
 
@@ -33,7 +33,7 @@ def command(
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
     from hangdoc.report import replay
 
-    verdicts = replay(tuple(sources), tuple(playbooks or ()))
+    verdicts = replay(tuple(sources), tuple(playbooks or ()), say)
     if markdown:
         from hangdoc.render.markdown import document
 

@@ -54,8 +54,8 @@ class LossLog:
 def read_corpus(rank, words=4000):
     rng = random.Random(rank)
     # parts come from different sources, the first ones richer in words
-    lexicon = ["".join(rng.choices(SYLLABLES, k=3)) for _ in range(max(980 - 40 * rank, 400))]
-    return [lexicon[min(int(rng.expovariate(0.01)), len(lexicon) - 1)] for _ in range(words)]
+    lexicon = ["".join(rng.choices(SYLLABLES, k=3)) for _ in range(max(500 - 50 * rank, 200))]
+    return rng.choices(lexicon, k=words)
 
 
 class SkipGram(nn.Module):

@@ -58,10 +58,10 @@ def test_of_two_ranks_the_one_farther_on_is_odd(stage: Stage) -> None:
 
 
 def test_counters_of_a_loop_both_have_passed(stage: Stage) -> None:
-    places = [
-        in_c10d("all_reduce", ("main", 21), ("train", 9), variables={"train": [number("step", n)]}) for n in (7, 7, 6)
-    ]
-    facts = stage.facts([*places[:2], At(places[2].calls, [("barrier", places[2].inner[0][1])], places[2].variables)])
+    after = ("main", 21), ("train", 9)
+    mine, others = ({"train": [number("step", count)]} for count in (6, 7))
+    waiting = in_c10d("all_reduce", *after, variables=others)
+    facts = stage.facts([waiting, waiting, in_c10d("barrier", *after, variables=mine)])
     position = facts.ranks[2].position
     assert (position.counter, position.count, position.count_other, position.passed) == ("step", 6, 7, True)
 

@@ -37,9 +37,7 @@ def reduce(*shape: int, dtype: str = "float32") -> At:
         ([reduce(8), reduce(2, 4), reduce(8)], False, []),  # the same number of elements
     ],
 )
-def test_payloads_of_ranks_that_stand_in_one_call(
-    stage: Stage, ranks: list[At], mismatch: bool, odd: list[int]
-) -> None:
+def test_payloads_of_ranks_in_one_call(stage: Stage, ranks: list[At], mismatch: bool, odd: list[int]) -> None:
     facts = stage.facts(ranks)
     assert facts.job.payload.mismatch is mismatch
     assert [rank.rank for rank in facts.ranks if rank.payload.differs] == odd

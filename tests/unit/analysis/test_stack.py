@@ -19,6 +19,7 @@ def work(comm, handle):
 """
 PY = "/usr/lib/python3.11"
 MPI = {"PMI_RANK": "3"}
+REDUCER = "c10d::Reducer::finalize_backward"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_the_table_names_known_phases() -> None:
         (At([("work", 5)], BACKWARD, state="R"), "compute", "backward"),
         (At([("work", 5)], BACKWARD, threads=("python",)), "compute", "backward"),
         (
-            At([("work", 5)], BACKWARD, state="R", native=["c10d::Reducer::finalize_backward"]),
+            At([("work", 5)], BACKWARD, state="R", native=[REDUCER]),
             "collective",
             "all_reduce",
         ),

@@ -139,7 +139,8 @@ def test_a_namespace_without_ranks_is_let_go(probe: SocketsProbe) -> None:
     netbed.require()
     with netbed.netbed(1) as bed:
         with talking(bed.nodes[0], None) as (inside, here):
-            observe(probe, inside, here)
+            own = namespace("self")  # `ip netns exec` takes a moment to get there
+            eventually(probe, (inside, here), lambda seen: seen.by_pid[inside.pid].namespace not in (None, own))
             held = _netlink_descriptors()
             observe(probe, here)
             assert _netlink_descriptors() == held - 1

@@ -1,0 +1,74 @@
+"""A reproducer run live: started, waited for, diagnosed by the command line, and compared with what it must get."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hangdoc import demo
+from jobs import Trial
+from watching import watch_once
+
+EXIT = {"stalled": 2, "failed": 2, "slow": 1, "diverging": 1}  # as DESIGN.md has them
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was said of one run of a reproducer."""
+
+    job: demo.Broken
+    verdict: dict[str, Any]
+    code: int  # exit code of the command
+    seconds: float  # from the command line to the verdict
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The first finding, empty where nothing was found."""
+        return self.verdict["findings"][0] if self.verdict["findings"] else {}
+
+    @property
+    def said(self) -> str:
+        """The playbook of the first finding; "(healthy)" and the like where there is none."""
+        return str(self.best.get("playbook") or f"({self.verdict['status']})")
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with it, by kind: playbook, class, culprits, status, evidence."""
+        expect = self.job.told.expect
+        culprits = sorted(culprit["rank"] for culprit in self.best.get("culprits", []))
+        lines = [line["text"] for line in self.best.get("evidence", [])]
+        missing = [pattern for pattern in expect.evidence if not any(re.search(pattern, line) for line in lines)]
+        compared = {
+            "playbook": (self.said, self.job.playbook),
+            "class": (self.best.get("class"), self.job.cls),
+            "culprits": (culprits, sorted(expect.culprits)),
+            "status": ((self.verdict["status"], self.code), (self.job.status, EXIT[self.job.status])),
+            "evidence": (missing, []),
+            "ranks": (len(self.verdict["job"]["ranks"]), self.job.told.ranks),
+        }
+        return {kind: f"{said}, not {wanted}" for kind, (said, wanted) in compared.items() if said != wanted}
+
+    def told(self) -> str:
+        """Everything, for a person who wants to know why."""
+        return json.dumps({"problems": self.problems(), "code": self.code, "verdict": self.verdict}, indent=1)
+
+
+def run(job: demo.Broken) -> Result:
+    """Start it and judge it once it has gone wrong; raises TrialError where it does not run."""
+    with job.running() as trial:
+        trial.wait_log(r"loss", 90)
+        return diagnose(job, trial)
+
+
+def diagnose(job: demo.Broken, trial: Trial, *options: str) -> Result:
+    """What `watch --once` says; one that goes on is asked about again until there has been enough to see."""
+    limit = time.monotonic() + job.told.within_s
+    demo.Log(trial, lambda line: None).follow(limit, demo.UNDER_WAY_S if job.goes_on else None)
+    started = time.monotonic()
+    while True:
+        said = watch_once(trial.launcher_pid, *options)
+        result = Result(job, said.verdict, said.code, time.monotonic() - started)
+        if result.best or not job.goes_on or time.monotonic() > limit:
+            return result
