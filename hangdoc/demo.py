@@ -26,6 +26,7 @@ SCRIPT = "reproducer.py"
 QUIET_S = 3.0  # a log silent for so long is worth a look
 UNDER_WAY_S = 5.0  # a job that is slow or diverges is never silent: it is looked at so long after its first line
 SHOWN = 4  # lines of the job's log shown at a time
+WIDEST = 1000  # characters of such a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +99,14 @@ def run(id: str | None, console: Console) -> int:
 
     Raises HangdocError where the job cannot be run or ends by itself. Every process it started is ended again.
     """
-    from rich.console import Console
-
     from hangdoc.render.terminal import show
 
-    if importlib.util.find_spec("torch") is None:
-        raise HangdocError("the demo runs a real PyTorch job and torch is missing: pip install 'hangdoc[demo]'")
     job = broken(id or DEFAULT)
-    progress = Console(file=sys.stderr, markup=False, highlight=False, emoji=False, style="dim")
-
-    def say(text: str) -> None:
-        progress.print(f"hangdoc: {text}", soft_wrap=True)
-
+    say, show_line = narrator()
     say(f"starting {job.told.ranks} ranks of {job.script} (a real job, about to break)")
     try:
         with job.running() as trial:
-            verdicts = diagnose(job, trial, say, lambda line: progress.print(f"  | {line}", soft_wrap=True))
+            verdicts = diagnose(job, trial, say, show_line)
             console.print()
             show(verdicts, console)
             console.print()
@@ -123,6 +116,19 @@ def run(id: str | None, console: Console) -> int:
     wanted = f"{job.playbook}, culprits {list(job.told.expect.culprits)}"
     say(f"the job and all its processes are ended; the diagnosis is {'' if met else 'NOT '}the expected one ({wanted})")
     return 0 if met else 1
+
+
+def narrator() -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """What says progress on stderr, and what shows a line of the job's log there; raises HangdocError without torch."""
+    from rich.console import Console
+
+    if importlib.util.find_spec("torch") is None:
+        raise HangdocError("the demo runs a real PyTorch job and torch is missing: pip install 'hangdoc[demo]'")
+    progress = Console(file=sys.stderr, markup=False, highlight=False, emoji=False, style="dim")
+    return (
+        lambda text: progress.print(f"hangdoc: {text}", soft_wrap=True),
+        lambda line: progress.print(f"  | {line}", soft_wrap=True),
+    )
 
 
 def diagnose(
@@ -152,20 +158,26 @@ class Log:
     def follow(self, deadline: float, talk_s: float | None = None) -> bool:
         """Until the job has been silent for QUIET_S (True), or `deadline` (monotonic s) is there, or it has been
         talking for `talk_s`; raises TrialError where it has ended."""
-        from hangdoc.render.text import clean
-
         last = time.monotonic()
         while time.monotonic() < deadline:
-            lines = self._trial.text().splitlines()
-            if len(lines) > self._seen:
+            before = self._seen
+            if self.show():
                 last = time.monotonic()
-                if not self._seen and talk_s is not None:
+                if not before and talk_s is not None:
                     deadline = min(deadline, last + talk_s)
-            for line in lines[self._seen :][-SHOWN:]:
-                self._show(clean(line)[:200])
-            self._seen = len(lines)
             if self._seen and time.monotonic() - last >= QUIET_S:
                 return True
             self._trial.check()
             time.sleep(0.25)
         return False
+
+    def show(self, most: int = SHOWN) -> bool:
+        """Show what is new, at most so many lines of it; True where there is something."""
+        from hangdoc.render.text import clean
+
+        lines = self._trial.text().splitlines()
+        new = lines[self._seen :]
+        for line in new[-most:]:
+            self._show(clean(line)[:WIDEST])
+        self._seen = len(lines)
+        return bool(new)

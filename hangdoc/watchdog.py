@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,10 @@ class Live:
         elif mine.state != "stalled":
             self._unstuck(job, facts, mine)
         mine.calm = mine.state == "healthy" and any(rank.stall.still is False for rank in facts.ranks)
-        mine.last = mine.last if mine.state == "stalled" and mine.last else self.judge.verdict(facts)
+        if mine.state == "stalled" and mine.last:
+            mine.last = replace(mine.last, stalled_for_s=facts.job.stall.seconds)
+        else:
+            mine.last = self.judge.verdict(facts)
         self.status(mine.last)
 
     def _judge(self, job: str, facts: Facts, mine: Watched) -> None:

@@ -20,6 +20,8 @@ KEYWORDS = frozenset(
 OF_THE_RANK = re.compile(r"rank|is_main|is_master|is_primary|is_leader|is_global_zero|process_index", re.IGNORECASE)
 OF_THE_MOMENT = re.compile(r"^(time|datetime|random|secrets|uuid)\b|\brandom\b|monotonic|perf_counter")
 
+OF_THE_JOB = re.compile(r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count)$")
+
 
 def uniform(test: str, step: Step, there: Mapping[str, Variable] | None) -> bool | None:
     """True: it comes out alike on every rank at the same iteration. False: it need not. None: not known.
@@ -52,7 +54,7 @@ def _alike(
     root = name.split(".")[0]
     if OF_THE_RANK.search(name) or OF_THE_MOMENT.search(name) or root in targets:
         return False
-    if root in counters:
+    if root in counters or OF_THE_JOB.search(name):
         return True
     mine = here.get(root)
     if mine is None:

@@ -145,8 +145,8 @@ def _by_order(calls: Sequence[str], mine: Story, other: Story) -> str:
 
 def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tuple[Loop, ...]) -> Relation:
     forks = _shared([(b.line, b.arm) for b in here.branches], [(b.line, b.arm) for b in there.branches])
-    my_branch = next((b for b in here.branches[forks:] if uniform(b.test, mine, other.variables) is not True), None)
-    its_branch = next((b for b in there.branches[forks:] if uniform(b.test, other, mine.variables) is not True), None)
+    my_branch = next((b for b in here.branches[forks:] if _tells(b, mine, other)), None)
+    its_branch = next((b for b in there.branches[forks:] if _tells(b, other, mine)), None)
     if my_branch and its_branch and my_branch.line == its_branch.line:
         return Relation("other_arm", mine, other, branch=my_branch, common=common)
     if my_branch and my_branch.leaves and other.line > my_branch.line:
@@ -160,6 +160,12 @@ def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tup
     if mine.line == other.line:
         return Relation("other_call", mine, other, common=common)
     return Relation("ahead" if mine.line > other.line else "behind", mine, other, common=common)
+
+
+def _tells(branch: Branch, step: Step, other: Step) -> bool:
+    """Whether ranks may part at a branch: a library's own conditions are uniform unless they are seen not to be."""
+    alike = uniform(branch.test, step, other.variables)
+    return alike is False or (alike is None and not (branch.test and is_library(step.file)))
 
 
 def _shared(a: Sequence[object], b: Sequence[object]) -> int:

@@ -23,15 +23,18 @@ def command(
     \b
     hangdoc demo                   three ranks, one of which runs out of batches
     hangdoc demo stopped-process   another failure
+    hangdoc demo healthy           a job with nothing wrong, watched from start to end
     hangdoc demo --list            all of them
 
-    Exit codes: 0 the diagnosis was the expected one, 1 it was not, 3 the job could not be started, 64 wrong usage.
+    Exit codes: 0 the diagnosis was the expected one (for the healthy job: none), 1 it was not, 3 the job could not be started, 64 wrong usage.
     """
-    from hangdoc import demo, runbook
+    from hangdoc import demo, reference, runbook
 
     if listed:
-        for one in demo.ids():
+        for one in (*demo.ids(), reference.ID):
             write(one)
         return 0
+    if id == reference.ID:
+        return reference.run(write)
     runbook.require(id)
     return demo.run(id, stdout_console())

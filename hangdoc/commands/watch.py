@@ -37,7 +37,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Write JSON: a verdict, or one event a line.")] = False,
     record: Record = None,
     playbooks: Playbooks = None,
-    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples; longer while all is well.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples; longer while all is well.")
+    ] = 1.0,
 ) -> int:
     """Say why training ranks are stuck or slow, live.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ class Screen:
             if page.lines:
                 page.blank()
             if (verdict := self._verdicts.get(job)) is not None:
-                page.lines += lines(verdict, self._console)
+                page.lines += lines(replace(verdict, stalled_for_s=state.stalled_for_s), self._console)
                 continue
             head = status_text(state.status, state.stalled_for_s)
             page.parts([head, f"job {job_name(state.job.id)}", job_text(state.job), clean(state.note)])
@@ -134,6 +135,11 @@ def event_parts(event: Event) -> list[Text]:
     clock = clean(event.time).partition("T")[2][:8] or clean(event.time)
     kind = Text(clean(event.kind).replace("_", " ").ljust(11), STYLES.get(event.kind, ""))
     return [Text(clock, "dim"), kind, Text(clean(_told(event)))]
+
+
+def event_text(event: Event) -> str:
+    """The event as one line without styles."""
+    return " ".join(part.plain for part in event_parts(event))
 
 
 def _told(event: Event) -> str:

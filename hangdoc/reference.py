@@ -1,0 +1,73 @@
+"""The healthy demonstration: the reference job runs from start to end under watch, and nothing may be raised."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hangdoc.demo import Log, narrator
+from hangdoc.errors import HangdocError
+from hangdoc.trial import Trial, running
+
+if TYPE_CHECKING:
+    from hangdoc.watchdog import Event
+
+ID = "healthy"
+RANKS = 2
+RAISED = frozenset({"stall", "verdict"})  # events that a healthy job must not cause
+EVERYTHING = 10_000  # lines: the figures at the end are shown in full
+
+
+def run(write: Callable[[str], None]) -> int:
+    """Run the reference job and watch it; events and the outcome go to `write`.
+
+    Returns 0 where the job went well and nothing was raised, else 1. Raises HangdocError where the job cannot be run.
+    """
+    import playbooks
+
+    say, show_line = narrator()
+    folder = Path(tempfile.mkdtemp(prefix="hangdoc-reference-"))
+    script = playbooks.ROOT / ID / "reference.py"
+    say(f"starting {RANKS} ranks of {script} (a real job, nothing wrong with it); its results go to {folder}")
+    started = time.monotonic()
+    with running(script, RANKS, ["--out", str(folder)], launcher="self") as trial:
+        log = Log(trial, show_line)
+        raised = follow(trial, log, write)
+        code = trial.launcher.wait(60)
+        log.show(EVERYTHING)
+    if code not in (0, 1):
+        raise HangdocError(f"the reference job could not be run (exit code {code}); its last lines stand above")
+    told = f"raised {', '.join(raised)} on a healthy job" if raised else "raised nothing"
+    equal = "" if code == 0 else "; the ranks' states DIFFER"
+    write(f"hangdoc watched for {time.monotonic() - started:.0f} s and {told}{equal}")
+    write(f"results: {folder}")
+    return 1 if raised or code else 0
+
+
+def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
+    """Watch whatever ranks the job has until it ends; the kinds of events that should not have been."""
+    from hangdoc.watchdog import Options, watch
+
+    raised: list[str] = []
+
+    def emit(event: Event) -> None:
+        from hangdoc.render.live import event_text
+
+        write(event_text(event))
+        if event.kind in RAISED:
+            raised.append(event.kind)
+
+    options = Options(pids=(trial.launcher_pid,))
+    while trial.launcher.poll() is None:
+        log.show()
+        if not trial.rank_pids():  # not yet, or between its two runs
+            time.sleep(0.1)
+            continue
+        try:
+            watch(options, emit, lambda verdict: log.show() and None, lambda text: None)
+        except HangdocError:  # the ranks ended before they could be looked at
+            continue
+    return raised
