@@ -57,7 +57,10 @@ class PayloadAnalysis:
 
 
 def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
-    """The ranks that stand in the same call, on the same process group, now."""
+    """The ranks that stand in the same call, on the same process group, now.
+
+    None where a rank waits elsewhere: it is that rank which is missing, and the others may be at different tensors.
+    """
     stack, group = case.rank_facts["stack"], case.rank_facts["group"]
     there = {
         key: (*handed[-1][0], group[key].name)
@@ -65,7 +68,10 @@ def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> 
         if handed and stack[key].waits and stack[key].site == handed[-1][0][0]
     }
     call, times = Counter(there.values()).most_common(1)[0] if there else (None, 0)
-    return {key: seen[key][-1] for key in there if there[key] == call} if times > 1 else {}
+    if call is None or times < 2:
+        return {}
+    elsewhere = (k for k, facts in stack.items() if facts.waits and there.get(k) != call and group[k].name == call[2])
+    return {key: seen[key][-1] for key in there if there[key] == call} if next(elsewhere, None) is None else {}
 
 
 def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
