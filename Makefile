@@ -6,13 +6,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COMMANDS := ip tc iptables g++
 PACKAGES := iproute2 iptables g++
 
-.PHONY: demo test bench lint clean
+RUNS ?= 5
+
+.PHONY: demo test matrix bench lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
 
 test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too
 	$(BIN)/python -m pytest $(TESTS)
+
+matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times: what is said of each
+	$(BIN)/python tests/matrix.py --runs $(RUNS) $(if $(OUT),--out $(OUT)) $(ID)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	for script in verdict_time look_cost footprint; do PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || exit 1; done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hangdoc.errors import HangdocError
 from hangdoc.trial import Trial, running
 
 if TYPE_CHECKING:
+    from hangdoc.verdict import Verdict
     from hangdoc.watchdog import Event
 
 ID = "healthy"
@@ -49,6 +51,7 @@ def run(write: Callable[[str], None]) -> int:
 
 def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
     """Watch whatever ranks the job has until it ends; the kinds of events that should not have been."""
+    from hangdoc.discover import discover
     from hangdoc.watchdog import Options, watch
 
     raised: list[str] = []
@@ -60,14 +63,16 @@ def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
         if event.kind in RAISED:
             raised.append(event.kind)
 
-    options = Options(pids=(trial.launcher_pid,))
+    def status(_: Verdict) -> None:
+        log.show()
+
     while trial.launcher.poll() is None:
         log.show()
-        if not trial.rank_pids():  # not yet, or between its two runs
-            time.sleep(0.1)
+        ranks = tuple(trial.rank_pids())
+        seen = {target.pid for target in discover((trial.launcher_pid,)).targets}
+        if not ranks or not seen.issuperset(ranks):  # not yet, or between its two runs
+            time.sleep(0.2)
             continue
-        try:
-            watch(options, emit, lambda verdict: log.show() and None, lambda text: None)
-        except HangdocError:  # the ranks ended before they could be looked at
-            continue
+        with suppress(HangdocError):  # they ended before they could be looked at
+            watch(Options(pids=ranks), emit, status, lambda text: None)
     return raised

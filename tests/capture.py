@@ -26,7 +26,7 @@ def capture(id: str) -> str:
             result = live.diagnose(job, trial, "--record", str(folder))
             if not result.problems():
                 return keep(folder, id)
-            print(result.told())
+            print(result.problems())
             shutil.rmtree(folder, ignore_errors=True)
     raise SystemExit(f"{id} was not diagnosed: nothing kept")
 

@@ -9,6 +9,7 @@ misjudged is kept beside it. Exit code 0 where at least 95 % of the runs were ri
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import subprocess
@@ -73,10 +74,11 @@ def markdown(rows: list[Row]) -> str:
     table = [head, tuple("---" for _ in head), *(tuple(row.cells()) for row in rows if row.runs)]
     right, runs = share_right(rows)
     seconds = [result.seconds for row in rows for result in row.results]
-    time_told = f"; verdict after {statistics.median(seconds):.1f} s (p90 {p90(seconds):.1f} s)" if seconds else ""
+    share = f" ({right / runs:.1%})" if runs else ""
+    pace = f"; verdict after {statistics.median(seconds):.1f} s (p90 {p90(seconds):.1f} s)" if seconds else ""
     return "\n".join(
         (
-            f"{right} of {runs} runs right in playbook, class and culprits{f' ({right / runs:.1%})' if runs else ''}{time_told}.",
+            f"{right} of {runs} runs right in playbook, class and culprits{share}{pace}.",
             "",
             *(f"| {' | '.join(cells)} |" for cells in table),
             "",
@@ -86,18 +88,11 @@ def markdown(rows: list[Row]) -> str:
 
 
 def versions() -> str:
-    pyspy = subprocess.run(["py-spy", "--version"], capture_output=True, text=True, check=False).stdout.split()
     return (
         f"{datetime.now(timezone.utc):%Y-%m-%d}: hangdoc {__version__}, Python {platform.python_version()}, "
-        f"torch {version('torch')}, py-spy {pyspy[-1] if pyspy else '?'}, Linux {platform.release()}, "
-        f"{cpus()} cores."
+        f"torch {version('torch')}, py-spy {version('py-spy')}, Linux {platform.release()}, "
+        f"{len(os.sched_getaffinity(0))} cores."
     )
-
-
-def cpus() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))
 
 
 def run_all(rows: list[Row], runs: int, out: Path | None) -> None:

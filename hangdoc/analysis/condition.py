@@ -21,6 +21,8 @@ OF_THE_RANK = re.compile(r"rank|is_main|is_master|is_primary|is_leader|is_global
 OF_THE_MOMENT = re.compile(r"^(time|datetime|random|secrets|uuid)\b|\brandom\b|monotonic|perf_counter")
 
 OF_THE_JOB = re.compile(r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count)$")
+# what a model is made of: a loop over it runs as often on every rank
+OF_THE_MODEL = re.compile(r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers)\b")
 
 
 def uniform(test: str, step: Step, there: Mapping[str, Variable] | None) -> bool | None:
@@ -32,8 +34,8 @@ def uniform(test: str, step: Step, there: Mapping[str, Variable] | None) -> bool
         return None
     loops = step.place.loops if step.place else ()
     counters = {name for loop in loops for name in loop.counters}
-    targets = {name for loop in loops for name in _targets(loop.header)} - counters
-    known = [_alike(name, counters, targets, step.variables, there) for name in _names(test)]
+    bound = {name for loop in loops for name in targets(loop.header)} - counters
+    known = [_alike(name, counters, bound, step.variables, there) for name in _names(test)]
     if False in known:
         return False
     return None if None in known else True
@@ -43,16 +45,17 @@ def _names(test: str) -> list[str]:
     return [name for name in NAME.findall(test) if name not in KEYWORDS]
 
 
-def _targets(header: str) -> set[str]:
+def targets(header: str) -> set[str]:
+    """The names that a `for` statement binds anew at every turn."""
     found = TARGETS.match(header)
     return set(re.findall(r"\w+", found.group(1))) if found else set()
 
 
 def _alike(
-    name: str, counters: set[str], targets: set[str], here: Mapping[str, Variable], there: Mapping[str, Variable] | None
+    name: str, counters: set[str], bound: set[str], here: Mapping[str, Variable], there: Mapping[str, Variable] | None
 ) -> bool | None:
     root = name.split(".")[0]
-    if OF_THE_RANK.search(name) or OF_THE_MOMENT.search(name) or root in targets:
+    if OF_THE_RANK.search(name) or OF_THE_MOMENT.search(name) or root in bound:
         return False
     if root in counters or OF_THE_JOB.search(name):
         return True

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.condition import targets
 from hangdoc.analysis.story import is_library
-from hangdoc.evidence import Frame, Stacks, Tensor
+from hangdoc.evidence import Frame, Source, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
+WORD = re.compile(r"\w+")
 OFTEN = 2  # looks at one call before what a running rank hands over there is compared
 
-Call = tuple[str, str]  # the line of the user's own code, and the c10d function
+Call = tuple[str, str, str]  # the line of the user's own code, the c10d function, and "file:line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class PayloadAnalysis:
         here = _standing(case, seen)
         standing = bool(here)
         if not here:
-            here = _usual(seen)
+            here = _usual({key: [one for one in seen[key] if not _of_a_list(case, key, one[0])] for key in seen})
         if not here:
             return facts, PayloadJob(None, None)
         kinds = [_kind(tensor) for _, tensor in here.values()]
@@ -70,7 +73,7 @@ def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> 
     call, times = Counter(there.values()).most_common(1)[0] if there else (None, 0)
     if call is None or times < 2:
         return {}
-    elsewhere = (k for k, facts in stack.items() if facts.waits and there.get(k) != call and group[k].name == call[2])
+    elsewhere = (k for k, facts in stack.items() if facts.waits and there.get(k) != call and group[k].name == call[-1])
     return {key: seen[key][-1] for key in there if there[key] == call} if next(elsewhere, None) is None else {}
 
 
@@ -107,8 +110,16 @@ def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
             own = next((f for f in frames[i + 1 :] if not f.native and not is_library(f.file)), None)
             if tensor is None or own is None:
                 return None
-            return (f"{own.function} ({(own.short or own.file).rsplit('/', 1)[-1]}:{own.line})", frame.function), tensor
+            site = f"{own.function} ({(own.short or own.file).rsplit('/', 1)[-1]}:{own.line})"
+            return (site, frame.function, f"{own.file}:{own.line}"), tensor
     return None
+
+
+def _of_a_list(case: Case, key: Key, call: Call) -> bool:
+    """A call for one after the other of a list, as of a model's parameters: its tensor is another one every time."""
+    sources = (source for _, source in case.series(key, "source") if isinstance(source, Source))
+    place = next((source.places[call[2]] for source in sources if call[2] in source.places), None)
+    return place is not None and any(targets(loop.header) & set(WORD.findall(place.text)) for loop in place.loops)
 
 
 def _facts(call: Call, tensor: Tensor, common: tuple[int, str]) -> PayloadFacts:

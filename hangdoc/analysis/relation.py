@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis.condition import uniform
+from hangdoc.analysis.condition import OF_THE_MODEL, uniform
 from hangdoc.analysis.story import Step, Story, is_library
 from hangdoc.evidence import Branch, Loop, Place
 
@@ -83,7 +83,12 @@ def _own_branches(step: Step) -> list[Branch]:
 
 def _in_loop(rest: Story) -> tuple[Step, Loop] | None:
     """The outermost of these frames that stands in a loop, and the innermost of its loops."""
-    return next(((step, step.place.loops[-1]) for step in rest if step.place and step.place.loops), None)
+    return next(((step, of_data[-1]) for step in rest if step.place and (of_data := _of_data(step.place.loops))), None)
+
+
+def _of_data(loops: Sequence[Loop]) -> tuple[Loop, ...]:
+    """The loops that may run more often on one rank than on another: not those over the parts of a model."""
+    return tuple(loop for loop in loops if not OF_THE_MODEL.search(loop.header))
 
 
 def _has_left(found: Relation, beyond: str, inside: tuple[Step, Loop]) -> bool:
@@ -118,7 +123,7 @@ def _by_lines(mine: Step, other: Step, here: Place, there: Place) -> Relation:
     """From the loops, the branches and the order of two lines of one function."""
     shared = _shared([loop.first for loop in here.loops], [loop.first for loop in there.loops])
     common = here.loops[:shared]
-    mine_in, other_in = here.loops[shared:], there.loops[shared:]
+    mine_in, other_in = _of_data(here.loops[shared:]), _of_data(there.loops[shared:])
     if mine_in and other_in:  # two loops one after the other: the later one's rank has left the earlier loop
         later = mine_in[0].first > other_in[0].first
         kind, loop = ("left_loop", other_in[0]) if later else ("in_loop", mine_in[0])

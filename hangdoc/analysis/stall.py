@@ -33,7 +33,7 @@ class StallJob:
     seconds: float | None  # since when: from the sockets' own clocks, else as long as we have watched
     waiting: int  # ranks that wait for others
     idle: bool  # nothing is stuck: the ranks that do not wait are idle and on their way
-    settled: bool  # watched long enough to say
+    settled: bool  # watched long enough to say; not where bytes moved a moment ago, and nothing has since
     hidden: int  # living ranks whose stacks could not be seen
 
 
@@ -49,12 +49,13 @@ class StallAnalysis:
         stack: dict[Key, StackFacts] = case.rank_facts["stack"]
         waiting = sum(bool(facts.waits) for facts in stack.values())
         seen = [facts for facts in ranks.values() if facts.still is not None]
-        settled = bool(seen) and len(seen) == len(ranks)
+        complete = bool(seen) and len(seen) == len(ranks)
         network = case.job_facts.get("network")
         moving = getattr(network, "moving", None)
         works = any(facts.works for facts in ranks.values())
-        still = settled and all(facts.still for facts in seen)
-        stalled = still and waiting > 0 and not works and moving is not True
+        still = complete and all(facts.still for facts in seen)
+        stands = still and waiting > 0 and not works
+        stalled = stands and moving is not True
         standing = [p.standing_s for p in case.rank_facts["progress"].values() if p.standing_s is not None]
         idle_s = getattr(network, "idle_s", None)
         return ranks, StallJob(
@@ -62,7 +63,7 @@ class StallAnalysis:
             seconds=(idle_s if idle_s is not None else min(standing, default=None)) if still else None,
             waiting=waiting,
             idle=still and works and not any(facts.still is False for facts in ranks.values()),
-            settled=settled,
+            settled=complete and not (stands and moving is True and (idle_s or 0.0) >= STILL_S),
             hidden=sum(facts.waits is None for facts in stack.values()),
         )
 

@@ -26,7 +26,8 @@ def command(
     hangdoc demo healthy           a job with nothing wrong, watched from start to end
     hangdoc demo --list            all of them
 
-    Exit codes: 0 the diagnosis was the expected one (for the healthy job: none), 1 it was not, 3 the job could not be started, 64 wrong usage.
+    Exit codes: 0 the diagnosis was the expected one (of the healthy job: none), 1 it was not,
+    3 the job could not be started, 64 wrong usage.
     """
     from hangdoc import demo, reference, runbook
 

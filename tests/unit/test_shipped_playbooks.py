@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import playbooks
 from hangdoc import playbook, templates
@@ -49,6 +50,12 @@ def test_there_are_playbooks() -> None:
 def test_every_playbook_loads() -> None:
     assert [str(problem) for problem in library().problems] == []
     assert [p.id for p in library().playbooks] == IDS
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_every_yaml_parser_reads_it(id: str) -> None:
+    """libyaml lets pass what PyYAML's own parser refuses, and not every installation has libyaml."""
+    assert yaml.load((playbooks.ROOT / id / "playbook.yaml").read_text(), Loader=yaml.SafeLoader)["id"] == id
 
 
 @pytest.mark.parametrize("id", IDS)
