@@ -1,6 +1,6 @@
 """The confusion matrix: every reproducer, run live several times; which playbook is named, and how soon.
 
-python tests/matrix.py [--runs 5] [--default-only] [--out FILE] [ID ...]
+python tests/matrix.py [--runs 5] [--default-only] [--out FILE] [ID | ID/VARIANT ...]
 
 Prints Markdown. Ctrl-C prints what there is. FILE is written anew after every run; the verdict of each run that was
 misjudged is kept beside it. Exit code 0 where at least 95 % of the runs were right in class and culprits.
@@ -121,15 +121,23 @@ def run_one(row: Row, number: int, out: Path | None) -> str:
     return f"{told} after {result.seconds:.1f} s"
 
 
+def jobs(wanted: str, default_only: bool) -> list[demo.Broken]:
+    """What `ID` or `ID/VARIANT` stands for."""
+    id, _, variant = wanted.partition("/")
+    every = demo.variants(id)
+    if variant:
+        return [job for job in every if job.variant == variant] or sys.exit(f"{id} has no variant {variant!r}")
+    return every[:1] if default_only else every
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ids", nargs="*", metavar="ID", help="playbooks (default: all)")
+    parser.add_argument("wanted", nargs="*", metavar="ID", help="playbooks, or ID/VARIANT (default: everything)")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--default-only", action="store_true", help="leave the variants out")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    every = [job for id in args.ids or demo.ids() for job in demo.variants(id)]
-    rows = [Row(job) for job in every if not (args.default_only and job.variant)]
+    rows = [Row(job) for wanted in args.wanted or demo.ids() for job in jobs(wanted, args.default_only)]
     try:
         run_all(rows, args.runs, args.out)
     except KeyboardInterrupt:

@@ -85,9 +85,7 @@ def dumpers(mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("victims", "after_s"), [("hangdoc", 0.0), ("hangdoc", 0.25), ("py-spy", 0.25), ("both", 0.1)]
-)
+@pytest.mark.parametrize(("victims", "after_s"), [("hangdoc", 0.0), ("hangdoc", 0.25), ("py-spy", 0.25), ("both", 0.1)])
 def test_kill_during_the_examination_leaves_no_rank_stopped(hung: Trial, victims: str, after_s: float) -> None:
     """SIGKILL at its worst moment: native dumps have been started, and hold the ranks or are about to."""
     pids, mark = hung.rank_pids(), f"{os.getpid()}-{victims}-{after_s}"

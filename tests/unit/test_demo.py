@@ -53,8 +53,12 @@ def test_reproducer_says_who_is_to_blame(id: str) -> None:
 def test_variant_is_as_the_reproducer_where_it_says_nothing() -> None:
     first = Reproducer.model_validate(
         {
-            **{"ranks": 3, "within_s": 40, "launcher": "self", "env": {"A": "1"}, "args": ["x"]},
-            **{"expect": {"culprits": [2], "evidence": ["a"]}},
+            "ranks": 3,
+            "within_s": 40,
+            "launcher": "self",
+            "env": {"A": "1"},
+            "args": ["x"],
+            "expect": {"culprits": [2], "evidence": ["a"]},
             "variants": [{"name": "other", "ranks": 7, "script": "other.py"}, {"name": "plain", "args": []}],
         }
     )

@@ -27,8 +27,11 @@ def test_only_what_differs_is_kept_apart() -> None:
     kept = share(new, old)
     assert kept == new
     assert kept.threads[0].frames[1] is old.threads[0].frames[1]
-    assert kept.threads[0].frames[0].variables[1] is old.threads[0].frames[0].variables[1]
-    assert kept.threads[0].frames[0].variables[0].text == "1"
+    variables, before = kept.threads[0].frames[0].variables, old.threads[0].frames[0].variables
+    assert variables is not None
+    assert before is not None
+    assert variables[1] is before[1]
+    assert variables[0].text == "1"
 
 
 def test_outer_frames_are_shared_however_deep_the_inner_ones_go() -> None:
