@@ -83,7 +83,7 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
             elapsed = time.monotonic() - started
             for job in sorted(undecided):
                 facts = judge.facts(session.history[job])
-                if _stuck(facts, PATIENCE_S):
+                if _stuck(facts, PATIENCE_S) or (facts.job.stall.parked and elapsed >= WATCH_S):
                     say(f"job {job} stands still: examining")
                     verdicts[job] = session.examine(job, judge, facts)
                 elif _ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and not _may_be_stuck(facts)):

@@ -93,10 +93,10 @@ class PositionAnalysis:
         if not sides:
             return facts, PositionJob(0, (), (), False)
         reference = sides[0]
+        ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
         for number, side in enumerate(sides):
             for key in side:
-                facts[key] = _facts(key, number, side, reference, stories, stack)
-        ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
+                facts[key] = _facts(key, number, side, reference, stories, stack, ranks)
         return facts, PositionJob(
             sides=len(sides),
             reference=_numbers(reference, ranks),
@@ -133,13 +133,15 @@ def _facts(
     reference: Sequence[Key],
     stories: dict[Key, list[Step]],
     stack: dict[Key, StackFacts],
+    ranks: dict[Key, int | None],
 ) -> PositionFacts:
     mine, model = stories[key], stories[reference[0]]
     relation = relate(mine, model)
     odd = number > 0
     inside = _count(relation.loop, model if relation.kind == "left_loop" else mine) if relation.loop else None
     counter = next(_counters(mine, model), None) if odd else None
-    sizes = _sizes(key, reference, stories) if odd else iter(())
+    itself = (ranks[key], ranks[reference[0]])  # a variable that holds the rank differs by right
+    sizes = (one for one in _sizes(key, reference, stories) if (one.here, one.there) != itself) if odd else iter(())
     size = next((one for one in sizes if counter is None or one.name != counter.name), None)
     return PositionFacts(
         side=number,

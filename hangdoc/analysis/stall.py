@@ -6,6 +6,7 @@ one that sleeps or waits for the outside on its way to the others (a request, th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
@@ -32,6 +33,7 @@ class StallJob:
     stalled: bool  # no rank makes progress and some rank waits
     seconds: float | None  # since when: from the sockets' own clocks, else as long as we have watched
     waiting: int  # ranks that wait for others
+    parked: bool  # nothing runs and nothing changes, and of some rank it is not known why: native stacks may tell
     idle: bool  # nothing is stuck: the ranks that do not wait are idle and on their way
     settled: bool  # watched long enough to say; not where bytes moved a moment ago, and nothing has since
     hidden: int  # living ranks whose stacks could not be seen
@@ -62,10 +64,22 @@ class StallAnalysis:
             stalled=stalled,
             seconds=(idle_s if idle_s is not None else min(standing, default=None)) if still else None,
             waiting=waiting,
+            parked=still and not stalled and moving is not True and _quiet(case) and _unexplained(stack),
             idle=still and works and not any(facts.still is False for facts in ranks.values()),
             settled=complete and not (stands and moving is True and (idle_s or 0.0) >= STILL_S),
             hidden=sum(facts.waits is None for facts in stack.values()),
         )
+
+
+def _quiet(case: Case) -> bool:
+    """No rank uses its CPU."""
+    shares = [progress.cpu_share for progress in case.rank_facts["progress"].values()]
+    return all(share is not None and share < IDLE_SHARE for share in shares)
+
+
+def _unexplained(stack: Mapping[Key, StackFacts]) -> bool:
+    """Some rank is idle in something that its Python frames do not name."""
+    return any(facts.phase in ("idle", "unknown") and facts.op is None and not facts.native for facts in stack.values())
 
 
 def _rank(case: Case, key: Key) -> StallFacts:

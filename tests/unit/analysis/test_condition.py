@@ -39,6 +39,7 @@ STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), MINE
         ("accelerator.is_main_process", False),
         ("time.monotonic() - last > 60", False),
         ("random.random() < 0.1", False),
+        ("dist.is_initialized() and dist.get_world_size() > 1", True),
         ("args.amp", None),
         ("self.should_save()", None),
         ("step % every == 0 and args.amp", None),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hangdoc.analysis.relation import Relation, relate
@@ -81,3 +83,58 @@ def test_without_source_nothing_is_claimed() -> None:
     here = [Step("main", "job.py", 20, "job.py", None, {})]
     there = [Step("main", "job.py", 19, "job.py", None, {})]
     assert relate(here, there) == Relation("apart", here[0], there[0])
+
+
+FRAMEWORK = """\
+def advance(self, batch):
+    if is_initialized() and self.world_size > 1:
+        self.vote()
+    if self.trainer.enabled:
+        self.sync()
+    self.callbacks(batch)
+"""
+
+HOOKS = """\
+def setup(model, resumed):
+    if resumed:
+        return 7
+    for p in model.parameters():
+        broadcast(p)
+
+def on_batch_end(trainer):
+    if trainer.is_global_zero:
+        all_reduce(norm)
+
+def main():
+    setup(model, resumed)
+    for step in range(9):
+        all_reduce(step)
+"""
+
+
+def parsed(text: str, path: Path) -> Module:
+    path.write_text(text)
+    found = Module.parse(str(path))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("line", [3, 5])
+def test_a_library_s_own_condition_does_not_part_ranks(tmp_path: Path, line: int) -> None:
+    """Both pass `if self.trainer.enabled` in a framework; what parts them is the hook's own condition."""
+    framework, hooks = parsed(FRAMEWORK, tmp_path / "loop.py"), parsed(HOOKS, tmp_path / "job.py")
+    library = "/v/lib/python3.11/site-packages/framework/loop.py"
+
+    def advance(line: int) -> Step:
+        return Step("advance", library, line, "loop.py", framework.place(line), {})
+
+    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), {})
+    found = relate([advance(line)], [advance(6), hook])
+    assert (found.kind, found.branch and found.branch.test) == ("out_of_branch", "trainer.is_global_zero")
+    assert relate([advance(6), hook], [advance(line)]).kind == "in_branch"
+
+
+def test_a_loop_over_a_model_is_none_over_data(tmp_path: Path) -> None:
+    hooks = parsed(HOOKS, tmp_path / "job.py")
+    found = relate(story(hooks, ("main", 14)), story(hooks, ("main", 12), ("setup", 5)))
+    assert (found.kind, found.loop) == ("ahead", None)

@@ -17,6 +17,10 @@ def train_wrapped(model, x):
     loss = model(x).sum()
     loss.backward()
     model.module.save("x")
+
+def average(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
 """
 
 
@@ -45,6 +49,26 @@ def test_payloads_of_ranks_in_one_call(stage: Stage, ranks: list[At], mismatch: 
 
 def test_one_payload_alone_is_compared_with_nothing(stage: Stage) -> None:
     assert stage.facts([reduce(8), At([("train", 3)])]).job.payload.mismatch is None
+
+
+def test_while_a_rank_waits_elsewhere_the_others_may_be_at_different_tensors(stage: Stage) -> None:
+    elsewhere = in_c10d("barrier", ("train", 3))
+    assert not stage.facts([elsewhere, reduce(8), reduce(7)]).job.payload.standing
+
+
+def averaging(size: int) -> At:
+    return in_c10d("all_reduce", ("average", 13), variables={"all_reduce": [tensor("tensor", size)]}, state="R")
+
+
+def test_the_tensors_of_a_list_differ_from_turn_to_turn(stage: Stage) -> None:
+    away = At([("train", 3)], state="R")
+    looks = [[averaging(64), away], [away, averaging(8)]] * 3
+    assert not stage.facts(*looks, [away, away]).job.payload.mismatch
+
+
+def test_a_running_job_s_payloads_are_compared_by_call(stage: Stage) -> None:
+    away = At([("train", 3)], state="R")
+    assert stage.facts(*[[reduce(64), away], [away, reduce(8)]] * 3, [away, away]).job.payload.mismatch
 
 
 def with_batch(size: int) -> At:
