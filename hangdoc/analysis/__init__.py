@@ -25,6 +25,7 @@ class Case:
     ranks: Mapping[Key, RankEvidence]  # newest evidence, records of earlier snapshots carried over
     rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # group -> rank -> facts
     job_facts: dict[str, Any] = field(default_factory=dict)  # group -> facts
+    looks: dict[Key, Any] = field(default_factory=dict)  # rank -> what `progress` made of each look at it
 
     def record(self, key: Key, probe: str) -> Any:
         """The newest record of `probe` on one rank, or None."""

@@ -51,6 +51,7 @@ class GroupJob:
 
     groups: int  # distinct groups in which some rank waits
     cycle: tuple[int, ...]  # ranks that wait for one another in a circle
+    mixed: bool  # some of the circle are in a collective, others send or receive
     roots: tuple[int, ...]  # ranks that others wait for, and that wait for nobody
     blocked: tuple[int, ...]  # ranks that wait for a root, or for ranks that do
     crossed: bool  # in some group every member waits, but not in the same operation or place
@@ -114,9 +115,11 @@ def _picture(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Pic
 def _job(picture: Picture) -> GroupJob:
     crossed = {group: told.crossed_by for group, told in picture.members.items() if told.crossed_by}
     collective = [wait.group for wait in picture.waiting.values() if not wait.p2p and wait.group is not None]
+    cycle = _ranks(_circle(picture.edges))
     return GroupJob(
         groups=len(picture.members),
-        cycle=_ranks(_circle(picture.edges)),
+        cycle=cycle,
+        mixed=len({picture.waiting[rank].p2p for rank in cycle}) > 1,
         roots=picture.roots,
         blocked=tuple(sorted(rank for rank, roots in picture.blocked_on.items() if roots)),
         crossed=bool(crossed),

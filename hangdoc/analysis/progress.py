@@ -69,6 +69,13 @@ class ProgressAnalysis:
 
 def looks_at(case: Case, key: Key) -> list[Look]:
     """Every look at one rank, oldest first."""
+    if key not in case.looks:
+        case.looks[key] = _looks(case, key)
+    found: list[Look] = case.looks[key]
+    return found
+
+
+def _looks(case: Case, key: Key) -> list[Look]:
     thread = case.rank_facts["stack"][key].thread
     host, pid = key
     found: list[Look] = []
