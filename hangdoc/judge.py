@@ -38,7 +38,8 @@ class Judge:
 def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     stall = facts.job.stall
     if findings:
-        return findings[0].status
+        moves = stall.settled and not stall.stalled and facts.job.progress.changed
+        return "diverging" if findings[0].status == "stalled" and moves else findings[0].status
     if stall.stalled:
         return "stalled"
     if not stall.settled or stall.hidden or _gone(facts):

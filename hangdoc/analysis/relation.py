@@ -38,7 +38,8 @@ def relate(a: Story, b: Story) -> Relation:
     mine, other = a[depth], b[depth]
     if mine.place is None or other.place is None:
         return Relation("apart", mine, other)
-    found = _by_lines(mine, other, mine.place, other.place)
+    again = any(step.place is not None and step.place.loops for step in a[:depth])
+    found = _by_lines(mine, other, mine.place, other.place, again)
     if found.kind == "other_call":
         found = replace(found, kind=_by_order(mine.place.calls, a[depth + 1 :], b[depth + 1 :]))
     return _by_callees(found, a, b, depth) if found.kind in ("ahead", "behind", "left_loop", "in_loop") else found
@@ -119,8 +120,8 @@ def _parting(a: Story, b: Story) -> int | None:
     return common if len(a) != len(b) else None
 
 
-def _by_lines(mine: Step, other: Step, here: Place, there: Place) -> Relation:
-    """From the loops, the branches and the order of two lines of one function."""
+def _by_lines(mine: Step, other: Step, here: Place, there: Place, again: bool) -> Relation:
+    """From the loops, the branches and the order of two lines of one function; `again`: it is called in a loop."""
     shared = _shared([loop.first for loop in here.loops], [loop.first for loop in there.loops])
     common = here.loops[:shared]
     mine_in, other_in = _of_data(here.loops[shared:]), _of_data(there.loops[shared:])
@@ -130,11 +131,11 @@ def _by_lines(mine: Step, other: Step, here: Place, there: Place) -> Relation:
         return Relation(kind, mine, other, loop, common=common)
     if other_in:
         loop = other_in[0]
-        left = mine.line > loop.last or (bool(common) and _under_way((other, loop)))
+        left = mine.line > loop.last or ((again or bool(common)) and _under_way((other, loop)))
         return Relation("left_loop" if left else "behind", mine, other, loop if left else None, common=common)
     if mine_in:
         loop = mine_in[0]
-        left = other.line > loop.last or (bool(common) and _under_way((mine, loop)))
+        left = other.line > loop.last or ((again or bool(common)) and _under_way((mine, loop)))
         return Relation("in_loop" if left else "ahead", mine, other, loop if left else None, common=common)
     return _by_branches(mine, other, here, there, common)
 

@@ -160,6 +160,18 @@ def test_who_waits_for_whom(
     assert by == {n: tuple(r for r, ahead in enumerate(waits_for) if n in ahead) for n in by}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "mixed"),
+    [
+        ([p2p(RECV, src=1), p2p(RECV, src=0)], False),
+        ([At(), p2p(RECV, src=0), p2p(RECV, src=1)], True),  # the first has gone on to a collective
+        ([At(), COMPUTES], False),
+    ],
+)
+def test_a_circle_that_a_collective_closes(ranks: list[At], mixed: bool) -> None:
+    assert facts(*ranks).job.group.mixed is mixed
+
+
 def test_the_group_is_named() -> None:
     found = facts(At(group=SUB[1]), At(group=SUB[1]), At(), subgroups=((0, 1),))
     named = [(r.group.name, r.group.label, r.group.default, r.group.ranks) for r in found.ranks]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hangdoc.analysis.relation import Relation, relate
 from hangdoc.analysis.story import Step
+from hangdoc.evidence import Variable
 from probes.source import Module
 
 SCRIPT = """\
@@ -138,3 +140,33 @@ def test_a_loop_over_a_model_is_none_over_data(tmp_path: Path) -> None:
     hooks = parsed(HOOKS, tmp_path / "job.py")
     found = relate(story(hooks, ("main", 14)), story(hooks, ("main", 12), ("setup", 5)))
     assert (found.kind, found.loop) == ("ahead", None)
+
+
+ROUNDS = """\
+def epoch(loader):
+    barrier()
+    for step, batch in enumerate(loader):
+        all_reduce(batch)
+
+def fit(loader):
+    for number in range(9):
+        epoch(loader)
+    epoch(loader)
+"""
+
+
+@pytest.mark.parametrize(
+    ("caller", "step", "kind"),
+    [
+        (8, 5.0, "left_loop"),  # it is in the next round: the loop it is not in any more is under way
+        (8, 0.0, "behind"),  # it may yet come to it
+        (9, 5.0, "behind"),  # there is no next round
+    ],
+)
+def test_a_rank_before_a_loop_that_is_under_way(tmp_path: Path, caller: int, step: float, kind: str) -> None:
+    module = parsed(ROUNDS, tmp_path / "job.py")
+    inside = story(module, ("fit", caller), ("epoch", 4))
+    inside[1] = replace(inside[1], variables={"step": Variable("step", str(step), number=step, kind="int")})
+    mine = story(module, ("fit", caller), ("epoch", 2))
+    assert relate(mine, inside).kind == kind
+    assert relate(inside, mine).kind == {"left_loop": "in_loop", "behind": "ahead"}[kind]
