@@ -6,11 +6,12 @@ import json
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from jobs import HEALTHY, running
-from watching import watch_once
+from watching import hangdoc, watch_once
 
 
 @dataclass(frozen=True)
@@ -66,3 +67,13 @@ def test_job_between_two_inputs_goes_on_unharmed() -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             connection.sendall(b"7\n")
         job.wait_log(r"done 7 steps", 30)
+
+
+def test_reference_job_is_watched_from_start_to_end(tmp_path: Path) -> None:
+    """`hangdoc demo healthy`: both its runs are seen, nothing is raised, and its results stay."""
+    done = hangdoc("demo", "healthy", timeout=240, env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "raised nothing" in done.stdout
+    assert done.stdout.count("started") == 2, done.stdout
+    (folder,) = tmp_path.glob("hangdoc-reference-*")
+    assert {"timings.jsonl", "state-0.pt", "state-1.pt", "manifest.json"} <= {file.name for file in folder.iterdir()}
