@@ -42,7 +42,7 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
         return "diverging" if findings[0].status == "stalled" and moves else findings[0].status
     if stall.stalled:
         return "stalled"
-    if not stall.settled or stall.hidden or _gone(facts):
+    if not stall.settled or stall.hidden or _gone(facts) or _no_ranks(facts):
         return "unknown"
     return "healthy"
 
@@ -97,15 +97,30 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     if status == "stalled":
         return "no playbook fits, so no cause is named"
     if status == "unknown":
-        return _told_of_exits(facts) or "too little could be seen to tell"
+        none = "in no process group yet: no training rank, or one that is still starting" if _no_ranks(facts) else ""
+        return _told_of_exits(facts) or none or "too little could be seen to tell"
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
-    doing: dict[str, list[int]] = {}
+    doing: dict[str, list[Any]] = {}
     for rank in facts.ranks:
-        doing.setdefault(_doing(rank), []).append(rank.rank)
+        doing.setdefault(_doing(rank), []).append(rank)
     told = sorted(doing.items(), key=lambda item: -len(item[1]))
-    return "; ".join(f"{name_ranks(ranks)}: {what}" for what, ranks in told)
+    return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in told)
+
+
+def _named(ranks: Sequence[Any]) -> str:
+    numbers = [rank.rank for rank in ranks if rank.rank >= 0]
+    pids = [str(rank.pid) for rank in ranks if rank.rank < 0]
+    return " and ".join([*([name_ranks(numbers)] if numbers else []), *([f"pid {', '.join(pids)}"] if pids else [])])
+
+
+def _no_ranks(facts: Facts) -> bool:
+    """Nothing but processes that the user named and that show no sign of a rank."""
+    groups = (facts.case.record(key, "groups") for key in facts.case.ranks)
+    return all(rank.rank < 0 and not rank.stack.waits for rank in facts.ranks) and not any(
+        g and g.groups for g in groups
+    )
 
 
 def _gone(facts: Facts) -> list[int]:

@@ -1,4 +1,4 @@
-"""Jobs in many styles (plain loops, Accelerate, Lightning, FSDP, spawn), recorded once, judged again with today's rules.
+"""Jobs in many styles (plain loops, Accelerate, Lightning, FSDP, spawn), recorded once, judged again with the rules.
 
 None of their scripts was known when the rules were written. `truth.json` says what was wrong with each.
 """
