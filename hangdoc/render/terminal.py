@@ -114,7 +114,8 @@ def _finding(page: Page, finding: Finding, job: Job) -> None:
     page.blank()
     _links(page, finding)
     page.table(_who(finding, job), LABEL)
-    proofs = [clean(proof.text) for proof in finding.evidence]
+    shown = {f"{line.op} at {line.site}" for line in job.ranks}  # stands in the lines above already
+    proofs = [clean(proof.text) for proof in finding.evidence if proof.text not in shown]
     for i, text in enumerate(proofs):
         page.row("" if i else "why", text, LABEL)
     if finding.reasons and finding.confidence != "high":
