@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 USAGE = 64  # contract; click's own 2 means "stalled" here
 CANNOT_TELL = 3
+AGAIN_S = 0.2
 INTERRUPTED = 130
 
 
@@ -23,6 +24,9 @@ def main() -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # a nohup'ed one goes on ignoring it
                 signal.signal(number, _stop)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            for number in (signal.SIGINT, signal.SIGALRM):
+                signal.signal(number, _interrupt)
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -37,7 +41,8 @@ def _leave() -> NoReturn:
     The interpreter would wait for threads first, and CPython (seen with 3.11) ends itself by SIGINT, without the
     exit code, where the Ctrl-C that we caught struck within an `exec`, as `dataclass` uses it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -131,6 +136,14 @@ def _streams() -> None:
         buffer = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
         lines = name == "stderr" or stream.isatty()
         setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=lines))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C. Within an import CPython may drop the exception (a lock's weakref callback): then it comes once more."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    signal.setitimer(signal.ITIMER_REAL, 0.0 if frame is None else AGAIN_S)
+    raise KeyboardInterrupt
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

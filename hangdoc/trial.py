@@ -190,11 +190,14 @@ def running(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+
+
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait until the tidying up is done (they may only be set aside in the main thread)."""
     try:
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in QUIET}
     except ValueError:
         before = {}
     try:
