@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,8 +101,17 @@ def _stranger() -> Iterator[_Stranger | None]:
         started = (pid, before.start_ticks) if before else None
         yield _Stranger(pid, int(address)) if address.strip() else None
     finally:
-        if started and (now := procfs.stat(started[0])) and now.start_ticks == started[1]:
+        if started and _runs(*started):
             os.kill(started[0], signal.SIGKILL)
+            deadline = time.monotonic() + 1.0
+            while _runs(*started) and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+
+def _runs(pid: int, start_ticks: int) -> bool:
+    """That process, not another with its number, nor its zombie."""
+    now = procfs.stat(pid)
+    return now is not None and now.start_ticks == start_ticks and now.state not in "ZX"
 
 
 # --- the checks -----------------------------------------------------------------------------------

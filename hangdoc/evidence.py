@@ -145,6 +145,15 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """A call in a function that hands a variable of it to a collective of the whole job."""
+
+    op: str  # all_reduce | broadcast | reduce
+    name: str  # a variable that the function gives a value to in one place only
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """What the source says about the line a frame stands on."""
 
@@ -156,6 +165,7 @@ class Place:
     function_last: int
     passed: tuple[Loop, ...] = ()  # loops of the same function that ended before this line
     around: tuple[str, ...] = ()  # dotted names called anywhere in the enclosing function
+    hands: tuple[Handed, ...] = ()  # what the enclosing function hands to collectives
 
 
 @dataclass(frozen=True, slots=True)

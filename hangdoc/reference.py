@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ID = "healthy"
 RANKS = 2
 RAISED = frozenset({"stall", "verdict"})  # events that a healthy job must not cause
+PULSE_S = 0.5  # its second run is over in a few seconds: the end of the first must not be noticed late
 EVERYTHING = 10_000  # lines: the figures at the end are shown in full
 
 
@@ -74,5 +75,5 @@ def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
             time.sleep(0.2)
             continue
         with suppress(HangdocError):  # they ended before they could be looked at
-            watch(Options(pids=ranks), emit, status, lambda text: None)
+            watch(Options(pids=ranks, interval_s=PULSE_S), emit, status, lambda text: None)
     return raised

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import ast
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from hangdoc.evidence import Branch, Loop, Place, Source, Stacks, Unseen
+from hangdoc.evidence import Branch, Handed, Loop, Place, Source, Stacks, Unseen
 from probes import Observation, Request, Tier
 
 MAX_BYTES = 1_000_000  # a larger file is generated code
 CLOCK_SLACK_S = 2.0  # /proc/stat gives the boot time in whole seconds
 MAX_CALLS = 60  # of a function
 WIDTH = 120
+SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})  # every rank hands a tensor of one size and type
 RANGES = frozenset({"range", "trange", "itertools.count", "count"})
 
 
@@ -87,7 +89,7 @@ class Module:
     tree: ast.Module
     text: list[str]
     known: dict[int, Place | None] = field(default_factory=dict)
-    functions: dict[int, tuple[str, ...]] = field(default_factory=dict)  # first line -> what is called in it
+    functions: dict[int, tuple[tuple[str, ...], tuple[Handed, ...]]] = field(default_factory=dict)  # by first line
 
     @classmethod
     def parse(cls, path: str) -> Module | None:
@@ -136,22 +138,26 @@ class Module:
         if not statements:
             return None
         first = getattr(scope, "lineno", 0)
+        calls, hands = self._around(scope)
         return Place(
             text=_short(self.text[line - 1]) if 0 < line <= len(self.text) else "",
             loops=tuple(loops),
             branches=tuple(branches),
             calls=tuple(dict.fromkeys(name for s in statements for name in _calls(s)))[:8],
-            around=self._around(scope),
+            around=calls,
+            hands=hands,
             function_first=first,
             function_last=_last(scope) if isinstance(scope, ast.stmt) else len(self.text),
             passed=tuple(passed),
         )
 
-    def _around(self, scope: ast.AST) -> tuple[str, ...]:
+    def _around(self, scope: ast.AST) -> tuple[tuple[str, ...], tuple[Handed, ...]]:
+        """What is called in a function, and what it hands to collectives."""
         first = getattr(scope, "lineno", 0)
         if first not in self.functions:
-            calls = (_short(ast.unparse(node.func)) for node in _own_nodes(scope) if isinstance(node, ast.Call))
-            self.functions[first] = tuple(dict.fromkeys(calls))[:MAX_CALLS]
+            nodes = list(_own_nodes(scope))
+            calls = (_short(ast.unparse(node.func)) for node in nodes if isinstance(node, ast.Call))
+            self.functions[first] = tuple(dict.fromkeys(calls))[:MAX_CALLS], tuple(_handed(nodes))
         return self.functions[first]
 
     def _loop(self, loop: ast.For | ast.AsyncFor | ast.While) -> Loop:
@@ -176,6 +182,23 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             yield child
             yield from _own_nodes(child)
+
+
+def _handed(nodes: list[ast.AST]) -> Iterator[Handed]:
+    """Collectives of the default group whose first argument is a variable with one meaning in the function."""
+    given = Counter(name.id for node in nodes if isinstance(node, ast.Assign) for name in _stored(*node.targets))
+    looped = {name.id for node in nodes if isinstance(node, (ast.For, ast.AsyncFor)) for name in _stored(node.target)}
+    for node in nodes:
+        if not isinstance(node, ast.Call) or not node.args or any(word.arg == "group" for word in node.keywords):
+            continue
+        op, what = ast.unparse(node.func).rpartition(".")[2], node.args[0]
+        if op in SAME_SIZE and isinstance(what, ast.Name) and given[what.id] <= 1 and what.id not in looped:
+            yield Handed(op, what.id, node.lineno)
+
+
+def _stored(*targets: ast.expr) -> Iterator[ast.Name]:
+    for target in targets:
+        yield from (n for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
 def _lines(stacks: Stacks) -> Iterable[tuple[str, int]]:

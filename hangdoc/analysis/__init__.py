@@ -49,6 +49,10 @@ class Analysis(Protocol):
 
     `rank_facts` and `job_facts` are frozen dataclasses of nullable scalars and tuples (None: not seen), or None
     where the module yields no such facts. `order`: analyses with a lower one have run before.
+
+    Two names mean something in the rank facts of any analysis (below order 60, where `stall` reads them):
+    `stuck: bool | None`, the rank cannot go on by itself, whatever its stack seems to do; `advancing: bool | None`,
+    the rank stands still but something works for it (a child, a file that grows).
     """
 
     name: str

@@ -34,7 +34,8 @@ class PayloadFacts:
 @dataclass(frozen=True, slots=True)
 class PayloadJob:
     mismatch: bool | None  # ranks hand different sizes or types to one call; None: fewer than two were read
-    standing: bool | None  # they stand in that call now; False: seen time and again in a job that goes on
+    standing: bool | None  # they stand in that call now
+    often: bool | None  # they were seen to do so time and again
 
 
 @dataclass(slots=True)
@@ -49,14 +50,25 @@ class PayloadAnalysis:
         seen = {key: _handed(case, key) for key in case.ranks}
         here = _standing(case, seen)
         standing = bool(here)
+        often = _often(case, seen)
+        if not _differ(here) and often:
+            here, standing = often, False
         if not here:
-            here = _usual({key: [one for one in seen[key] if not _of_a_list(case, key, one[0])] for key in seen})
-        if not here:
-            return facts, PayloadJob(None, None)
+            return facts, PayloadJob(None, None, None)
         kinds = [_kind(tensor) for _, tensor in here.values()]
         common = max(dict.fromkeys(kinds), key=kinds.count)
         facts.update({key: _facts(call, tensor, common) for key, (call, tensor) in here.items()})
-        return facts, PayloadJob(len(set(kinds)) > 1, standing)
+        return facts, PayloadJob(_differ(here), standing, _differ(often))
+
+
+def _differ(here: Mapping[Key, tuple[Call, Tensor]]) -> bool:
+    return len({_kind(tensor) for _, tensor in here.values()}) > 1
+
+
+def _often(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
+    """What ranks that go on hand to one call again and again, where it is not the same."""
+    once = {key: [one for one in seen[key] if not _of_a_list(case, key, one[0])] for key in seen}
+    return _usual({key: _held(case, key) for key in seen}) or _usual(once)
 
 
 def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
@@ -90,15 +102,33 @@ def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple
     return {}
 
 
-def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
-    """What a rank was seen handing over, oldest first."""
+def _held(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
+    """What the variables that a function hands to collectives held, look after look, wherever in it the rank was."""
+    found: list[tuple[Call, Tensor]] = []
+    sources = [source for _, source in case.series(key, "source") if isinstance(source, Source)]
+    places = {at: place for source in sources for at, place in source.places.items() if place.hands}
+    for frame in (frame for frames in _frames(case, key) for frame in frames):
+        place = places.get(f"{frame.file}:{frame.line}")
+        tensors = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None} if place else {}
+        for handed in place.hands if place else ():
+            if (tensor := tensors.get(handed.name)) is not None:
+                found.append((_call(frame, handed.op, handed.line), tensor))
+    return found
+
+
+def _frames(case: Case, key: Key) -> list[Sequence[Frame]]:
+    """The stacks of all threads of a rank, look after look."""
     return [
-        found
+        stack.frames
         for _, stacks in case.series(key, "stacks")
         if isinstance(stacks, Stacks)
         for stack in stacks.threads
-        if (found := _argument(stack.frames)) is not None
     ]
+
+
+def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
+    """What a rank was seen handing over, oldest first."""
+    return [found for frames in _frames(case, key) if (found := _argument(frames)) is not None]
 
 
 def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
@@ -108,11 +138,13 @@ def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
             by_name = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None}
             tensor = next((by_name[name] for name in ARGUMENTS if name in by_name), None)
             own = next((f for f in frames[i + 1 :] if not f.native and not is_library(f.file)), None)
-            if tensor is None or own is None:
-                return None
-            site = f"{own.function} ({(own.short or own.file).rsplit('/', 1)[-1]}:{own.line})"
-            return (site, frame.function, f"{own.file}:{own.line}"), tensor
+            return None if tensor is None or own is None else (_call(own, frame.function, own.line), tensor)
     return None
+
+
+def _call(own: Frame, op: str, line: int | None) -> Call:
+    site = f"{own.function} ({(own.short or own.file).rsplit('/', 1)[-1]}:{line})"
+    return site, op, f"{own.file}:{line}"
 
 
 def _of_a_list(case: Case, key: Key, call: Call) -> bool:

@@ -2,6 +2,8 @@
 
 A stall is: no rank makes progress AND some rank waits. A rank that computes makes progress, whatever it computes;
 one that sleeps or waits for the outside on its way to the others (a request, the next file) is idle, not stuck.
+Other analyses may know better (`hangdoc.analysis`): `stuck`, it cannot go on by itself; `advancing`, something works
+for it although it stands still.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ class StallAnalysis:
         network = case.job_facts.get("network")
         moving = getattr(network, "moving", None)
         works = any(facts.works for facts in ranks.values())
+        stuck = any(_says(case, key, "stuck") for key in case.ranks)
         still = complete and all(facts.still for facts in seen)
-        stands = still and waiting > 0 and not works
+        stands = still and (waiting > 0 or stuck) and not works
         stalled = stands and moving is not True
         standing = [p.standing_s for p in case.rank_facts["progress"].values() if p.standing_s is not None]
         idle_s = getattr(network, "idle_s", None)
@@ -86,15 +89,21 @@ def _rank(case: Case, key: Key) -> StallFacts:
     stack: StackFacts = case.rank_facts["stack"][key]
     progress: ProgressFacts = case.rank_facts["progress"][key]
     position: PositionFacts = case.rank_facts["position"][key]
-    if stack.phase in ("stopped", "exited"):
+    if stack.phase in ("stopped", "exited") or _says(case, key, "stuck"):
         return StallFacts(True, False)
     if progress.looks == 0:  # its stacks are hidden from us: its CPU time must tell
         quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_SHARE
         return StallFacts(quiet, None if quiet is None else not quiet)
     burns = progress.cpu_share is not None and progress.cpu_share >= BUSY_SHARE
-    works = (burns and not stack.waits) or (stack.phase == "idle" and position.will_arrive is True)
+    comes = stack.phase == "idle" and position.will_arrive is True
+    works = (burns and not stack.waits) or comes or _says(case, key, "advancing")
     still = progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= STILL_S
     return StallFacts(still if progress.looks >= MIN_LOOKS else None, works)
+
+
+def _says(case: Case, key: Key, what: str) -> bool:
+    """Whether an analysis that ran before says so of a rank."""
+    return any(getattr(facts.get(key), what, None) is True for facts in case.rank_facts.values())
 
 
 ANALYSIS = StallAnalysis()
