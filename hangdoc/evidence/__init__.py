@@ -1,0 +1,62 @@
+"""What is known of a job at an instant: the contract between those who observe and those who judge.
+
+Plain frozen records, no behaviour. `None` means "not seen", never zero and never false. Ages and
+durations are in seconds, sizes in bytes; instants are the observing host's monotonic clock and are
+never compared between hosts.
+
+A probe (`probes/NAME.py`) returns one record a rank or one a host. Records that analysis relies on are defined in
+this package, a file a subject; a new probe may define its own record in its own file, nothing else has to know it.
+"""
+
+from __future__ import annotations
+
+from hangdoc.evidence.files import FileCall, FileLock, Files, Folder, Helper, Io, OpenFile, Peer
+from hangdoc.evidence.groups import FlightRecorder, Groups, ProcessGroup, Recorded
+from hangdoc.evidence.meeting import Environ, Holder, Kin, Meeting
+from hangdoc.evidence.network import Connection, Interface, Interfaces, Sockets
+from hangdoc.evidence.process import ChildProcess, Process, ThreadCpu
+from hangdoc.evidence.python import Branch, Frame, Handed, Loop, Place, Source, Stack, Stacks, Tensor, Variable
+from hangdoc.evidence.snapshot import End, Host, RankEvidence, Snapshot
+from hangdoc.evidence.target import Target, Unseen
+
+__all__ = [
+    "Branch",
+    "ChildProcess",
+    "Connection",
+    "End",
+    "Environ",
+    "FileCall",
+    "FileLock",
+    "Files",
+    "FlightRecorder",
+    "Folder",
+    "Frame",
+    "Groups",
+    "Handed",
+    "Helper",
+    "Holder",
+    "Host",
+    "Interface",
+    "Interfaces",
+    "Io",
+    "Kin",
+    "Loop",
+    "Meeting",
+    "OpenFile",
+    "Peer",
+    "Place",
+    "Process",
+    "ProcessGroup",
+    "RankEvidence",
+    "Recorded",
+    "Snapshot",
+    "Sockets",
+    "Source",
+    "Stack",
+    "Stacks",
+    "Target",
+    "Tensor",
+    "ThreadCpu",
+    "Unseen",
+    "Variable",
+]

@@ -1,0 +1,51 @@
+"""Process groups, and what torch itself recorded of them (probes `groups`, `recorder`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group of torch.distributed that a rank belongs to."""
+
+    address: int  # of the ProcessGroup object in this rank: what the variables of its frames point to
+    name: str  # as torch names it, the same on every member: "0", "1", or a hash
+    ranks: tuple[int, ...]  # global ranks of the members, by their rank in the group
+    default: bool = False  # the group of the whole job
+    backend: str | None = None  # gloo, nccl, cpu:gloo,cuda:nccl, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The process groups of a rank, and who it says it is (record of probe `groups`)."""
+
+    groups: tuple[ProcessGroup, ...] = ()  # in order of creation; empty before init_process_group
+    rank: int | None = None  # global rank, from its groups; else from its own environment as it is now
+    world_size: int | None = None
+    local_rank: int | None = None  # from its environment as it is now
+    master: str | None = None  # address:port, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An operation that a Flight Recorder holds."""
+
+    group: str  # name of the process group: "0"
+    sequence: int  # of the collectives of that group, or of its point-to-point operations
+    op: str  # all_reduce, barrier, ...
+    sizes: str  # of its inputs: "[[10]]"; "" where it has none
+    dtypes: tuple[str, ...]
+    retired: bool  # it is over
+    p2p: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlightRecorder:
+    """The newest operations of a rank as torch recorded them (record of probe `recorder`)."""
+
+    version: str
+    entries: tuple[Recorded, ...]  # oldest first
+    enqueued: Mapping[str, int]  # by group: the last collective begun
+    completed: Mapping[str, int]  # and the last one done

@@ -1,0 +1,74 @@
+"""Sockets and interfaces (probes `sockets`, `nics`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A TCP socket of a rank with the kernel's tcp_info (record of probe `sockets`, one of several)."""
+
+    local: str
+    local_port: int
+    remote: str
+    remote_port: int
+    state: str  # established, syn_sent, listen, close_wait, ...
+    receive_queue: int = 0  # bytes the rank has not read
+    send_queue: int = 0  # bytes not acknowledged by the peer
+    unacked: int | None = None  # segments in flight
+    retransmits: int | None = None  # of the segment now at the head, in a row
+    backoff: int | None = None
+    total_retransmits: int | None = None
+    last_send_s: float | None = None  # tcpi_last_data_sent (a retransmission counts); None before the first byte
+    last_receive_s: float | None = None  # tcpi_last_data_recv; None before the first byte
+    last_ack_s: float | None = None  # tcpi_last_ack_recv
+    bytes_sent: int | None = None
+    bytes_acked: int | None = None
+    bytes_received: int | None = None
+    bytes_retransmitted: int | None = None
+    segments_out: int | None = None
+    rtt_s: float | None = None
+    pmtu: int | None = None
+    busy_s: float | None = None  # time with data to send (tcpi_busy_time)
+    receiver_limited_s: float | None = None  # tcpi_rwnd_limited
+    delivery_rate: int | None = None  # bytes per second
+    timer: str | None = None  # on | keepalive | timewait | persist | off
+    uid: int | None = None
+    inode: int | None = None
+    interface: str | None = None  # that holds the local address
+    peer_pid: int | None = None  # the other end's rank, where it was seen by the same agent
+    probes: int | None = None  # window or keepalive probes unanswered in a row (tcpi_probes)
+    not_sent: int | None = None  # part of send_queue that was never sent (tcpi_notsent_bytes)
+    send_window: int | None = None  # bytes the peer will take (tcpi_snd_wnd, Linux >= 5.4); 0: it does not read
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    connections: tuple[Connection, ...]
+    namespace: int | None = None  # inode of the network namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    name: str
+    addresses: tuple[str, ...]
+    kind: str  # ethernet | loopback | bridge | veth | wireless | infiniband | tunnel | other
+    up: bool  # administratively
+    carrier: bool | None  # operationally: a link is there
+    mtu: int
+    speed_mbit: int | None = None
+    rx_errors: int | None = None
+    tx_errors: int | None = None
+    rx_bytes: int | None = None
+    tx_bytes: int | None = None
+    default_route: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interfaces:
+    """Interfaces of a rank's network namespace (record of probe `nics`)."""
+
+    interfaces: tuple[Interface, ...]
+    namespace: int | None = None
+    hostname_addresses: tuple[str, ...] | None = None  # what the host's own name resolves to
