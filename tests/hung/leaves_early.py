@@ -1,5 +1,7 @@
 """The last rank has a batch less than the others: it waits in a barrier for those who wait for its gradients."""
 
+import argparse
+
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -16,8 +18,15 @@ def train(model, optimizer, batches):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--debug-port", type=int, help="serve torch's own debug pages there")
+    port = parser.parse_args().debug_port
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
+    if port:
+        from torch.distributed.debug import start_debug_server
+
+        start_debug_server(port)
     model = DDP(nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = [torch.randn(8, 16) for _ in range(12 - (rank == size - 1))]

@@ -1,0 +1,60 @@
+"""A client of a job's TCPStore that reads and does nothing else.
+
+The wire format is TCPStoreBackend.hpp's (torch 2.13): a byte for the kind of query, strings as u64 length and bytes,
+and a magic number first. Every key begins with "/". A key that is missing is never asked for: `get` would wait for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from types import TracebackType
+
+MAGIC = 0x3C85F7CE
+VALIDATE, GET, CHECK = 0, 3, 5
+READY = 0
+LONGEST = 1 << 20  # bytes of a value
+
+
+class StoreReader:
+    """A connection to `host:port`; raises OSError where there is no store or it does not answer in `timeout_s`."""
+
+    def __init__(self, host: str, port: int, timeout_s: float = 2.0) -> None:
+        self._socket = socket.create_connection((host, port), timeout_s)
+        self._socket.sendall(struct.pack("<BI", VALIDATE, MAGIC))
+
+    def __enter__(self) -> StoreReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._socket.close()
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Whether every one of `keys` is set."""
+        self._socket.sendall(struct.pack("<BQ", CHECK, len(keys)) + b"".join(_string(key) for key in keys))
+        return self._read(1)[0] == READY
+
+    def get(self, key: str) -> bytes | None:
+        """The value of a key, or None where it is not set."""
+        if not self.has([key]):
+            return None
+        self._socket.sendall(struct.pack("<B", GET) + _string(key))
+        length: int = struct.unpack("<Q", self._read(8))[0]
+        if length > LONGEST:
+            raise OSError(f"the store's value of {key} has {length} bytes")
+        return self._read(length)
+
+    def _read(self, count: int) -> bytes:
+        parts = b""
+        while len(parts) < count:
+            part = self._socket.recv(count - len(parts))
+            if not part:
+                raise OSError("the store closed the connection")
+            parts += part
+        return parts
+
+
+def _string(key: str) -> bytes:
+    raw = f"/{key}".encode()
+    return struct.pack("<Q", len(raw)) + raw
