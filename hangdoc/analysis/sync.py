@@ -7,11 +7,14 @@ DDP's hooks run in the wrapper's own forward (torch/nn/parallel/distributed.py, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Case, Key, tcp
+from hangdoc.analysis.peers import data_connections
 from hangdoc.analysis.progress import Look, looks_at
 from hangdoc.analysis.story import Step, is_library
+from hangdoc.evidence import Connection
 
 WRAPPER = re.compile(r"<(DistributedDataParallel|FullyShardedDataParallel|DDP|FSDP) at ")
 UNWRAPPED = re.compile(r"^(.+)\.module(?:\.(\w+))?$")  # called: model.module(x), model.module.loss(x)
@@ -21,6 +24,7 @@ NO_FORWARD = re.compile(
     r"|zero_grad|requires_grad_|register_\w+|apply|compile|generate|save\w*|load\w*)$"
 )
 ON_PURPOSE = re.compile(r"(^|\.)no_sync$")
+OFTEN = 2  # looks: on a busy host a thread within backward may sleep a moment for reasons of its own
 TRAINS = re.compile(r"(^|\.)backward$")
 
 
@@ -32,7 +36,8 @@ class SyncFacts:
     bypass: str | None = None  # the call that goes round the wrapper: "model.module in train (train.py)"
     uncalled: str | None = None  # a wrapped model that the function which calls backward never calls
     trains: bool | None = None  # it was seen in, or in a function that does, backward
-    reduced: bool | None = None  # it was seen waiting for the others within backward
+    reduced: bool | None = None  # it was seen waiting for the others within backward, and not only once
+    bytes_per_s: float | None = None  # to and from its peers, since it was first seen training
     deferred: bool | None = None  # its code defers synchronisation on purpose (no_sync, join)
 
 
@@ -44,10 +49,11 @@ class SyncAnalysis:
     job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, SyncFacts], None]:
-        return {key: _facts(case, key) for key in case.ranks}, None
+        data = data_connections(case)
+        return {key: _facts(case, key, [one.connection for one in data.get(key, ())]) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key) -> SyncFacts:
+def _facts(case: Case, key: Key, data: Sequence[Connection]) -> SyncFacts:
     looks = looks_at(case, key)
     if not looks:
         return SyncFacts()
@@ -58,9 +64,27 @@ def _facts(case: Case, key: Key) -> SyncFacts:
         bypass=next((site for step in steps if (site := _bypass(step))), None),
         uncalled=next((site for step in steps if (site := _uncalled(step))), None),
         trains=any(TRAINS.search(name) for name in calls),
-        reduced=any(look.phase == "collective" and _in_backward(look) for look in looks),
+        reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= OFTEN,
+        bytes_per_s=_rate(case, key, data, next((look.at_s for look in looks if _trains(look)), None)),
         deferred=any(ON_PURPOSE.search(name) for name in calls),
     )
+
+
+def _trains(look: Look) -> bool:
+    """It is within a loop, in code that calls backward."""
+    places = [step.place for step in look.story if step.place and not is_library(step.file)]
+    return any(place.loops for place in places) and any(TRAINS.search(n) for place in places for n in place.around)
+
+
+def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float | None) -> float | None:
+    """Before it trains a wrapper sends the whole model round: that is no gradient."""
+    shots = [(at, record) for at, record in case.series(key, "sockets") if since_s is not None and at >= since_s]
+    if len(shots) < 2 or not data:
+        return None
+    (start, first), (end, _) = shots[0], shots[-1]
+    before = {tcp.identity(one): one for one in first.connections}
+    crossed = tcp.traffic(before, data, end - start).crossed
+    return crossed / (end - start) if crossed is not None else None
 
 
 def _in_backward(look: Look) -> bool:

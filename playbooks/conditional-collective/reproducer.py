@@ -132,7 +132,7 @@ class Trainer:
             for clips, labels in self.batches():
                 loss = self.train_step(clips, labels)
                 self.global_step += 1
-                if self.rank == 0 and self.global_step % 10 == 0:
+                if self.rank == 0 and self.global_step % 10 == 1:
                     print(f"step {self.global_step} loss {loss:.4f}", flush=True)
                 self.after_step()
 
