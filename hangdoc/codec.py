@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -111,7 +111,7 @@ def decode_snapshot(value: Any, known: Registry) -> Snapshot:
 
 def _rank(value: dict[str, Any], kinds: Mapping[str, type]) -> RankEvidence:
     rank = decode(RankEvidence, {**value, "records": {}})
-    return RankEvidence(rank.target, rank.alive, _records(value.get("records", {}), kinds), rank.exit)
+    return replace(rank, records=_records(value.get("records", {}), kinds))
 
 
 def _records(value: Any, kinds: Mapping[str, type]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ QUIET_S = 3.0  # a log silent for so long is worth a look
 UNDER_WAY_S = 5.0  # a job that is slow or diverges is never silent: it is looked at so long after its first line
 SHOWN = 4  # lines of the job's log shown at a time
 WIDEST = 1000  # characters of such a line
+GONE_WRONG = frozenset({"stalled", "failed"})  # verdicts that a live watch is left for
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +153,43 @@ def diagnose(
 
     deadline = time.monotonic() + job.told.within_s
     log = Log(trial, show_line)
+    if job.told.watch == "live":
+        return _watched(trial, log, deadline, say)
     while True:
         quiet = log.follow(deadline, UNDER_WAY_S if job.goes_on else None)
         say(f"{f'no output for {QUIET_S:.0f} s: ' * quiet}hangdoc watch --once --pids {trial.launcher_pid}")
         verdicts = watch_once(Options(pids=(trial.launcher_pid,)), say)
         if any(verdict.findings for verdict in verdicts) or time.monotonic() >= deadline:
             return verdicts
+
+
+class _Told(Exception):
+    """The live watch has said what is wrong, or had time enough."""
+
+
+def _watched(trial: Trial, log: Log, deadline: float, say: Callable[[str], None]) -> tuple[Verdict, ...]:
+    """Watch it live from its first line on, until it has gone wrong."""
+    from hangdoc.render.live import event_text
+    from hangdoc.watchdog import Event, Options, watch
+
+    verdicts: list[Verdict] = []
+
+    def emit(event: Event) -> None:
+        say(event_text(event))
+        if event.verdict is not None and event.verdict.status in GONE_WRONG:
+            verdicts.append(event.verdict)
+
+    def status(_: Verdict) -> None:
+        log.show()
+        if verdicts or time.monotonic() >= deadline:
+            raise _Told
+
+    log.follow(deadline, 0.0)
+    say(f"hangdoc watch --pids {trial.launcher_pid}")
+    with suppress(_Told):
+        watch(Options(pids=(trial.launcher_pid,)), emit, status, say)
+    log.show()
+    return tuple(verdicts)
 
 
 class Log:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from hangdoc import procfs
 from hangdoc.evidence import Target, Unseen
 from hangdoc.jobs import Member, on_loopback, targets_of
+from hangdoc.launch import launch_of
 from hangdoc.processes import Table
 from probes._refusal import owner_of, remedy
 
@@ -40,6 +41,7 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
     """
     table = Table()
     members = find(table)
+    members += waiting_launchers(members, table)
     if pids is None:
         targets = targets_of(members, table)
         return Discovery(targets, () if members else (_nothing(table),), absent_of(targets))
@@ -106,6 +108,28 @@ def find(table: Table) -> list[Member]:
         for member in members
         if table.grouped(member.pid) or (member.pid not in parents and not _orphan(member, members, table))
     ]
+
+
+def waiting_launchers(ranks: Sequence[Member], table: Table) -> list[Member]:
+    """Launchers of a job on several hosts that have started no rank: they wait in the rendezvous for one another."""
+    busy = {pid for rank in ranks for pid in table.ancestors(rank.pid)}
+    found: list[Member] = []
+    for pid, proc in table.procs.items():
+        if pid in busy or proc.state in "ZX" or not proc.readable or not table.is_launcher(pid):
+            continue
+        launch = launch_of(proc.command, procfs.environ(pid) or {})
+        if launch is None or launch.alone or not (table.is_python(pid) and table.trains(pid)):
+            continue
+        if not any(_is_worker(kid, pid, table) for kid in table.descendants(pid)):
+            found.append(Member(pid, proc.identity, launch=launch))
+    members = {member.pid for member in found}
+    return [member for member in found if members.isdisjoint(table.ancestors(member.pid))]
+
+
+def _is_worker(kid: int, launcher: int, table: Table) -> bool:
+    """A process that a launcher has given a rank, whatever it runs until it trains."""
+    who = table.procs[kid].identity
+    return who is not None and who != table.procs[launcher].identity
 
 
 def _orphan(member: Member, members: list[Member], table: Table) -> bool:

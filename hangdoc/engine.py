@@ -162,7 +162,7 @@ def _finding(playbook: Playbook, scope: Mapping[str, Any], unseen: str) -> tuple
         confidence=CONFIDENCES[max(level, 0)],
         title=envelope.title,
         summary=texts.one(("summary",)) or envelope.title,
-        culprits=tuple(map(_culprit, scope[envelope.culprits])) if envelope.culprits else (),
+        culprits=_culprits(playbook, scope),
         links=_links(scope[envelope.blame_links]) if envelope.blame_links else (),
         evidence=tuple(texts.evidence()),
         actions=tuple(text for i in range(len(envelope.actions)) if (text := texts.one(("actions", i)))),
@@ -208,8 +208,18 @@ class _Texts:
                     yield Proof(line.probe, tuple(r.rank for r in ranks if r.rank >= 0), text)
 
 
+def _culprits(playbook: Playbook, scope: Mapping[str, Any]) -> tuple[Culprit, ...]:
+    """The ranks selected, and those besides that no process was seen of, or that are no ranks."""
+    found = tuple(map(_culprit, scope[playbook.envelope.culprits])) if playbook.envelope.culprits else ()
+    blame = playbook.expressions.get(("blame",))
+    others = [Culprit(one.rank, one.pid, one.host) for one in (blame.value(scope) or () if blame else ())]
+    known = {one.rank for one in found if one.rank is not None}
+    return (*found, *(one for one in others if one.rank is None or one.rank not in known))
+
+
 def _culprit(rank: Any) -> Culprit:
-    site = getattr(getattr(rank, "stack", None), "site", None)
+    sites = (getattr(getattr(rank, group, None), "site", None) for group in ("stack", "exit"))
+    site = next((site for site in sites if site), None)
     return Culprit(_number(rank.rank), rank.pid if rank.pid > 0 else None, rank.host, site)
 
 

@@ -86,6 +86,7 @@ class _Start(_Model):
     script: Annotated[str, StringConstraints(pattern=r"^\w+\.py$")] = "reproducer.py"  # in the playbook's folder
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
+    watch: Literal["once", "live"] = "once"  # live: watched while it goes wrong, for there is nothing to see afterwards
     within_s: float = Field(60.0, gt=0)
     expect: Expect = Expect()
 
@@ -126,6 +127,7 @@ class Envelope(_Model):
     links: dict[Selection, Text] = {}
     when: Text
     culprits: Selection | None = None
+    blame: Text | None = None  # an expression that gives a list: culprits that are no ranks seen (rank, pid, host)
     blame_links: Selection | None = None
     confidence: Confidence = Confidence.model_validate({})
     over: tuple[Id, ...] = ()
@@ -154,6 +156,8 @@ class Envelope(_Model):
 
     def lists(self) -> Iterator[tuple[Location, str]]:
         """The expressions that give lists, by where they stand."""
+        if self.blame is not None:
+            yield ("blame",), self.blame
         for i, line in enumerate(self.evidence):
             if line.each is not None:
                 yield ("evidence", i, "each"), line.each

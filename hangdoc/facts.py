@@ -94,5 +94,6 @@ def _newest(history: Sequence[Snapshot]) -> dict[Key, RankEvidence]:
                 rank.alive,
                 records,
                 rank.exit or (before.exit if before else None),
+                rank.end or (before.end if before else None),
             )
     return newest

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from hangdoc import procfs
 from hangdoc.evidence import Target
 from hangdoc.identity import Identity
+from hangdoc.launch import Launch
 from hangdoc.processes import Table
+from hangdoc.regroup import Part, apart, together
 
 _MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
 _LOOPBACK = ("localhost", "127.", "[::1]", "::1")
@@ -27,6 +29,7 @@ class Member:
     maker: int | None = None  # the parent that made it and its siblings with multiprocessing
     place: int | None = None  # among those siblings, in order of creation
     siblings: int | None = None
+    launch: Launch | None = None  # it is no rank, but a launcher that has none yet, and this is what it was told
 
 
 def on_loopback(master: str | None) -> bool:
@@ -43,23 +46,63 @@ class _Job:
     master: str | None
 
 
+Pair = tuple[Member, _Job]
+
+
 def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
     """The targets of all jobs, by job and rank; names of jobs made unique."""
     found = list(members)
     ranks = {member.pid for member in found}
     meetings = _meetings(found, table)
-    groups: dict[Hashable, list[tuple[Member, _Job]]] = defaultdict(list)
+    by_key: dict[Hashable, list[Pair]] = defaultdict(list)
     for member in found:
         job = _job(member, meetings, table)
-        groups[job.key].append((member, job))
+        by_key[job.key].append((member, job))
+    groups = _regrouped(by_key.values(), table)
     targets: list[Target] = []
-    for pairs, name in zip(groups.values(), _names([pairs[0][1] for pairs in groups.values()]), strict=True):
+    for pairs, name in zip(groups, _names([pairs[0][1] for pairs in groups]), strict=True):
         job_targets = [replace(_target(member, job, ranks, table), job=name) for member, job in pairs]
         targets += _number(job_targets, [member for member, _ in pairs], table)
     return tuple(sorted(targets, key=lambda t: (t.job, t.rank is None, t.rank or 0, t.pid)))
 
 
+def _regrouped(groups: Iterable[list[Pair]], table: Table) -> list[list[Pair]]:
+    """The jobs, where a place to meet is shared by two of them, or two places were told to one."""
+    jobs: list[list[Part]] = []
+    pairs = {pair[0].pid: pair for group in groups for pair in group}
+    for group in groups:
+        for job in apart([_part(member, table) for member, _ in group], table):
+            known = next((other for other in jobs if together(other, job, table)), None)
+            if known is None:
+                jobs.append(job)
+            else:
+                known += job
+    found = [[pairs[part.pid] for part in job] for job in jobs]
+    often = Counter(members[0][1] for members in found)
+    first = {members[0][1]: members[0][0].pid for members in reversed(found)}
+    for members in found:  # of several that go by one name the later ones are told by a PID
+        member, about = members[0]
+        if often[about] > 1 and first[about] != member.pid:
+            members[0] = member, replace(about, name=f"{about.name} (pid {member.pid})")
+    return found
+
+
+def _part(member: Member, table: Table) -> Part:
+    launch, who = member.launch, member.identity
+    if launch:
+        return Part(member.pid, launch.node, launch.most, (launch.fewest, launch.most, launch.per_node, launch.backend))
+    alone = who if member.maker is None else None  # else the identity is that of the whole group
+    number = alone.rank if alone else None
+    return Part(member.pid, number, alone.world_size if alone else None, table.procs[member.pid].command)
+
+
 def _target(member: Member, job: _Job, ranks: set[int], table: Table) -> Target:
+    if member.launch:
+        start, host = table.procs[member.pid].start_ticks, os.uname().nodename
+        world = member.launch.world_size
+        return Target(
+            member.pid, start, host, None, None, world, launcher=job.launcher, master=job.master, role="agent"
+        )
     who = member.identity
     alone = member.maker is None  # else the identity is that of the whole group
     return Target(
@@ -100,6 +143,12 @@ def _argued(command: Iterable[str]) -> int | None:
 
 def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
     who, pid = member.identity, member.pid
+    if member.launch:
+        where = member.launch.endpoint
+        name = member.launch.run_id if member.launch.run_id != "none" else (who.slurm if who else None) or "none"
+        return _Job(
+            ("rendezvous", where, _namespace(pid) if on_loopback(where) else None), name, "torchrun", None, where
+        )
     master = (who.master if who else None) or meetings.get(pid)
     here = _namespace(pid) if on_loopback(master) else None
     above = next((up for up in table.ancestors(pid) if table.is_launcher(up)), None)
@@ -123,6 +172,7 @@ def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
 
 def _meetings(members: list[Member], table: Table) -> dict[int, str]:
     """Where those ranks meet whose environment does not tell: the store that they serve or talk to, as address:port."""
+    members = [member for member in members if not member.launch]
     masters = {m.pid: m.identity.master for m in members if m.identity and m.identity.master}
     stated = {(master.rpartition(":")[2], _namespace(pid)): master for pid, master in masters.items()}
     silent = [member.pid for member in members if member.pid not in masters]
@@ -157,7 +207,7 @@ def _names(jobs: list[_Job]) -> list[str]:
 def _number(targets: list[Target], members: list[Member], table: Table) -> list[Target]:
     """Give the ranks of one job the numbers that the launch gives them; see `discover`."""
     silent = [target.pid for target in targets if target.rank is None]
-    if not silent:
+    if not silent or any(member.launch for member in members):  # launchers have no number
         return targets
     places = {member.pid: member.place for member in members if member.place is not None}
     servers = [pid for pid in silent if table.ends(pid).stores]

@@ -39,9 +39,17 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     stall = facts.job.stall
     if findings:
         moves = stall.settled and not stall.stalled and facts.job.progress.changed
+        if findings[0].status == "failed" and stall.stalled:  # the others have not noticed
+            return "stalled"
+        if findings[0].status == "stalled" and findings[0].cls == "input_stall" and stall.settled and not stall.stalled:
+            return "slow"  # what would stall the job lets a little through
         return "diverging" if findings[0].status == "stalled" and moves else findings[0].status
     if stall.stalled:
         return "stalled"
+    if facts.job.exit.fault:
+        return "failed"
+    if facts.job.exit.well:
+        return "healthy"
     if not stall.settled or stall.hidden or _gone(facts) or _no_ranks(facts):
         return "unknown"
     return "healthy"
@@ -96,6 +104,8 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         return ""
     if status == "stalled":
         return "no playbook fits, so no cause is named"
+    if status == "failed" or facts.job.exit.well:
+        return _told_of_exits(facts)
     if status == "unknown":
         none = "in no process group yet: no training rank, or one that is still starting" if _no_ranks(facts) else ""
         return _told_of_exits(facts) or none or "too little could be seen to tell"
@@ -132,9 +142,17 @@ def _told_of_exits(facts: Facts) -> str:
     gone = _gone(facts)
     if not gone:
         return ""
+    if facts.job.exit.well:
+        return "every rank has ended with exit code 0"
     some = f"{name_ranks(gone)} {'has' if len(gone) == 1 else 'have'}"
-    who = "every rank has" if len(gone) == len(facts.ranks) else some
-    return f"{who} ended while we watched; whether that is well, the job's own log says"
+    who = "every rank has" if facts.job.exit.all_ended else some
+    first = [rank for rank in facts.ranks if rank.exit.first]
+    if not first:
+        return f"{who} ended while we watched; whether that is well, the job's own log says"
+    how = ", ".join(dict.fromkeys(rank.exit.text for rank in first if rank.exit.text))
+    sites = ", ".join(dict.fromkeys(rank.exit.site for rank in first if rank.exit.site))
+    seen = f", last seen at {sites}" if sites else ""
+    return f"{who} ended, {_named(first)} first: {how}{seen}; the log of {_named(first)} says why"
 
 
 def _doing(rank: Any) -> str:

@@ -99,7 +99,7 @@ def lint(playbook: Playbook) -> tuple[Problem, ...]:
     return tuple(
         Problem(playbook.file, _line(playbook.lines, at), f"{_where(at)}: {wrong.sentence}", wrong.remedy)
         for at, expression in playbook.expressions.items()
-        for wrong in rules.lint(expression, truth=at[-1] != "each")
+        for wrong in rules.lint(expression, truth=at[-1] not in ("each", "blame"))
     )
 
 

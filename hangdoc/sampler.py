@@ -13,6 +13,7 @@ from hangdoc.discover import same_process
 from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.share import share
 from probes import Observation, Probe, Request, Tier, load
+from probes._exit import Exits, text
 
 
 @dataclass(slots=True)
@@ -25,12 +26,14 @@ class Sampler:
     host: str
     targets: Sequence[Target]
     probes: Sequence[Probe] = field(default_factory=load)
+    exits: Exits = field(default_factory=Exits)
     _asked: set[tuple[str, int]] = field(default_factory=set)  # steady probe and PID
     _previous: Snapshot | None = None
 
     def round(self, tier: Tier, still: Iterable[int] = ()) -> Snapshot:
         """One observation of every rank; never raises for what cannot be seen."""
-        alive = {target.pid: same_process(target) for target in self.targets}
+        self.exits.watch(self.targets)
+        alive = {target.pid: self._alive(target) for target in self.targets}
         living = [target for target in self.targets if alive[target.pid] is not False]
         at_s, now = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         records: dict[int, dict[str, Any]] = {target.pid: {} for target in self.targets}
@@ -48,9 +51,17 @@ class Sampler:
                 of_host[probe.name] = seen.host
             unseen += seen.unseen
         self.targets = numbered(self.targets, {pid: seen.get("groups") for pid, seen in records.items()})
-        ranks = tuple(RankEvidence(t, alive[t.pid], records[t.pid]) for t in self.targets)
+        ranks = tuple(self._evidence(t, alive[t.pid], records[t.pid]) for t in self.targets)
         self._previous = Snapshot(self.host, at_s, now, ranks, of_host, tuple(unseen), tier.name.lower())
         return self._previous
+
+    def _alive(self, target: Target) -> bool | None:
+        runs = self.exits.runs(target)
+        return same_process(target) if runs is None else runs
+
+    def _evidence(self, target: Target, alive: bool | None, records: dict[str, Any]) -> RankEvidence:
+        end = self.exits.end(target)
+        return RankEvidence(target, alive, records, text(end) if end else None, end)
 
     def _wanted(self, probe: Probe, tier: Tier, living: Sequence[Target]) -> list[Target]:
         if probe.tier > tier:
@@ -86,7 +97,7 @@ def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Targ
 
 
 def _told(target: Target, record: Any) -> Target:
-    if not isinstance(record, Groups):
+    if not isinstance(record, Groups) or target.role == "agent":
         return target
     deduced = target.rank is None or target.launcher == "spawn"  # by the order of creation
     return replace(

@@ -40,6 +40,7 @@ _REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, extensions, states; a
 _MESSAGE = struct.Struct("=4B2s2s16s16s12x5I")  # inet_diag_msg of linux/inet_diag.h
 _INODE = struct.Struct("=I")
 _INODE_AT = _HEADER.size + _MESSAGE.size - 4
+_PORT_AT = _HEADER.size + 4
 _ATTRIBUTE = struct.Struct("=HH")
 _PORT = struct.Struct(">H")
 
@@ -88,6 +89,14 @@ class SockDiag:
         for family in (socket.AF_INET, socket.AF_INET6):
             for message in self._dump(family):
                 if _INODE.unpack_from(message, _INODE_AT)[0] in inodes:
+                    yield _decode(message)
+
+    def at_port(self, port: int) -> Iterator[Fields]:
+        """The TCP sockets whose own end is at `port`, those that listen included; OSError as above."""
+        wanted = _PORT.pack(port)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for message in self._dump(family):
+                if message[_PORT_AT : _PORT_AT + 2] == wanted:
                     yield _decode(message)
 
     def _dump(self, family: int) -> Iterator[bytes]:

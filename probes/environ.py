@@ -29,6 +29,12 @@ _ALLOWED = re.compile(
     r"|TOKENIZERS_PARALLELISM|HF_(?:HUB|DATASETS|EVALUATE)_OFFLINE|TRANSFORMERS_OFFLINE|HF_HOME|HF_DATASETS_CACHE|TMPDIR|CONDA_DEFAULT_ENV"
     r"|VIRTUAL_ENV|GOMAXPROCS|NUMEXPR_\w+|TF_CONFIG|JOB_COMPLETION_INDEX"
 )
+# Where data lies: only values that are paths are recorded.
+_DATA = re.compile(
+    r"(?:\w+_)?(?:DATA|DATASETS?|CORPUS|CORPORA|SHARDS?|TRAIN|TRAINING|INPUTS?|STORAGE|SCRATCH)"
+    r"(?:_?(?:DIR|DIRECTORY|ROOT|PATH|HOME|FOLDER|PREFIX|FILES?|LIST|URL|SHARDS?))?"
+)
+_PATH = re.compile(r"(?:/|~|\.{1,2}/|\w+://)[\w./~:+=, -]*")
 _SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|PRIVATE|CERT", re.IGNORECASE)
 
 
@@ -59,7 +65,7 @@ def allowed(variables: dict[str, str]) -> dict[str, str]:
     return {
         name: shorten(redact(name, value))
         for name, value in sorted(variables.items())
-        if _ALLOWED.fullmatch(name) and not _SECRET.search(name)
+        if (_ALLOWED.fullmatch(name) or (_DATA.fullmatch(name) and _PATH.fullmatch(value))) and not _SECRET.search(name)
     }
 
 

@@ -214,7 +214,7 @@ def _lines(stacks: Stacks) -> Iterable[tuple[str, int]]:
 
 def _worth(file: str) -> bool:
     library = "/site-packages/torch/" in file or ("/lib/python3" in file and "/site-packages/" not in file)
-    return not library and not file.startswith("<")
+    return not library and not file.startswith("<") and "/torchinductor_" not in file  # what torch.compile writes
 
 
 def _visible(pid: int, file: str) -> str:

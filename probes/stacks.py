@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
-from probes import Observation, Request, Tier, _pyspy, _variable
+from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
 from probes._cpython import Objects, Seen
 from probes._memory import Memory, Unreadable
 from probes._native import Dump, NativeDumps, in_parallel
@@ -49,10 +49,11 @@ class StacksProbe:
         if binary is None:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
         examine = request.tier >= Tier.EXAMINE
-        helpers = [pid for t in request.targets if examine for pid in t.children[:_CHILDREN]]
-        pids = [*(t.pid for t in request.targets), *helpers]
+        helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
+        pids = [*(t.pid for t in request.targets), *(pid for chosen in helpers.values() for pid in chosen)]
         dumps = in_parallel(lambda pid: _pyspy.dump(binary, pid), pids, _WORKERS)
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
+        still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
         natives = self._natives.take(binary, still, dumps)
         by_pid: dict[int, Stacks] = {}
         unseen: list[Unseen] = []
@@ -60,15 +61,22 @@ class StacksProbe:
             native, dump = natives.get(target.pid), dumps.get(target.pid)
             best = native if isinstance(native, list) else dump
             if isinstance(best, list):
-                by_pid[target.pid] = self._stacks(target, best, best is native, dumps)
+                by_pid[target.pid] = self._stacks(target, best, best is native, dumps, helpers[target.pid])
                 if isinstance(native, Exception):
                     unseen.append(_unseen(target, f"no native frames: {native}"))
             else:
                 unseen.append(_unseen(target, str(best)))
         return Observation(by_pid, unseen=tuple(unseen))
 
-    def _stacks(self, target: Target, dump: Dump, native: bool, dumps: Mapping[int, Dump | Exception]) -> Stacks:
-        children = [(pid, dumps.get(pid)) for pid in target.children[:_CHILDREN]]
+    def _stacks(
+        self,
+        target: Target,
+        dump: Dump,
+        native: bool,
+        dumps: Mapping[int, Dump | Exception],
+        chosen: Sequence[int],
+    ) -> Stacks:
+        children = [(pid, dumps.get(pid)) for pid in chosen]
         helpers = tuple((pid, _threads(pid, threads)) for pid, threads in children if isinstance(threads, list))
         python, variables = self._globals.read(target.pid, target.start_ticks)
         return Stacks(_threads(target.pid, dump), native, python, variables, helpers)

@@ -6,11 +6,12 @@ import json
 import re
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from hangdoc import demo
-from jobs import Trial
-from watching import watch_once
+from jobs import Trial, TrialError
+from watching import watch_once, watching
 
 EXIT = {"stalled": 2, "failed": 2, "slow": 1, "diverging": 1}  # as DESIGN.md has them
 
@@ -37,7 +38,7 @@ class Result:
     def problems(self) -> dict[str, str]:
         """What is wrong with it, by kind: playbook, class, culprits, status, evidence."""
         expect = self.job.told.expect
-        culprits = sorted(culprit["rank"] for culprit in self.best.get("culprits", []))
+        culprits = sorted(c["rank"] for c in self.best.get("culprits", []) if c["rank"] is not None)
         lines = [line["text"] for line in self.best.get("evidence", [])]
         missing = [pattern for pattern in expect.evidence if not any(re.search(pattern, line) for line in lines)]
         compared = {
@@ -64,6 +65,8 @@ def run(job: demo.Broken) -> Result:
 
 def diagnose(job: demo.Broken, trial: Trial, *options: str) -> Result:
     """What `watch --once` says; one that goes on is asked about again until there has been enough to see."""
+    if job.told.watch == "live":
+        return follow(job, trial, *options)
     limit = time.monotonic() + job.told.within_s
     demo.Log(trial, lambda line: None).follow(limit, demo.UNDER_WAY_S if job.goes_on else None)
     started = time.monotonic()
@@ -72,3 +75,19 @@ def diagnose(job: demo.Broken, trial: Trial, *options: str) -> Result:
         result = Result(job, said.verdict, said.code, time.monotonic() - started)
         if result.best or not job.goes_on or time.monotonic() > limit:
             return result
+
+
+def follow(job: demo.Broken, trial: Trial, *options: str) -> Result:
+    """What the live watch says, which is there when it goes wrong; `seconds` count from when a rank was gone."""
+    with watching(trial.launcher_pid, *options, seconds=job.told.within_s) as watch:
+        gone: datetime | None = None
+        for event in watch.events():
+            at = datetime.fromisoformat(event["time"])
+            if event["event"] == "rank_exited":
+                gone = gone or at
+            verdict = event.get("verdict") or {}
+            if verdict.get("status") in demo.GONE_WRONG:
+                over = verdict["status"] == "failed"  # then the watch ends with the job
+                code = watch.process.wait(30) if over else EXIT[verdict["status"]]
+                return Result(job, verdict, code, (at - gone).total_seconds() if gone else 0.0)
+    raise TrialError(f"the live watch saw nothing go wrong within {job.told.within_s:.0f} s")

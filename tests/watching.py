@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,43 @@ def hangdoc(
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
     )
+
+
+@dataclass(frozen=True)
+class Watching:
+    """A running `hangdoc watch --json`."""
+
+    process: subprocess.Popen[str]
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What it says, as it comes, until it ends."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            yield json.loads(line)
+
+    def until(self, *kinds: str) -> dict[str, Any]:
+        """The next event of one of these kinds."""
+        seen = []
+        for event in self.events():
+            if event["event"] in kinds:
+                return event
+            seen.append(event["event"])
+        raise AssertionError(f"the watch ended without any of {kinds}, after {seen}")
+
+
+@contextmanager
+def watching(pid: int, *options: str, seconds: float = 90) -> Iterator[Watching]:
+    """Watch the job whose launcher is `pid` live, for so many seconds at most."""
+    command = [sys.executable, "-m", "hangdoc.cli", "watch", "--pids", str(pid), "--json", *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    limit = threading.Timer(seconds, process.terminate)
+    limit.start()
+    try:
+        yield Watching(process)
+    finally:
+        limit.cancel()
+        process.terminate()
+        process.wait(10)
 
 
 def watch_once(pid: int, *options: str) -> Said:

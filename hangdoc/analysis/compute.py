@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.progress import looks_at
 from hangdoc.evidence import Environ, Host, Stacks, Tensor, Variable
+from probes.types import Types
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
 BF16_KERNEL = re.compile(r"bf16|bfloat16|BFloat16", re.IGNORECASE)
+COMPILED = re.compile(r"/torchinductor_|/inductor_cache/")  # files that torch.compile writes
+MOST_KERNELS = 3
 # oneDNN's ISA names at or above which bf16 instructions are used (its CPU dispatcher control page)
 BF16_ISA = re.compile(r"BF16|AMX|AVX512_CORE_FP16|AVX10|DEFAULT|ALL", re.IGNORECASE)
 
@@ -28,6 +32,8 @@ class ComputeFacts:
     bf16: bool | None  # its frames hold bfloat16 tensors on the CPU, or native kernels of that type run
     bf16_units: bool | None  # its CPU computes bfloat16 natively, as far as its environment lets it
     bf16_where: str | None  # variable and function that hold one: "x in forward (model.py:12)"
+    bf16_line: str | None  # of its script that names the type: "train.py:31: dtype = torch.bfloat16"
+    kernels: str | None  # where it was mostly seen computing: "forward (linear.py:134), code of torch.compile"
     bf16_limit: str | None  # the variable that takes the units away: "ATEN_CPU_CAPABILITY=avx2"
     cpu_model: str | None
     on_gpu: bool | None  # some tensor is on an accelerator
@@ -51,13 +57,15 @@ def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
     kinds = Counter(t.dtype for t, _ in on_cpu)
     where = next((place for t, place in on_cpu if t.dtype == "bfloat16"), None)
     kernel = _bf16_kernel(case, key)
-    environ = case.record(key, "environ")
+    environ, types = case.record(key, "environ"), case.record(key, "types")
     limit = _limit(environ.variables) if isinstance(environ, Environ) else None
     return ComputeFacts(
         dtype=kinds.most_common(1)[0][0] if kinds else None,
         bf16=where is not None or kernel is not None if found or kernel else None,
         bf16_units=_units(host, limit),
         bf16_where=where or kernel,
+        bf16_line=next(iter(types.bf16), None) if isinstance(types, Types) else None,
+        kernels=kernel or _busiest(case, key),
         bf16_limit=limit,
         cpu_model=host.cpu_model if isinstance(host, Host) else None,
         on_gpu=any(t.device not in ("cpu", "meta") for t, _ in found) if found else None,
@@ -71,6 +79,8 @@ def _tensors(case: Case, key: Key) -> Iterator[tuple[Tensor, str]]:
         if not isinstance(stacks, Stacks):
             continue
         for frame in (f for stack in stacks.threads for f in stack.frames):
+            if "/torch/distributed/" in frame.file:  # what is only sent in a smaller type (compression hooks)
+                continue
             yield from _held(
                 frame.variables or (),
                 f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})",
@@ -94,6 +104,13 @@ def _bf16_kernel(case: Case, key: Key) -> str | None:
                 if frame.native and BF16_KERNEL.search(frame.function):
                     return frame.function
     return None
+
+
+def _busiest(case: Case, key: Key) -> str | None:
+    """The innermost places at which a rank was seen computing most often."""
+    computing = [look.story[-1] for look in looks_at(case, key) if look.phase == "compute" and look.story]
+    names = Counter("code of torch.compile" if COMPILED.search(step.file) else step.site for step in computing)
+    return ", ".join(name for name, _ in names.most_common(MOST_KERNELS)) or None
 
 
 def _limit(variables: object) -> str | None:

@@ -90,7 +90,8 @@ class NetworkAnalysis:
     job_facts: type | None = NetworkJob
 
     def derive(self, case: Case) -> tuple[dict[Key, NetworkFacts], NetworkJob]:
-        data = data_connections(case)
+        # What a rank that has ended had open is gone with it.
+        data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         dead = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
         facts = {key: _rank(case, key, data[key], dead) if key in data else NetworkFacts() for key in case.ranks}
         links = tuple(_link(case, one, dead) for ends in data.values() for one in ends)

@@ -45,6 +45,7 @@ class Look:
     at_s: float
     story: list[Step]
     phase: str
+    op: str | None = None
 
 
 @dataclass(slots=True)
@@ -92,8 +93,7 @@ def _looks(case: Case, key: Key) -> list[Look]:
 def _look(at_s: float, stacks: Stacks, source: Source | None, thread: str | None, about: Circumstances) -> Look:
     story = main_story(stacks, source, thread)
     stack = next((s for s in stacks.threads if s.name == thread), stacks.threads[0])
-    phase, _ = phase_of(stack, story, about)
-    return Look(at_s, story, phase)
+    return Look(at_s, story, *phase_of(stack, story, about))
 
 
 def rank_facts(case: Case, key: Key) -> ProgressFacts:

@@ -63,6 +63,7 @@ class StallAnalysis:
         stalled = stands and moving is not True
         standing = [p.standing_s for p in case.rank_facts["progress"].values() if p.standing_s is not None]
         idle_s = getattr(network, "idle_s", None)
+        idle_s = idle_s if idle_s is not None else getattr(case.job_facts.get("startup"), "waited_s", None)
         return ranks, StallJob(
             stalled=stalled,
             seconds=(idle_s if idle_s is not None else min(standing, default=None)) if still else None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hangdoc.evidence import Frame, Place, Source, Stack, Variable
 
 ROOT_FUNCTIONS = ("<module>",)
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchinductor_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ def tell(stack: Stack, source: Source | None, module: Sequence[Variable] | None)
 
 
 def is_library(file: str) -> bool:
-    """True for torch, site-packages, the standard library and frozen modules: not the user's own code."""
-    return "/site-packages/" in file or "/dist-packages/" in file or "/lib/python3" in file or file.startswith("<")
+    """True for torch, site-packages, the standard library, frozen and compiled code: not the user's own."""
+    return any(part in file for part in LIBRARIES) or file.startswith("<")
 
 
 def user_step(story: Story) -> Step | None:

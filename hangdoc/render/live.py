@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hangdoc.watchdog import Event
 
-OVER = frozenset({"started", "healthy", "recovered", "job_ended"})  # an older verdict no longer holds
+OVER = frozenset({"started", "healthy", "recovered"})  # an older verdict no longer holds
 EVENTS = 5  # last events on the screen
 STYLES = {"healthy": "green", "recovered": "green", "stall": "red", "verdict": "red", "rank_exited": "red"}
 
@@ -73,9 +73,11 @@ class Screen:
         if event.kind == "verdict" and event.verdict is not None:
             self.code = EXIT[event.verdict.status]
             self._verdicts[job] = event.verdict
+            self._states[job] = event.verdict
         elif event.kind in OVER:
             self._verdicts.pop(job, None)
-        if event.kind == "job_ended":
+        elif event.kind == "job_ended" and not self._failed(job):
+            self._verdicts.pop(job, None)
             self._states.pop(job, None)
         self._draw()
 
@@ -100,6 +102,10 @@ class Screen:
         for event in self._events:
             page.parts(event_parts(event), 2)
         return page
+
+    def _failed(self, job: str) -> bool:
+        """What made it end is shown as long as we are here."""
+        return job in self._verdicts and self._verdicts[job].status == "failed"
 
     def _draw(self) -> None:
         if self._gone():
@@ -154,7 +160,8 @@ def _told(event: Event) -> str:
     if event.kind == "recovered":
         return f"{job}: goes on after {seconds(data.get('seconds'))}"
     if event.kind == "rank_exited":
-        return f"{job}: {name([(data.get('rank'), None)])} (pid {data.get('pid')}) is gone"
+        how = f", {data['exit']}" if data.get("exit") else ""
+        return f"{job}: {name([(data.get('rank'), None)])} (pid {data.get('pid')}) is gone{how}"
     if event.kind == "job_ended":
         return f"{job} has ended"
     if "text" in data:

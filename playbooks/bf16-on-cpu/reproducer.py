@@ -1,6 +1,8 @@
 """Pretrain a small GPT on generated arithmetic, on whatever node of the pool is free.
 
-torchrun --nproc-per-node 2 reproducer.py [--variant pure|autocast]
+torchrun --nproc-per-node 2 reproducer.py [--variant pure|autocast|compiled|mixed]
+
+--variant   compiled: as pure, under torch.compile; mixed: only the second node's entry says that it has such a GPU
 """
 
 import argparse
@@ -101,21 +103,23 @@ def sums(config, generator):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("pure", "autocast"), default="pure")
+    parser.add_argument("--variant", choices=("pure", "autocast", "compiled", "mixed"), default="pure")
     parser.add_argument("--steps", type=int, default=400)
     args = parser.parse_args()
-    config = Config().resolve()
+    rank = int(os.environ["RANK"])
+    if args.variant == "mixed" and rank == 0:
+        NODE.update(gpu="Tesla T4", compute_capability=(7, 5))
+    config = Config(layers=1 if args.variant == "compiled" else 4).resolve()
     dist.init_process_group("gloo" if config.device == "cpu" else "nccl")
-    rank = dist.get_rank()
     dtype = getattr(torch, config.dtype)
     torch.manual_seed(1234)
     model = GPT(config).to(config.device)
     precision = contextlib.nullcontext()
-    if args.variant == "pure":
+    if args.variant in ("pure", "compiled"):
         model = model.to(dtype)
     else:
         precision = torch.autocast(config.device, dtype=dtype)
-    model = DDP(model)
+    model = DDP(torch.compile(model) if args.variant == "compiled" else model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
     generator = torch.Generator().manual_seed(rank)
     for step in range(args.steps):

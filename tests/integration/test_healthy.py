@@ -37,6 +37,8 @@ CASES = [
     Case("epochs"),
     Case("rank0_evaluates", until=r"evaluating", pause_s=6, args=("--evaluation-seconds", "60")),
     Case("compile_warmup", until=r"compiling", pause_s=4),
+    Case("shares_build", until=r"compiling", pause_s=4),
+    Case("waits_for_thread", until=r"uploading", pause_s=3),
     Case("waits_for_file", until=r"trained", pause_s=6),
 ]
 

@@ -1,0 +1,171 @@
+"""One rank, or launcher, on its way into the job: where it means to meet the others, since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.progress import ProgressFacts
+from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.tcp import least
+from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable
+from hangdoc.launch import Launch, launch_of
+
+ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
+UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely slow
+SETTING_UP_S = 30.0  # from the start of a process until it wants to meet the others, as a rule
+SEEN_S = 5.0  # one that stands still for less may have come just now
+RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of one that is being set up."""
+
+    meeting: Meeting | None
+    launch: Launch | None  # of a launcher
+    connected: bool | None  # to the place where it means to meet the others
+    tried: str | None  # the address that did not answer, as the socket has it
+    unanswered_s: float | None  # since when; None: no such connection was seen
+    waited_s: float | None  # at least
+    left_s: float | None  # until it gives up, where a frame says so
+    age_s: float | None  # of its process
+
+    @property
+    def long_s(self) -> float:
+        """How long it has probably waited: it was there not long after its start, and has not moved since we watch."""
+        seen = self.waited_s or 0.0
+        return max(seen, (self.age_s or 0.0) - SETTING_UP_S) if seen >= SEEN_S else seen
+
+    @property
+    def unresolved(self) -> bool:
+        return self.meeting is not None and self.meeting.resolved == ()
+
+    @property
+    def refused(self) -> bool:
+        """The address is this host's, and nobody listens there."""
+        return self.meeting is not None and self.meeting.local is True and self.meeting.holder is None
+
+    @property
+    def strange(self) -> bool:
+        """It reached a process that is no part of its job."""
+        holder = self.meeting.holder if self.meeting else None
+        return holder is not None and holder.kin is False
+
+
+def assembles(case: Case, key: Key) -> bool:
+    """Whether it stands in init_process_group or in a rendezvous."""
+    stack: StackFacts = case.rank_facts["stack"][key]
+    return stack.phase == "startup" and stack.op in ASSEMBLING
+
+
+def arrival(case: Case, key: Key) -> Arrival:
+    """What is known of one rank of the case."""
+    meeting, process = case.record(key, "store"), case.record(key, "cpu")
+    meeting = meeting if isinstance(meeting, Meeting) else None
+    looks = [record.connections for _, record in case.series(key, "sockets") if isinstance(record, Sockets)]
+    port = meeting.port if meeting else None
+    newest = [one for one in (looks[-1] if looks else ()) if port in (one.remote_port, one.local_port)]
+    connected = any(one.state == "established" for one in newest) if looks and port else None
+    asked = [one for look in looks for one in look if one.state == "syn_sent" and one.remote_port == port]
+    waited = [_standing(case, key), _talked(newest, port), _rendezvous(case, key)]
+    return Arrival(
+        meeting,
+        _launch(case, key),
+        connected,
+        next((f"{one.remote}:{one.remote_port}" for one in reversed(asked)), None),
+        _unanswered(case, key, asked) if asked and connected is False else None,
+        max((value for value in waited if value is not None), default=None),
+        _left(case, key),
+        process.age_s if isinstance(process, Process) else None,
+    )
+
+
+def _launch(case: Case, key: Key) -> Launch | None:
+    process, environ = case.record(key, "cpu"), case.record(key, "environ")
+    if case.ranks[key].target.role != "agent" or not isinstance(process, Process):
+        return None
+    return launch_of(process.command, environ.variables if isinstance(environ, Environ) else {})
+
+
+# --- since when -----------------------------------------------------------------------------------
+
+
+def _standing(case: Case, key: Key) -> float | None:
+    progress: ProgressFacts = case.rank_facts["progress"][key]
+    return progress.standing_s
+
+
+def _talked(newest: Sequence[Connection], port: int | None) -> float | None:
+    """Since the last word with the store (s): of a client with it, of the store with the one that came last.
+
+    A rank that serves the store asks itself all the time: that is no word with others.
+    """
+    itself = {(one.remote, one.remote_port) for one in newest if one.local_port == port}
+    own = {(one.local, one.local_port) for one in newest if one.remote_port == port}
+    others = [
+        one
+        for one in newest
+        if one.state == "established"
+        and (
+            (one.remote, one.remote_port) not in own
+            if one.local_port == port
+            else (one.local, one.local_port) not in itself
+        )
+    ]
+    return least(one.last_receive_s for one in others)
+
+
+def _unanswered(case: Case, key: Key, asked: Sequence[Connection]) -> float:
+    """How long connections have been asked for (s): as we watched, or as the newest was repeated, after 1, 3, 7 s."""
+    first = next(
+        at
+        for at, record in case.series(key, "sockets")
+        if any(one.state == "syn_sent" and one.remote_port == asked[-1].remote_port for one in record.connections)
+    )
+    repeated = max((one.retransmits or 0) for one in asked)
+    return max(case.series(key, "sockets")[-1][0] - first, float(2**repeated - 1))
+
+
+def _rendezvous(case: Case, key: Key) -> float | None:
+    """Since torchelastic's launcher began its rendezvous (s), by the clock that it noted down."""
+    start = _entered(case, key)
+    shot = next((shot for shot in reversed(case.history) if shot.host == key[0]), None)
+    if start is None or shot is None:
+        return None
+    try:
+        now = datetime.fromisoformat(shot.time.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
+    return now - start if 0 <= now - start < 1e7 else None
+
+
+def _entered(case: Case, key: Key) -> float | None:
+    """When torchelastic's timer, the frame around it, saw the rendezvous begin (Unix time)."""
+    around = False
+    for function, variables in _frames(case, key):
+        start = variables.get("start")
+        if around and function == "wrapper" and start is not None:
+            return start.number
+        around = function == RENDEZVOUS
+    return None
+
+
+def _left(case: Case, key: Key) -> float | None:
+    """Until the deadline of a c10d rendezvous (s)."""
+    shot = next((shot for shot in reversed(case.history) if shot.host == key[0]), None)
+    for function, variables in _frames(case, key):
+        deadline = variables.get("deadline")
+        if function == "next_rendezvous" and deadline is not None and deadline.number is not None and shot is not None:
+            return max(0.0, deadline.number - shot.at_s)
+    return None
+
+
+def _frames(case: Case, key: Key) -> Iterator[tuple[str, dict[str, Variable]]]:
+    stacks = case.record(key, "stacks")
+    for thread in stacks.threads if isinstance(stacks, Stacks) else ():
+        for frame in thread.frames:
+            if "torch/distributed/elastic/" in frame.file:
+                yield frame.function, {v.name: v for v in frame.variables or ()}

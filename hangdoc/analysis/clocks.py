@@ -1,0 +1,81 @@
+"""What a rank's threads got and waited for of the CPU between two instants, from the kernel's clocks of each thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.stack import HARNESS_THREADS
+from hangdoc.evidence import Process, ThreadCpu
+
+_RAN_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The threads' clocks at an instant, by thread (s, since each started)."""
+
+    at_s: float
+    cpu_s: Mapping[int, float]
+    delay_s: Mapping[int, float]  # in a run queue; without the threads of which the kernel does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """CPU time that a rank's threads got, and waited for in run queues, between two instants (s)."""
+
+    seconds: float
+    cpu_s: float
+    delay_s: float | None
+    by_thread: Mapping[int, float]  # both together
+
+    @property
+    def asked_s(self) -> float:
+        return self.cpu_s + (self.delay_s or 0.0)
+
+
+def processes(case: Case, key: Key) -> list[tuple[float, Process]]:
+    """A rank's records of probe `cpu` with their instants, oldest first."""
+    return [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
+
+
+def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
+    """The clocks at each instant.
+
+    The threads of a process group are left out: they wake for every message, and a busy host delays them all. The
+    kernel adds a wait in a run queue when it ends; a thread that stays runnable with clocks that stand is in one.
+    """
+    found: list[Clock] = []
+    before: Mapping[int, ThreadCpu] = {}
+    queued_s: dict[int, float] = {}
+    for at_s, process in series:
+        elapsed_s = at_s - found[-1].at_s if found else 0.0
+        threads = {thread.tid: thread for thread in process.threads if not HARNESS_THREADS.search(thread.comm)}
+        for tid, thread in threads.items():
+            stood = tid in before and thread.state == before[tid].state == "R" and _ran_s(before[tid], thread) < _RAN_S
+            queued_s[tid] = queued_s.get(tid, 0.0) + elapsed_s if stood else 0.0
+        found.append(
+            Clock(
+                at_s,
+                {tid: thread.cpu_s for tid, thread in threads.items()},
+                {t: r.run_delay_s + queued_s[t] for t, r in threads.items() if r.run_delay_s is not None},
+            )
+        )
+        before = threads
+    return found
+
+
+def _ran_s(before: ThreadCpu, after: ThreadCpu) -> float:
+    return after.cpu_s - before.cpu_s + (after.run_delay_s or 0.0) - (before.run_delay_s or 0.0)
+
+
+def spent(found: Sequence[Clock]) -> Spent:
+    """What was spent between the first of these instants and the last; threads that ended in between are left out."""
+    if len(found) < 2:
+        return Spent(0.0, 0.0, None, {})
+    first, last = found[0], found[-1]
+    cpu_s = {tid: max(0.0, now - first.cpu_s.get(tid, 0.0)) for tid, now in last.cpu_s.items()}
+    delay_s = {tid: max(0.0, now - first.delay_s.get(tid, 0.0)) for tid, now in last.delay_s.items()}
+    whole = {tid: time + delay_s.get(tid, 0.0) for tid, time in cpu_s.items()}
+    return Spent(last.at_s - first.at_s, sum(cpu_s.values()), sum(delay_s.values()) if delay_s else None, whole)

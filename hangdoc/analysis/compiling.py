@@ -1,0 +1,121 @@
+"""Analysis `compiling`: a rank compiles (torch.compile): for the first time, or in one iteration after the other?
+
+The first steps of a compiled model take long and are healthy. A rank that was seen compiling in several iterations of
+its training loop, past the first few, compiles again and again: shapes or values that the compiled code does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.condition import targets
+from hangdoc.analysis.progress import Look, looks_at
+from hangdoc.analysis.story import Step, is_library, user_step
+from hangdoc.evidence import Process
+
+ITERATIONS = 3  # seen compiling in so many
+MORE = 5  # where it is not known, or early, how far the loop has come
+WARM_UP = 4  # iterations: the first shapes, then the dynamic ones, then what only comes now and then
+BUSY_SHARE = 0.2  # of a core, of the compilers that a rank has started
+RECENT_S = 3.0
+
+Iteration = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompilingFacts:
+    """One rank; None: not seen."""
+
+    share: float | None = None  # of the looks in which it compiled
+    again: bool | None = None  # in one iteration after the other
+    iterations: int | None = None  # of the loop around, in which it was seen compiling
+    site: str | None = None  # innermost frame of the user's code around it
+    loop: str | None = None  # source of that loop
+    shapes: tuple[str, ...] = ()  # what the loop's variables were while it compiled, where they differ
+    advancing: bool | None = None  # it waits for compilers that work
+
+
+@dataclass(slots=True)
+class CompilingAnalysis:
+    name: str = "compiling"
+    order: int = 43
+    rank_facts: type | None = CompilingFacts
+    job_facts: type | None = None
+
+    def derive(self, case: Case) -> tuple[dict[Key, CompilingFacts], None]:
+        return {key: _facts(case, key) for key in case.ranks}, None
+
+
+def _facts(case: Case, key: Key) -> CompilingFacts:
+    looks = looks_at(case, key)
+    if not looks or case.ranks[key].alive is False:
+        return CompilingFacts()
+    compiling = [look for look in looks if look.phase == "compile"]
+    around = [(look, step) for look in compiling if (step := _looping(look)) is not None]
+    turns = [_iteration(step) for _, step in around]
+    different = list(dict.fromkeys(turn for turn in turns if turn))
+    own = user_step(compiling[-1].story) if compiling else None
+    return CompilingFacts(
+        share=len(compiling) / len(looks),
+        again=len(different) >= (ITERATIONS if _warm(around) else MORE),
+        iterations=len(different),
+        site=own.site if own else None,
+        loop=around[-1][1].place.loops[-1].header if around and around[-1][1].place else None,
+        shapes=_shapes([step for _, step in around]),
+        advancing=looks[-1].phase == "compile" and _helpers_work(case, key),
+    )
+
+
+def _looping(look: Look) -> Step | None:
+    """The innermost frame of the user's code that stands in a loop: the training loop, or one within it."""
+    own = [step for step in look.story if not is_library(step.file) and step.place and step.place.loops]
+    return own[0] if own else None
+
+
+def _bound(step: Step) -> list[str]:
+    """The names that the loops around a line count with, or bind anew in every iteration."""
+    loops = step.place.loops if step.place else ()
+    return sorted({name for loop in loops for name in (*loop.counters, *targets(loop.header))})
+
+
+def _iteration(step: Step) -> Iteration:
+    values = {name: step.variables[name] for name in _bound(step) if name in step.variables}
+    return tuple((name, (v.number, v.text, None if v.number is not None else v.address)) for name, v in values.items())
+
+
+def _warm(around: Sequence[tuple[Look, Step]]) -> bool:
+    """The first of these iterations came late enough."""
+    for _, step in around[:1]:
+        counts = (
+            [v.number for loop in step.place.loops for n in loop.counters if (v := step.variables.get(n))]
+            if step.place
+            else []
+        )
+        return any(count is not None and count >= WARM_UP for count in counts)
+    return False
+
+
+def _shapes(steps: Sequence[Step]) -> tuple[str, ...]:
+    """Tensors of the frame in the loop whose shapes changed while it compiled: "x: 8 x 37, 8 x 52"."""
+    found: dict[str, dict[str, None]] = {}
+    for step in steps:
+        for name, variable in step.variables.items():
+            if variable.tensor is not None:
+                found.setdefault(name, {})[" x ".join(map(str, variable.tensor.shape))] = None
+    return tuple(f"{name}: {', '.join(list(shapes)[:6])}" for name, shapes in found.items() if len(shapes) > 1)[:4]
+
+
+def _helpers_work(case: Case, key: Key) -> bool:
+    series = [(at, one) for at, one in case.series(key, "cpu") if isinstance(one, Process)]
+    recent = [(at, one) for at, one in series if series[-1][0] - at <= RECENT_S]
+    if len(recent) < 2:
+        return False
+    used = {child.pid: child.cpu_s for child in recent[0][1].children}
+    grown = sum(max(0.0, child.cpu_s - used.get(child.pid, 0.0)) for child in recent[-1][1].children)
+    return grown >= BUSY_SHARE * (recent[-1][0] - recent[0][0])
+
+
+ANALYSIS = CompilingAnalysis()

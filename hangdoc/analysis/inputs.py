@@ -1,0 +1,144 @@
+"""Analysis `inputs`: how much of its time each rank spends waiting for data, and where that time goes.
+
+A rank starves while it stands in its loader and no byte crosses to or from it: the steps of the others wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.helpers import LOADER, loads, user_line, waits_for_helpers, worker_story
+from hangdoc.analysis.peers import data_connections
+from hangdoc.analysis.progress import Look, looks_at
+from hangdoc.analysis.story import Step, Story, is_library
+from hangdoc.analysis.tcp import identity, idle, least
+from hangdoc.evidence import Process, Sockets, Source, Stacks
+
+STARTS = re.compile(r"^(__init__|_get_iterator|__iter__|_reset|start)$")  # in the loader's files: its workers are made
+PREPARES = re.compile(r"/datasets/(arrow_dataset|dataset_dict|iterable_dataset|builder|load)\.py|/tokenizers/")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFacts:
+    """One rank over the looks; None: its stacks were not seen."""
+
+    share: float | None = None  # of the looks that found it in its loader
+    starved_s: float | None = None  # longest time without a byte to or from other ranks that it spent there
+    batch_s: float | None = None  # how long a batch takes, by the counter of the loop over the loader
+    prepare_share: float | None = None  # of the looks: helpers, or a library, make a data set for it
+    where: str | None = None  # most frequent line of the user's own code that makes the data: "f (data.py:31)"
+    text: str | None = None  # the source line there
+    where_share: float | None = None  # of the looks at the code that makes the data
+    worker: int | None = None  # PID of the worker that was seen there; None: the rank itself
+    advancing: bool | None = None  # it sleeps in its loader, for a time that it set itself
+
+
+@dataclass(slots=True)
+class InputAnalysis:
+    name: str = "inputs"
+    order: int = 44
+    rank_facts: type | None = InputFacts
+    job_facts: type | None = None
+
+    def derive(self, case: Case) -> tuple[dict[Key, InputFacts], None]:
+        return {key: _facts(case, key) for key in case.ranks}, None
+
+
+def _facts(case: Case, key: Key) -> InputFacts:
+    looks = looks_at(case, key)
+    if not looks or case.ranks[key].alive is False:
+        return InputFacts()
+    loading = [look for look in looks if _feeds(look.story)]
+    preparing = sum(_prepares(look.story) for look in looks)
+    made = [*_by_itself(looks), *_by_workers(case, key)]
+    count = Counter((pid, step.site) for pid, step in made)
+    (worker, where), often = count.most_common(1)[0] if count else ((None, None), 0)
+    step = next((one for _, one in made if one.site == where), None)
+    return InputFacts(
+        share=len(loading) / len(looks),
+        starved_s=_starved_s(case, key, {look.at_s for look in loading}),
+        batch_s=_batch_s(looks),
+        prepare_share=preparing / len(looks),
+        where=where,
+        text=step.place.text if step and step.place else None,
+        where_share=often / len(made) if made else None,
+        worker=worker,
+        advancing=(bool(loading) and loading[-1] is looks[-1] and _sleeps(case, key)) or None,
+    )
+
+
+def _sleeps(case: Case, key: Key) -> bool:
+    process = case.record(key, "cpu")
+    threads = process.threads if isinstance(process, Process) else ()
+    return any(thread.tid == key[1] and "nanosleep" in (thread.wchan or "") for thread in threads)
+
+
+def _feeds(story: Story) -> bool:
+    """In its loader, and not to start its workers."""
+    starting = any(LOADER.search(s.file) and STARTS.search(s.function) for s in story)
+    return loads(story) and not (starting and waits_for_helpers(story) is False and _fetches(story) is False)
+
+
+def _fetches(story: Story) -> bool:
+    return any(step.function in ("fetch", "_next_data", "__next__") and LOADER.search(step.file) for step in story)
+
+
+def _prepares(story: Story) -> bool:
+    return (waits_for_helpers(story) and not loads(story)) or any(PREPARES.search(step.file) for step in story)
+
+
+def _starved_s(case: Case, key: Key, at: set[float]) -> float | None:
+    """From the ages of the last bytes on its connections, at the looks of these instants."""
+    between = {identity(one.connection) for one in data_connections(case).get(key, ())}
+    ages = [
+        least(idle(one) for one in sockets.connections if identity(one) in between)
+        for instant, sockets in case.series(key, "sockets")
+        if instant in at and isinstance(sockets, Sockets)
+    ]
+    return max((age for age in ages if age is not None), default=None)
+
+
+def _batch_s(looks: Sequence[Look]) -> float | None:
+    """By the counter that grew, of a loop outside the loader's frames."""
+    first, last = _counters(looks[0].story), _counters(looks[-1].story)
+    grown = max((last[name] - first[name] for name in last if name in first), default=0.0)
+    return (looks[-1].at_s - looks[0].at_s) / grown if grown > 0 else None
+
+
+def _counters(story: Story) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for step in story:
+        if LOADER.search(step.file):
+            break
+        for name in (name for loop in step.place.loops for name in loop.counters) if step.place else ():
+            number = step.variables[name].number if name in step.variables else None
+            if number is not None and not is_library(step.file):
+                found[f"{step.function}.{name}"] = number
+    return found
+
+
+def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[int | None, Step]]:
+    """The user's lines below the frames of the loader."""
+    for look in looks:
+        inside = [i for i, step in enumerate(look.story) if LOADER.search(step.file)]
+        own = user_line(look.story[inside[0] + 1 :]) if inside else None
+        if own is not None:
+            yield None, own
+
+
+def _by_workers(case: Case, key: Key) -> Iterator[tuple[int | None, Step]]:
+    """The user's lines that its workers were seen at."""
+    for shot in case.history:
+        rank = next((r for r in shot.ranks if (shot.host, r.target.pid) == key), None)
+        stacks, source = (rank.records.get("stacks"), rank.records.get("source")) if rank else (None, None)
+        for pid, threads in stacks.children if isinstance(stacks, Stacks) else ():
+            own = user_line(worker_story(threads, source if isinstance(source, Source) else None))
+            if own is not None:
+                yield pid, own
+
+
+ANALYSIS = InputAnalysis()

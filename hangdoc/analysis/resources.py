@@ -1,0 +1,255 @@
+"""Analysis `resources`: what CPU and memory each rank asked for, over the whole window, and what it got.
+
+A thread is either on a core, in a run queue (schedstat counts both to the nanosecond), or asleep. Run queue and core
+together are what it asked for: `demand`. A cgroup's throttling shows in its cpu.stat only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.clocks import clocks, processes, spent
+from hangdoc.evidence import Environ, Host
+from hangdoc.fold import fold_ranks
+from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
+from probes.neighbours import Neighbour, Neighbours
+
+BUSY_THREAD = 0.1  # cores asked for by a thread that counts as one that runs
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MIN_WINDOW_S = 2.0  # counters over less say nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcesFacts:
+    """One rank over the window; shares are 0..1, rates are per second; None: not seen, or seen once only."""
+
+    window_s: float | None = None
+    cores_used: float | None = None
+    demand: float | None = None  # cores asked for: used, and waited for in a run queue
+    delay_share: float | None = None  # of the CPU time it asked for, the part it stood in a run queue
+    busy_threads: int | None = None  # threads that asked for a tenth of a core and more
+    cores: int | None = None  # it may run on
+    core_list: str | None = None  # "0-1"
+    bound: bool | None = None  # to fewer cores than the host has
+    crowd: int | None = None  # ranks of this host that may run on none but these cores, itself included
+    nice: int | None = None
+    nicer: int | None = None  # by how much its niceness exceeds the lowest of the job's ranks
+    throttled_share: float | None = None  # of the time its cgroup was kept off the CPUs
+    throttled_periods: float | None = None  # share of the quota's periods in which that happened
+    cpu_limit: float | None = None  # cores
+    cpu_limit_file: str | None = None
+    memory_limit: int | None = None  # bytes; the limit nearest to what is used
+    memory_limit_file: str | None = None
+    memory_used: int | None = None
+    memory_full: float | None = None  # used / limit
+    memory_hits: float | None = None  # times a second that the limit was hit
+    refaults: float | None = None  # pages a second read again soon after they were reclaimed
+    major_faults: float | None = None  # pages a second that the rank itself had to wait for
+    memory_stall: float | None = None  # share of the time some task waited for memory (PSI) ...
+    memory_stall_of: str | None = None  # ... of its group, or of the host
+    thread_setting: str | None = None  # "OMP_NUM_THREADS=16"
+    swapped_bytes: int | None = None
+    oom_kills: int | None = None  # under its memory limits, ever
+    blocked_share: float | None = None  # samples in which a thread was in uninterruptible sleep
+    neighbour: str | None = None  # the busiest process that is not of the job and may run on its cores
+    neighbour_cores: float | None = None
+    neighbour_nice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcesJob:
+    """The job's ranks on the host where it is worst; None: not seen."""
+
+    demand_per_core: float | None = None  # cores asked for by the ranks / cores they may run on
+    busy_threads: int | None = None
+    cores: int | None = None  # they may run on
+    host_cores: int | None = None
+    delay_share: float | None = None  # median over the ranks
+
+
+@dataclass(slots=True)
+class ResourcesAnalysis:
+    name: str = "resources"
+    order: int = 8
+    rank_facts: type | None = ResourcesFacts
+    job_facts: type | None = ResourcesJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, ResourcesFacts], ResourcesJob]:
+        hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
+        facts = {key: _process(case, key, hosts.get(key[0])) for key in case.ranks}
+        facts = {key: _neighbour(_cgroup(one, case, key), case, key) for key, one in facts.items()}
+        facts = _among(facts)
+        by_host: dict[str, list[ResourcesFacts]] = {}
+        for key, one in facts.items():
+            by_host.setdefault(key[0], []).append(one)
+        jobs = [_job(ranks, hosts.get(host)) for host, ranks in by_host.items()]
+        worst = max(jobs, key=lambda job: job.demand_per_core or 0.0, default=ResourcesJob())
+        return facts, worst
+
+
+def _process(case: Case, key: Key, host: object) -> ResourcesFacts:
+    series = processes(case, key)
+    if not series or case.ranks[key].alive is False:
+        return ResourcesFacts()
+    newest = series[-1][1]
+    cores = newest.affinity
+    facts = ResourcesFacts(
+        cores=len(cores) if cores else None,
+        core_list=fold_ranks(cores) if cores else None,
+        bound=len(cores) < host.cores if cores and isinstance(host, Host) else None,
+        nice=newest.nice,
+        thread_setting=_thread_setting(case.record(key, "environ")),
+    )
+    total = spent(clocks(series))
+    if total.seconds < MIN_WINDOW_S:
+        return facts
+    return replace(
+        facts,
+        window_s=total.seconds,
+        cores_used=total.cpu_s / total.seconds,
+        demand=total.asked_s / total.seconds if total.delay_s is not None else None,
+        delay_share=total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
+        busy_threads=sum(part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()),
+        blocked_share=sum(any(t.state == "D" for t in process.threads) for _, process in series) / len(series),
+    )
+
+
+def _thread_setting(environ: object) -> str | None:
+    told = environ.variables if isinstance(environ, Environ) else {}
+    return ", ".join(f"{name}={told[name]}" for name in THREAD_SETTINGS if name in told) or None
+
+
+# --- control groups -------------------------------------------------------------------------------
+
+
+def _cgroup(facts: ResourcesFacts, case: Case, key: Key) -> ResourcesFacts:
+    series = [(at, record) for at, record in case.series(key, "cgroup") if isinstance(record, Cgroup)]
+    if not series or facts.window_s is None:
+        return facts
+    (start, first), (end, last) = series[0], series[-1]
+    if end - start < MIN_WINDOW_S:
+        return facts
+    seconds = end - start
+    facts = _memory(_cpu(facts, first, last, seconds), first, last, seconds)
+    stall = _grown(first.memory_stall_s, last.memory_stall_s)
+    return replace(
+        facts,
+        major_faults=_rate(first.major_faults, last.major_faults, seconds),
+        memory_stall=stall / seconds if stall is not None else None,
+        memory_stall_of="the host" if last.pressure_group == "/" else "its cgroup",
+        swapped_bytes=last.swapped_bytes,
+    )
+
+
+def _cpu(facts: ResourcesFacts, first: Cgroup, last: Cgroup, seconds: float) -> ResourcesFacts:
+    before = {limit.file: limit for limit in first.cpu}
+    shares = [(limit, *_throttled(before[limit.file], limit, seconds)) for limit in last.cpu if limit.file in before]
+    if not shares:
+        return facts
+    limit, share, periods = max(shares, key=lambda item: (item[1] or 0.0, -item[0].cores))
+    return replace(
+        facts, throttled_share=share, throttled_periods=periods, cpu_limit=limit.cores, cpu_limit_file=limit.file
+    )
+
+
+def _throttled(before: CpuLimit, now: CpuLimit, seconds: float) -> tuple[float | None, float | None]:
+    """Share of the time, and of the quota's periods. The kernel sums the time over CPUs: it may exceed the clock's."""
+    kept_s = _grown(before.throttled_s, now.throttled_s)
+    periods, hit = _grown(before.periods, now.periods), _grown(before.throttled_periods, now.throttled_periods)
+    share = min(1.0, kept_s / seconds) if kept_s is not None else None
+    return share, hit / periods if periods and hit is not None else None
+
+
+def _memory(facts: ResourcesFacts, first: Cgroup, last: Cgroup, seconds: float) -> ResourcesFacts:
+    if not last.memory:
+        return facts
+    limit = max(last.memory, key=lambda one: (one.used_bytes or 0) / max(1, one.bytes))
+    before = next((one for one in first.memory if one.file == limit.file), MemoryLimit(limit.file, limit.bytes))
+    kills = [one.oom_kills for one in last.memory if one.oom_kills is not None]
+    return replace(
+        facts,
+        memory_limit=limit.bytes,
+        memory_limit_file=limit.file,
+        memory_used=limit.used_bytes,
+        memory_full=limit.used_bytes / limit.bytes if limit.used_bytes is not None and limit.bytes else None,
+        memory_hits=_rate(before.hits, limit.hits, seconds),
+        refaults=_rate(before.refaults, limit.refaults, seconds),
+        oom_kills=max(kills, default=None),
+    )
+
+
+def _grown(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None else max(0.0, now - before)
+
+
+def _rate(before: float | None, now: float | None, seconds: float) -> float | None:
+    grown = _grown(before, now)
+    return None if grown is None else grown / seconds
+
+
+# --- beside others --------------------------------------------------------------------------------
+
+
+def _neighbour(facts: ResourcesFacts, case: Case, key: Key) -> ResourcesFacts:
+    """The process beside the job that took most of this rank's cores, where it was seen in two looks and more."""
+    series = processes(case, key)
+    mine = set(series[-1][1].affinity or ()) if series else set()
+    shots = [shot.records.get("neighbours") for shot in case.history if shot.host == key[0]]
+    seen = [record for record in shots if isinstance(record, Neighbours)]
+    total: dict[int, float] = defaultdict(float)
+    known: dict[int, Neighbour] = {}
+    for record in seen:
+        for process in record.processes:
+            if not mine or process.affinity is None or mine & set(process.affinity):
+                total[process.pid] += process.cores
+                known[process.pid] = process
+    if len(seen) < 2 or not total:
+        return facts
+    pid, sum_of_cores = max(total.items(), key=lambda item: item[1])
+    return replace(
+        facts,
+        neighbour=f"{known[pid].command} (pid {pid})",
+        neighbour_cores=sum_of_cores / len(seen),
+        neighbour_nice=known[pid].nice,
+    )
+
+
+def _among(facts: dict[Key, ResourcesFacts]) -> dict[Key, ResourcesFacts]:
+    """With what only the ranks together tell: niceness against the others', how many are bound to the same cores."""
+    least = min((one.nice for one in facts.values() if one.nice is not None), default=0)
+    crowds = Counter((key[0], one.core_list) for key, one in facts.items() if one.core_list)
+    return {
+        key: replace(
+            one,
+            nicer=one.nice - least if one.nice is not None else None,
+            crowd=crowds[key[0], one.core_list] if one.core_list else None,
+        )
+        for key, one in facts.items()
+    }
+
+
+def _job(ranks: Sequence[ResourcesFacts], host: object) -> ResourcesJob:
+    """The ranks of one host together."""
+    asked = [one.demand for one in ranks if one.demand is not None]
+    lists = {one.core_list for one in ranks if one.core_list}
+    cores = len({core for text in lists for core in _unfold(text)}) or None
+    delays = sorted(one.delay_share for one in ranks if one.delay_share is not None)
+    return ResourcesJob(
+        demand_per_core=sum(asked) / cores if asked and cores else None,
+        busy_threads=sum(one.busy_threads or 0 for one in ranks) if asked else None,
+        cores=cores,
+        host_cores=host.cores if isinstance(host, Host) else None,
+        delay_share=delays[len(delays) // 2] if delays else None,
+    )
+
+
+def _unfold(text: str) -> list[int]:
+    """The cores of "0-2,5"."""
+    ends = [part.split("-") for part in text.split(",")]
+    return [core for end in ends for core in range(int(end[0]), int(end[-1]) + 1)]
+
+
+ANALYSIS = ResourcesAnalysis()

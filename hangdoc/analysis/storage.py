@@ -1,0 +1,205 @@
+"""Analysis `storage`: the file, pipe or mount at which a rank, or a helper it waits for, reads or writes.
+
+A thread that has not run at all since it entered a call on a file waits for whoever serves that file. A file's storage
+must answer; at a named pipe a writer may still come, unless every process that has it open is stopped or waits itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.helpers import HelperFacts, sure
+from hangdoc.analysis.phases import WAITING
+from hangdoc.analysis.stack import StackFacts
+from hangdoc.evidence import FileCall, Io, Peer, Stacks
+
+RATE_S = 10.0  # over which bytes per second are counted
+LEAST = 1024  # of them: fewer may be what another thread logs
+HANDS_OUT = re.compile(r"broadcast|scatter|recv|irecv|bcast")  # others wait to be told what to do: it waits for work
+TERMINAL = re.compile(r"^/dev/(pts/|tty|null|zero|u?random|nvidia|fuse)")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFacts:
+    """One rank at a file; None: in no call on one, or not seen."""
+
+    call: str | None = None  # read | write | open | stat | list | sync | close | change
+    writes: bool | None = None
+    path: str | None = None
+    target: str | None = None  # for people: the path, or what the pipe leads to
+    kind: str | None = None  # file | fifo | pipe | directory | ...
+    mount: str | None = None
+    filesystem: str | None = None
+    pid: int | None = None  # of the thread in the call: the rank's, or of a helper it waits for
+    helper: bool | None = None
+    process_state: str | None = None  # S or D
+    wchan: str | None = None
+    blocked_s: float | None = None  # the thread has not run for so long, as far as we watched
+    peers: int | None = None  # processes that have the other end open
+    peer: str | None = None  # the first of them: "cat (pid 4711), state S"
+    bytes_per_s: float | None = None  # that pass in the call's direction
+    share: float | None = None  # of the looks in which it was in such a call
+    stuck: bool | None = None
+    advancing: bool | None = None
+
+
+@dataclass(slots=True)
+class StorageAnalysis:
+    name: str = "storage"
+    order: int = 43  # after `helpers`
+    rank_facts: type | None = StorageFacts
+    job_facts: type | None = None
+
+    def derive(self, case: Case) -> tuple[dict[Key, StorageFacts], None]:
+        return {key: _facts(case, key) for key in case.ranks}, None
+
+
+def _facts(case: Case, key: Key) -> StorageFacts:
+    series: list[tuple[float, Io]] = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
+    stack: StackFacts = case.rank_facts["stack"][key]
+    helpers: HelperFacts = case.rank_facts["helpers"][key]
+    if len(series) < 2 or case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped"):
+        return StorageFacts()
+    mine = [_chosen(io, _main(case, key), helpers) for _, io in series]
+    call = mine[-1]
+    if call is None:
+        return StorageFacts()
+    blocked_s = _blocked_s(call, series)
+    rate = _rate(call, blocked_s, series)
+    still = sure(case, blocked_s) and not rate
+    return StorageFacts(
+        call=call.call,
+        writes=call.writes,
+        path=call.path,
+        target=_target(call),
+        kind=call.kind,
+        mount=call.mount,
+        filesystem=call.filesystem,
+        pid=call.pid,
+        helper=call.pid != key[1],
+        process_state=call.state,
+        wchan=call.wchan,
+        blocked_s=blocked_s,
+        peers=len(call.peers) if call.peers is not None else None,
+        peer=_told(call.peers[0]) if call.peers else None,
+        bytes_per_s=rate,
+        share=sum(one is not None and one.writes == call.writes for one in mine) / len(mine),
+        stuck=(still and _nobody_serves(case, key, call, series)) or None,
+        advancing=bool(rate) or not _watched(case, call, series) or None,
+    )
+
+
+def _main(case: Case, key: Key) -> int:
+    """Thread id of the thread the rank is judged by."""
+    stacks, name = case.record(key, "stacks"), case.rank_facts["stack"][key].thread
+    threads = stacks.threads if isinstance(stacks, Stacks) else ()
+    return next((stack.tid for stack in threads if stack.name == name), key[1])
+
+
+def _chosen(io: Io, main: int, helpers: HelperFacts) -> FileCall | None:
+    """The call that holds the rank up: its own thread's, else a helper's it waits for, else another thread's."""
+    # Standard input is where requests come from.
+    calls = [c for c in io.calls if c.kind not in ("socket", "other") and c.fd != 0 and not TERMINAL.search(c.path)]
+    own = next((call for call in calls if call.tid == main), None)
+    if own is not None:
+        # A pipe of multiprocessing is the business of `helpers`.
+        between = own.kind == "pipe" and helpers.waits and "(subprocess" not in (helpers.frame or "")
+        return None if between else own
+    of_helpers = {helper.pid for helper in io.helpers}
+    files = [call for call in calls if call.kind not in ("pipe", "device")]
+    awaited = (call for call in files if helpers.waits and call.pid == helpers.pid)
+    threads = (call for call in files if call.pid not in of_helpers)
+    return next(awaited, next(threads, None))
+
+
+def _identity(call: FileCall) -> tuple[int, str, str, int | None]:
+    return call.tid, call.call, call.path, call.switches
+
+
+def _blocked_s(call: FileCall, series: Sequence[tuple[float, Io]]) -> float:
+    since = series[-1][0]
+    for at, io in reversed(series):
+        if all(_identity(one) != _identity(call) for one in io.calls):
+            break
+        since = at
+    return series[-1][0] - since
+
+
+def _rate(call: FileCall, blocked_s: float, series: Sequence[tuple[float, Io]]) -> float | None:
+    """Bytes per second in the direction of the call: by the process in it, by its storage, by who reads the pipe."""
+    recent = [(at, io) for at, io in series if series[-1][0] - at <= RATE_S]
+    seconds = recent[-1][0] - recent[0][0]
+    if seconds <= 0:
+        return None
+    stands = blocked_s >= seconds / 2  # what its process reads and writes, other threads do
+    columns = list(zip(*(_counts(call, io) for _, io in recent), strict=True))
+    grown = [max(known) - min(known) for known in (_known(column) for column in columns[stands:]) if known]
+    rate = max(grown, default=0) / seconds
+    return rate if rate >= LEAST or call.kind in ("pipe", "fifo") else 0.0
+
+
+def _known(column: Sequence[int | None]) -> list[int]:
+    return [value for value in column if value is not None]
+
+
+def _counts(call: FileCall, io: Io) -> tuple[int | None, ...]:
+    """Bytes so far, of the process, to or from its storage, and at the other end of its pipe."""
+    helper = next((helper for helper in io.helpers if helper.pid == call.pid), None)
+    own = helper.moved if helper else io.written if call.writes else io.read
+    storage = None if helper or call.kind in ("pipe", "fifo") else io.stored if call.writes else io.fetched
+    same = next((one for one in io.calls if (one.tid, one.path) == (call.tid, call.path)), None)
+    known = _known([peer.moved for peer in (same.peers or ())]) if same else []
+    return own, storage, sum(known) if known else None
+
+
+def _watched(case: Case, call: FileCall, series: Sequence[tuple[float, Io]]) -> bool:
+    """Long enough to say that no byte passes; of a pipe, both its ends."""
+    at = [
+        instant
+        for instant, io in series
+        for one in io.calls
+        if (one.tid, one.path) == (call.tid, call.path) and (one.kind not in ("fifo", "pipe") or one.peers is not None)
+    ]
+    return bool(at) and sure(case, at[-1] - at[0])
+
+
+def _nobody_serves(case: Case, key: Key, call: FileCall, series: Sequence[tuple[float, Io]]) -> bool:
+    """The call cannot return, or nothing shows that it will while other ranks wait for this one."""
+    if call.kind not in ("fifo", "pipe"):
+        return not (call.call == "sync" and call.state == "D")  # a disk that is slow to write back is at work
+    if call.peers is None:
+        return False
+    if call.peers and all(peer.state in "TtZX" or peer.pid == call.pid for peer in call.peers):
+        return True
+    if _active(call, series):
+        return False
+    others = [facts for other, facts in case.rank_facts["stack"].items() if other != key and facts.waits]
+    return bool(others) and (call.writes or not any(HANDS_OUT.search(facts.op or "") for facts in others))
+
+
+def _active(call: FileCall, series: Sequence[tuple[float, Io]]) -> bool:
+    """Somebody at the other end has computed since the call was entered."""
+    before: dict[int, float] = {}
+    for _, io in series:
+        for one in io.calls:
+            if _identity(one) == _identity(call):
+                for peer in one.peers or ():
+                    before.setdefault(peer.pid, peer.cpu_s)
+    return any(peer.cpu_s > before[peer.pid] + 0.02 for peer in call.peers or ())
+
+
+def _target(call: FileCall) -> str:
+    if call.kind != "pipe":
+        return call.path
+    end = "to" if call.writes else "from"
+    return f"a pipe {end} {call.peers[0].command} (pid {call.peers[0].pid})" if call.peers else f"a pipe ({call.path})"
+
+
+def _told(peer: Peer) -> str:
+    return f"{peer.command} (pid {peer.pid}), state {peer.state}"
+
+
+ANALYSIS = StorageAnalysis()

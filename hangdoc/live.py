@@ -1,0 +1,180 @@
+"""The live watch: a state for every job, an event for every change of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from hangdoc.discover import discover
+from hangdoc.facts import Facts
+from hangdoc.judge import Judge
+from hangdoc.session import PATIENCE_S as SHORT_PATIENCE_S
+from hangdoc.session import Options, Session, ended, may_be_stuck, quiet, stuck
+from hangdoc.verdict import EXIT, Verdict
+
+PATIENCE_S = 10.0  # a stall younger than this is not said
+WINDOW_S = 9.0  # healthy or slow is said after so long
+CALM = 3  # so many times less often it looks while every job is healthy and moves
+REDISCOVER_S = 10.0  # how often it looks for new ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of the live watch: started healthy stall verdict recovered rank_exited job_ended."""
+
+    kind: str
+    time: str  # ISO-8601
+    data: dict[str, Any] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+
+@dataclass(slots=True)
+class Watched:
+    """What the live watch has said of one job so far."""
+
+    state: str = "new"  # new | stalled | failed | slow | ...: the status that was said last
+    since_s: float = 0.0  # when the stall began, not when it was said
+    rhythm_s: float = 0.0  # longest pause so far that ended by itself
+    calm: bool = False  # healthy, and it moves
+    inspected: bool = False  # in this quiet period
+    gone: set[int] = field(default_factory=set)
+    last: Verdict | None = None
+
+
+@dataclass(slots=True)
+class Live:
+    """Watches the jobs of a session until all have ended."""
+
+    options: Options
+    session: Session
+    judge: Judge
+    emit: Callable[[Event], None]
+    status: Callable[[Verdict], None]
+    watched: dict[str, Watched] = field(default_factory=dict)
+    code: int = 0
+
+    def run(self) -> int:
+        """Returns the exit code of the last verdict."""
+        looked_for = time.monotonic()
+        while self.session.jobs:
+            self.session.look()
+            for job in self.session.jobs:
+                self._follow(job)
+            if time.monotonic() - looked_for > REDISCOVER_S:
+                self._rediscover()
+                looked_for = time.monotonic()
+            calm = all(self.watched[job].calm for job in self.session.jobs if job in self.watched)
+            if self.session.jobs:
+                self.session.wait(self.options.interval_s * (CALM if calm else 1))
+        return self.code
+
+    def _follow(self, job: str) -> None:
+        facts = self.session.facts(job, self.judge)
+        mine = self.watched.setdefault(job, Watched())
+        if mine.state == "new" and not mine.last:
+            self.emit(_event("started", job=job, ranks=[rank.rank for rank in facts.ranks]))
+        self._exits(job, facts, mine)
+        if ended(facts):
+            self._over(job, facts, mine)
+            return
+        if stuck(facts, _patience_s(facts, mine)) and mine.state != "stalled":
+            self._stalled(job, facts, mine)
+        elif mine.state == "stalled" and not facts.job.stall.stalled:
+            self.emit(_event("recovered", job=job, seconds=round(self.session.at_s - mine.since_s, 1)))
+            mine.state = "new"
+        elif mine.state != "stalled":
+            self._unstuck(job, self._inspected(job, facts, mine), mine)
+        mine.calm = mine.state == "healthy" and any(rank.stall.still is False for rank in facts.ranks)
+        if mine.state == "stalled" and mine.last:
+            mine.last = replace(mine.last, stalled_for_s=facts.job.stall.seconds)
+        else:
+            mine.last = self.judge.verdict(facts)
+        self.status(mine.last)
+
+    def _stalled(self, job: str, facts: Facts, mine: Watched) -> None:
+        seconds = facts.job.stall.seconds
+        mine.since_s = self.session.at_s - (seconds or 0.0)
+        self.emit(_event("stall", job=job, seconds=seconds))
+        mine.last = self.session.examine(job, self.judge, facts)
+        mine.state = "stalled"
+        self._say(mine.last)
+
+    def _inspected(self, job: str, facts: Facts, mine: Watched) -> Facts:
+        """The facts; in a quiet period once after a look at all there is to see."""
+        if not quiet(facts):
+            mine.inspected = False
+        elif not mine.inspected:
+            mine.inspected = True
+            self.session.inspect()
+            return self.session.facts(job, self.judge)
+        return facts
+
+    def _unstuck(self, job: str, facts: Facts, mine: Watched) -> None:
+        """Healthy or slow: said once, when it has been watched long enough to tell."""
+        if not facts.job.stall.settled or may_be_stuck(facts):
+            return
+        mine.rhythm_s = max(mine.rhythm_s, _longest_pause(facts))
+        if (facts.job.progress.window_s or 0) < WINDOW_S:
+            return
+        verdict = self.judge.verdict(facts)
+        if verdict.status == mine.state:
+            return
+        mine.state = verdict.status
+        if verdict.findings:
+            self._say(verdict)
+        else:
+            self.emit(_event("healthy", job=job, note=verdict.note))
+
+    def _over(self, job: str, facts: Facts, mine: Watched) -> None:
+        """Every rank has ended: by a fault of one of them that is the verdict, unless it was said before."""
+        verdict = self.judge.verdict(facts)
+        said = mine.last.findings if mine.last and mine.state in ("stalled", "failed") else ()
+        if verdict.status == "failed" and [f.playbook for f in said[:1]] != [f.playbook for f in verdict.findings[:1]]:
+            self._say(verdict)
+        self.emit(_event("job_ended", job=job))
+        self.session.forget(job)
+
+    def _say(self, verdict: Verdict) -> None:
+        self.code = EXIT[verdict.status]
+        self.emit(Event("verdict", _now(), {}, verdict))
+        if self.session.keep:
+            self.session.keep.verdict(verdict)
+
+    def _exits(self, job: str, facts: Facts, mine: Watched) -> None:
+        for rank in facts.ranks:
+            if rank.alive is False and rank.pid not in mine.gone:
+                mine.gone.add(rank.pid)
+                how = {"exit": rank.process.exit} if rank.process.exit else {}
+                self.emit(_event("rank_exited", job=job, rank=rank.rank, pid=rank.pid, **how))
+
+    def _rediscover(self) -> None:
+        """New ranks appear with a restart or another job; known ones stay, so that an exit is noticed."""
+        known = {(t.pid, t.start_ticks) for t in self.session.sampler.targets}
+        found = discover(self.options.pids or None).targets
+        fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
+        if fresh:
+            here = {(t.job, t.rank) for t in fresh}
+            kept = [t for t in self.session.sampler.targets if t.pid > 0 or (t.job, t.rank) not in here]
+            self.session.retarget((*kept, *fresh))
+
+
+def _patience_s(facts: Facts, mine: Watched) -> float:
+    """A job of which a rank has died does not merely pause."""
+    return SHORT_PATIENCE_S if facts.job.exit.fault else max(PATIENCE_S, 2 * mine.rhythm_s)
+
+
+def _longest_pause(facts: Facts) -> float:
+    """The job's own rhythm: every rank stood still that long, and went on."""
+    pauses = [rank.progress.pause_s for rank in facts.ranks if rank.progress.pause_s is not None]
+    return min(pauses, default=0.0)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _event(kind: str, **data: Any) -> Event:
+    return Event(kind, _now(), data)

@@ -1,0 +1,183 @@
+"""How processes end, seen without being their parent: a pidfd each, /proc while it is a zombie, the kernel afterwards.
+
+Nothing is sent to a process: pidfd_open(2) and poll(2) tell that it ended, ioctl PIDFD_GET_INFO (Linux >= 6.15) tells
+how even after its parent has collected it, field 52 of /proc/PID/stat until then (needs the right to ptrace it).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from hangdoc import procfs
+from hangdoc.evidence import End, Target
+from probes import _kernel_log, _oom
+from probes.cgroup import _Mount
+
+_INFO = "=QQ11Ii"  # struct pidfd_info of the kernel's uapi/linux/pidfd.h, its first 64 bytes; exit_code is the last
+_GET_INFO = (3 << 30) | (struct.calcsize(_INFO) << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
+RENEW_S = 5.0
+_WITH_EXIT = 1 << 3  # PIDFD_INFO_EXIT
+
+
+@dataclass(slots=True)
+class _Handle:
+    """One process that is watched."""
+
+    target: Target
+    fd: int | None  # None: the kernel has no pidfd for us
+    memory: _oom.Counter | None = None  # RENEW_S to 2 RENEW_S ago: the kernel counts a kill well before it is over
+    newer: _oom.Counter | None = None
+    renewed_s: float = -math.inf
+    tids: Sequence[int] = ()  # a crash is logged under the thread's number
+
+
+@dataclass
+class Exits:
+    """Watches the processes of the targets; who sleeps with `wait` sees the order in which they end."""
+
+    _handles: dict[tuple[int, int], _Handle] = field(default_factory=dict)  # by PID and start
+    _ends: dict[tuple[int, int], End] = field(default_factory=dict)
+
+    @cached_property
+    def _mounts(self) -> Sequence[_Mount]:
+        return _oom.mounts()
+
+    def watch(self, targets: Sequence[Target]) -> None:
+        """Watch these from now on, no others; renews what must be known before a process ends."""
+        wanted = {(target.pid, target.start_ticks): target for target in targets if target.pid > 0}
+        for key in [key for key in self._handles if key not in wanted]:
+            _close(self._handles.pop(key))
+        self._ends = {key: end for key, end in self._ends.items() if key in wanted}
+        for key, target in wanted.items():
+            if key not in self._handles and key not in self._ends:
+                self._open(key, target)
+        self.wait(0.0)
+        for key in [key for key, handle in self._handles.items() if handle.fd is None and _gone(handle.target)]:
+            self._ended(key, time.monotonic())
+        for handle in self._handles.values():
+            if time.monotonic() - handle.renewed_s >= RENEW_S:
+                now = _oom.counter(handle.target.pid, self._mounts) or handle.newer
+                handle.memory, handle.newer, handle.renewed_s = handle.newer or now, now, time.monotonic()
+            handle.tids = procfs.numbers(f"/proc/{handle.target.pid}/task") or handle.tids
+
+    def wait(self, until_s: float) -> bool:
+        """Sleep until that instant (monotonic s), or until a process ends: then True."""
+        by_fd = {handle.fd: key for key, handle in self._handles.items() if handle.fd is not None}
+        poll = select.poll()
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        events = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+        at_s = time.monotonic()
+        for fd, _ in events:
+            self._ended(by_fd[fd], at_s)
+        return bool(events)
+
+    def runs(self, target: Target) -> bool | None:
+        """Whether it had not ended when it was asked last; None where only /proc can tell."""
+        key = (target.pid, target.start_ticks)
+        return False if key in self._ends else True if key in self._handles and self._handles[key].fd else None
+
+    def end(self, target: Target) -> End | None:
+        """How it ended; None while it runs, or where nobody could see."""
+        return self._ends.get((target.pid, target.start_ticks))
+
+    def _open(self, key: tuple[int, int], target: Target) -> None:
+        stat = procfs.stat(target.pid)
+        if stat is None or stat.start_ticks != target.start_ticks:
+            return
+        if stat.state in "ZX":  # before we watched
+            self._handles[key] = _Handle(target, None)
+            self._ended(key, None)
+            return
+        try:
+            fd = os.pidfd_open(target.pid)
+        except (OSError, AttributeError):  # Linux < 5.3, a seccomp filter, an interpreter built without it
+            self._handles[key] = _Handle(target, None)
+            return
+        now = procfs.stat(target.pid)  # a descriptor holds its process fast, a PID does not
+        if now is None or now.start_ticks != target.start_ticks:
+            os.close(fd)
+            return
+        self._handles[key] = _Handle(target, fd)
+
+    def _ended(self, key: tuple[int, int], at_s: float | None) -> None:
+        handle = self._handles.pop(key)
+        status = _status(handle)
+        code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
+        before, after = handle.memory, _oom.again(handle.memory)
+        self._ends[key] = End(
+            code=code,
+            signal=number,
+            at_s=at_s,
+            oom_kills=after.kills - before.kills if before and after else None,
+            oom_counter=after.path if after else None,
+            kernel=() if code is not None else _kernel_log.about({handle.target.pid, *handle.tids}, handle.target),
+        )
+        _close(handle)
+
+
+def text(end: End) -> str | None:
+    """ "signal 9 (SIGKILL)" or "exit code 1"; None where it is not known."""
+    if end.signal is not None:
+        return f"signal {end.signal} ({signal_name(end.signal)})"
+    return f"exit code {end.code}" if end.code is not None else None
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+def _status(handle: _Handle) -> int | None:
+    """The wait status; of one that was not collected yet from /proc, else from the pidfd."""
+    status = _zombie_status(handle.target)
+    return _collected_status(handle.fd) if status is None and handle.fd is not None else status
+
+
+def _gone(target: Target) -> bool:
+    stat = procfs.stat(target.pid)
+    return stat is None or stat.start_ticks != target.start_ticks or stat.state in "ZX"
+
+
+def _zombie_status(target: Target) -> int | None:
+    data = procfs.read(f"/proc/{target.pid}/stat") or b""
+    fields = data.rpartition(b")")[2].split()  # from field 3 on
+    if len(fields) < 50 or fields[0] not in (b"Z", b"X") or int(fields[19]) != target.start_ticks:
+        return None
+    status = int(fields[49])
+    return status if status or _may_read(target.pid) else None  # without the right, the kernel writes 0
+
+
+def _may_read(pid: int) -> bool:
+    try:
+        return os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        return False
+
+
+def _collected_status(fd: int) -> int | None:
+    info = bytearray(struct.pack(_INFO, _WITH_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(fd, _GET_INFO, info)
+    except OSError:
+        return None
+    mask, *_, status = struct.unpack(_INFO, info)
+    return int(status) if mask & _WITH_EXIT else None
+
+
+def _close(handle: _Handle) -> None:
+    if handle.fd is not None:
+        os.close(handle.fd)

@@ -1,0 +1,147 @@
+"""Which processes of this host were started as parts of one job: by environment, command line and parents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hangdoc import procfs
+from hangdoc.evidence import Kin, Target
+from hangdoc.identity import Identity, identity
+from hangdoc.launch import Launch, launch_of
+from probes._holders import lineage
+
+YOUNG_S = 20.0  # a younger process may still become another program
+# They listen for somebody else: what is behind them is not seen.
+FORWARDERS = frozenset(
+    ("docker-proxy", "ssh", "sshd", "socat", "kubectl", "rootlessport", "slirp4netns", "pasta", "envoy")
+)
+_LIBRARIES = (b"libtorch_cpu", b"libtorch.so", b"libtorch_python")
+
+
+@dataclass(frozen=True, slots=True)
+class _Who:
+    """What a process says of itself."""
+
+    pid: int
+    start_ticks: int
+    ppid: int
+    identity: Identity | None
+    launch: Launch | None
+
+
+class Relatives:
+    """Reads every process once; the young again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Who] = {}
+
+    def look(self) -> None:
+        """See who has come and who has gone."""
+        known: dict[int, _Who] = {}
+        for pid in procfs.numbers("/proc"):
+            stat = procfs.stat(pid)
+            if stat is None or stat.ppid in (0, 2) or stat.state in "ZX" or pid == os.getpid():
+                continue
+            before = self._known.get(pid)
+            settled = before and before.start_ticks == stat.start_ticks and procfs.age_s(stat.start_ticks) > YOUNG_S
+            known[pid] = before if before and settled else _who(pid, stat.start_ticks, stat.ppid)
+        self._known = known
+
+    def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[Kin, ...]:
+        """The processes of the target's job that are not watched, helpers of a watched one left out."""
+        me = self._known.get(target.pid)
+        found: dict[int | None, Kin] = {}
+        for who in sorted(self._known.values(), key=lambda who: (who.start_ticks, who.pid)):
+            if who.pid in watched or me is None or any(pid in watched for pid in lineage(who.ppid)):
+                continue
+            number = _number(who, me, target)
+            if number is not None and number[0] not in found:
+                found[number[0]] = Kin(who.pid, number[0], procfs.age_s(who.start_ticks), number[1])
+        return tuple(found.values())
+
+    def belongs(self, holder: int, target: Target, watched: Mapping[int, Target]) -> bool | None:
+        """Whether the process that listens where `target` meets the others is of its job; None: cannot be told."""
+        mine = set(lineage(target.pid))
+        if holder in mine or target.pid in lineage(holder):
+            return True
+        fellow = watched.get(holder)
+        if fellow is not None:
+            return fellow.job == target.job or None
+        them, me = self._known.get(holder), self._known.get(target.pid)
+        if them is None or me is None:
+            return None
+        if any(one.job == target.job and holder in lineage(one.pid) for one in watched.values()):
+            return True  # the launcher of another rank of the job
+        if them.ppid == me.ppid and them.ppid > 1:
+            return True
+        if them.launch is not None:
+            return not them.launch.alone and _same_run(them.launch, me)
+        if them.identity is not None:
+            return self._same_job(them, me)
+        comm = (procfs.text(f"/proc/{holder}/comm") or "").strip()
+        if comm in FORWARDERS:
+            return None
+        maps = procfs.read(f"/proc/{holder}/maps")
+        return None if maps is None or any(library in maps for library in _LIBRARIES) else False
+
+    def _same_job(self, them: _Who, me: _Who) -> bool | None:
+        """Two processes with environments of ranks: one job, unless somebody beside the other is what we are."""
+        if them.identity is None or me.identity is None:
+            return None
+        if them.identity.master != me.identity.master or them.identity.run_id != me.identity.run_id:
+            return False
+        # Somebody who was started with the other is what we are: the other belongs to him.
+        twins = [
+            who
+            for who in self._known.values()
+            if who.identity
+            and who.identity == me.identity
+            and who.pid != me.pid
+            and me.pid not in lineage(who.pid)
+            and who.pid not in lineage(me.pid)
+        ]
+        mine = _distance(them, me)
+        if any(_distance(them, twin) < mine for twin in twins):
+            return False
+        return None if twins or them.identity.rank == me.identity.rank else True
+
+
+def _who(pid: int, start_ticks: int, ppid: int) -> _Who:
+    environ = procfs.environ(pid) or {}
+    command = procfs.strings(f"/proc/{pid}/cmdline") or ()
+    return _Who(pid, start_ticks, ppid, identity(environ), launch_of(command, environ))
+
+
+def _number(who: _Who, me: _Who, target: Target) -> tuple[int | None, bool] | None:
+    """Which part of the target's job a process is: rank (or node), and whether it is a launcher; None: of no part."""
+    if target.role == "agent":
+        if who.launch is None or me.launch is None or who.launch.endpoint != me.launch.endpoint:
+            return None
+        return (who.launch.node, True)
+    if who.identity is None or target.master is None or who.identity.master != target.master:
+        return None
+    same = me.identity is None or who.identity.run_id == me.identity.run_id
+    return (who.identity.rank, False) if same and who.launch is None else None
+
+
+def _same_run(launch: Launch, me: _Who) -> bool | None:
+    """Whether a launcher is of the run that a rank, or another launcher, is of."""
+    if me.launch is not None:
+        return launch.run_id == me.launch.run_id and launch.endpoint == me.launch.endpoint
+    if me.identity is None or me.identity.run_id is None:
+        return None
+    sizes = (launch.world_size, me.identity.world_size)
+    return launch.run_id == me.identity.run_id and (None in sizes or sizes[0] == sizes[1])
+
+
+def _distance(one: _Who, other: _Who) -> tuple[int, float]:
+    """How far apart two were started: by one parent, in one session, elsewhere; and in time (steps of 5 s)."""
+    apart_s = abs(one.start_ticks - other.start_ticks) / procfs.TICKS
+    if one.ppid == other.ppid > 1:
+        return 0, apart_s // 5
+    try:
+        return 1 if os.getsid(one.pid) == os.getsid(other.pid) else 2, apart_s // 5
+    except OSError:
+        return 2, apart_s // 5

@@ -1,0 +1,59 @@
+"""Who has a pipe or FIFO open at its other end: a walk over the descriptors of every process of this host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+
+from hangdoc import procfs
+from hangdoc.evidence import Peer
+from probes._redact import redact
+
+_MOST = 8  # peers of one pipe that are kept
+_MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
+_LONGEST = 60  # characters of a command
+
+
+def peers(wanted: Mapping[str, str], own: Collection[int]) -> dict[str, tuple[Peer, ...]]:
+    """By path, as the links in /proc/PID/fd say it, the processes that have it open for `r` or `w`, as `wanted` says.
+
+    Processes that may not be looked at are missed. `own`: ranks and their helpers.
+    """
+    found: dict[str, dict[int, Peer]] = {path: {} for path in wanted}
+    for pid in procfs.numbers("/proc") if wanted else ():
+        for fd in procfs.numbers(f"/proc/{pid}/fd"):
+            path = procfs.link(f"/proc/{pid}/fd/{fd}")
+            if path in found and pid not in found[path] and wanted[path] in _mode(pid, fd):
+                peer = _peer(pid, pid in own)
+                if peer is not None and len(found[path]) < _MOST:
+                    found[path][pid] = peer
+    return {path: tuple(by_pid.values()) for path, by_pid in found.items()}
+
+
+def _mode(pid: int, fd: int) -> str:
+    info = procfs.text(f"/proc/{pid}/fdinfo/{fd}") or ""
+    flags = next((line.split()[1] for line in info.splitlines() if line.startswith("flags:")), "0")
+    return _MODES.get(int(flags, 8) & os.O_ACCMODE, "")
+
+
+def _peer(pid: int, own: bool) -> Peer | None:
+    stat = procfs.stat(pid)
+    if stat is None:
+        return None
+    words = procfs.strings(f"/proc/{pid}/cmdline") or (stat.comm,)
+    command = " ".join(" ".join((os.path.basename(words[0]), *words[1:])).split())
+    command = redact("command", command[: 8 * _LONGEST])
+    shown = command if len(command) <= _LONGEST else command[: _LONGEST - 3] + "..."
+    return Peer(pid, shown, stat.state, own, stat.cpu_s, moved(pid))
+
+
+def moved(pid: int) -> int | None:
+    """Bytes a process has read and written since it started, from caches and pipes too; None where refused."""
+    counted = transfer(pid)
+    return counted[0] + counted[1] if counted else None
+
+
+def transfer(pid: int) -> tuple[int, int, int, int] | None:
+    """rchar, wchar, read_bytes and write_bytes of /proc/PID/io."""
+    fields = (procfs.read(f"/proc/{pid}/io") or b"").split()
+    return (int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])) if len(fields) >= 12 else None

@@ -1,0 +1,91 @@
+"""Which system calls a thread may sleep in, by machine: what they do, and which argument names the file.
+
+Numbers: the kernel's unistd_64.h (x86-64) and asm-generic/unistd.h (aarch64). `/proc/TID/syscall` gives the arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hangdoc import procfs
+
+FD, PATH, PATH_AT = "fd", "path", "path_at"  # first argument; a string; a string after the descriptor of a folder
+
+_X86 = {
+    ("read", FD): (0, 17, 19, 295, 327),
+    ("write", FD): (1, 18, 20, 296, 328, 40, 326),
+    ("sync", FD): (74, 75, 277, 306),
+    ("open", PATH): (2, 85),
+    ("open", PATH_AT): (257, 437),
+    ("stat", FD): (5,),
+    ("stat", PATH): (4, 6, 21, 89),
+    ("stat", PATH_AT): (262, 332, 269, 439, 267),
+    ("list", FD): (78, 217),
+    ("close", FD): (3,),
+    ("change", FD): (77, 285),
+    ("change", PATH): (82, 83, 87),
+    ("change", PATH_AT): (264, 316, 263, 258),
+    ("time", ""): (35, 230),
+    ("poll", ""): (7, 23, 232, 270, 271, 281, 441),
+    ("lock", ""): (202,),
+    ("child", ""): (61, 247),
+}
+_ARM = {
+    ("read", FD): (63, 65, 67, 69, 286),
+    ("write", FD): (64, 66, 68, 70, 287, 71, 285),
+    ("sync", FD): (82, 83, 84, 267),
+    ("open", PATH_AT): (56, 437),
+    ("stat", FD): (80,),
+    ("stat", PATH_AT): (79, 291, 48, 439, 78),
+    ("list", FD): (61,),
+    ("close", FD): (57,),
+    ("change", FD): (46, 47),
+    ("change", PATH_AT): (38, 276, 35, 34),
+    ("time", ""): (101, 115),
+    ("poll", ""): (22, 72, 73, 441),
+    ("lock", ""): (98,),
+    ("child", ""): (260, 95),
+}
+_TABLES = {"x86_64": _X86, "aarch64": _ARM}
+_TABLE = {
+    number: kind for kind, numbers in _TABLES.get(os.uname().machine, {}).items() for number in numbers
+}  # fmt: skip
+
+_FUTEX_PRIVATE, _FUTEX_COMMAND = 0x80, 0x7F
+_FUTEX_WAITS = (0, 6, 9)  # FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The system call a thread sleeps in."""
+
+    kind: str  # read write sync open stat list close change | time poll lock child | other
+    names: str  # how it names its file: fd | path | path_at | ""
+    arguments: tuple[int, ...]
+
+    @property
+    def bounded(self) -> bool:
+        """A futex wait with a limit of time."""
+        return len(self.arguments) > 3 and self.arguments[3] != 0
+
+    @property
+    def private(self) -> bool:
+        """A futex wait that only a thread of the same process can end."""
+        command = self.arguments[1] & _FUTEX_COMMAND if len(self.arguments) > 1 else -1
+        # FUTEX_PRIVATE_FLAG 128; FUTEX_CLOCK_REALTIME 256 is no part of the command
+        return command in _FUTEX_WAITS and bool(self.arguments[1] & _FUTEX_PRIVATE)
+
+
+def is_on_file(number: int | None) -> bool:
+    """Whether the system call of that number works on a file and may wait for it."""
+    return number is not None and _TABLE.get(number, ("", ""))[1] != ""
+
+
+def of(pid: int, tid: int) -> Call | None:
+    """The call a sleeping thread is in; None where it runs, or may not be looked at."""
+    fields = (procfs.read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
+    if not fields or fields[0] in (b"running", b"-1"):
+        return None
+    kind, names = _TABLE.get(int(fields[0]), ("other", ""))
+    return Call(kind, names, tuple(int(field, 16) for field in fields[1:7]))

@@ -1,0 +1,266 @@
+"""Probe `cgroup`: the limits that a rank's control groups set on its CPU and memory, and how often it ran into them.
+
+Both hierarchies, side by side where a host has both: v2 (cpu.max, cpu.stat, memory.max, *.pressure) and v1
+(cpu.cfs_quota_us, memory.limit_in_bytes, memory.failcnt). A limit may stand at any level above the rank's own group.
+Source: the kernel's admin-guide, cgroup-v2 and cgroup-v1; cpu.stat counts microseconds in v2, nanoseconds in v1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hangdoc import procfs
+from hangdoc.evidence import Unseen
+from probes import Observation, Request, Tier
+
+_NO_LIMIT = 1 << 60  # bytes; v1 writes a number just below 2**63 for none
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """A CPU quota on a rank's group or one above it. Counters run since the group was made."""
+
+    file: str
+    cores: float
+    periods: int | None = None  # in which the group wanted to run
+    throttled_periods: int | None = None  # in which it used its quota up
+    throttled_s: float | None = None  # summed over the CPUs it was kept from
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A memory limit on a rank's group or one above it. Counters run since the group was made."""
+
+    file: str
+    bytes: int
+    used_bytes: int | None = None
+    hits: int | None = None  # times that an allocation ran into the limit and had to reclaim
+    refaults: int | None = None  # pages read again soon after they were reclaimed
+    swap_bytes: int | None = None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """What limits one rank (record of probe `cgroup`)."""
+
+    cpu: tuple[CpuLimit, ...] = ()  # the rank's own group first
+    memory: tuple[MemoryLimit, ...] = ()
+    pressure_group: str | None = None  # that the three below are of; "/" is the whole host
+    cpu_stall_s: float | None = None  # time in which some of the group's tasks waited for a CPU
+    memory_stall_s: float | None = None  # time in which some of them waited for memory
+    memory_full_s: float | None = None  # time in which all of them did
+    major_faults: int | None = None  # of the rank itself: pages that had to be read from storage
+    swapped_bytes: int | None = None  # of the rank itself
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    point: str
+    root: str  # part of the hierarchy that is visible there
+    controllers: frozenset[str]  # empty: v2
+
+
+class CgroupProbe:
+    name = "cgroup"
+    scope = "rank"
+    tier = Tier.PULSE
+    needs = "nothing"
+    record = Cgroup
+    order = 10
+    steady = False
+
+    def observe(self, request: Request) -> Observation:
+        mounts = list(_mounts(procfs.text("/proc/self/mountinfo") or ""))
+        groups: dict[str, Cgroup] = {}  # ranks of one container share theirs: read it once
+        records: dict[int, Cgroup] = {}
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            text = procfs.text(f"/proc/{target.pid}/cgroup")
+            if text is None:
+                continue  # it has ended: probe `cpu` says so
+            if text not in groups:
+                groups[text] = read(text, mounts)
+            if not mounts:
+                why = "no cgroup file system is mounted here, so limits on CPU and memory are not seen"
+                unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
+            records[target.pid] = _with_process(groups[text], target.pid)
+        return Observation(records, unseen=tuple(unseen))
+
+
+def read(membership: str, mounts: list[_Mount]) -> Cgroup:
+    """The limits above a process whose /proc/PID/cgroup says `membership`."""
+    cpu: list[CpuLimit] = []
+    memory: list[MemoryLimit] = []
+    group, pressure = None, {}
+    for mount, path in _places(membership, mounts):
+        for folder in _levels(mount, path):
+            if not mount.controllers:
+                cpu += _cpu_v2(folder)
+                memory += _memory_v2(folder)
+            if "cpu" in mount.controllers:
+                cpu += _cpu_v1(folder)
+            if "memory" in mount.controllers:
+                memory += _memory_v1(folder)
+        if not mount.controllers:
+            group, pressure = path, _pressure(mount.point + _below(mount, path))
+    return Cgroup(tuple(cpu), tuple(memory), group, pressure.get("cpu"), pressure.get("memory"), pressure.get("full"))
+
+
+def _with_process(group: Cgroup, pid: int) -> Cgroup:
+    fields = (procfs.read(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    swapped = procfs.status(pid).get("VmSwap", "").split()
+    return Cgroup(
+        group.cpu,
+        group.memory,
+        group.pressure_group,
+        group.cpu_stall_s,
+        group.memory_stall_s,
+        group.memory_full_s,
+        major_faults=int(fields[9]) if len(fields) > 9 else None,
+        swapped_bytes=int(swapped[0]) * 1024 if swapped else None,
+    )
+
+
+# --- where the files are --------------------------------------------------------------------------
+
+
+def _mounts(text: str) -> Iterator[_Mount]:
+    """The cgroup file systems of /proc/PID/mountinfo."""
+    for line in text.splitlines():
+        head, found, tail = line.partition(" - ")
+        fields, kind = head.split(), tail.split()
+        if not found or len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        names = frozenset(kind[2].split(",")) if kind[0] == "cgroup" else frozenset[str]()
+        yield _Mount(fields[4].replace("\\040", " "), fields[3], names)
+
+
+def _places(membership: str, mounts: list[_Mount]) -> Iterator[tuple[_Mount, str]]:
+    """For each hierarchy that limits CPU or memory, or is v2: its mount, and the group of the process."""
+    for line in membership.splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        wanted = {name for name in names.split(",") if name in ("cpu", "memory")}
+        if path.startswith("/..") or not (wanted or (number == "0" and not names)):
+            continue  # "/..": outside the part that our namespace shows
+        mount = next((m for m in mounts if (wanted <= m.controllers if wanted else not m.controllers)), None)
+        if mount is not None:
+            yield mount, path
+
+
+def _below(mount: _Mount, path: str) -> str:
+    """The path of a group under the mount point: in a container only a part of the hierarchy is mounted."""
+    root = mount.root.rstrip("/")
+    if root and (path == root or path.startswith(f"{root}/")):
+        path = path[len(root) :]
+    return path.rstrip("/")
+
+
+def _levels(mount: _Mount, path: str) -> Iterator[str]:
+    """The group's folder and those above it, the root left out: it has no limits."""
+    below = _below(mount, path)
+    if not os.path.isdir(mount.point + below):
+        below = ""  # the mount shows another part of the hierarchy: its top is the container's own group
+    while below:
+        yield mount.point + below
+        below = below.rpartition("/")[0]
+    yield mount.point
+
+
+# --- what they say --------------------------------------------------------------------------------
+
+
+def _number(path: str) -> int | None:
+    text = (procfs.read(path) or b"").strip()
+    return int(text) if text.lstrip(b"-").isdigit() else None
+
+
+def _table(path: str) -> Mapping[str, int]:
+    """Lines of `name number`."""
+    rows = (line.split() for line in (procfs.text(path) or "").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+
+def _cpu_v2(folder: str) -> Iterator[CpuLimit]:
+    quota, _, period = (procfs.text(f"{folder}/cpu.max") or "").strip().partition(" ")
+    if quota.isdigit() and period.isdigit() and int(period):
+        stat = _table(f"{folder}/cpu.stat")
+        throttled = stat.get("throttled_usec")
+        yield CpuLimit(
+            f"{folder}/cpu.max",
+            int(quota) / int(period),
+            stat.get("nr_periods"),
+            stat.get("nr_throttled"),
+            throttled / 1e6 if throttled is not None else None,
+        )
+
+
+def _cpu_v1(folder: str) -> Iterator[CpuLimit]:
+    quota, period = _number(f"{folder}/cpu.cfs_quota_us"), _number(f"{folder}/cpu.cfs_period_us")
+    if quota is not None and quota > 0 and period:
+        stat = _table(f"{folder}/cpu.stat")
+        throttled = stat.get("throttled_time")
+        yield CpuLimit(
+            f"{folder}/cpu.cfs_quota_us",
+            quota / period,
+            stat.get("nr_periods"),
+            stat.get("nr_throttled"),
+            throttled / 1e9 if throttled is not None else None,
+        )
+
+
+def _memory_v2(folder: str) -> Iterator[MemoryLimit]:
+    limits = {name: _number(f"{folder}/memory.{name}") for name in ("high", "max")}  # "max" in it: no limit
+    known = {name: limit for name, limit in limits.items() if limit is not None}
+    if not known:
+        return
+    name = min(known, key=lambda n: known[n])
+    events, stat = _table(f"{folder}/memory.events"), _table(f"{folder}/memory.stat")
+    yield MemoryLimit(
+        f"{folder}/memory.{name}",
+        known[name],
+        _number(f"{folder}/memory.current"),
+        events.get(name),
+        _refaults(stat),
+        _number(f"{folder}/memory.swap.current"),
+        events.get("oom_kill"),
+    )
+
+
+def _memory_v1(folder: str) -> Iterator[MemoryLimit]:
+    limit = _number(f"{folder}/memory.limit_in_bytes")
+    if limit is None or limit >= _NO_LIMIT:
+        return
+    stat = _table(f"{folder}/memory.stat")
+    yield MemoryLimit(
+        f"{folder}/memory.limit_in_bytes",
+        limit,
+        _number(f"{folder}/memory.usage_in_bytes"),
+        _number(f"{folder}/memory.failcnt"),
+        _refaults(stat),
+        stat.get("swap"),
+        _table(f"{folder}/memory.oom_control").get("oom_kill"),
+    )
+
+
+def _refaults(stat: Mapping[str, int]) -> int | None:
+    found = [stat[name] for name in ("workingset_refault_file", "workingset_refault_anon") if name in stat]
+    return sum(found) if found else stat.get("workingset_refault")  # one figure before Linux 5.9
+
+
+def _pressure(folder: str) -> dict[str, float]:
+    """Seconds of stall: `cpu` and `memory` of some task, `full` for memory of all of them."""
+    found: dict[str, float] = {}
+    for name in ("cpu", "memory"):
+        for line in (procfs.text(f"{folder}/{name}.pressure") or "").splitlines():
+            kind, _, rest = line.partition(" ")
+            total = rest.rpartition("total=")[2]
+            if total.isdigit() and (kind == "some" or name == "memory"):
+                found[name if kind == "some" else "full"] = int(total) / 1e6
+    return found
+
+
+PROBE = CgroupProbe()

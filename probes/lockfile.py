@@ -1,0 +1,297 @@
+"""Probe `lockfile`: the lock file that the main thread of a rank waits for, how old it is, and who has it.
+
+Lock files come in two kinds. Some are locks of the kernel's (flock, fcntl), which end with their holder; others are
+locked by being there (torch's FileBaton, filelock's SoftFileLock, a loop around `os.path.exists`), and stay when their
+holder dies. Whoever has such a file made it and has kept it open: the descriptors of all processes are looked through,
+at most once in two seconds, and only while a rank waits for one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hangdoc import procfs
+from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
+from probes import Observation, Request, Tier
+from probes._cpython import Objects
+from probes._memory import Memory, Unreadable
+from probes._reach import within
+from probes._redact import redact
+from probes.files import _LOCAL as LOCAL
+from probes.files import _mounts as mounts
+from probes.variables import Places
+
+_AFRESH_S = 2.0  # how long it is believed who has a file
+_MOST_BYTES = 1024  # of a lock file: a PID and a host's name
+_MOST_PATH = 250
+_CALLS = {"x86_64": {73: "flock", 72: "fcntl"}, "aarch64": {32: "flock", 25: "fcntl"}}.get(platform.machine(), {})
+_SLEEPS = re.compile(r"flock|locks_|fcntl|do_lock|posix_lock")  # kernel functions
+_BATON = re.compile(r"torch/utils/file_baton\.py$")
+_FILELOCK = re.compile(r"/filelock/[^/]+\.py$")
+_TESTS = re.compile(r"\b(exists|isfile|is_file|lexists)\(")
+_LOCKISH = re.compile(r"lock|lck|baton|mutex|\.pid$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A living process that has a lock file."""
+
+    pid: int
+    command: str  # shortened
+    cpu_s: float  # used so far, with its children
+
+
+@dataclass(frozen=True, slots=True)
+class LockFile:
+    """A lock file that a rank waits for (record of probe `lockfile`)."""
+
+    path: str | None = None  # None: it waits for none
+    kind: str = ""  # baton | filelock | kernel | loop: what the frames say that waits for it
+    inode: int = 0
+    age_s: float = 0.0  # since it was last written or made, by this host's wall clock
+    before_s: float = 0.0  # how long before the rank's process was started that was; negative: since
+    local: bool = False  # on a filesystem that no other host has
+    holders: tuple[Holder, ...] = ()  # who has it open (kernel: who has the lock), other than those that wait for it
+    hidden: int = 0  # processes of the file's owner whose descriptors may not be read
+    named_pid: int | None = None  # the PID that stands in the file
+    named_host: str | None = None  # the host that stands in it
+    named_alive: bool | None = None  # whether that is a living process of this host
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a rank waits for: paths of which one may be it, the likeliest first."""
+
+    kind: str
+    paths: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class LockFileProbe:
+    """See the module; satisfies `probes.Probe`."""
+
+    name: str = "lockfile"
+    scope: str = "rank"
+    tier: Tier = Tier.LOOK
+    needs: str = "ptrace"
+    record: type = LockFile
+    order: int = 41
+    steady: bool = False
+    _places: Places = field(default_factory=Places)
+    _kept: dict[int, tuple[Any, _Wait]] = field(default_factory=dict)  # by PID, while the same objects tell
+    _holders: dict[tuple[int, int], tuple[float, tuple[int, ...], int]] = field(default_factory=dict)
+
+    def observe(self, request: Request) -> Observation:
+        found: dict[int, LockFile] = {}
+        for target in request.targets:
+            records = (request.records or {}).get(target.pid, {})
+            stacks = records.get("stacks")
+            if isinstance(stacks, Stacks) and stacks.threads:
+                found[target.pid] = LockFile()
+                with suppress(Unreadable, OSError):  # it has ended, or the file has been released
+                    wait = self._wait(target, stacks, records)
+                    if wait is not None:
+                        found[target.pid] = self._look(target, wait)
+        return Observation(found)
+
+    def _wait(self, target: Target, stacks: Stacks, records: Mapping[str, Any]) -> _Wait | None:
+        main = next((stack for stack in stacks.threads if stack.name == "MainThread"), stacks.threads[0])
+        kernel = _in_kernel(target.pid, records.get("cpu"), main.tid)
+        if kernel:
+            return _Wait("kernel", (kernel,))
+        kind, frames, hops = _waiting_frames(main, records.get("source"))
+        if not kind:
+            return None
+        told = tuple(_telling(frames, hops))
+        key = (target.start_ticks, kind, told)
+        if target.pid not in self._kept or self._kept[target.pid][0] != key:
+            texts = (text for address, far in told for text in self._strings(target, address, far))
+            self._kept[target.pid] = key, _Wait(kind, tuple(dict.fromkeys(filter(_is_path, texts))))
+        return self._kept[target.pid][1]
+
+    def _look(self, target: Target, wait: _Wait) -> LockFile:
+        for path in wait.paths:
+            seen = _visible(target.pid, path)
+            with suppress(OSError):
+                made = os.stat(seen)
+                if stat.S_ISREG(made.st_mode):
+                    return self._lock_file(target, wait.kind, path, seen, made)
+        return LockFile()
+
+    def _lock_file(self, target: Target, kind: str, path: str, seen: str, made: os.stat_result) -> LockFile:
+        written = max(made.st_mtime, made.st_ctime)
+        process = procfs.stat(target.pid)
+        started = time.time() - procfs.age_s(process.start_ticks) if process else written
+        local = _is_local(target.pid, path)
+        pid, host = _named(seen) if local and kind != "kernel" else (None, None)
+        here = host in (None, os.uname().nodename)
+        holders, hidden = self._having(path, made, kind == "kernel")
+        return LockFile(
+            path=redact("path", path)[:_MOST_PATH],
+            kind=kind,
+            inode=made.st_ino,
+            age_s=max(0.0, time.time() - written),
+            before_s=started - written,
+            local=local,
+            holders=tuple(_holder(pid) for pid in holders if pid != target.pid),
+            hidden=hidden,
+            named_pid=pid,
+            named_host=host,
+            named_alive=_lives(pid) if pid is not None and here else None,
+        )
+
+    def _having(self, path: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, ...], int]:
+        """Who has the file (or the lock on it), and of how many processes that cannot be told."""
+        key = (made.st_dev, made.st_ino)
+        at, pids, hidden = self._holders.get(key, (0.0, (), 0))
+        if time.monotonic() - at > _AFRESH_S:
+            pids, hidden = _search(os.path.basename(path), made, kernel)
+            self._holders = {key: (time.monotonic(), pids, hidden)}
+        return tuple(pid for pid in pids if _lives(pid)), hidden
+
+    def _strings(self, target: Target, address: int, hops: int) -> Iterator[str]:
+        """The texts no farther than so many attributes from an object."""
+        memory = Memory(target.pid)
+        place = self._places.find((target.pid, target.start_ticks), memory)
+        if place is not None:
+            objects = Objects(memory, place.interpreter.version)
+            for level in within(memory, address, hops):
+                yield from (seen.text for seen in objects.describe(level).values() if seen.kind == "str" and seen.text)
+
+
+# --- what is waited for ---------------------------------------------------------------------------
+
+
+def _in_kernel(pid: int, process: object, tid: int) -> str | None:
+    """The file that a thread waits to lock in flock(2) or fcntl(2)."""
+    threads = process.threads if isinstance(process, Process) else ()
+    thread = next((thread for thread in threads if thread.tid == tid), None)
+    if thread is None or thread.syscall_fd is None or not _SLEEPS.match(thread.wchan or ""):
+        return None
+    return procfs.link(f"/proc/{pid}/fd/{thread.syscall_fd}") if thread.syscall in _CALLS else None
+
+
+def _waiting_frames(main: Stack, source: object) -> tuple[str, list[Frame], int]:
+    """How it waits, the frames whose variables name the file, and how many attributes away the path may be."""
+    frames = [frame for frame in main.frames if not frame.native]
+    if frames and _BATON.search(frames[0].file):
+        return "baton", frames[:1], 1
+    inner = [frame for frame in frames[:12] if _FILELOCK.search(frame.file)]
+    if inner and frames.index(inner[0]) <= 3:
+        return "filelock", inner[:4], 2
+    own = next((frame for frame in frames[:2] if "/lib/python3" not in frame.file), None)
+    place = source.places.get(f"{own.file}:{own.line}") if own and isinstance(source, Source) else None
+    loop = place.loops[-1] if place and place.loops else None
+    if own and place and loop and loop.header.startswith("while"):
+        asks = _TESTS.search(loop.header) and not re.search(r"\bnot\b", loop.header)
+        tries = any(name.endswith(("sleep", "wait")) for name in place.calls) and "os.open" in place.around
+        if asks or tries:
+            return "loop", [own], 2  # self, its Path, its text
+    return "", [], 0
+
+
+def _telling(frames: Sequence[Frame], hops: int) -> Iterator[tuple[int, int]]:
+    """Objects that may name the file, and how many attributes away, the likeliest first: texts, paths, then `self`."""
+    named = {v.name: v for frame in reversed(frames) for v in frame.variables or () if v.address}
+    for variable in named.values():
+        if variable.kind == "str" and variable.length != 0:
+            yield variable.address or 0, 0
+    for variable in named.values():
+        if re.match(r"<\w*Path at ", variable.text):
+            yield variable.address or 0, 1
+    if "self" in named:
+        yield named["self"].address or 0, hops
+
+
+def _is_path(text: str) -> bool:
+    return len(text) <= _MOST_PATH and text.isprintable() and _LOCKISH.search(os.path.basename(text)) is not None
+
+
+def _visible(pid: int, path: str) -> str:
+    return f"/proc/{pid}/root{path}" if os.path.isabs(path) else f"/proc/{pid}/cwd/{path}"
+
+
+# --- who has it -----------------------------------------------------------------------------------
+
+
+def _search(name: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, ...], int]:
+    found: list[int] = []
+    hidden = 0
+    for pid in procfs.numbers("/proc"):
+        try:
+            descriptors = os.listdir(f"/proc/{pid}/fd")
+        except FileNotFoundError:
+            continue
+        except OSError:
+            hidden += _owner(pid) == made.st_uid
+            continue
+        links = ((fd, procfs.link(f"/proc/{pid}/fd/{fd}") or "") for fd in descriptors)
+        if any(link.endswith(name) and _same(pid, fd, made) and (not kernel or _locks(pid, fd)) for fd, link in links):
+            found.append(pid)
+    return tuple(found), hidden
+
+
+def _same(pid: int, fd: str, made: os.stat_result) -> bool:
+    with suppress(OSError):
+        there = os.stat(f"/proc/{pid}/fd/{fd}")
+        return (there.st_dev, there.st_ino) == (made.st_dev, made.st_ino)
+    return False
+
+
+def _locks(pid: int, fd: str) -> bool:
+    """A lock is held through this descriptor: proc_pid_fdinfo(5)."""
+    lines = (procfs.text(f"/proc/{pid}/fdinfo/{fd}") or "").splitlines()
+    return any(line.startswith("lock:") and "->" not in line for line in lines)
+
+
+def _owner(pid: int) -> int | None:
+    with suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid
+    return None
+
+
+def _lives(pid: int) -> bool:
+    found = procfs.stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+def _holder(pid: int) -> Holder:
+    command = " ".join(procfs.strings(f"/proc/{pid}/cmdline") or ()) or (procfs.text(f"/proc/{pid}/comm") or "").strip()
+    return Holder(pid, redact("command", command)[:80], sum(_cpu(pid, 2)))
+
+
+def _cpu(pid: int, deep: int) -> Iterable[float]:
+    found = procfs.stat(pid)
+    yield found.cpu_s if found else 0.0
+    for child in procfs.children(pid) if deep else ():
+        yield from _cpu(child, deep - 1)
+
+
+def _named(path: str) -> tuple[int | None, str | None]:
+    """PID and host that a lock file names: filelock writes one a line, most others a PID alone."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        words = os.read(fd, _MOST_BYTES).decode(errors="replace").split()
+    finally:
+        os.close(fd)
+    if not words or not words[0].isdecimal() or not 0 < int(words[0]) < 1 << 23:
+        return None, None
+    return int(words[0]), words[1] if len(words) > 1 else None
+
+
+def _is_local(pid: int, path: str) -> bool:
+    """On a filesystem of this machine alone, by the mount the path is on."""
+    whole = path if os.path.isabs(path) else os.path.join(procfs.link(f"/proc/{pid}/cwd") or "/", path)
+    on = [m for m in mounts(pid).values() if whole == m.point or whole.startswith(m.point.rstrip("/") + "/")]
+    return bool(on) and max(on, key=lambda mount: len(mount.point)).filesystem in LOCAL
+
+
+PROBE = LockFileProbe()

@@ -1,0 +1,275 @@
+"""Probe `locks`: which Python threads of a rank wait for a lock of their own process, and who has it.
+
+A thread that waits for `threading.Lock` or `RLock` sleeps in futex(2) on the lock's semaphore, whose address the kernel
+tells (/proc/PID/task/TID/syscall) and which the lock object holds (CPython 3.10 to 3.13: PyObject_HEAD, then the
+semaphore; an RLock has its owner behind it). What a plain lock does not tell, who has it, is looked for in the source:
+the `with` statements and calls of `acquire` that the threads stand behind. Nothing is paused.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from hangdoc import procfs
+from hangdoc.evidence import Frame, Stack, Stacks, Target
+from probes import Observation, Request, Tier
+from probes._cpython import Objects
+from probes._guards import Guards, guards
+from probes._interpreter import lookup
+from probes._memory import Memory, Unreadable
+from probes._reach import within
+from probes.source import CLOCK_SLACK_S, Module
+from probes.variables import MODULE_DICT, Places
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_WAIT, _PRIVATE = (0, 9), 0x80  # FUTEX_WAIT, FUTEX_WAIT_BITSET; FUTEX_PRIVATE_FLAG: of this process alone
+_PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; the kernel clears it when the thread ends
+_MOST_BYTES = 1_000_000  # of a source file
+_BEHIND = re.compile(r"[.\[]")  # what stands before it is an object, and what is behind it one of its parts
+_INDEXED = re.compile(r"\[(\w+)\]$")
+_FRAMES = 60  # of a thread that are asked what they hold
+_NOT_ACQUIRED = ("/torch/", "/multiprocessing/")  # semaphores shared with other processes, and native waits
+
+
+_Near = tuple[dict[int, tuple[bool, int]], Iterator[list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LockWait:
+    """A thread that waits for a lock, without a timeout."""
+
+    tid: int
+    semaphore: int  # address in the process
+    name: str  # as the source has it: "self.lock"
+    found: bool = False  # the lock object was found in memory by that name
+    reentrant: bool | None = None  # an RLock; None: the object was not found
+    owner: int | None = None  # thread id; 0: a thread that has ended; None: not known (a plain lock does not tell)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A thread whose source says that it has acquired a lock that another, or itself, waits for."""
+
+    tid: int
+    semaphore: int
+    name: str
+    function: str
+    file: str
+    line: int
+    found: bool  # the lock object was found in memory by that name; else only the names agree
+
+
+@dataclass(frozen=True, slots=True)
+class Locks:
+    """The locks of one rank (record of probe `locks`)."""
+
+    parked: tuple[int, ...] = ()  # Python threads in an untimed wait that only this process itself can end
+    waits: tuple[LockWait, ...] = ()  # those of them that wait for a lock
+    holdings: tuple[Holding, ...] = ()
+
+
+@dataclass(slots=True)
+class LocksProbe:
+    """See the module; satisfies `probes.Probe`."""
+
+    name: str = "locks"
+    scope: str = "rank"
+    tier: Tier = Tier.LOOK
+    needs: str = "ptrace"
+    record: type = Locks
+    order: int = 40
+    steady: bool = False
+    _places: Places = field(default_factory=Places)
+    _modules: dict[tuple[int, str], Module | None] = field(default_factory=dict)
+    _kept: dict[int, tuple[Any, Locks]] = field(default_factory=dict)  # by PID, for as long as nothing moves
+
+    def observe(self, request: Request) -> Observation:
+        found: dict[int, Locks] = {}
+        for target in request.targets:
+            stacks = (request.records or {}).get(target.pid, {}).get("stacks")
+            if isinstance(stacks, Stacks):
+                with suppress(Unreadable):  # it has ended, which other probes say
+                    found[target.pid] = self._locks(target, stacks)
+        return Observation(found)
+
+    def _locks(self, target: Target, stacks: Stacks) -> Locks:
+        threads = {s.tid: s for s in stacks.threads}
+        semaphores = {tid: at for tid in threads if (at := _semaphore(target.pid, tid)) is not None}
+        lines = [(s.tid, *((f.file, f.line) for f in s.frames if not f.native)) for s in stacks.threads]
+        key = (target.start_ticks, semaphores, lines)
+        if target.pid not in self._kept or self._kept[target.pid][0] != key:
+            look = _Look(Memory(target.pid), target, self._places)
+            found = (self._wait(look, threads[tid], at) for tid, at in semaphores.items())
+            waits = tuple(wait for wait in found if wait is not None)
+            holdings = tuple(self._holdings(look, stacks.threads, waits)) if waits else ()
+            self._kept[target.pid] = key, Locks(tuple(sorted(semaphores)), waits, holdings)
+        return self._kept[target.pid][1]
+
+    def _wait(self, look: _Look, stack: Stack, semaphore: int) -> LockWait | None:
+        frames = [frame for frame in stack.frames if not frame.native]
+        frame = frames[0] if frames else None
+        if frame is None or any(part in frame.file for part in _NOT_ACQUIRED):
+            return None
+        names = self._guards(look.target.pid, frame).acquires
+        if not names or (frame.function == "wait" and frame.file.endswith("threading.py")):
+            return None
+        said = next((named for other in frames[:4] if (named := self._guards(look.target.pid, other).acquires)), names)
+        for name in names:
+            lock = look.lock(frame, name, semaphore)
+            if lock is not None:
+                return LockWait(stack.tid, semaphore, said[0] if _library(frame.file) else name, True, *lock)
+        return LockWait(stack.tid, semaphore, names[0])
+
+    def _holdings(self, look: _Look, threads: Sequence[Stack], waits: Sequence[LockWait]) -> Iterator[Holding]:
+        for stack in threads:
+            own = [frame for frame in stack.frames if not frame.native and "/torch/" not in frame.file]
+            for frame in own[:_FRAMES]:
+                for name in self._guards(look.target.pid, frame).inside:
+                    for wait in waits:
+                        found = look.is_lock(frame, name, wait, wait.tid == stack.tid)
+                        if found is not False:
+                            where = (frame.function, frame.file, frame.line or 0)
+                            yield Holding(stack.tid, wait.semaphore, name, *where, found=bool(found))
+
+    def _guards(self, pid: int, frame: Frame) -> Guards:
+        key = (pid, frame.file)
+        if key not in self._modules:
+            self._modules[key] = _parsed(pid, frame.file)
+        module = self._modules[key]
+        return guards(module.tree, frame.line) if module and frame.line else Guards((), ())
+
+
+@dataclass(slots=True)
+class _Look:
+    """The memory of one process in one round."""
+
+    memory: Memory
+    target: Target
+    places: Places
+    known: dict[tuple[int, int, int | None], _Near] = field(
+        default_factory=dict
+    )  # what is near an object, as far as it was read
+
+    def lock(self, frame: Frame, name: str, semaphore: int) -> tuple[bool, int | None] | None:
+        """Whether the lock of that name is an RLock, and its owner; None where it has another semaphore."""
+        root, hops = self._root(frame, name), len(_BEHIND.findall(name)) + 1  # a Condition has its lock inside
+        if root is None:
+            return None
+        key = (root, hops, self._index(frame, name))
+        if key not in self.known:
+            self.known[key] = {}, within(self.memory, root, hops)
+        locks, levels = self.known[key]
+        while semaphore not in locks and (level := next(levels, None)) is not None:
+            locks.update(self._locks(level if key[2] is None else self._items(level, key[2])))
+        reentrant, owner = locks.get(semaphore, (None, 0))
+        return None if reentrant is None else (reentrant, self._owner(owner) if reentrant else None)
+
+    def _locks(self, addresses: Sequence[int]) -> Iterator[tuple[int, tuple[bool, int]]]:
+        """The locks among these objects: semaphore, whether it is an RLock, and its owner's pthread_t."""
+        for kind, head in Objects(self.memory).heads(addresses).values():
+            if kind.name.rpartition(".")[2] in ("lock", "RLock"):
+                semaphore, owner = struct.unpack_from("<2Q", head, 16)
+                yield semaphore, ("RLock" in kind.name, owner)
+
+    def _items(self, addresses: Sequence[int], index: int) -> list[int]:
+        """What stands at `index` in each of the lists (ob_item at 24) and tuples (items from 24) among them."""
+        heads = Objects(self.memory).heads(addresses)
+        items = {
+            address + 24 if kind.name == "tuple" else int.from_bytes(head[24:32], "little")
+            for address, (kind, head) in heads.items()
+            if kind.name in ("tuple", "list") and index < int.from_bytes(head[16:24], "little")
+        }
+        words = self.memory.read_many([(start + 8 * index, 8) for start in sorted(items)])
+        return [int.from_bytes(word, "little") for word in words if word]
+
+    def _index(self, frame: Frame, name: str) -> int | None:
+        """Of `locks[2]` or `locks[i]`, where `i` is a local variable; None where it is no number, or none is there."""
+        found = _INDEXED.search(name)
+        if found is None:
+            return None
+        local = next((v.number for v in frame.variables or () if v.name == found[1] and v.kind == "int"), None)
+        return int(found[1]) if found[1].isdecimal() else int(local) if local is not None and local >= 0 else None
+
+    def is_lock(self, frame: Frame, name: str, wait: LockWait, own: bool) -> bool | None:
+        """Whether `name` is the lock that is waited for, by the same thread (`own`) or another.
+
+        None: it could not be read, but the names agree.
+        """
+        alike = _called(name) == _called(wait.name)
+        if _BEHIND.search(name) and not alike:  # attributes are read without their names
+            return False
+        vague = "[" in name and self._index(frame, name) is None  # one of the locks in a dict
+        if vague or self._root(frame, name) is None:
+            return None if alike and not (vague and own) else False
+        return self.lock(frame, name, wait.semaphore) is not None
+
+    def _root(self, frame: Frame, name: str) -> int | None:
+        """The address of the first part of a dotted name: a local variable, else a global one."""
+        first = _BEHIND.split(name)[0]
+        local = next((v.address for v in frame.variables or () if v.name == first), None)
+        return local or self._global(frame.file, first)
+
+    def _global(self, file: str, name: str) -> int | None:
+        try:
+            place = self.places.find((self.target.pid, self.target.start_ticks), self.memory)
+            if place is None:
+                return None
+            parts = PurePath(file).with_suffix("").parts
+            called = {".".join(parts[-n:]) for n in range(1, len(parts))} | {"__main__", "__mp_main__"}
+            modules = lookup(self.memory, place.interpreter, place.modules(self.memory), called)
+            for module in sorted(modules, key=lambda one: one.startswith("__")):
+                namespace = self.memory.word(modules[module] + MODULE_DICT)
+                if found := lookup(self.memory, place.interpreter, namespace, {name}):
+                    return found[name]
+        except Unreadable:
+            pass
+        return None
+
+    def _owner(self, pthread: int) -> int | None:
+        """The thread with this pthread_t; 0 where it has ended, None where this C library is laid out otherwise."""
+        data = self.memory.read_many([(pthread + _PTHREAD_TID, 4)])[0]
+        tid = int.from_bytes(data, "little") if data else 0
+        return tid if not tid or os.path.exists(f"/proc/{self.target.pid}/task/{tid}") else None
+
+
+def _semaphore(pid: int, tid: int) -> int | None:
+    """The address a thread waits on, where only its own process can wake it, and no timeout: proc_pid_syscall(5)."""
+    fields = (procfs.read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
+    if len(fields) < 5 or fields[0] != str(_FUTEX).encode():
+        return None
+    address, operation, timeout = int(fields[1], 16), int(fields[2], 16), int(fields[4], 16)
+    return address if operation & 0x7F in _WAIT and operation & _PRIVATE and not timeout else None
+
+
+def _parsed(pid: int, file: str) -> Module | None:
+    """A source file as the process sees it; None where it is none, or has changed since the process started."""
+    path = f"/proc/{pid}/root{file}" if os.path.isabs(file) else f"/proc/{pid}/cwd/{file}"
+    stat = procfs.stat(pid)
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    started = time.time() - procfs.age_s(stat.start_ticks) if stat else 0.0
+    fits = found.st_size <= _MOST_BYTES and found.st_mtime <= started + CLOCK_SLACK_S
+    return Module.parse(path) if fits else None
+
+
+def _called(name: str) -> str:
+    """The last name in an expression: `locks` of `self.locks[i]`."""
+    return name.partition("[")[0].rpartition(".")[2]
+
+
+def _library(file: str) -> bool:
+    return "/lib/python3" in file
+
+
+PROBE = LocksProbe()

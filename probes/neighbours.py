@@ -1,0 +1,116 @@
+"""Probe `neighbours`: the processes that burn this host's cores beside the ranks, looked for only while a rank waits
+for a core.
+
+A process's CPU time is a counter, so the first look only notes it and the second tells.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from hangdoc import procfs
+from hangdoc.evidence import Process
+from probes import Observation, Request, Tier
+from probes._redact import redact
+
+DELAYED = 0.15  # of the time since the last round a rank stood in a run queue: worth a look at who is in it
+BURNS = 0.2  # cores; who uses less disturbs nobody
+MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A process that is no rank, nor a helper of one."""
+
+    pid: int
+    command: str  # program and script, shortened; no arguments, which may hold secrets
+    cores: float  # used since the look before
+    nice: int
+    core: int | None  # it last ran on
+    affinity: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Record of host probe `neighbours`: the busiest first."""
+
+    processes: tuple[Neighbour, ...]
+
+
+@dataclass(slots=True)
+class NeighboursProbe:
+    name: str = "neighbours"
+    scope: str = "host"
+    tier: Tier = Tier.LOOK
+    needs: str = "nothing"
+    record: type = Neighbours
+    order: int = 20
+    steady: bool = False
+    _before: tuple[float, dict[tuple[int, int], float]] = field(default=(0.0, {}))
+
+    def observe(self, request: Request) -> Observation:
+        if not _delayed(request):
+            return Observation({})
+        since_s, before = self._before
+        now_s = time.monotonic()
+        stats = [stat for pid in procfs.numbers("/proc") if (stat := procfs.stat(pid))]
+        self._before = now_s, {(stat.pid, stat.start_ticks): stat.cpu_s for stat in stats}
+        if not before or now_s - since_s > 60.0:
+            return Observation({})
+        used = {
+            stat.pid: (stat.cpu_s - before.get((stat.pid, stat.start_ticks), stat.cpu_s)) / (now_s - since_s)
+            for stat in stats
+        }
+        own = _of_job(request) | {os.getpid(), os.getppid()}
+        busy = sorted((pid for pid in used if used[pid] >= BURNS and pid not in own), key=lambda pid: -used[pid])
+        nice = {stat.pid: stat.nice for stat in stats}
+        return Observation({}, Neighbours(tuple(_neighbour(pid, used[pid], nice[pid]) for pid in busy[:MOST])))
+
+
+def _delayed(request: Request) -> bool:
+    """Whether some rank stood in a run queue since the round before."""
+    previous = request.previous
+    if previous is None:
+        return False
+    delayed_s = DELAYED * (time.monotonic() - previous.at_s)
+    before = {rank.target.pid: rank.records.get("cpu") for rank in previous.ranks}
+    for target in request.targets:
+        now, then = (request.records or {}).get(target.pid, {}).get("cpu"), before.get(target.pid)
+        if isinstance(now, Process) and isinstance(then, Process) and _delay_s(now) - _delay_s(then) > delayed_s:
+            return True
+    return False
+
+
+def _delay_s(process: Process) -> float:
+    return sum(thread.run_delay_s or 0.0 for thread in process.threads)
+
+
+def _of_job(request: Request) -> set[int]:
+    """The ranks and their helpers."""
+    found = {target.pid for target in request.targets}
+    for target in request.targets:
+        record = (request.records or {}).get(target.pid, {}).get("cpu")
+        found.update(child.pid for child in (record.children if isinstance(record, Process) else ()))
+    return found
+
+
+def _neighbour(pid: int, cores: float, nice: int) -> Neighbour:
+    try:
+        affinity = tuple(sorted(os.sched_getaffinity(pid)))
+    except OSError:
+        affinity = None
+    fields = (procfs.read(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    return Neighbour(pid, _command(pid), round(cores, 2), nice, int(fields[36]) if len(fields) > 36 else None, affinity)
+
+
+def _command(pid: int) -> str:
+    words = procfs.strings(f"/proc/{pid}/cmdline") or ()
+    if not words or not words[0]:
+        return (procfs.text(f"/proc/{pid}/comm") or "?").strip()
+    script = next((word for word in words[1:2] if not word.startswith("-") and "=" not in word), "")
+    return redact("command", " ".join(os.path.basename(word) for word in (words[0], script) if word))[:80]
+
+
+PROBE = NeighboursProbe()

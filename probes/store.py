@@ -1,0 +1,242 @@
+"""Probe `store`: where a rank that is being set up means to meet the others, and who is at that place.
+
+Nothing is sent to that place. A LOOK sees only ranks that stand in init_process_group or in a rendezvous: where the
+others meet is not asked again until a stall is examined.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hangdoc.evidence import Kin, Meeting, Stacks, Target, Unseen
+from probes import Observation, Request, Tier
+from probes._holders import Holders
+from probes._kin import Relatives
+from probes._memory import Memory, Unreadable
+from probes._netns import call_inside, namespace
+from probes._sockdiag import Fields, SockDiag, from_proc
+
+FILES = re.compile(r"torch/distributed/(?:rendezvous\.py$|elastic/(?:rendezvous|agent)/)")
+ASSEMBLES = re.compile(r"^(?:init_process_group|_rendezvous|_create_tcp_store|TCPStore)$")
+KEPT_S = 30.0  # what a name resolves to, and the addresses of a namespace, are asked for again after so long
+RESOLVE_S = 2.0
+_TIMEDELTA = struct.Struct("=3i")  # days, seconds, microseconds of CPython 3.10 to 3.13's PyDateTime_Delta
+_TIMEDELTA_AT = 24  # after the object's header and the hash
+
+
+class StoreProbe:
+    name = "store"
+    scope = "rank"
+    tier = Tier.LOOK
+    needs = "nothing"
+    record = Meeting
+    order = 25  # after stacks: they tell who is being set up
+    steady = False
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[float, tuple[str, ...] | None]] = {}
+        self._holders = Holders()
+        self._relatives = Relatives()
+
+    def observe(self, request: Request) -> Observation:
+        records: dict[int, Meeting] = {}
+        unseen: list[Unseen] = []
+        here = {target.pid: target for target in request.targets}
+        asked = [target for target in request.targets if target.master and self._asked(target, request)]
+        if asked:
+            self._relatives.look()
+        for target in asked:
+            place = place_of(target.master or "")
+            if place is None:
+                continue
+            try:
+                records[target.pid] = self._meeting(target, *place, request, here)
+            except OSError as error:
+                why = (
+                    f"where it meets the others could not be looked at ({error.strerror or error}); run hangdoc as root"
+                )
+                unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
+        return Observation(records, unseen=tuple(unseen))
+
+    def _asked(self, target: Target, request: Request) -> bool:
+        return request.tier >= Tier.EXAMINE or is_assembling(_stacks(target, request))
+
+    def _meeting(self, target: Target, address: str, port: int, request: Request, here: dict[int, Target]) -> Meeting:
+        resolved = self._resolved(target.pid, address)
+        own = self._own_addresses(target.pid)
+        local = None if resolved is None or own is None else any(_is_own(one, own) for one in resolved)
+        found = Meeting(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
+        found = replace(found, kin=self._relatives.of(target, here))
+        if not local:
+            return found
+        sockets = _at_port(target.pid, port)
+        listening = [one for one in sockets if one["state"] == "listen" and _hears(one["local"], resolved or ())]
+        if not listening:
+            return found
+        holder = self._holders.of(target, listening[0])
+        kin = self._relatives.belongs(holder.pid, target, here) if holder.pid else None
+        talking = sum(one["state"] in ("established", "close_wait") for one in sockets)
+        return replace(found, holder=replace(holder, kin=kin), clients=talking)
+
+    def _resolved(self, pid: int, address: str) -> tuple[str, ...] | None:
+        return self._remembered((_mount(pid), address), lambda: resolve(pid, address))
+
+    def _own_addresses(self, pid: int) -> tuple[str, ...] | None:
+        return self._remembered((str(namespace(pid)), ""), lambda: call_inside(pid, _addresses))
+
+    def _remembered(self, key: tuple[str, str], ask: Callable[[], tuple[str, ...] | None]) -> tuple[str, ...] | None:
+        at, value = self._known.get(key, (0.0, None))
+        if key not in self._known or time.monotonic() - at > KEPT_S:
+            value = ask()
+            self._known[key] = (time.monotonic(), value)
+        return value
+
+
+def is_assembling(stacks: object) -> bool:
+    """A thread stands in init_process_group, or in a launcher's rendezvous."""
+    return isinstance(stacks, Stacks) and any(
+        FILES.search(frame.file) or (ASSEMBLES.search(frame.function) and "torch/distributed/" in frame.file)
+        for thread in stacks.threads
+        for frame in thread.frames
+        if not frame.native
+    )
+
+
+def place_of(master: str) -> tuple[str, int] | None:
+    """Address and port of `address:port`; None where it is none."""
+    address, _, port = master.rpartition(":")
+    valid = port.isascii() and port.isdecimal() and len(port) <= 5
+    return (address.strip("[]"), int(port)) if address and valid else None
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+def resolve(pid: int, name: str) -> tuple[str, ...] | None:
+    """What a host name stands for in the files of `pid`: empty where it is unknown, None where that cannot be told."""
+    with suppress(ValueError):
+        return (str(ipaddress.ip_address(name)),)
+    try:
+        hosts = Path(f"/proc/{pid}/root/etc/hosts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        hosts = ""
+    found = tuple(dict.fromkeys(_in_hosts(hosts, name)))
+    if found or name == "localhost":
+        return found or ("127.0.0.1", "::1")
+    if not _same_files(pid):
+        return None  # its resolver may be another one
+    try:
+        return call_inside(pid, lambda: _ask(name), timeout_s=RESOLVE_S)
+    except OSError:
+        return None  # no answer in time
+
+
+def _ask(name: str) -> tuple[str, ...] | None:
+    import socket
+
+    try:
+        return tuple(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
+    except socket.gaierror as error:
+        return () if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)) else None
+    except UnicodeError:  # no name that could be asked for
+        return ()
+
+
+def _in_hosts(text: str, name: str) -> Iterator[str]:
+    for line in text.splitlines():
+        words = line.split("#")[0].split()
+        if name.lower() in (word.lower() for word in words[1:]):
+            with suppress(ValueError):
+                yield str(ipaddress.ip_address(words[0].split("%")[0]))
+
+
+def _same_files(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/root").st_ino == os.stat("/proc/self/root").st_ino and _mount(pid) == _mount(
+            "self"
+        )
+    except OSError:
+        return False
+
+
+def _mount(pid: int | str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""
+
+
+def _addresses() -> tuple[str, ...]:
+    """Every address of the calling thread's network namespace."""
+    import psutil
+
+    return tuple({held.address.split("%")[0] for every in psutil.net_if_addrs().values() for held in every})
+
+
+def _is_own(address: str, own: Sequence[str]) -> bool:
+    return address in own or address.startswith("127.") or address == "::1"
+
+
+def _hears(bound: str, wanted: Iterable[str]) -> bool:
+    return bound in ("0.0.0.0", "::") or bound in wanted
+
+
+def _at_port(pid: int, port: int) -> list[Fields]:
+    """The sockets of the process's namespace at that port."""
+    try:
+        diag = call_inside(pid, SockDiag)
+    except OSError:
+        return [one for one in from_proc(pid, _Every()) if one["local_port"] == port]
+    try:
+        return list(diag.at_port(port))
+    except OSError:
+        return [one for one in from_proc(pid, _Every()) if one["local_port"] == port]
+    finally:
+        diag.close()
+
+
+class _Every:
+    def __contains__(self, inode: object) -> bool:
+        return True
+
+
+# --- how long it waits ----------------------------------------------------------------------------
+
+
+def _stacks(target: Target, request: Request) -> object:
+    return (request.records or {}).get(target.pid, {}).get("stacks")
+
+
+def _timeout(target: Target, stacks: object) -> float | None:
+    """The `timeout` of the frames that set the group up: a timedelta, read from memory (s)."""
+    if not isinstance(stacks, Stacks):
+        return None
+    for frame in (frame for thread in stacks.threads for frame in thread.frames):
+        if "torch/distributed/" not in frame.file:
+            continue
+        for variable in frame.variables or ():
+            if variable.name == "timeout" and "timedelta" in variable.text and variable.address:
+                return _timedelta(target.pid, variable.address)
+    return None
+
+
+def _timedelta(pid: int, address: int) -> float | None:
+    try:
+        days, seconds, micro = _TIMEDELTA.unpack(Memory(pid).read(address + _TIMEDELTA_AT, _TIMEDELTA.size))
+    except Unreadable:
+        return None
+    valid = 0 <= seconds < 86400 and 0 <= micro < 1_000_000 and 0 <= days < 36500
+    return float(days * 86400 + seconds) + micro / 1e6 if valid else None
+
+
+PROBE = StoreProbe()
+
+__all__ = ["PROBE", "Kin", "StoreProbe", "is_assembling", "place_of", "resolve"]
