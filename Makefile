@@ -7,8 +7,9 @@ COMMANDS := ip tc iptables g++
 PACKAGES := iproute2 iptables g++
 
 RUNS ?= 5
+SECONDS ?= 240
 
-.PHONY: demo test matrix bench lint clean
+.PHONY: demo test matrix calm bench lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -18,6 +19,9 @@ test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times: what is said of each
 	$(BIN)/python tests/matrix.py --runs $(RUNS) $(if $(OUT),--out $(OUT)) $(ID)
+
+calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for SECONDS: nothing may be raised
+	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	for script in verdict_time look_cost footprint; do PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || exit 1; done

@@ -13,6 +13,9 @@ from hangdoc.fold import name_ranks, seconds
 from hangdoc.playbook import Library
 from hangdoc.verdict import Finding, Job, RankLine, Verdict
 
+LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file
+SLOWER = 1.2  # times longer than before, to be worth saying
+
 
 @dataclass(frozen=True, slots=True)
 class Judge:
@@ -25,14 +28,13 @@ class Judge:
         """The facts of one job's history."""
         return derive(list(history), self.schema)
 
-    def verdict(self, facts: Facts) -> Verdict:
-        """What the playbooks make of the facts."""
+    def verdict(self, facts: Facts, usual_s: float | None = None) -> Verdict:
+        """What the playbooks make of the facts; `usual_s`: how long a step took while the job was healthy."""
         findings, considered = evaluate(self.library, facts)
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
-        return Verdict(
-            status, stalled_for, _job(facts), findings, _unseen(facts), _note(facts, status, findings), considered
-        )
+        note = _note(facts, status, findings) or (_pace(facts, usual_s) if status == "slow" else "")
+        return Verdict(status, stalled_for, _job(facts), findings, _unseen(facts), note, considered)
 
 
 def _status(facts: Facts, findings: Sequence[Finding]) -> str:
@@ -50,7 +52,7 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
         return "failed"
     if facts.job.exit.well:
         return "healthy"
-    if not stall.settled or stall.hidden or _gone(facts) or _no_ranks(facts):
+    if not stall.settled or stall.hidden or _gone(facts) or _no_ranks(facts) or _absent(facts):
         return "unknown"
     return "healthy"
 
@@ -108,7 +110,7 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         return _told_of_exits(facts)
     if status == "unknown":
         none = "in no process group yet: no training rank, or one that is still starting" if _no_ranks(facts) else ""
-        return _told_of_exits(facts) or none or "too little could be seen to tell"
+        return _told_of_exits(facts) or none or _told_of_absent(facts) or "too little could be seen to tell"
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
@@ -117,6 +119,38 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         doing.setdefault(_doing(rank), []).append(rank)
     told = sorted(doing.items(), key=lambda item: -len(item[1]))
     return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in told)
+
+
+def _pace(facts: Facts, usual_s: float | None) -> str:
+    """How long a step takes now, and took before."""
+    progress = facts.job.progress
+    now_s = progress.recent_s or progress.period_s
+    if now_s is None:
+        return ""
+    before = f", {seconds(usual_s)} before" if usual_s is not None and usual_s < now_s / SLOWER else ""
+    return f"a step takes {seconds(now_s)}{before}"
+
+
+def _absent(facts: Facts) -> list[Any]:
+    """Ranks that do nothing and have kept others waiting for long: nobody knows whether what they wait for will come."""
+    stall = facts.job.stall
+    if not stall.idle or not stall.waiting or (stall.seconds or 0.0) < LONG_S:
+        return []
+    return [rank for rank in facts.ranks if rank.stack.phase == "idle"]
+
+
+def _told_of_absent(facts: Facts) -> str:
+    absent = _absent(facts)
+    if not absent:
+        return ""
+    waited = seconds(facts.job.stall.seconds or 0.0)
+    sites = ", ".join(dict.fromkeys(rank.stack.site for rank in absent if rank.stack.site))
+    where = f" at {sites}" if sites else ""
+    many = len(absent) > 1
+    return (
+        f"for {waited} the others have waited for {_named(absent)}, idle{where}: "
+        f"whether what {'they wait' if many else 'it waits'} for will come cannot be told from here"
+    )
 
 
 def _named(ranks: Sequence[Any]) -> str:

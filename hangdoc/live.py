@@ -38,6 +38,7 @@ class Watched:
     state: str = "new"  # new | stalled | failed | slow | ...: the status that was said last
     since_s: float = 0.0  # when the stall began, not when it was said
     rhythm_s: float = 0.0  # longest pause so far that ended by itself
+    step_s: float | None = None  # how long a step took while it was healthy, at best
     calm: bool = False  # healthy, and it moves
     inspected: bool = False  # in this quiet period
     gone: set[int] = field(default_factory=set)
@@ -91,7 +92,7 @@ class Live:
         if mine.state == "stalled" and mine.last:
             mine.last = replace(mine.last, stalled_for_s=facts.job.stall.seconds)
         else:
-            mine.last = self.judge.verdict(facts)
+            mine.last = self.judge.verdict(facts, mine.step_s)
         self.status(mine.last)
 
     def _stalled(self, job: str, facts: Facts, mine: Watched) -> None:
@@ -119,11 +120,14 @@ class Live:
         mine.rhythm_s = max(mine.rhythm_s, _longest_pause(facts))
         if (facts.job.progress.window_s or 0) < WINDOW_S:
             return
-        verdict = self.judge.verdict(facts)
-        if verdict.status == mine.state:
+        verdict = self.judge.verdict(facts, mine.step_s)
+        period_s = facts.job.progress.period_s
+        if verdict.status == "healthy" and period_s is not None:
+            mine.step_s = min(period_s, mine.step_s or period_s)
+        if verdict.status == mine.state or (verdict.status == "unknown" and mine.gone):  # it may just be ending
             return
         mine.state = verdict.status
-        if verdict.findings:
+        if verdict.findings or verdict.status != "healthy":
             self._say(verdict)
         else:
             self.emit(_event("healthy", job=job, note=verdict.note))

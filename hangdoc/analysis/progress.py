@@ -12,6 +12,9 @@ from hangdoc.analysis.story import Step, is_library
 from hangdoc.evidence import Process, Source, Stacks
 
 
+MIN_RECENT = 6  # looks that tell how long a step takes now
+
+
 @dataclass(frozen=True, slots=True)
 class ProgressFacts:
     """One rank over the time we watched; shares are 0..1, times seconds."""
@@ -29,6 +32,7 @@ class ProgressFacts:
     sites: int  # different lines of the user's own code it was seen at
     counter: str | None  # the loop counter that grew: "step"
     period_s: float | None  # how long one of its steps takes
+    recent_s: float | None = None  # the same in the newest third of the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class ProgressJob:
     changed: bool | None  # any rank changed
     all_changed: bool | None  # every rank changed
     period_s: float | None  # how long a step takes, over the ranks
+    recent_s: float | None = None  # the same in the newest third of the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class ProgressAnalysis:
             changed=any(facts.changed for facts in known) if known else None,
             all_changed=all(facts.changed for facts in known) if known else None,
             period_s=max((facts.period_s for facts in known if facts.period_s is not None), default=None),
+            recent_s=max((facts.recent_s for facts in known if facts.recent_s is not None), default=None),
         )
 
 
@@ -118,6 +124,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         sites=len({_signature(look.story)[0] for look in looks}),
         counter=counter,
         period_s=period,
+        recent_s=_step(looks[-max(MIN_RECENT, len(looks) // 3) :])[1],
     )
 
 

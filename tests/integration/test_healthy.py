@@ -35,6 +35,7 @@ CASES = [
     Case("checkpoints", until=r"saved"),
     Case("collects_garbage"),
     Case("epochs"),
+    Case("profiled", until=r"KiB of trace"),
     Case("rank0_evaluates", until=r"evaluating", pause_s=6, args=("--evaluation-seconds", "60")),
     Case("compile_warmup", until=r"compiling", pause_s=4),
     Case("shares_build", until=r"compiling", pause_s=4),
