@@ -1,8 +1,8 @@
 """The confusion matrix: every reproducer, run live several times; which playbook is named, and how soon.
 
-python tests/matrix.py [--runs 5] [--default-only] [--out FILE] [ID | ID/VARIANT ...]
+python tests/matrix.py [--runs 5] [--beside 1] [--default-only] [--out FILE] [ID | ID/VARIANT ...]
 
-Prints Markdown. Ctrl-C prints what there is. FILE is written anew after every run; the verdict of each run that was
+Prints Markdown. With `--beside 2` two of them run at a time: quicker, on a busy host. Ctrl-C prints what there is. FILE is written anew after every run; the verdict of each run that was
 misjudged is kept beside it. Exit code 0 where at least 95 % of the runs were right in class and culprits.
 """
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -95,14 +96,18 @@ def versions() -> str:
     )
 
 
-def run_all(rows: list[Row], runs: int, out: Path | None) -> None:
+def run_all(rows: list[Row], runs: int, beside: int, out: Path | None) -> None:
     """Every row `runs` times, round after round, so that a matrix cut short still shows all of them."""
-    for number in range(1, runs + 1):
-        for row in rows:
-            told = run_one(row, number, out)
-            print(f"{datetime.now():%H:%M:%S} {number}/{runs} {row.job.name}: {told}", file=sys.stderr, flush=True)
-            if out:
-                out.write_text(markdown(rows) + "\n")
+
+    def one(row: Row, number: int) -> None:
+        told = run_one(row, number, out)
+        print(f"{datetime.now():%H:%M:%S} {number}/{runs} {row.job.name}: {told}", file=sys.stderr, flush=True)
+        if out:
+            out.write_text(markdown(rows) + "\n")
+
+    with ThreadPoolExecutor(beside) as pool:
+        for number in range(1, runs + 1):
+            list(pool.map(one, rows, [number] * len(rows)))
 
 
 def run_one(row: Row, number: int, out: Path | None) -> str:
@@ -135,11 +140,12 @@ def main() -> int:
     parser.add_argument("wanted", nargs="*", metavar="ID", help="playbooks, or ID/VARIANT (default: everything)")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--default-only", action="store_true", help="leave the variants out")
+    parser.add_argument("--beside", type=int, default=1, help="how many run at a time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows = [Row(job) for wanted in args.wanted or demo.ids() for job in jobs(wanted, args.default_only)]
     try:
-        run_all(rows, args.runs, args.out)
+        run_all(rows, args.runs, args.beside, args.out)
     except KeyboardInterrupt:
         print("interrupted: what there is", file=sys.stderr)
     print(markdown(rows))
