@@ -3,8 +3,8 @@
 python tests/matrix.py [--runs 5] [--beside 1] [--default-only] [--out FILE] [ID | ID/VARIANT ...]
 
 Prints Markdown. With `--beside 2` two of them run at a time: quicker, on a busy host. Ctrl-C prints what there is. FILE
-is written anew after every run; the verdict of each run that was misjudged is kept beside it. Exit code 0 where at least
-95 % of the runs were right in class and culprits.
+is written anew after every run; the verdict of each run that was misjudged is kept beside it. Exit code 0 where 95 % of
+the runs and more were right in class and culprits.
 """
 
 from __future__ import annotations
