@@ -187,10 +187,8 @@ class _Texts:
         self.failures: list[str] = []
 
     def one(self, at: tuple[str | int, ...], **more: Any) -> str:
-        from hangdoc import templates
-
         try:
-            return templates.render(self.playbook.templates[at], {**self.scope, **more})
+            return self.playbook.templates[at].render({**self.scope, **more})
         except Exception as error:  # a template over values nobody foresaw
             self.failures.append(f"{'.'.join(map(str, at))} left out: {_told(error)}")
             return ""

@@ -132,7 +132,7 @@ def _pace(facts: Facts, usual_s: float | None) -> str:
 
 
 def _absent(facts: Facts) -> list[Any]:
-    """Ranks that do nothing and have kept others waiting for long: nobody knows whether what they wait for will come."""
+    """Ranks that do nothing and have kept others waiting for long: what they wait for may never come."""
     stall = facts.job.stall
     if not stall.idle or not stall.waiting or (stall.seconds or 0.0) < LONG_S:
         return []

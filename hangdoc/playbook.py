@@ -12,10 +12,10 @@ from hangdoc.facts import Schema
 
 if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
     import yaml
-    from jinja2 import Template
 
     from hangdoc.envelope import Envelope, Location
     from hangdoc.rules import Compiler, Expression
+    from hangdoc.templates import Text
 
 FILE = "playbook.yaml"
 MAX_BYTES = 256 * 1024  # of a playbook file
@@ -42,7 +42,7 @@ class Playbook:
     file: Path
     envelope: Envelope
     expressions: Mapping[Location, Expression]
-    templates: Mapping[Location, Template]
+    templates: Mapping[Location, Text]
     lines: Mapping[Location, int]
 
     @property
@@ -237,18 +237,16 @@ class _Reader:
                 self._say(at, f"{_where(at)}: {error.sentence}", error.remedy)
         return found
 
-    def _templates(self, envelope: Envelope) -> dict[Location, Template]:
+    def _templates(self, envelope: Envelope) -> dict[Location, Text]:
         from hangdoc import templates
 
         names = self.compiler.hints(envelope.ranks, envelope.links)
         found = {}
         for at, text in envelope.templates():
             each = at[0] == "evidence" and envelope.evidence[int(at[1])].each is not None
-            template, wrong = templates.compile_template(text, {**names, "item": None} if each else names)
-            for sentence in wrong:
+            for sentence in templates.check(text, {**names, "item": None} if each else names):
                 self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "mend it")
-            if template is not None:
-                found[at] = template
+            found[at] = templates.Text(text)
         return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, meta, nodes
+from jinja2 import StrictUndefined, Template, nodes
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -23,26 +23,35 @@ Scope = Mapping[str, Any]
 Types = Mapping[str, Any]  # type hint of each name a template may use
 
 
-def render(template: Template, scope: Scope) -> str:
-    """The text on one line; raises TemplateError and what a filter raises on values it cannot take."""
-    return " ".join(template.render(scope).split())
+class Text:
+    """A text of a playbook, compiled when it is first said: most never are, and compiling all takes a second."""
+
+    __slots__ = ("_source", "_template")
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._template: Template | None = None
+
+    def render(self, scope: Scope) -> str:
+        """The text on one line; raises TemplateError and what a filter raises on values it cannot take."""
+        if self._template is None:
+            self._template = _environment().from_string(self._source)
+        return " ".join(self._template.render(scope).split())
 
 
-def compile_template(text: str, names: Types) -> tuple[Template | None, tuple[str, ...]]:
-    """The template, or a sentence for each name or field in it that does not exist, or why it cannot be parsed."""
-    environment = _environment()
+def check(text: str, names: Types) -> tuple[str, ...]:
+    """A sentence for each name or field in a text that does not exist, or why it cannot be parsed."""
     try:
-        tree = environment.parse(text)
-        wrong = tuple(_check(tree, names))
-        return (None, wrong) if wrong else (environment.from_string(tree), ())
+        return tuple(_check(_environment().parse(text), names))
     except TemplateError as error:
-        return None, (str(error),)
+        return (str(error),)
 
 
 def _check(tree: nodes.Template, names: Types) -> Iterator[str]:
-    for name in sorted(meta.find_undeclared_variables(tree) - set(names)):
-        yield f"unknown name `{name}`; {_suggest(name, names)}"
     local = {node.name for node in tree.find_all(nodes.Name) if node.ctx != "load"}
+    loaded = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
+    for name in sorted(loaded - local - {"loop", *_environment().globals, *names}):
+        yield f"unknown name `{name}`; {_suggest(name, names)}"
     known = {name: hint for name, hint in names.items() if name not in local}
     for attribute in tree.find_all(nodes.Getattr):
         of = _hint(attribute.node, known)
@@ -50,7 +59,12 @@ def _check(tree: nodes.Template, names: Types) -> Iterator[str]:
             yield f"unknown field `{attribute.attr}`; {_suggest(attribute.attr, _fields(of))}"
         elif _member(of) is not None:
             yield f"`.{attribute.attr}` of several: use the filter attr('{attribute.attr}')"
+    for test in tree.find_all(nodes.Test):
+        if test.name not in _environment().tests:
+            yield f"unknown test `{test.name}`; {_suggest(test.name, _environment().tests)}"
     for filtered in tree.find_all(nodes.Filter):
+        if filtered.name not in _environment().filters:
+            yield f"unknown filter `{filtered.name}`; {_suggest(filtered.name, _environment().filters)}"
         if filtered.name in ("attr", "by") and filtered.args and isinstance(filtered.args[0], nodes.Const):
             yield from _check_path(str(filtered.args[0].value), _member(_hint(filtered.node, known)))
 

@@ -63,7 +63,7 @@ def test_a_sound_playbook(tmp_path: Path) -> None:
         ({"summary": "{{ (late|first).stack.opp }}"}, "`summary`: unknown field `opp`", "did you mean `op`?"),
         ({"summary": "{{ late[0].hosst }}"}, "`summary`: unknown field `hosst`", "did you mean `host`?"),
         ({"summary": "{{ late.host }}"}, "`summary`: `.host` of several: use the filter attr('host')", ""),
-        ({"summary": "{{ late|rank }}"}, "`summary`: No filter named 'rank'", ""),
+        ({"summary": "{{ late|rank }}"}, "`summary`: unknown filter `rank`", ""),
         ({"summary": "{{ late|ranks }"}, "`summary`: unexpected '}'", ""),
         ({"actions": ["do", "{{ x }}"]}, "`actions.1`: unknown name `x`", ""),
         ({"evidence": [{"probe": "cpu", "text": "{{ item }}"}]}, "`evidence.0.text`: unknown name `item`", ""),

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import playbooks
-from hangdoc import playbook, templates
+from hangdoc import playbook
 from hangdoc.analysis import Case
 from hangdoc.engine import evaluate
 from hangdoc.evidence import RankEvidence, Snapshot, Target
@@ -148,7 +148,7 @@ def test_every_text_can_be_said_of_ranks_of_which_nothing_is_known(id: str, fill
     for at, template in told.templates.items():
         if at[0] == "evidence" and not scope[envelope.evidence[int(at[1])].ranks]:
             continue
-        assert "None" not in templates.render(template, {**scope, "item": "item"})
+        assert "None" not in template.render({**scope, "item": "item"})
 
 
 def _blank(kind: Any) -> Any:
