@@ -20,11 +20,14 @@ _DEEPEST = 16  # bases of a type that are followed
 
 # PyTypeObject.tp_flags: Py_TPFLAGS_*_SUBCLASS
 _INT, _LIST, _TUPLE, _STR, _DICT, _TYPE = (1 << bit for bit in (24, 25, 26, 28, 29, 31))
+_INLINE_VALUES = 1 << 2
 _NUMPY_NUMBERS = {
     "numpy.int8": "<b", "numpy.int16": "<h", "numpy.int32": "<i", "numpy.int64": "<q", "numpy.uint8": "<B",
     "numpy.uint16": "<H", "numpy.uint32": "<I", "numpy.uint64": "<Q", "numpy.float16": "<e", "numpy.float32": "<f",
     "numpy.float64": "<d", "numpy.bool": "<?", "numpy.bool_": "<?",
 }  # fmt: skip
+
+_Raw = tuple[int, int, str, int, int | None]  # of a type: its type, flags, name, tp_base, extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Type:
     name: str  # tp_name: "int", "torch._C.TensorBase", "Parameter"
     flags: int
     bases: tuple[str, ...]  # names of tp_base and its bases
+    extent: int | None = None  # bytes of an instance; None: items or attributes follow, as many as that one has
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Objects:
 
     def _learn(self, pointers: set[int]) -> None:
         """Read the type objects at `pointers` and, level by level, their bases."""
-        raw: dict[int, tuple[int, int, str, int, int]] = {}
+        raw: dict[int, _Raw] = {}
         level = {pointer for pointer in pointers if pointer not in self._types}
         for _ in range(_DEEPEST):
             if not level:
@@ -98,7 +102,7 @@ class Objects:
                     int.from_bytes(body[168:176], "little"),
                     _name(name or b""),
                     int.from_bytes(body[256:264], "little"),
-                    pointer,
+                    _extent(body),
                 )
             metas = {entry[0] for entry in raw.values()} | {entry[3] for entry in raw.values() if entry[3]}
             level = metas - raw.keys()
@@ -179,7 +183,13 @@ def _name(data: bytes) -> str:
     return text.decode("ascii") if end and text.isascii() and text.decode("ascii").isprintable() else ""
 
 
-def _believed(pointer: int, raw: dict[int, tuple[int, int, str, int, int]]) -> Type | None:
+def _extent(body: bytes) -> int | None:
+    """tp_basicsize, where neither tp_itemsize nor attributes kept in the object itself (3.13) make it longer."""
+    size, items = struct.unpack_from("<2q", body, 32)
+    return size if not items and not int.from_bytes(body[168:176], "little") & _INLINE_VALUES else None
+
+
+def _believed(pointer: int, raw: dict[int, _Raw]) -> Type | None:
     """The type at `pointer`, where its metatype is flagged as a subclass of `type`."""
     entry = raw.get(pointer)
     if entry is None or not entry[2]:
@@ -192,4 +202,4 @@ def _believed(pointer: int, raw: dict[int, tuple[int, int, str, int, int]]) -> T
     while base and base in raw and len(bases) < _DEEPEST:
         bases.append(raw[base][2])
         base = raw[base][3]
-    return Type(pointer, entry[2], entry[1], tuple(bases))
+    return Type(pointer, entry[2], entry[1], tuple(bases), entry[4])

@@ -10,21 +10,28 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
-from probes._cpython import Objects
+from probes._cpython import Objects, Type
 from probes._memory import Memory
 
 _BEFORE = 32  # bytes before an object where 3.11 and later keep what leads to its attributes
-_OWN = 48 * 8  # bytes of the object: its slots, its dict's address, or (3.13) its attributes
+_OWN = 48 * 8  # bytes of the object at most: its slots, its dict's address, or (3.13) its attributes
+_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT (3.11): there is something before it
 _VALUES = 96 * 8  # bytes of a table of attributes
 _USER_SPACE = range(1 << 16, 1 << 47)
 _MOST = 4096  # objects that are followed
 
 
-def references(memory: Memory, address: int) -> list[int]:
-    """Addresses that the object at `address` may refer to, each once. Raises Unreadable where the process is gone."""
-    before, own = memory.peek_many([(address - _BEFORE, _BEFORE), (address, _OWN)])
+def references(memory: Memory, address: int, kind: Type) -> list[int]:
+    """Addresses that the object at `address` may refer to, each once. Raises Unreadable where the process is gone.
+
+    No further than the object goes, as far as its type tells: another may stand right beside it.
+    """
+    size = _OWN if kind.extent is None else max(16, min(kind.extent, _OWN))
+    before, own = memory.peek_many([(address - _BEFORE, _BEFORE), (address, size)])
     if own is None:
         return []
+    if not kind.flags & _MANAGED_DICT:
+        before = None
     near = [word & ~1 for word in _words(before or b"")] + [(word + 1) & ~7 for word in _words(before or b"")]
     own_words = _pointers(_words(own))
     tables = [*_pointers(near), *_tables(memory, [address, *own_words, *_pointers(near)])]
@@ -39,7 +46,8 @@ def within(memory: Memory, address: int, hops: int) -> Iterator[list[int]]:
     yield level
     for _ in range(hops):
         objects = Objects(memory).heads(level)
-        near = [other for one in list(objects)[: _MOST // 64] for other in references(memory, one)]
+        followed = list(objects.items())[: _MOST // 64]
+        near = [other for one, (kind, _) in followed for other in references(memory, one, kind)]
         level = [one for one in dict.fromkeys(near) if one not in known]
         known.update(level)
         yield level

@@ -10,6 +10,7 @@ import os
 from hangdoc import procfs
 from hangdoc.evidence import ChildProcess, Process, Target, ThreadCpu, Unseen
 from probes import Observation, Request, Tier
+from probes._holders import command
 
 _MOST_CHILDREN = 256  # a rank with more helpers than that shows the first
 
@@ -63,6 +64,7 @@ def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> P
         threads=tuple(thread for thread in threads if thread),
         tracer_pid=tracer,
         tracer=(procfs.text(f"/proc/{tracer}/comm") or "").strip() or None if tracer else None,
+        tracer_command=command(tracer) if tracer else None,
         affinity=_affinity(pid),
         nice=main.nice,
         children=_children(pid, tids, ranks),
@@ -162,7 +164,8 @@ def _children(pid: int, tids: list[int], ranks: frozenset[int]) -> tuple[ChildPr
         if stat is not None:
             command = procfs.strings(f"/proc/{child}/cmdline") or ()
             where = wchan(f"/proc/{child}") if stat.state in "SD" else None
-            found[child] = ChildProcess(child, stat.comm, command, stat.state, stat.cpu_s, where)
+            age_s = procfs.age_s(stat.start_ticks)
+            found[child] = ChildProcess(child, stat.comm, command, stat.state, stat.cpu_s, where, age_s)
             waiting.extend(procfs.children(child))
     return tuple(found[child] for child in sorted(found))
 

@@ -33,6 +33,7 @@ from probes.variables import MODULE_DICT, Places
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT, _PRIVATE = (0, 9), 0x80  # FUTEX_WAIT, FUTEX_WAIT_BITSET; FUTEX_PRIVATE_FLAG: of this process alone
 _PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; the kernel clears it when the thread ends
+_JOINED = 0xFFFFFFFF  # pthread_join then writes -1 there
 _MOST_BYTES = 1_000_000  # of a source file
 _BEHIND = re.compile(r"[.\[]")  # what stands before it is an object, and what is behind it one of its parts
 _INDEXED = re.compile(r"\[(\w+)\]$")
@@ -238,6 +239,8 @@ class _Look:
         """The thread with this pthread_t; 0 where it has ended, None where this C library is laid out otherwise."""
         data = self.memory.read_many([(pthread + _PTHREAD_TID, 4)])[0]
         tid = int.from_bytes(data, "little") if data else 0
+        if tid == _JOINED:
+            return 0
         return tid if not tid or os.path.exists(f"/proc/{self.target.pid}/task/{tid}") else None
 
 

@@ -47,6 +47,8 @@ class At:
     alive: bool = True
     environ: Mapping[str, str] = field(default_factory=dict)
     extra: Sequence[Stack] = ()
+    records: Mapping[str, object] = field(default_factory=dict)  # of further probes, or in place of those made up here
+    children: Sequence[tuple[int, tuple[Stack, ...]]] = ()  # stacks of its helpers
 
 
 def in_c10d(function: str, *calls: tuple[str, int], **more: object) -> At:
@@ -93,14 +95,16 @@ class Stage:
         target = Target(pid, 1, "here", rank, rank, size, launcher="torchrun")
         threads = tuple(ThreadCpu(pid + i, comm, at.state if i == 0 else "S", 0.1) for i, comm in enumerate(at.threads))
         process = Process(pid, 1, 0, at.state, ("python",), None, None, 10.0, at.cpu_s, 1, threads)
-        stacks = Stacks((Stack(pid, "MainThread", self._frames(at)), *at.extra), native=bool(at.native))
+        main = Stack(pid, "MainThread", self._frames(at))
+        stacks = Stacks((main, *at.extra), native=bool(at.native), children=tuple(at.children))
         places: dict[str, Place] = {}
-        for _, line in at.calls:
+        made = [frame for _, threads in at.children for stack in threads for frame in stack.frames]
+        for line in (*(line for _, line in at.calls), *(f.line or 0 for f in made if f.file == str(self.path))):
             place = self.module.place(line)
             if place is not None:
                 places[f"{self.path}:{line}"] = place
         records = {"cpu": process, "stacks": stacks, "source": Source(places), "environ": Environ(at.environ)}
-        return RankEvidence(target, at.alive, records if at.alive else {})
+        return RankEvidence(target, at.alive, {**records, **at.records} if at.alive else {})
 
     def _frames(self, at: At) -> tuple[Frame, ...]:
         native = [Frame(symbol, "libtorch_cpu.so", None, native=True) for symbol in at.native]

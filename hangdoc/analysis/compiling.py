@@ -2,10 +2,12 @@
 
 The first steps of a compiled model take long and are healthy. A rank that was seen compiling in several iterations of
 its training loop, past the first few, compiles again and again: shapes or values that the compiled code does not fit.
+While torch compiles the same code once more, its own frames hold the guard that failed, and how many times before.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +20,13 @@ from hangdoc.evidence import Process
 
 ITERATIONS = 3  # seen compiling in so many
 MORE = 5  # where it is not known, or early, how far the loop has come
+FEWER = 2  # where the same code has been compiled so often: a step may take as long as we watch
+OFTEN = 3
 WARM_UP = 4  # iterations: the first shapes, then the dynamic ones, then what only comes now and then
 BUSY_SHARE = 0.2  # of a core, of the compilers that a rank has started
 RECENT_S = 3.0
+
+RECOMPILED = re.compile(r"\d+/(\d+)[^:]*: (.+)")  # frame/compilation of the code that did not fit
 
 Iteration = tuple[tuple[str, Any], ...]
 
@@ -34,6 +40,8 @@ class CompilingFacts:
     iterations: int | None = None  # of the loop around, in which it was seen compiling
     site: str | None = None  # innermost frame of the user's code around it
     loop: str | None = None  # source of that loop
+    before: int | None = None  # times that the same code had been compiled before, by torch's count
+    reason: str | None = None  # the guard that failed last, in torch's words
     shapes: tuple[str, ...] = ()  # what the loop's variables were while it compiled, where they differ
     advancing: bool | None = None  # it waits for compilers that work
 
@@ -58,15 +66,29 @@ def _facts(case: Case, key: Key) -> CompilingFacts:
     turns = [_iteration(step) for _, step in around]
     different = list(dict.fromkeys(turn for turn in turns if turn))
     own = user_step(compiling[-1].story) if compiling else None
+    told = [again for look in compiling if (again := _recompiled(look))]
+    before = max((count for count, _ in told), default=None)
+    wanted = (FEWER if (before or 0) >= OFTEN else ITERATIONS) if _warm(around) else MORE
     return CompilingFacts(
         share=len(compiling) / len(looks),
-        again=len(different) >= (ITERATIONS if _warm(around) else MORE),
+        again=len(different) >= wanted,
         iterations=len(different),
         site=own.site if own else None,
         loop=around[-1][1].place.loops[-1].header if around and around[-1][1].place else None,
+        before=before,
+        reason=told[-1][1] if told else None,
         shapes=_shapes([step for _, step in around]),
         advancing=looks[-1].phase == "compile" and _helpers_work(case, key),
     )
+
+
+def _recompiled(look: Look) -> tuple[int, str] | None:
+    """What `recompile_reason` of torch._dynamo's frames says: `0/3: tensor 'x' size mismatch at index 1. ...`."""
+    for step in look.story:
+        said = step.variables.get("recompile_reason") if "/torch/_dynamo/" in step.file else None
+        if said and (found := RECOMPILED.match(said.text.strip('"').replace('\\"', "'"))):
+            return int(found[1]) + 1, found[2].partition("  #")[0]
+    return None
 
 
 def _looping(look: Look) -> Step | None:

@@ -2,11 +2,13 @@
 
 A thread that sleeps in the kernel has no use for the GIL: one that was seen to hold it, asleep at the same line, look
 after look, holds up every other thread of its process for nothing. One that burns its core with it may be in a long
-computation of an ordinary library, so it must stand for longer, and native frames must not say that it is one.
+computation of an ordinary library, so it must stand for longer, and native frames must not say that it is one. The
+engine of regular expressions is none: what takes it so long is a pattern that it tries in ever more ways.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ SPIN_SHARE = 0.8
 GROWTH = 1 << 20  # bytes: a computation that takes memory or gives it back is one that gets on
 ALLOWED = (*WAITING, "startup", "teardown")  # of the thread that holds it: others are to blame, or it is short
 LONG = ("compile", "checkpoint")  # phases in which libraries hold it for long, and compute
+REGEX = re.compile(r"^_?(sre_|SRE\()")  # CPython's Modules/_sre
 FOREIGN_CALL = ("ffi_call", "_call_function_pointer", "_ctypes_callproc")
 
 
@@ -40,7 +43,8 @@ class GilFacts:
     kernel: str | None = None  # the kernel function it sleeps in
     starved: int | None = None  # other Python threads
     native: str | None = None  # its native frames, innermost first
-    confirmed: bool | None = None  # native frames show foreign code; None: they were not seen
+    confirmed: bool | None = None  # native frames show foreign code, or `regex`; None: they were not seen
+    regex: bool | None = None  # it matches a regular expression
 
 
 @dataclass(slots=True)
@@ -73,7 +77,8 @@ def _facts(case: Case, key: Key) -> GilFacts:
     spins = _spins(processes, owner.tid)
     native = _native(owner)
     phase = _phase(case, key, stacks, owner)
-    confirmed = _foreign(native) if native else None
+    regex = any(REGEX.match(frame.function) for frame in native)
+    confirmed = regex or _foreign(native) if native else None
     stuck = (
         kept >= MIN_LOOKS
         and phase not in ALLOWED
@@ -97,6 +102,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
         starved=len(stacks.threads) - 1,
         native=" <- ".join(_shown(frame) for frame in native[:5]) or None,
         confirmed=confirmed,
+        regex=regex if native else None,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Process
 
+LOOKS = 3  # in a row that find it stopped: another's py-spy stops it for a moment, as a debugger may
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
@@ -23,6 +25,7 @@ class ProcessFacts:
     rss_bytes: int | None
     affinity: int | None  # cores it may run on
     nice: int | None
+    tracer_command: str | None = None  # its command line
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
     main = next((t for t in process.threads if t.tid == process.pid), None)
     return ProcessFacts(
         state=process.state,
-        stopped=process.state in ("T", "t"),
+        stopped=is_stopped(case, key),
         tracer=process.tracer,
         tracer_pid=process.tracer_pid or None,
         exit=end,
@@ -54,7 +57,14 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
         rss_bytes=process.rss_bytes,
         affinity=len(process.affinity) if process.affinity is not None else None,
         nice=process.nice,
+        tracer_command=process.tracer_command,
     )
+
+
+def is_stopped(case: Case, key: Key) -> bool:
+    """By a signal or a debugger, and not only for a moment."""
+    newest = [record.state for _, record in case.series(key, "cpu")[-LOOKS:] if isinstance(record, Process)]
+    return bool(newest) and all(state in ("T", "t") for state in newest)
 
 
 ANALYSIS = ProcessAnalysis()

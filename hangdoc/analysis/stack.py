@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
+from hangdoc.analysis.process import is_stopped
 from hangdoc.analysis.story import Step, Story, tell, user_step
 from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
 
@@ -79,16 +80,16 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
     process = case.record(key, "cpu")
     if case.ranks[key].alive is False:
         return _without_stack("exited", None)
-    state = process.state if isinstance(process, Process) else None
+    stopped = is_stopped(case, key)
     busy = is_busy(process) if isinstance(process, Process) else None
     stacks = case.record(key, "stacks")
     if not isinstance(stacks, Stacks) or not stacks.threads:
-        return _without_stack("stopped" if state in ("T", "t") else "unknown", busy)
+        return _without_stack("stopped" if stopped else "unknown", busy)
     return _from_stacks(
         stacks,
         case.record(key, "source"),
         circumstances(case, key, busy, stacks),
-        state,
+        stopped,
         _default_group(case.record(key, "groups")),
     )
 
@@ -98,13 +99,13 @@ def _default_group(groups: Groups | None) -> int | None:
 
 
 def _from_stacks(
-    stacks: Stacks, source: Source | None, about: Circumstances, state: str | None, default: int | None
+    stacks: Stacks, source: Source | None, about: Circumstances, stopped: bool, default: int | None
 ) -> StackFacts:
     told = [(stack, tell(stack, source, stacks.globals)) for stack in stacks.threads]
     phases = [phase_of(stack, story, about) for stack, story in told]
     chosen = _main(told, phases)
     (stack, story), (phase, op) = told[chosen], phases[chosen]
-    if state in ("T", "t"):
+    if stopped:
         phase = "stopped"
     user = user_step(story)
     branch = guard(user)

@@ -68,7 +68,7 @@ class StallAnalysis:
             stalled=stalled,
             seconds=(idle_s if idle_s is not None else min(standing, default=None)) if still else None,
             waiting=waiting,
-            parked=still and not stalled and moving is not True and _quiet(case) and _unexplained(stack),
+            parked=still and not stalled and moving is not True and _quiet(case) and _unexplained(case, stack),
             idle=still and works and not any(facts.still is False for facts in ranks.values()),
             settled=complete and not (stands and moving is True and (idle_s or 0.0) >= STILL_S),
             hidden=sum(facts.waits is None for facts in stack.values()),
@@ -76,14 +76,22 @@ class StallAnalysis:
 
 
 def _quiet(case: Case) -> bool:
-    """No rank uses its CPU."""
-    shares = [progress.cpu_share for progress in case.rank_facts["progress"].values()]
+    """No rank that lives uses its CPU."""
+    progress = case.rank_facts["progress"]
+    shares = [progress[key].cpu_share for key, rank in case.ranks.items() if rank.alive is not False]
     return all(share is not None and share < IDLE_SHARE for share in shares)
 
 
-def _unexplained(stack: Mapping[Key, StackFacts]) -> bool:
-    """Some rank is idle in something that its Python frames do not name."""
-    return any(facts.phase in ("idle", "unknown") and facts.op is None and not facts.native for facts in stack.values())
+def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
+    """Some rank is idle in something that its Python frames do not name; where a rank is gone, a guess from the source
+    line is no name either: `get` may be the store's, which waits for that rank."""
+    gone = any(rank.alive is False for rank in case.ranks.values())
+    return any(
+        facts.phase in ("idle", "unknown")
+        and (facts.op is None or (gone and facts.op != "sleep" and facts.leaf == facts.site))
+        and not facts.native
+        for facts in stack.values()
+    )
 
 
 def _rank(case: Case, key: Key) -> StallFacts:

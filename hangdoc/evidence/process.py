@@ -38,6 +38,7 @@ class Process:
     threads: tuple[ThreadCpu, ...]
     tracer_pid: int = 0  # who ptraces it
     tracer: str | None = None  # its command name
+    tracer_command: str | None = None  # its command line, shortened and redacted
     affinity: tuple[int, ...] | None = None  # cores it may run on
     nice: int | None = None
     children: tuple[ChildProcess, ...] = ()
@@ -53,3 +54,4 @@ class ChildProcess:
     state: str
     cpu_s: float
     wchan: str | None = None
+    age_s: float | None = None

@@ -1,14 +1,16 @@
 """Next-character model of a toy language, trained with DDP, on nodes shared with interactive users.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant self|outside]
+torchrun --nproc-per-node 3 reproducer.py [--variant self|outside|debugger]
 """
 
 import argparse
+import ctypes
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,18 @@ for _ in range(periods):
     time.sleep(busy)
     os.kill(pid, signal.SIGSTOP)
 """
+
+# A debugger that nobody sits at any more: it attached, the process stopped, and the terminal was closed.
+DEBUGGER = """
+import ctypes, os, signal, sys, time
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1].partition("=")[2])
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+if libc.ptrace(16, pid, None, None):  # PTRACE_ATTACH
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(pid, 0x40000000)  # __WALL
+time.sleep(3600)
+"""
+PR_SET_PTRACER = 0x59616D61
 
 
 def corpus(rank, sentences=4000):
@@ -64,6 +78,13 @@ def limit_cpu(busy, held, periods):
     return subprocess.Popen([sys.executable, "-c", LIMITER, str(os.getpid()), str(busy), str(held), str(periods)])
 
 
+def attach_debugger():
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # where Yama lets only parents trace
+    with tempfile.NamedTemporaryFile("w", suffix="-debugger.py", delete=False) as script:
+        script.write(DEBUGGER)
+    return subprocess.Popen([sys.executable, script.name, f"--attach={os.getpid()}"])
+
+
 def get_batch(data, batch_size, length):
     starts = torch.randint(len(data) - length - 1, (batch_size,))
     x = torch.stack([data[s : s + length] for s in starts])
@@ -73,7 +94,7 @@ def get_batch(data, batch_size, length):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("self", "outside"), default="self")
+    parser.add_argument("--variant", choices=("self", "outside", "debugger"), default="self")
     parser.add_argument("--steps", type=int, default=5000)
     args = parser.parse_args()
 
@@ -88,6 +109,8 @@ if __name__ == "__main__":
         if GIVE_WAY_AT.get(rank) == it:
             if args.variant == "self":
                 give_way()
+            elif args.variant == "debugger":
+                debugger = attach_debugger()
             else:
                 limiter = limit_cpu(busy=0.5, held=0.2, periods=4)
         x, y = get_batch(data, batch_size=24, length=48)

@@ -1,0 +1,108 @@
+"""Which lock files will be released."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hangdoc.analysis.lockfile import LockFileFacts
+from hangdoc.facts import Facts
+from probes.lockfile import Holder, LockFile
+from staged import At, Stage, in_c10d
+
+SCRIPT = "def build():\n    baton.wait()\n    dist.barrier()\n"
+LEFT = LockFile("/cache/lock", "baton", 7, age_s=4000.0, before_s=3900.0, local=True)
+COMPILER = Holder(4711, "c++ -O3 main.cpp", 9.0)
+GONE = LockFile()
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(SCRIPT, tmp_path_factory.mktemp("lockfile"))
+
+
+def facts(stage: Stage, *looks: LockFile) -> Facts:
+    """Rank 0 waits for a lock file, as it was seen in these looks; rank 1 waits for rank 0."""
+    waits = [At([("build", 2)], records={"lockfile": look}) for look in (looks if len(looks) > 1 else looks * 4)]
+    return stage.facts(*[[at, in_c10d("barrier", ("build", 3))] for at in waits])
+
+
+def judged(stage: Stage, *looks: LockFile) -> LockFileFacts:
+    found = facts(stage, *looks).ranks[0].lockfile
+    assert isinstance(found, LockFileFacts)
+    return found
+
+
+def test_left_behind(stage: Stage) -> None:
+    seen = judged(stage, replace(LEFT, named_pid=12, named_alive=False))
+    assert seen == LockFileFacts(
+        stuck=True, advancing=False, path="/cache/lock", kind="baton", age_s=4000.0,
+        named="pid 12, no such process any more", sure=True, before=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "stuck", "sure"),
+    [
+        ({}, True, True),
+        ({"before_s": -5.0}, True, True),
+        ({"kind": "filelock", "before_s": -5.0}, True, True),
+        ({"kind": "loop"}, True, False),  # whoever made it may have closed it again
+        ({"kind": "loop", "before_s": -5.0}, False, False),
+        ({"kind": "loop", "before_s": -5.0, "named_pid": 12, "named_alive": False}, True, True),
+        ({"kind": "kernel"}, False, False),
+        ({"local": False}, True, False),
+        ({"local": False, "before_s": 30.0}, False, False),
+        ({"hidden": 3, "before_s": 0.0}, False, False),
+        ({"named_pid": 12, "named_host": "elsewhere", "before_s": 0.0}, False, False),
+    ],
+    ids=str,
+)
+def test_nobody_has_it(stage: Stage, changes: dict[str, Any], stuck: bool, sure: bool) -> None:
+    seen = judged(stage, replace(LEFT, **changes))
+    assert (seen.stuck, seen.sure, seen.advancing) == (stuck, sure, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "holder"),
+    [
+        ({"holders": (COMPILER,)}, "pid 4711 (c++ -O3 main.cpp)"),
+        ({"named_pid": 12, "named_alive": True}, "pid 12"),
+    ],
+    ids=["open", "named"],
+)
+def test_a_living_process_has_it(stage: Stage, changes: dict[str, Any], holder: str) -> None:
+    found = facts(stage, replace(LEFT, **changes))
+    seen = found.ranks[0].lockfile
+    assert (seen.stuck, seen.advancing, seen.holder) == (False, True, holder)
+    assert not found.job.stall.stalled
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param([LEFT, LEFT], id="twice"),
+        pytest.param([replace(LEFT, inode=6), replace(LEFT, inode=6), LEFT, LEFT], id="another file a moment ago"),
+        pytest.param([LEFT, replace(LEFT, holders=(COMPILER,)), LEFT, LEFT], id="somebody had it a moment ago"),
+    ],
+)
+def test_not_yet_proved(stage: Stage, looks: list[LockFile]) -> None:
+    assert judged(stage, *looks).stuck is False
+
+
+def test_between_two_attempts_it_stands_elsewhere(stage: Stage) -> None:
+    assert judged(stage, LEFT, LEFT, GONE, LEFT, LEFT, GONE).stuck
+
+
+def test_who_has_it_waits_for_the_others(stage: Stage) -> None:
+    found = facts(stage, replace(LEFT, holders=(Holder(101, "python train.py", 1.0),)))
+    waits, has = (rank.lockfile for rank in found.ranks)
+    assert (waits.stuck, waits.advancing, waits.holder) == (True, None, "rank 1")
+    assert has.blocks == (0,)
+    assert found.job.stall.stalled
+
+
+def test_waits_for_none(stage: Stage) -> None:
+    assert judged(stage, GONE) == LockFileFacts()

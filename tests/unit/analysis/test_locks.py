@@ -1,0 +1,179 @@
+"""Which waits for a lock never end, and which do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hangdoc.analysis.locks import LocksFacts
+from hangdoc.evidence import Frame, Process, Source, Stack, ThreadCpu
+from probes.locks import Holding, Locks, LockWait
+from staged import At, Stage, in_c10d
+
+SCRIPT = """\
+def train():
+    with self.lock:
+        pass
+
+def export():
+    with self.guard:
+        pass
+
+def beat():
+    while True:
+        time.sleep(1)
+
+def upload():
+    time.sleep(99)
+    self.lock.release()
+"""
+MAIN, OTHER, THIRD = 100, 101, 102  # threads of rank 0
+LOCK, GUARD = 0xA0, 0xB0
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(SCRIPT, tmp_path_factory.mktemp("locks"))
+
+
+def source(stage: Stage) -> Source:
+    lines = (2, 6, 11, 14)
+    return Source({f"{stage.path}:{line}": place for line in lines if (place := stage.module.place(line))})
+
+
+def wait(tid: int, semaphore: int, name: str = "self.lock", **more: Any) -> LockWait:
+    return LockWait(tid, semaphore, name, **{"found": True, "reentrant": False, **more})
+
+
+def held(tid: int, semaphore: int, found: bool = True) -> Holding:
+    return Holding(tid, semaphore, "self.lock", "put", "cache.py", 20, found)
+
+
+def thread(stage: Stage, tid: int, function: str, line: int, active: bool = False) -> Stack:
+    return Stack(tid, function, (Frame(function, str(stage.path), line, "job.py"),), active=active)
+
+
+def parked(tid: int) -> Stack:
+    return Stack(tid, "pool", (Frame("wait", "/usr/lib/python3.11/threading.py", 320),))
+
+
+def judged(
+    stage: Stage,
+    locks: Locks,
+    extra: Sequence[Stack] = (),
+    looks: int = 4,
+    switches: Sequence[int] = (5,) * 9,
+) -> LocksFacts:
+    """Rank 0, whose main thread waits in `train`; rank 1 waits for it. `switches` of the main thread, by look."""
+    shown = []
+    for number in range(looks):
+        threads = tuple(
+            ThreadCpu(tid, "t", "S", 0.1, voluntary=switches[number] if tid == MAIN else 1)
+            for tid in (MAIN, OTHER, THIRD)
+        )
+        cpu = Process(MAIN, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, threads)
+        at = At([("train", 2)], extra=extra, records={"locks": locks, "cpu": cpu, "source": source(stage)})
+        shown.append([at, in_c10d("all_reduce", ("train", 3))])
+    facts = stage.facts(*shown).ranks[0].locks
+    assert isinstance(facts, LocksFacts)
+    return facts
+
+
+def test_a_ring(stage: Stage) -> None:
+    waits = (wait(MAIN, LOCK), wait(OTHER, GUARD, "self.guard", reentrant=True, owner=MAIN))
+    extra = [thread(stage, OTHER, "export", 6)]
+    facts = judged(stage, Locks((MAIN, OTHER), waits, (held(OTHER, LOCK),)), extra)
+    assert facts == LocksFacts(
+        True,
+        "ring",
+        "self.lock",
+        False,
+        True,
+        (
+            "MainThread waits for self.lock at train (job.py:2), which export has since put (cache.py:20)",
+            "export waits for self.guard at export (job.py:6), which MainThread has",
+        ),
+    )
+
+
+STUCK = {
+    "itself": Locks((MAIN,), (wait(MAIN, LOCK),), (held(MAIN, LOCK),)),
+    "nobody": Locks((MAIN,), (wait(MAIN, LOCK, reentrant=True, owner=0),)),
+}
+
+
+@pytest.mark.parametrize("how", STUCK)
+def test_without_a_second_thread(stage: Stage, how: str) -> None:
+    facts = judged(stage, STUCK[how], [thread(stage, OTHER, "upload", 14)])
+    assert (facts.stuck, facts.how, facts.sure) == (True, how, True)
+
+
+@pytest.mark.parametrize(
+    ("other", "stuck"),
+    [
+        ("parked", True),  # in the pool's queue: waits for this process itself
+        ("beats", True),
+        ("uploads", False),  # it gives a lock back when it is done
+        ("runs", False),
+        ("sleeps elsewhere", False),
+    ],
+)
+def test_a_lock_that_no_source_holds(stage: Stage, other: str, stuck: bool) -> None:
+    extra = {
+        "parked": parked(OTHER),
+        "beats": thread(stage, OTHER, "beat", 11),
+        "uploads": thread(stage, OTHER, "upload", 14),
+        "runs": Stack(OTHER, "t", (Frame("run", "/v/site-packages/lib.py", 1),), active=True),
+        "sleeps elsewhere": Stack(OTHER, "t", (Frame("run", "/home/me/other.py", 7),)),
+    }[other]
+    facts = judged(stage, Locks((MAIN, OTHER), (wait(MAIN, LOCK),)), [extra])
+    assert facts.stuck is stuck
+    if stuck:
+        assert (facts.how, facts.sure) == ("nobody", False)
+
+
+def test_the_main_thread_waits_for_one_that_is_stuck(stage: Stage) -> None:
+    """A pool's workers are in a ring; the main thread waits for their result."""
+    waits = (wait(OTHER, LOCK), wait(THIRD, GUARD))
+    locks = Locks((MAIN, OTHER, THIRD), waits, (held(OTHER, GUARD), held(THIRD, LOCK)))
+    shown = [
+        At(
+            [("export", 7)],
+            [("result", "/usr/lib/python3.11/concurrent/futures/_base.py")],
+            extra=[thread(stage, OTHER, "train", 2), thread(stage, THIRD, "train", 2)],
+            records={
+                "locks": locks,
+                "cpu": Process(
+                    MAIN, 1, 0, "S", (), None, None, 1.0, 1.0, 1,
+                    tuple(ThreadCpu(tid, "t", "S", 0.1, 1) for tid in (MAIN, OTHER, THIRD)),
+                ),
+            },
+        ),
+        in_c10d("all_reduce", ("train", 3)),
+    ]  # fmt: skip
+    facts = stage.facts(shown).ranks[0].locks
+    assert (facts.stuck, facts.how) == (True, "ring")
+
+
+RING = Locks((MAIN, OTHER), (wait(MAIN, LOCK), wait(OTHER, GUARD)), (held(OTHER, LOCK), held(MAIN, GUARD)))
+
+
+@pytest.mark.parametrize(
+    ("locks", "more"),
+    [
+        pytest.param(RING, {"looks": 3}, id="too few looks"),
+        pytest.param(RING, {"switches": (5, 5, 6, 6)}, id="it was woken"),
+        pytest.param(replace(RING, waits=RING.waits[:1]), {}, id="the owner does not wait for a lock"),
+        pytest.param(replace(RING, waits=()), {}, id="nobody waits"),
+        pytest.param(Locks((MAIN,), (wait(MAIN, LOCK, found=False),)), {}, id="the lock was not found"),
+    ],
+)
+def test_what_is_not_proved(stage: Stage, locks: Locks, more: dict[str, Any]) -> None:
+    assert judged(stage, locks, [thread(stage, OTHER, "upload", 14)], **more).stuck is False
+
+
+def test_not_seen(stage: Stage) -> None:
+    assert stage.facts([At([("train", 2)])]).ranks[0].locks == LocksFacts()
