@@ -198,7 +198,7 @@ def launch(variant, world_size):
         if variant == "zombie":
             for rank in ranks:
                 rank.wait()
-        while any([rank.poll() is None for rank in ranks]):
+        while [rank for rank in ranks if rank.poll() is None]:
             time.sleep(0.5)
     finally:
         for rank in ranks:

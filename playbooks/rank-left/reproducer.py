@@ -187,7 +187,7 @@ def work():
     Worker(spool).run()
 
 
-# --- gone: each rank has its share of the host's memory -------------------------------------
+# --- gone, zombie: each rank has its share of the host's memory ------------------------------
 
 
 def write_rows(rows, path):
@@ -226,7 +226,7 @@ class CachedRegion:
 
 
 class MemoryLimit(threading.Thread):
-    """Ends the process when it has grown by more than its share, before the kernel has to choose one."""
+    """Ends the process when it has grown by more than its share: better to come again later than to be killed."""
 
     def __init__(self, share_mb=150):
         super().__init__(name="memory-limit", daemon=True)
@@ -239,7 +239,8 @@ class MemoryLimit(threading.Thread):
     def run(self):
         while self.used() < self.limit:
             time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGKILL)
+        print("no memory left of my share, ending", flush=True)
+        os._exit(os.EX_TEMPFAIL)
 
 
 def train_cached():
@@ -272,7 +273,7 @@ def launch(variant, world_size):
         if variant == "zombie":
             for rank in ranks:
                 rank.wait()
-        while any(rank.poll() is None for rank in ranks):
+        while [rank for rank in ranks if rank.poll() is None]:
             time.sleep(0.5)
     finally:
         for rank in ranks:

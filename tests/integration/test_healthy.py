@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ class Case:
     launcher: str = "torchrun"
     pause_s: float = 0.0  # look so long after that
     ranks: int = 2
+    note: str = ""  # a pattern of what must be said of it
 
     def __str__(self) -> str:
         return self.script
@@ -33,14 +35,20 @@ CASES = [
     Case("spawned", launcher="self", args=("--ranks", "2")),
     Case("accumulation"),
     Case("checkpoints", until=r"saved"),
+    Case("reads_pipe", until=r"uploading"),
     Case("collects_garbage"),
     Case("epochs"),
+    Case("evaluates_often", until=r"accuracy"),
     Case("profiled", until=r"KiB of trace"),
     Case("rank0_evaluates", until=r"evaluating", pause_s=6, args=("--evaluation-seconds", "60")),
-    Case("compile_warmup", until=r"compiling", pause_s=4),
-    Case("shares_build", until=r"compiling", pause_s=4),
+    Case("compile_warmup", until=r"compiling", pause_s=4, note=r"compile at main"),
+    Case("shares_build", until=r"compiling", pause_s=4, note=r"compile wait for a compile lock"),
+    Case("shares_download", until=r"downloading", pause_s=6, note=r"wait for a lock file"),
     Case("waits_for_thread", until=r"uploading", pause_s=3),
     Case("waits_for_file", until=r"trained", pause_s=6),
+    Case("loaders", args=("--how", "persistent")),
+    Case("loaders", args=("--how", "respawned")),
+    Case("loaders", until=r"gets ready", args=("--how", "warm_up")),
 ]
 
 
@@ -54,6 +62,7 @@ def test_nothing_fires(case: Case) -> None:
         told = json.dumps(said.verdict, indent=1)
         assert said.verdict["findings"] == [], told
         assert said.code == 0, told
+        assert re.search(case.note, said.verdict["note"]), told
         assert len(said.verdict["job"]["ranks"]) == case.ranks, told
         if not case.pause_s:
             assert len(job.text()) > len(before), "the job went on while it was watched"
