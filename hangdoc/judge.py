@@ -79,11 +79,13 @@ def _job(facts: Facts) -> Job:
 
 
 def _unseen(facts: Facts) -> tuple[Unseen, ...]:
-    """What the newest round of each probe could not see, said once."""
+    """What the newest round of each probe could not see of those that live, said once."""
+    gone = {key for key, rank in facts.case.ranks.items() if rank.alive is False}
     newest: dict[tuple[str, str | None, int | None], Unseen] = {}
     for shot in facts.case.history:
         for lack in shot.unseen:
-            newest[(lack.probe, lack.host, lack.pid)] = lack
+            if (lack.host or shot.host, lack.pid) not in gone:
+                newest[(lack.probe, lack.host, lack.pid)] = lack
     seen_since = {
         (probe, rank.target.host, rank.target.pid)
         for shot in facts.case.history[-2:]
@@ -182,7 +184,9 @@ def _told_of_exits(facts: Facts) -> str:
     who = "every rank has" if facts.job.exit.all_ended else some
     first = [rank for rank in facts.ranks if rank.exit.first]
     if not first:
-        return f"{who} ended while we watched; whether that is well, the job's own log says"
+        seen = any(rank.pid > 0 for rank in facts.ranks if rank.alive is False)
+        when = "while we watched" if seen else "before we came"
+        return f"{who} ended {when}; whether that is well, the job's own log says"
     how = ", ".join(dict.fromkeys(rank.exit.text for rank in first if rank.exit.text))
     sites = ", ".join(dict.fromkeys(rank.exit.site for rank in first if rank.exit.site))
     seen = f", last seen at {sites}" if sites else ""

@@ -43,7 +43,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 @pytest.mark.parametrize(
     ("every_s", "status", "note"),
     [
-        (5.0, "healthy", "rank 0: idle get at serve (job.py:5); rank 1: collective broadcast at serve (job.py:6)"),
+        (5.0, "healthy", "rank 0: idle wait at serve (job.py:5); rank 1: collective broadcast at serve (job.py:6)"),
         (30.0, "unknown", "for 1 min 30 s the others have waited for rank 0, idle at serve (job.py:5): "),
     ],
 )
