@@ -32,8 +32,11 @@ _ALLOWED = re.compile(
 # Where data lies: only values that are paths are recorded.
 _DATA = re.compile(
     r"(?:\w+_)?(?:DATA|DATASETS?|CORPUS|CORPORA|SHARDS?|TRAIN|TRAINING|INPUTS?|STORAGE|SCRATCH)"
-    r"(?:_?(?:DIR|DIRECTORY|ROOT|PATH|HOME|FOLDER|PREFIX|FILES?|LIST|URL|SHARDS?))?"
+    r"(?:DIR|DIRECTORY|ROOT|PATH|HOME|FOLDER|PREFIX|FILES?|LIST|URL)?(?:_\w+)?"
 )
+# Which type the sums are made in: only short words are recorded.
+_TYPE = re.compile(r"(?:\w+_)?(?:PRECISION|DTYPE|BF16|FP16|TF32|AMP)(?:_\w+)?")
+_WORD = re.compile(r"[\w.+-]{0,20}")
 _PATH = re.compile(r"(?:/|~|\.{1,2}/|\w+://)[\w./~:+=, -]*")
 _SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|PRIVATE|CERT", re.IGNORECASE)
 
@@ -65,8 +68,16 @@ def allowed(variables: dict[str, str]) -> dict[str, str]:
     return {
         name: shorten(redact(name, value))
         for name, value in sorted(variables.items())
-        if (_ALLOWED.fullmatch(name) or (_DATA.fullmatch(name) and _PATH.fullmatch(value))) and not _SECRET.search(name)
+        if _harmless(name, value) and not _SECRET.search(name)
     }
+
+
+def _harmless(name: str, value: str) -> bool:
+    if _ALLOWED.fullmatch(name):
+        return True
+    return bool(
+        (_DATA.fullmatch(name) and _PATH.fullmatch(value)) or (_TYPE.fullmatch(name) and _WORD.fullmatch(value))
+    )
 
 
 def shorten(value: str) -> str:

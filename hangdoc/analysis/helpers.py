@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.progress import Look, looks_at
-from hangdoc.analysis.story import Step, Story, is_library, tell
-from hangdoc.evidence import FileCall, Helper, Io, Place, Process, Source, Stack, Stacks
+from hangdoc.analysis.story import Story, is_library
+from hangdoc.analysis.workers import TELLING, Worker, name_of, user_line, workers_of
+from hangdoc.evidence import Io, Stacks
 
 RECENT_S = 5.0  # what was done within this time is being done
 SURE_S = 4.0  # a rank has to wait so long before its helpers are blamed,
 SEEN_S = 1.9  # or so long while we look where no byte has crossed between the ranks for SURE_S
 BUSY_SHARE = 0.2  # of a core
-ACTIVE_S = 0.03  # CPU time within RECENT_S: more than a worker that polls its queue uses
-ACTIVE_BYTES = 256
 # "file:function" of frames in which a rank waits for what its helpers make
 WAITS = re.compile(
     r"torch/utils/data/dataloader\.py:(_try_get_data|_get_data|_next_data|_shutdown_workers)$"
@@ -29,14 +28,7 @@ WAITS = re.compile(
     r"|subprocess\.py:(wait|_wait|_try_wait|communicate|_communicate|call|run)$"
 )
 LOADER = re.compile(r"torch/utils/data/|/webdataset/|/streaming/|/nvidia/dali/")
-# in which a worker waits for its next task, or for room to put a result
-IDLE = re.compile(
-    r"/multiprocess(ing)?/(queues|connection|synchronize|pool)\.py:|concurrent/futures/process\.py:|selectors\.py:|/loky/"
-)
-ROOT = re.compile(r"/(multiprocess(ing)?/process\.py:_bootstrap|concurrent/futures/process\.py:_process_worker)$")
 POOL = re.compile(r"/multiprocess(ing)?/pool\.py:worker$|concurrent/futures/process\.py:_process_worker$")
-SERVANT = re.compile(r"resource_tracker|forkserver")
-TELLING = ("stopped", "locked", "blocked", "busy", "sleeping", "starting", "dead", "other", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +55,6 @@ class HelperFacts:
     advancing: bool | None = None  # it waits, and helpers work for it
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One helper and what is known of it."""
-
-    helper: Helper
-    active: bool
-    cores: float
-    kind: str  # one of TELLING
-    ours: bool  # multiprocessing made it; else it is another program that the rank started
-    steps: Story  # of its main thread, below where it became a worker
-
-
 @dataclass(slots=True)
 class HelpersAnalysis:
     name: str = "helpers"
@@ -94,7 +74,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     waiting_s = _waiting_s(looks)
     waits = waiting_s is not None
     recent = [(at, io) for at, io in series if series[-1][0] - at <= RECENT_S]
-    workers = _workers(case, key, recent)
+    workers = workers_of(case, key, recent)
     telling = min(workers, key=lambda w: (TELLING.index(w.kind), -w.cores), default=None)
     stack = case.rank_facts["stack"][key]
     frame = _frame(looks[-1].story)
@@ -128,23 +108,16 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     )
 
 
-# --- the rank -------------------------------------------------------------------------------------
-
-
 def sure(case: Case, watched_s: float) -> bool:
     """What was seen for so long is no ordinary pause."""
     idle_s = getattr(case.job_facts.get("network"), "idle_s", None) or 0.0
     return watched_s >= SURE_S or (watched_s >= SEEN_S and idle_s >= SURE_S)
 
 
-def _name(step: Step) -> str:
-    return f"{step.file}:{step.function}"
-
-
 def waits_for_helpers(story: Story) -> bool:
     """Its innermost frames, up to the user's own code, wait for helpers."""
     for step in reversed(story):
-        if WAITS.search(_name(step)):
+        if WAITS.search(name_of(step)):
             return True
         if not is_library(step.file):
             return False
@@ -157,7 +130,7 @@ def loads(story: Story) -> bool:
 
 def _frame(story: Story) -> str | None:
     """The frame that says for what it waits: the loader's, else the innermost of those that wait."""
-    waiting = [step for step in story if WAITS.search(_name(step))]
+    waiting = [step for step in story if WAITS.search(name_of(step))]
     loading = [step for step in waiting if LOADER.search(step.file)]
     return (loading or waiting)[-1].site if waiting else None
 
@@ -191,7 +164,7 @@ def _cannot_go_on(
 def _lost(case: Case, key: Key, workers: Sequence[Worker]) -> bool:
     """It waits for the result of a pool of processes whose workers all wait for a task: a task went with a worker."""
     stacks = case.record(key, "stacks")
-    if not isinstance(stacks, Stacks) or not all(any(POOL.search(_name(s)) for s in w.steps) for w in workers):
+    if not isinstance(stacks, Stacks) or not all(any(POOL.search(name_of(s)) for s in w.steps) for w in workers):
         return False
     own = (f"{frame.file}:{frame.function}" for stack in stacks.threads for frame in stack.frames)
     return not any(POOL.search(name) for name in own)  # else the pool it waits for may be one of threads
@@ -200,110 +173,6 @@ def _lost(case: Case, key: Key, workers: Sequence[Worker]) -> bool:
 def _advances(case: Case, active: bool, waiting_s: float | None, stuck: bool) -> bool:
     """Its helpers work; while it was not watched for long enough to say that they do not, it is taken for granted."""
     return active or (waiting_s is not None and not stuck and not sure(case, waiting_s))
-
-
-# --- the helpers ----------------------------------------------------------------------------------
-
-
-def _workers(case: Case, key: Key, recent: Sequence[tuple[float, Io]]) -> list[Worker]:
-    end, newest = recent[-1]
-    stacks, source = _stacks(case, key, recent[0][0])
-    first: dict[int, tuple[float, Helper]] = {}
-    for at, io in recent:
-        for helper in io.helpers:
-            first.setdefault(helper.pid, (at, helper))
-    standing = {call.pid for call in newest.calls if call.kind not in ("pipe", "socket") and _stands(call, recent)}
-    ours, servants = _made(case, key)
-    workers = []
-    for helper in newest.helpers:
-        if helper.pid in servants:
-            continue
-        at, before = first[helper.pid]
-        ran_s, seconds = helper.cpu_s - before.cpu_s, end - at
-        # A sleep ends by itself; another program may sleep for reasons of its own.
-        woke = helper.sleeps == "time" and (helper.pid in ours or helper.switches != before.switches)
-        moved = (helper.moved or 0) - (before.moved or 0)
-        fresh = at > recent[0][0]  # it was started just now
-        active = helper.state not in "ZXTt" and (
-            ran_s >= ACTIVE_S or moved >= ACTIVE_BYTES or woke or fresh or helper.state == "R"
-        )
-        seen = [h.locked for _, io in recent[1:] for h in io.helpers if h.pid == helper.pid]
-        locked = len(seen) > 1 and all(seen)
-        steps = worker_story(stacks.get(helper.pid, ()), source)
-        kind = _kind(helper, active, locked, helper.pid in standing, steps)
-        cores = ran_s / seconds if seconds > 0 else 0.0
-        workers.append(Worker(helper, active, cores, kind, helper.pid in ours, steps))
-    idle = {(w.helper.comm, w.helper.sleeps) for w in workers if w.kind == "idle"}
-    return [replace(w, kind=_as_its_like(w, idle)) for w in workers]
-
-
-def _as_its_like(worker: Worker, idle: set[tuple[str, str | None]]) -> str:
-    """Not every worker of many is looked at: one that sleeps as the idle ones do is idle."""
-    alike = worker.kind == "other" and not worker.steps and (worker.helper.comm, worker.helper.sleeps) in idle
-    return "idle" if alike else worker.kind
-
-
-def _made(case: Case, key: Key) -> tuple[set[int], set[int]]:
-    """Children that multiprocessing made of this program, and those that only serve multiprocessing itself."""
-    process = case.record(key, "cpu")
-    if not isinstance(process, Process):
-        return set(), set()
-    commands = {child.pid: " ".join(child.command) for child in process.children}
-    own = " ".join(process.command)
-    servants = {pid for pid, command in commands.items() if SERVANT.search(command)}
-    workers = {pid for pid, command in commands.items() if command == own or "spawn_main(" in command or not command}
-    return workers - servants, servants
-
-
-def _stands(call: FileCall, recent: Sequence[tuple[float, Io]]) -> bool:
-    """The thread has been in that call through all of the last seconds."""
-    same = (call.tid, call.call, call.path, call.switches)
-    return all(any((c.tid, c.call, c.path, c.switches) == same for c in io.calls) for _, io in recent)
-
-
-def _kind(helper: Helper, active: bool, locked: bool, stands: bool, steps: Story) -> str:
-    if helper.state in "Tt":
-        return "stopped"
-    if helper.state in "ZX":
-        return "dead"
-    if locked:
-        return "locked"
-    own = steps and not IDLE.search(_name(steps[-1]))
-    if stands and (own or helper.state == "D" or not steps):
-        return "blocked"
-    if any(step.file.startswith("<frozen importlib") for step in steps):
-        return "starting"
-    if active:
-        return "sleeping" if helper.sleeps == "time" else "busy"
-    return "idle" if steps and not own else "other"
-
-
-def _stacks(case: Case, key: Key, since_s: float) -> tuple[dict[int, Sequence[Stack]], Source | None]:
-    """The newest stacks seen of each helper, and the source of their lines."""
-    found: dict[int, Sequence[Stack]] = {}
-    places: dict[str, Place] = {}
-    for shot in case.history:
-        rank = next((r for r in shot.ranks if (shot.host, r.target.pid) == key), None)
-        stacks, source = (rank.records.get("stacks"), rank.records.get("source")) if rank else (None, None)
-        if isinstance(stacks, Stacks) and shot.at_s >= since_s:
-            found.update(dict(stacks.children))
-            places.update(source.places if isinstance(source, Source) and stacks.children else {})
-    return found, Source(places)
-
-
-def worker_story(threads: Sequence[Stack], source: Source | None) -> Story:
-    """The frames of the main thread below where it became a worker: a forked one has its parent's above."""
-    main = next((stack for stack in threads if stack.name == "MainThread"), threads[0] if threads else None)
-    if main is None:
-        return ()
-    names = [f"{frame.file}:{frame.function}" for frame in main.frames]
-    roots = [i for i, name in enumerate(names) if ROOT.search(name)]
-    inner = main.frames[: roots[0] + 1] if roots else main.frames
-    return tell(Stack(main.tid, main.name, inner), source, None)
-
-
-def user_line(steps: Story) -> Step | None:
-    return next((step for step in reversed(steps) if not is_library(step.file)), None)
 
 
 ANALYSIS = HelpersAnalysis()

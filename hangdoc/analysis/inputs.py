@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.helpers import LOADER, loads, user_line, waits_for_helpers, worker_story
+from hangdoc.analysis.helpers import LOADER, loads, waits_for_helpers
 from hangdoc.analysis.peers import data_connections
-from hangdoc.analysis.progress import Look, looks_at
+from hangdoc.analysis.progress import Look, ProgressFacts, looks_at
 from hangdoc.analysis.story import Step, Story, is_library
 from hangdoc.analysis.tcp import identity, idle, least
+from hangdoc.analysis.workers import user_line, worker_story
 from hangdoc.evidence import Process, Sockets, Source, Stacks
 
+WAITS = 0.8  # of the looks
+GAP_S = 0.5  # without a byte: shorter ones tell nothing
 STARTS = re.compile(r"^(__init__|_get_iterator|__iter__|_reset|start)$")  # in the loader's files: its workers are made
 PREPARES = re.compile(r"/datasets/(arrow_dataset|dataset_dict|iterable_dataset|builder|load)\.py|/tokenizers/")
 
@@ -27,13 +31,16 @@ class InputFacts:
     """One rank over the looks; None: its stacks were not seen."""
 
     share: float | None = None  # of the looks that found it in its loader
-    starved_s: float | None = None  # longest time without a byte to or from other ranks that it spent there
+    starved_s: float | None = None  # longest time without a byte to or from other ranks that it spent there, first
+    # batches of workers that were just made left out
     batch_s: float | None = None  # how long a batch takes, by the counter of the loop over the loader
+    gap_s: float | None = None  # how long it goes on without data: `starved_s`, or `batch_s` where bytes tell nothing
     prepare_share: float | None = None  # of the looks: helpers, or a library, make a data set for it
     where: str | None = None  # most frequent line of the user's own code that makes the data: "f (data.py:31)"
     text: str | None = None  # the source line there
-    where_share: float | None = None  # of the looks at the code that makes the data
+    where_share: float | None = None  # of the looks at the code that makes the data, in that function
     worker: int | None = None  # PID of the worker that was seen there; None: the rank itself
+    awaited: bool | None = None  # meanwhile another rank does nothing but wait for the others
     advancing: bool | None = None  # it sleeps in its loader, for a time that it set itself
 
 
@@ -55,20 +62,27 @@ def _facts(case: Case, key: Key) -> InputFacts:
     loading = [look for look in looks if _feeds(look.story)]
     preparing = sum(_prepares(look.story) for look in looks)
     made = [*_by_itself(looks), *_by_workers(case, key)]
-    count = Counter((pid, step.site) for pid, step in made)
-    (worker, where), often = count.most_common(1)[0] if count else ((None, None), 0)
-    step = next((one for _, one in made if one.site == where), None)
+    worker, step, share = _most(made)
+    gaps = _gaps(case, key, loading)
+    starved_s, batch_s = max(_later(case, key, gaps), default=0.0 if gaps else None), _batch_s(looks)
     return InputFacts(
         share=len(loading) / len(looks),
-        starved_s=_starved_s(case, key, {look.at_s for look in loading}),
-        batch_s=_batch_s(looks),
+        starved_s=starved_s,
+        batch_s=batch_s,
+        gap_s=batch_s if starved_s is None else starved_s,
         prepare_share=preparing / len(looks),
-        where=where,
+        where=step.site if step else None,
         text=step.place.text if step and step.place else None,
-        where_share=often / len(made) if made else None,
+        where_share=share,
         worker=worker,
+        awaited=any(_waits(case, other) for other in case.ranks if other != key),
         advancing=(bool(loading) and loading[-1] is looks[-1] and _sleeps(case, key)) or None,
     )
+
+
+def _waits(case: Case, key: Key) -> bool:
+    progress: Mapping[Key, ProgressFacts] = case.rank_facts["progress"]
+    return (progress[key].wait_share or 0.0) >= WAITS
 
 
 def _sleeps(case: Case, key: Key) -> bool:
@@ -91,15 +105,26 @@ def _prepares(story: Story) -> bool:
     return (waits_for_helpers(story) and not loads(story)) or any(PREPARES.search(step.file) for step in story)
 
 
-def _starved_s(case: Case, key: Key, at: set[float]) -> float | None:
-    """From the ages of the last bytes on its connections, at the looks of these instants."""
+def _gaps(case: Case, key: Key, loading: Sequence[Look]) -> list[tuple[Look, float]]:
+    """At each of these looks: how long no byte has come or gone on its connections."""
     between = {identity(one.connection) for one in data_connections(case).get(key, ())}
+    sockets = {at: record.connections for at, record in case.series(key, "sockets") if isinstance(record, Sockets)}
     ages = [
-        least(idle(one) for one in sockets.connections if identity(one) in between)
-        for instant, sockets in case.series(key, "sockets")
-        if instant in at and isinstance(sockets, Sockets)
+        (look, least(idle(one) for one in sockets.get(look.at_s, ()) if identity(one) in between)) for look in loading
     ]
-    return max((age for age in ages if age is not None), default=None)
+    return [(look, age) for look, age in ages if age is not None]
+
+
+def _later(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator[float]:
+    """The ages of those that are no wait for a first batch: workers that start, an index that is read."""
+    processes = {at: record for at, record in case.series(key, "cpu") if isinstance(record, Process)}
+    starts = [look.at_s - age for look, age in gaps if age >= GAP_S]
+    several = any(after - before >= GAP_S for before, after in pairwise(starts))
+    for look, age in gaps:
+        process = processes.get(look.at_s)
+        made = [child.age_s for child in process.children if child.age_s is not None] if process else []
+        if min(made) > age + GAP_S if made else several or _counters(look.story):
+            yield age
 
 
 def _batch_s(looks: Sequence[Look]) -> float | None:
@@ -119,6 +144,17 @@ def _counters(story: Story) -> dict[str, float]:
             if number is not None and not is_library(step.file):
                 found[f"{step.function}.{name}"] = number
     return found
+
+
+def _most(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | None, float | None]:
+    """The function seen most: the process and the line seen most in it, and its share of the looks."""
+    functions = Counter((step.file, step.function) for _, step in made)
+    if not functions:
+        return None, None, None
+    function, often = functions.most_common(1)[0]
+    inside = [(pid, step) for pid, step in made if (step.file, step.function) == function]
+    worker, site = Counter((pid, step.site) for pid, step in inside).most_common(1)[0][0]
+    return worker, next(step for pid, step in inside if (pid, step.site) == (worker, site)), often / len(made)
 
 
 def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[int | None, Step]]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.position import PositionFacts
-from hangdoc.analysis.progress import looks_at
+from hangdoc.analysis.progress import ProgressFacts, looks_at
 from hangdoc.analysis.story import is_library
 from hangdoc.evidence import Environ, Io
 
+WAITS = 0.5  # share of the looks
 MORE = 2.0  # times as many entries: less is within what shards of one data set differ
 PATH = re.compile(r"^[\"'](/[^\"']*)[\"']$")
 OPEN = "open files"
@@ -29,7 +30,7 @@ Place = tuple[str, int]  # folder and number of its entries
 class SkewFacts:
     """One rank's data against the others'; None: no folder of data was seen on every rank, or they agree."""
 
-    odd: bool | None = None  # it reads another folder than most; of two equal parts the one with less
+    odd: bool | None = None  # it reads another folder than most; of two equal parts: that is waited for, or with less
     folder: str | None = None
     entries: int | None = None
     folder_others: str | None = None
@@ -53,7 +54,7 @@ class SkewAnalysis:
         sources = {key: _sources(case, key) for key in case.ranks}
         for name in _common(sources):
             places = {key: sources[key][name] for key in case.ranks}
-            odd = _odd(places)
+            odd = _odd(case, places)
             if odd:
                 facts = {key: _facts(case, key, name, places, odd) for key in case.ranks}
                 break
@@ -91,7 +92,7 @@ def _named(case: Case, key: Key) -> Iterator[tuple[str, str]]:
                     yield f"{variable.name} in {where}", match[1].rstrip("/") or "/"
 
 
-def _odd(places: Mapping[Key, Place]) -> frozenset[Key]:
+def _odd(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
     """The ranks whose folder is not the usual one, where that makes a difference; empty where all agree."""
     by_folder: dict[str, list[Key]] = {}
     for key, (folder, _) in places.items():
@@ -99,8 +100,14 @@ def _odd(places: Mapping[Key, Place]) -> frozenset[Key]:
     counts = [entries for _, entries in places.values()]
     if len(by_folder) != 2 or max(counts) < MORE * min(counts) or max(counts) - min(counts) < 2:
         return frozenset()
-    sides = sorted((len(keys), places[keys[0]][1], folder) for folder, keys in by_folder.items())
-    return frozenset(by_folder[sides[0][2]])
+    sides = sorted((len(keys), _wait(case, keys), places[keys[0]][1], folder) for folder, keys in by_folder.items())
+    return frozenset(by_folder[sides[0][3]])
+
+
+def _wait(case: Case, keys: Sequence[Key]) -> bool:
+    """They mostly wait for other ranks."""
+    progress: Mapping[Key, ProgressFacts] = case.rank_facts["progress"]
+    return all((progress[key].wait_share or 0.0) >= WAITS for key in keys)
 
 
 def _facts(case: Case, key: Key, name: str, places: Mapping[Key, Place], odd: frozenset[Key]) -> SkewFacts:

@@ -5,7 +5,6 @@ torchrun --nproc-per-node 2 reproducer.py [--variant worker|remote|main]
 
 import argparse
 import math
-import os
 import time
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-SIDE = 32
+SIDE = 48
 
 
 def photograph(index, side):
@@ -59,7 +58,7 @@ class Leaves(Dataset):
         if self.how == "remote":
             time.sleep(2.0)  # a service that answers when it likes
             return image
-        return smooth(image, 12)
+        return smooth(image, 14)
 
 
 def main():

@@ -1,0 +1,163 @@
+"""How long ranks wait for data, and where it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hangdoc.analysis.inputs import InputFacts
+from hangdoc.evidence import ChildProcess, Connection, Frame, Process, Sockets, Stack, Stacks, ThreadCpu
+from staged import LIB, At, Stage, in_backward, in_c10d, number
+
+SCRIPT = """\
+def clean(sample):
+    return rub(sample)
+
+def train(loader):
+    for step, batch in enumerate(loader):
+        train_on(batch)
+
+def rub(sample):
+    return sample * 2
+"""
+STDLIB = "/usr/lib/python3.11"
+DATA = f"{LIB}/utils/data"
+WAITS = (("_try_get_data", f"{DATA}/dataloader.py"), ("__next__", f"{DATA}/dataloader.py"))
+FETCHES = (("fetch", f"{DATA}/_utils/fetch.py"), ("__next__", f"{DATA}/dataloader.py"))
+STARTS = (("Popen", f"{STDLIB}/multiprocessing/popen_fork.py"), ("__init__", f"{DATA}/dataloader.py"))
+MAPS = (("_map_single", "/v/lib/python3.11/site-packages/datasets/arrow_dataset.py"),)
+TOKENISES = (("wait", f"{STDLIB}/threading.py"), ("map", f"{STDLIB}/multiprocessing/pool.py"))
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
+
+
+def waiting(step: int = 0, inner: Sequence[tuple[str, str]] = WAITS) -> At:
+    return At((("train", 5),), inner, {"train": [number("step", step)]})
+
+
+def training(step: int = 0) -> At:
+    return in_backward(("train", 6), variables={"train": [number("step", step)]})
+
+
+def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> InputFacts:
+    """Of rank 1; rank 0 waits for it."""
+    other = in_c10d("all_reduce", ("train", 6))
+    facts = stage.facts(*([other, look] for look in looks), every_s=every_s).ranks[1].inputs
+    assert isinstance(facts, InputFacts)
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("looks", "share", "prepares"),
+    [
+        ([waiting()] * 4, 1.0, 0.0),
+        ([waiting(), training(), training(), training()], 0.25, 0.0),
+        ([waiting(inner=FETCHES), training()], 0.5, 0.0),
+        ([waiting(inner=STARTS)] * 3 + [waiting()], 0.25, 0.0),  # an epoch begins: its workers are made
+        ([waiting(inner=MAPS)] * 3 + [training()], 0.0, 0.75),
+        ([waiting(inner=TOKENISES)] * 4, 0.0, 1.0),
+        ([training()] * 4, 0.0, 0.0),
+    ],
+)
+def test_share_of_the_looks(stage: Stage, looks: Sequence[At], share: float, prepares: float) -> None:
+    facts = seen(stage, looks)
+    assert (facts.share, facts.prepare_share) == (share, prepares)
+
+
+def test_how_long_a_batch_takes(stage: Stage) -> None:
+    assert seen(stage, [waiting(step) for step in (7, 7, 8, 8, 9)], every_s=2.0).batch_s == 4.0
+    assert seen(stage, [waiting(7)] * 4).batch_s is None
+
+
+def at(here: int, there: int, age_s: float, look: At) -> At:
+    addresses = ("127.0.0.1", here, "127.0.0.1", there)
+    one = Connection(*addresses, "established", last_send_s=age_s, last_receive_s=age_s + 1, bytes_sent=9)
+    return replace(look, records={"sockets": Sockets((one,), 1)})
+
+
+def test_how_long_no_byte_came(stage: Stage) -> None:
+    waits = in_c10d("all_reduce", ("train", 6))
+    ages = [(0.3, waiting()), (2.5, waiting()), (9.0, training()), (0.1, waiting())]
+    looks = [[at(5000, 4000, age, waits), at(4000, 5000, age, look)] for age, look in ages]
+    assert stage.facts(*looks).ranks[1].inputs.starved_s == 2.5  # while it trained is not for want of data
+
+
+@pytest.mark.parametrize(
+    ("gaps", "worker_s", "starved_s"),
+    [
+        ([0.2, 1.2, 2.2, 3.2], 0.2, 0.0),  # the first batch of workers that were just made
+        ([0.2, 1.2, 2.2, 3.2], 60.0, 3.2),
+        ([1.2, 2.2, 0.9, 1.9], 1.0, 1.9),  # the second batch
+        ([1.2, 2.2, 0.1, 0.1], 1.0, 0.1),
+        ([2.2, 3.2, 4.2, 5.2], None, 0.0),  # the rank itself, nobody knows since when
+        ([3.2, 0.9, 1.9, 2.9], None, 3.2),
+    ],
+)
+def test_the_first_batch_is_left_out(
+    stage: Stage, gaps: Sequence[float], worker_s: float | None, starved_s: float
+) -> None:
+    looks = []
+    for i, age in enumerate(gaps):
+        made = [ChildProcess(201, "w", ("python",), "S", 1.0, age_s=worker_s + i)] if worker_s is not None else []
+        process = Process(101, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, (), children=tuple(made))
+        other = at(5000, 4000, age, in_c10d("all_reduce", ("train", 6)))
+        mine = at(4000, 5000, age, At((("train", 5),), WAITS))
+        looks.append([other, replace(mine, records={**mine.records, "cpu": process})])
+    assert stage.facts(*looks).ranks[1].inputs.starved_s == starved_s
+
+
+def test_the_line_in_the_rank_itself(stage: Stage) -> None:
+    frames = [Frame(name, file, 1) for name, file in FETCHES]
+    own = [Frame(name, str(stage.path), line, stage.path.name) for name, line in (("rub", 9), ("clean", 2))]
+    main = [Frame("train", str(stage.path), 5, stage.path.name)]
+    facts = seen(stage, [_standing(stage, [*own, *frames, *main])] * 4)
+    assert (facts.where, facts.text, facts.where_share, facts.worker) == (
+        "rub (job.py:9)",
+        "return sample * 2",
+        1.0,
+        None,
+    )
+
+
+def _standing(stage: Stage, frames: Sequence[Frame]) -> At:
+    """A rank whose own lines stand on both sides of the loader's."""
+    found = waiting()
+    lines = [("f", frame.line or 0) for frame in frames if frame.file == str(stage.path)]
+    return replace(found, calls=lines, records={"stacks": Stacks((Stack(101, "MainThread", tuple(frames)),))})
+
+
+def test_the_function_seen_most_and_its_line_and_worker(stage: Stage) -> None:
+    made = Frame("_bootstrap", f"{STDLIB}/multiprocessing/process.py", 1)
+
+    def look(pid: int, line: int, function: str = "clean") -> At:
+        frames = (Frame(function, str(stage.path), line, stage.path.name), made)
+        return replace(waiting(), children=[(pid, (Stack(pid, "MainThread", frames),))])
+
+    facts = seen(stage, [look(201, 2), look(202, 2), look(202, 2), look(202, 9, "rub")])
+    assert (facts.worker, facts.where, facts.text, facts.where_share) == (
+        202,
+        "clean (job.py:2)",
+        "return rub(sample)",
+        0.75,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wchan", "advancing"), [("hrtimer_nanosleep", True), ("futex_wait_queue", None), (None, None)]
+)
+def test_a_sleep_in_the_loader_ends_by_itself(stage: Stage, wchan: str | None, advancing: bool | None) -> None:
+    threads = (ThreadCpu(101, "python", "S", 0.1, wchan=wchan),)
+    process = Process(101, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, threads)
+    assert seen(stage, [replace(waiting(inner=FETCHES), records={"cpu": process})] * 4).advancing is advancing
+    assert seen(stage, [replace(training(), records={"cpu": process})] * 4).advancing is None
+
+
+def test_of_a_rank_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
+    gone = At((("train", 5),), alive=False)
+    assert Stage(SCRIPT, tmp_path).facts([waiting(), gone]).ranks[1].inputs == InputFacts()
