@@ -38,6 +38,7 @@ _MOST_BYTES = 1_000_000  # of a source file
 _BEHIND = re.compile(r"[.\[]")  # what stands before it is an object, and what is behind it one of its parts
 _INDEXED = re.compile(r"\[(\w+)\]$")
 _FRAMES = 60  # of a thread that are asked what they hold
+_FOR_THREADS = ("wait", "join", "_wait_for_tstate_lock", "_shutdown")  # another thread's doing or end, not its lock
 _NOT_ACQUIRED = ("/torch/", "/multiprocessing/")  # semaphores shared with other processes, and native waits
 
 
@@ -121,7 +122,7 @@ class LocksProbe:
         if frame is None or any(part in frame.file for part in _NOT_ACQUIRED):
             return None
         names = self._guards(look.target.pid, frame).acquires
-        if not names or (frame.function == "wait" and frame.file.endswith("threading.py")):
+        if not names or (frame.function in _FOR_THREADS and frame.file.endswith("threading.py")):
             return None
         said = next((named for other in frames[:4] if (named := self._guards(look.target.pid, other).acquires)), names)
         for name in names:

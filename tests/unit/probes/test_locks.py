@@ -49,7 +49,7 @@ def test_who_waits_for_which_lock(python: str) -> None:
     found = {names[w.tid]: (w.name, w.reentrant, names.get(w.owner or -1, w.owner)) for w in seen.waits}
     assert found == WAITS
     assert all(wait.found for wait in seen.waits)
-    assert {names.get(tid) for tid in seen.parked} == {*WAITS, "queued"}
+    assert {names.get(tid) for tid in seen.parked} == {*WAITS, "queued", "joining"}
     waiting = {wait.semaphore: names[wait.tid] for wait in seen.waits}
     held = {waiting[h.semaphore]: (names[h.tid], h.function, h.name) for h in seen.holdings}
     assert held == HELD

@@ -65,6 +65,10 @@ def queued():
     queue.Queue().get()
 
 
+def joining(thread):
+    thread.join()
+
+
 def sleepy():
     time.sleep(100)
 
@@ -80,6 +84,7 @@ taken.acquire()
 pair, met, gone = Pair(), threading.Barrier(2), threading.Event()
 threads = [start(forward, pair, met), start(backward, pair, met), start(twice), start(orphan, gone), start(column, 2)]
 threads += [start(patient, taken), start(queued), start(sleepy)]
+threads.append(start(joining, threads[-1]))
 start(leave).join()  # after all the others: the next thread would be taken for it
 gone.set()
 time.sleep(0.3)
