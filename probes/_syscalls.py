@@ -1,5 +1,6 @@
 """Which system calls a thread may sleep in, by machine: what they do, and which argument names the file.
 
+Outside any call a thread sleeps only for a page of its memory: `fault`.
 Numbers: the kernel's unistd_64.h (x86-64) and asm-generic/unistd.h (aarch64). `/proc/TID/syscall` gives the arguments.
 """
 
@@ -78,14 +79,16 @@ class Call:
 
 
 def is_on_file(number: int | None) -> bool:
-    """Whether the system call of that number works on a file and may wait for it."""
-    return number is not None and _TABLE.get(number, ("", ""))[1] != ""
+    """Whether the system call of that number works on a file and may wait for it; -1, no call: a file's page may."""
+    return number is not None and (number == -1 or _TABLE.get(number, ("", ""))[1] != "")
 
 
 def of(pid: int, tid: int) -> Call | None:
     """The call a sleeping thread is in; None where it runs, or may not be looked at."""
     fields = (procfs.read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
-    if not fields or fields[0] in (b"running", b"-1"):
+    if not fields or fields[0] == b"running":
         return None
+    if fields[0] == b"-1":
+        return Call("fault", "", ())
     kind, names = _TABLE.get(int(fields[0]), ("other", ""))
     return Call(kind, names, tuple(int(field, 16) for field in fields[1:7]))

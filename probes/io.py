@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,8 @@ from itertools import islice
 
 from hangdoc import procfs
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
-from probes import Observation, Request, Tier, _pipes, _syscalls
-from probes._memory import Memory, Unreadable
-from probes._redact import redact
+from probes import Observation, Request, Tier, _filecalls, _pipes, _syscalls
+from probes._filecalls import NO_DATA, holding
 from probes._refusal import remedy
 from probes.files import _LOCAL as LOCAL
 from probes.files import _Mount as Mount
@@ -30,11 +28,6 @@ _MOST_FOLDERS = 12
 _MOST_HELPERS = 64
 _AFRESH_S = 10.0  # how long a folder's count, and who holds a pipe, is believed
 _PEERS_S = 0.4  # a walk over all descriptors of a host
-_PATH_MAX = 4096
-_NO_DATA = re.compile(
-    r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/shm|opt/(conda|venv))(/|$)|/(site|dist)-packages(/|$)|/lib/python3"
-    r"|\.(py|pyc|pyd|so|egg|pth|log|out|err|lock)(\.\d+)*$|/(memfd|SYSV|\[)| \(deleted\)$|/torch_\w+$|^/$"
-)
 _TEXT_PATH = re.compile(r"[\"'](/[^\"'\n]{2,200})[\"']")
 
 
@@ -68,7 +61,7 @@ class IoProbe:
                 continue
             known = old.get(self.name)
             helpers = tuple(_helpers(process.children, known if isinstance(known, Io) else None))
-            calls = tuple(_calls(process, helpers))
+            calls = tuple(_filecalls.calls(process, helpers))
             files = _files(target.pid, helpers) if request.tier >= Tier.LOOK else ()
             folders = tuple(self._counted(target.pid, files, old.get("stacks"))) if request.tier >= Tier.LOOK else ()
             records[target.pid] = Io(*counted, calls, helpers, files, folders)
@@ -80,9 +73,9 @@ class IoProbe:
         standing: dict[tuple[int, str], FileCall] = {}
         for pid, record in records.items():
             old = before.get(pid, {}).get(self.name)
-            known = {_identity(call) for call in old.calls} if isinstance(old, Io) else set()
+            known = {_filecalls.identity(call) for call in old.calls} if isinstance(old, Io) else set()
             for call in record.calls:
-                if call.kind in ("fifo", "pipe") and _identity(call) in known and call.path != "pipe:[0]":
+                if call.kind in ("fifo", "pipe") and _filecalls.identity(call) in known and call.path != "pipe:[0]":
                     standing[call.tid, call.path] = call
         now = time.monotonic()
         stale = [key for key in standing if now - self._peers.get(key, (0.0, ()))[0] >= _PEERS_S]
@@ -105,7 +98,7 @@ class IoProbe:
         named = _named(stacks) if isinstance(stacks, Stacks) else ()
         paths = dict.fromkeys([*(os.path.dirname(file) for file in files), *named])
         table: dict[int, Mount] | None = None
-        for path in islice((path for path in paths if not _NO_DATA.search(path)), _MOST_FOLDERS):
+        for path in islice((path for path in paths if not NO_DATA.search(path)), _MOST_FOLDERS):
             at_s, folder = self._folders.get((pid, path), (-_AFRESH_S, None))
             if time.monotonic() - at_s >= _AFRESH_S:
                 table = mounts(pid) if table is None else table
@@ -137,7 +130,7 @@ def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[He
 def _sleeps(call: _syscalls.Call | None) -> str | None:
     if call is None:
         return None
-    if call.names:
+    if call.names or call.kind == "fault":
         return "file"
     if call.kind == "lock":
         return "lock" if call.private else "semaphore"
@@ -157,100 +150,6 @@ def _switches(pid: int) -> int | None:
     return int(tail.split()[0]) if found else None
 
 
-# --- calls ----------------------------------------------------------------------------------------
-
-
-def _identity(call: FileCall) -> tuple[int, str, str]:
-    return call.tid, call.call, call.path
-
-
-def _calls(process: Process, helpers: Iterable[Helper]) -> Iterator[FileCall]:
-    """What sleeping threads of a rank, and the main threads of its helpers, do at files."""
-    for thread in process.threads:
-        if thread.state in "SD" and (thread.state == "D" or _syscalls.is_on_file(thread.syscall)):
-            yield from _call(process.pid, thread.tid, thread.state, thread.wchan, thread.voluntary)
-    for helper in helpers:
-        if helper.state == "D" or helper.sleeps == "file":
-            wchan = procfs.text(f"/proc/{helper.pid}/wchan")
-            yield from _call(helper.pid, helper.pid, helper.state, wchan, helper.switches)
-
-
-def _call(pid: int, tid: int, state: str, wchan: str | None, switches: int | None) -> Iterator[FileCall]:
-    call = _syscalls.of(pid, tid)
-    if call is None or not call.names:
-        return
-    fd = call.arguments[0] & 0x7FFFFFFF if call.names == _syscalls.FD else None
-    path = procfs.link(f"/proc/{pid}/fd/{fd}") if fd is not None else _path(pid, call)
-    if path is None:
-        return
-    mount = _mount(pid, fd, path) if path.startswith("/") else None
-    writes = call.kind in ("write", "sync", "change") or (call.kind == "open" and _opens_to_write(call))
-    yield FileCall(
-        pid=pid,
-        tid=tid,
-        call=call.kind,
-        path=redact("path", path)[:_PATH_MAX],
-        kind=_kind(pid, fd, path, mount),
-        state=state,
-        fd=fd,
-        writes=writes,
-        wchan=wchan,
-        switches=switches,
-        mount=mount.point if mount else None,
-        filesystem=mount.filesystem if mount else None,
-    )
-
-
-def _opens_to_write(call: _syscalls.Call) -> bool:
-    flags = call.arguments[2 if call.names == _syscalls.PATH_AT else 1]
-    return flags & os.O_ACCMODE == os.O_WRONLY
-
-
-def _path(pid: int, call: _syscalls.Call) -> str | None:
-    """The path a call was given, from the memory of the process."""
-    at = call.names == _syscalls.PATH_AT
-    address = call.arguments[1 if at else 0]
-    try:
-        # A string may end just before a page that is not mapped.
-        size = min(_PATH_MAX, 4096 - address % 4096)
-        data = Memory(pid).read(address, size)
-        if b"\0" not in data:
-            data += Memory(pid).read(address + size, _PATH_MAX - size)
-    except Unreadable:
-        return None
-    path = os.fsdecode(data.partition(b"\0")[0])
-    if path.startswith("/"):
-        return path
-    folder = call.arguments[0] & 0xFFFFFFFF if at else 0xFFFFFF9C  # AT_FDCWD
-    base = procfs.link(f"/proc/{pid}/cwd" if folder == 0xFFFFFF9C else f"/proc/{pid}/fd/{folder}")
-    return os.path.normpath(os.path.join(base, path)) if base else None
-
-
-def _mount(pid: int, fd: int | None, path: str) -> Mount | None:
-    table = mounts(pid)
-    if fd is not None:
-        info = procfs.text(f"/proc/{pid}/fdinfo/{fd}") or ""
-        number = next((line.split()[1] for line in info.splitlines() if line.startswith("mnt_id:")), "-1")
-        if int(number) in table:
-            return table[int(number)]
-    holding = [m for m in table.values() if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
-    return max(holding, key=lambda mount: len(mount.point), default=None)
-
-
-def _kind(pid: int, fd: int | None, path: str, mount: Mount | None) -> str:
-    if not path.startswith("/"):
-        prefix = path.partition(":")[0]
-        return prefix if prefix in ("pipe", "socket") else "other"
-    if mount is None or mount.filesystem not in LOCAL:
-        return "unknown" if fd is None else "device" if path.startswith("/dev/") else "file"
-    try:
-        mode = os.stat(f"/proc/{pid}/fd/{fd}" if fd is not None else f"/proc/{pid}/root{path}").st_mode
-    except OSError:
-        return "unknown"
-    tests = ((stat.S_ISREG, "file"), (stat.S_ISFIFO, "fifo"), (stat.S_ISDIR, "directory"), (stat.S_ISCHR, "device"))
-    return next((kind for test, kind in tests if test(mode)), "other")
-
-
 # --- data -----------------------------------------------------------------------------------------
 
 
@@ -260,14 +159,14 @@ def _files(pid: int, helpers: Iterable[Helper]) -> tuple[str, ...]:
     for process in (pid, *(helper.pid for helper in islice(helpers, 8))):
         for fd in procfs.numbers(f"/proc/{process}/fd")[:256]:
             path = procfs.link(f"/proc/{process}/fd/{fd}") or ""
-            if fd > 2 and path.startswith("/") and not _NO_DATA.search(path):
+            if fd > 2 and path.startswith("/") and not NO_DATA.search(path):
                 found[path] = None
     return tuple(islice(found, _MOST_FILES))
 
 
 def _named(stacks: Stacks) -> Iterator[str]:
     """Absolute paths among the variables of the frames of the user's own code and of the script's module."""
-    frames = [f.variables or () for s in stacks.threads for f in s.frames if not _NO_DATA.search(f.file + "/")]
+    frames = [f.variables or () for s in stacks.threads for f in s.frames if not NO_DATA.search(f.file + "/")]
     for variable in (v for variables in (*frames, stacks.globals or ()) for v in variables):
         match = _TEXT_PATH.match(variable.text)
         if match is not None and not match[1].endswith("..."):
@@ -276,8 +175,7 @@ def _named(stacks: Stacks) -> Iterator[str]:
 
 def _count(pid: int, path: str, table: Mapping[int, Mount]) -> Folder | None:
     """The folder, where it lies on a filesystem of this machine alone: others might never answer."""
-    holding = [m for m in table.values() if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
-    mount = max(holding, key=lambda mount: len(mount.point), default=None)
+    mount = holding(path, table)
     if mount is None or mount.filesystem not in LOCAL:
         return None
     root = f"/proc/{pid}/root"

@@ -104,7 +104,8 @@ def _facts(case: Case, key: Key) -> HelperFacts:
         stuck=stuck or None,
         advancing=_advances(case, bool(active), waiting_s, stuck)
         and not stack.waits
-        and stack.phase not in ("compute", "stopped", "exited"),
+        # A rank that waits for its helpers stands still, whatever a thread that manages them does at the moment.
+        and stack.phase not in (("stopped", "exited") if waits else ("compute", "stopped", "exited")),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.helpers import HelperFacts, sure
@@ -19,6 +20,9 @@ from hangdoc.evidence import FileCall, Io, Peer, Stacks
 RATE_S = 10.0  # over which bytes per second are counted
 LEAST = 1024  # of them: fewer may be what another thread logs
 HANDS_OUT = re.compile(r"broadcast|scatter|recv|irecv|bcast")  # others wait to be told what to do: it waits for work
+# what a thread does that waits for another thread; any other does not care what its neighbours stand in
+FOR_THREADS = re.compile(r"^(wait|_wait_for_tstate_lock|get|join|acquire|result)$")
+REMOTE = re.compile(r"nfs|cifs|smb|fuse|lustre|ceph|gpfs|beegfs|gluster|9p|afs|virtiofs|orangefs|pvfs")
 TERMINAL = re.compile(r"^/dev/(pts/|tty|null|zero|u?random|nvidia|fuse)")
 
 
@@ -26,7 +30,8 @@ TERMINAL = re.compile(r"^/dev/(pts/|tty|null|zero|u?random|nvidia|fuse)")
 class StorageFacts:
     """One rank at a file; None: in no call on one, or not seen."""
 
-    call: str | None = None  # read | write | open | stat | list | sync | close | change
+    call: str | None = None  # read | write | open | stat | list | sync | close | change | fault
+    doing: str | None = None  # for people: "read(2)", "a page fault"
     writes: bool | None = None
     path: str | None = None
     target: str | None = None  # for people: the path, or what the pipe leads to
@@ -39,7 +44,8 @@ class StorageFacts:
     wchan: str | None = None
     blocked_s: float | None = None  # the thread has not run for so long, as far as we watched
     peers: int | None = None  # processes that have the other end open
-    peer: str | None = None  # the first of them: "cat (pid 4711), state S"
+    peer: str | None = None  # the first of them: "cat (pid 4711)"
+    peer_state: str | None = None
     bytes_per_s: float | None = None  # that pass in the call's direction
     share: float | None = None  # of the looks in which it was in such a call
     stuck: bool | None = None
@@ -63,15 +69,17 @@ def _facts(case: Case, key: Key) -> StorageFacts:
     helpers: HelperFacts = case.rank_facts["helpers"][key]
     if len(series) < 2 or case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped"):
         return StorageFacts()
-    mine = [_chosen(io, _main(case, key), helpers) for _, io in series]
+    main, for_threads = _main(case, key), _waits_for_threads(stack)
+    mine = [_chosen(io, main, for_threads, helpers) for _, io in series]
     call = mine[-1]
     if call is None:
         return StorageFacts()
     blocked_s = _blocked_s(call, series)
-    rate = _rate(call, blocked_s, series)
+    rate = _rate(call, blocked_s, series, mine)
     still = sure(case, blocked_s) and not rate
     return StorageFacts(
         call=call.call,
+        doing="a page fault" if call.call == "fault" else f"{call.call}(2)",
         writes=call.writes,
         path=call.path,
         target=_target(call),
@@ -85,6 +93,7 @@ def _facts(case: Case, key: Key) -> StorageFacts:
         blocked_s=blocked_s,
         peers=len(call.peers) if call.peers is not None else None,
         peer=_told(call.peers[0]) if call.peers else None,
+        peer_state=call.peers[0].state if call.peers else None,
         bytes_per_s=rate,
         share=sum(one is not None and one.writes == call.writes for one in mine) / len(mine),
         stuck=(still and _nobody_serves(case, key, call, series)) or None,
@@ -99,8 +108,13 @@ def _main(case: Case, key: Key) -> int:
     return next((stack.tid for stack in threads if stack.name == name), key[1])
 
 
-def _chosen(io: Io, main: int, helpers: HelperFacts) -> FileCall | None:
-    """The call that holds the rank up: its own thread's, else a helper's it waits for, else another thread's."""
+def _waits_for_threads(stack: StackFacts) -> bool:
+    """The thread the rank is judged by may wait for another one of it."""
+    return stack.phase in ("input", "checkpoint", "unknown") or bool(FOR_THREADS.search(stack.op or ""))
+
+
+def _chosen(io: Io, main: int, for_threads: bool, helpers: HelperFacts) -> FileCall | None:
+    """The call that holds the rank up: its own thread's, else that of a helper or of a thread it waits for."""
     # Standard input is where requests come from.
     calls = [c for c in io.calls if c.kind not in ("socket", "other") and c.fd != 0 and not TERMINAL.search(c.path)]
     own = next((call for call in calls if call.tid == main), None)
@@ -111,7 +125,7 @@ def _chosen(io: Io, main: int, helpers: HelperFacts) -> FileCall | None:
     of_helpers = {helper.pid for helper in io.helpers}
     files = [call for call in calls if call.kind not in ("pipe", "device")]
     awaited = (call for call in files if helpers.waits and call.pid == helpers.pid)
-    threads = (call for call in files if call.pid not in of_helpers)
+    threads = (call for call in files if call.pid not in of_helpers and for_threads)
     return next(awaited, next(threads, None))
 
 
@@ -128,21 +142,36 @@ def _blocked_s(call: FileCall, series: Sequence[tuple[float, Io]]) -> float:
     return series[-1][0] - since
 
 
-def _rate(call: FileCall, blocked_s: float, series: Sequence[tuple[float, Io]]) -> float | None:
-    """Bytes per second in the direction of the call: by the process in it, by its storage, by who reads the pipe."""
-    recent = [(at, io) for at, io in series if series[-1][0] - at <= RATE_S]
-    seconds = recent[-1][0] - recent[0][0]
-    if seconds <= 0:
+def _rate(
+    call: FileCall, blocked_s: float, series: Sequence[tuple[float, Io]], mine: Sequence[FileCall | None]
+) -> float | None:
+    """Bytes per second in the direction of the call: by the process in it, by its storage, by who reads the pipe.
+
+    Only the time it spent in such calls counts: in between it may talk to the other ranks.
+    """
+    rounds = [(at, io, one) for (at, io), one in zip(series, mine, strict=True) if series[-1][0] - at <= RATE_S]
+    pairs = [(a, b) for a, b in pairwise(rounds) if _alike(call, a[2], b[2])]
+    if not pairs:
         return None
+    seconds = sum(b[0] - a[0] for a, b in pairs)
     stands = blocked_s >= seconds / 2  # what its process reads and writes, other threads do
-    columns = list(zip(*(_counts(call, io) for _, io in recent), strict=True))
-    grown = [max(known) - min(known) for known in (_known(column) for column in columns[stands:]) if known]
-    rate = max(grown, default=0) / seconds
+    steps = [
+        [(b[0] - a[0], *ends) for ends in zip(_counts(call, a[1]), _counts(call, b[1]), strict=True)] for a, b in pairs
+    ]
+    rate = max(map(_slope, list(zip(*steps, strict=True))[stands:]), default=0.0)
     return rate if rate >= LEAST or call.kind in ("pipe", "fifo") else 0.0
 
 
-def _known(column: Sequence[int | None]) -> list[int]:
-    return [value for value in column if value is not None]
+def _slope(steps: Sequence[tuple[float, int | None, int | None]]) -> float:
+    """Growth a second, over the steps (seconds, before, after) of which both counts are known."""
+    known = [(seconds, after - before) for seconds, before, after in steps if before is not None and after is not None]
+    return sum(grown for _, grown in known) / sum(seconds for seconds, _ in known) if known else 0.0
+
+
+def _alike(call: FileCall, *others: FileCall | None) -> bool:
+    """All of them in the same direction at one target, or at files: what passed in between, passed there."""
+    same = [one for one in others if one is not None and one.writes == call.writes and one.kind == call.kind]
+    return len(same) == len(others) and (call.kind == "file" or len({one.path for one in same}) == 1)
 
 
 def _counts(call: FileCall, io: Io) -> tuple[int | None, ...]:
@@ -151,7 +180,7 @@ def _counts(call: FileCall, io: Io) -> tuple[int | None, ...]:
     own = helper.moved if helper else io.written if call.writes else io.read
     storage = None if helper or call.kind in ("pipe", "fifo") else io.stored if call.writes else io.fetched
     same = next((one for one in io.calls if (one.tid, one.path) == (call.tid, call.path)), None)
-    known = _known([peer.moved for peer in (same.peers or ())]) if same else []
+    known = [peer.moved for peer in (same.peers or ()) if peer.moved is not None] if same else []
     return own, storage, sum(known) if known else None
 
 
@@ -169,7 +198,8 @@ def _watched(case: Case, call: FileCall, series: Sequence[tuple[float, Io]]) -> 
 def _nobody_serves(case: Case, key: Key, call: FileCall, series: Sequence[tuple[float, Io]]) -> bool:
     """The call cannot return, or nothing shows that it will while other ranks wait for this one."""
     if call.kind not in ("fifo", "pipe"):
-        return not (call.call == "sync" and call.state == "D")  # a disk that is slow to write back is at work
+        # A disk of this machine that is slow to write back is at work, though nobody is woken meanwhile.
+        return call.call != "sync" or call.state != "D" or bool(REMOTE.match(call.filesystem or ""))
     if call.peers is None:
         return False
     if call.peers and all(peer.state in "TtZX" or peer.pid == call.pid for peer in call.peers):
@@ -194,12 +224,11 @@ def _active(call: FileCall, series: Sequence[tuple[float, Io]]) -> bool:
 def _target(call: FileCall) -> str:
     if call.kind != "pipe":
         return call.path
-    end = "to" if call.writes else "from"
-    return f"a pipe {end} {call.peers[0].command} (pid {call.peers[0].pid})" if call.peers else f"a pipe ({call.path})"
+    return f"a pipe {'to' if call.writes else 'from'} {_told(call.peers[0])}" if call.peers else f"a pipe ({call.path})"
 
 
 def _told(peer: Peer) -> str:
-    return f"{peer.command} (pid {peer.pid}), state {peer.state}"
+    return f"{peer.command} (pid {peer.pid})"
 
 
 ANALYSIS = StorageAnalysis()

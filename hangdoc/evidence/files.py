@@ -52,7 +52,7 @@ class FileCall:
 
     pid: int  # a rank or a helper of it
     tid: int
-    call: str  # read | write | open | stat | list | sync | close | change
+    call: str  # read | write | open | stat | list | sync | close | change | fault: a page of a mapped file
     path: str  # as that process knows it; "pipe:[4711]"
     kind: str  # file | fifo | pipe | socket | directory | device | other | unknown
     state: str  # S, or D: not even a signal wakes it

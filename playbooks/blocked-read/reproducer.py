@@ -1,10 +1,11 @@
 """Learn to complete number series with DDP; the shards come out of named pipes that a feeder fills.
 
-torchrun --nproc-per-node 2 reproducer.py [--variant silent|absent|worker|frozen]
+torchrun --nproc-per-node 2 reproducer.py [--variant silent|absent|worker|frozen|cached|mapped]
 """
 
 import argparse
 import ctypes
+import mmap
 import os
 import struct
 import subprocess
@@ -20,20 +21,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 ROWS, WIDTH = 512, 16
+VARIANTS = ("silent", "absent", "worker", "frozen", "cached", "mapped")
 
 # What unpacks a shard into a pipe; on the third one its own source says nothing any more.
-FEEDER = """
+FEEDER = f"""
 import sys, time
 import numpy as np
 path, number, silent = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1"
 with open(path, "wb") as sink:
-    rows = np.random.default_rng(number).normal(size=({rows}, {width})).astype("float32").cumsum(1).tobytes()
+    rows = np.random.default_rng(number).normal(size=({ROWS}, {WIDTH})).astype("float32").cumsum(1).tobytes()
     sink.write(rows[: len(rows) // 3])
     sink.flush()
     if silent:
         time.sleep(1_000_000)
     sink.write(rows[len(rows) // 3 :])
-""".format(rows=ROWS, width=WIDTH)
+"""
 
 
 class Shards(IterableDataset):
@@ -45,11 +47,17 @@ class Shards(IterableDataset):
     def __iter__(self):
         for number in range(100_000):
             with self.open_shard(self.folder, number) as stream:
-                data = bytearray()
-                while len(data) < ROWS * WIDTH * 4:
-                    data += stream.read(ROWS * WIDTH)
-            rows = np.frombuffer(data, dtype="float32").reshape(ROWS, WIDTH)
-            yield from torch.from_numpy(rows.copy()).split(64)
+                rows = np.frombuffer(contents(stream), dtype="float32").reshape(ROWS, WIDTH)
+                yield from torch.from_numpy(rows.copy()).split(64)
+
+
+def contents(stream):
+    if isinstance(stream, mmap.mmap):
+        return stream[:]
+    data = bytearray()
+    while len(data) < ROWS * WIDTH * 4:
+        data += stream.read(ROWS * WIDTH)
+    return data
 
 
 def pipe(folder, number, fed, silent):
@@ -60,6 +68,15 @@ def pipe(folder, number, fed, silent):
     return open(path, "rb", buffering=0)
 
 
+def stored(folder, number):
+    return open(os.path.join(folder, str(number)), "rb", buffering=0)
+
+
+def mapped(folder, number):
+    with stored(folder, number) as file:
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
 # --- a filesystem in user space, as object stores are mounted; after a while its server says nothing any more ---------
 
 
@@ -68,7 +85,7 @@ def attributes(inode, size):
     return struct.pack("<6Q10I", inode, size, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
-def serve(device, silent_after):
+def serve(device, silent_after, cached):
     """Answers the kernel's requests (linux/fuse.h) for files whose names are numbers."""
     size = ROWS * WIDTH * 4
     while True:
@@ -76,14 +93,14 @@ def serve(device, silent_after):
         length, code, unique, inode = struct.unpack_from("<IIQQ", request)
         body, reply, error = request[40:length], b"", 0
         if code == 26:  # INIT
-            reply = struct.pack("<IIIIHHIIHHI7I", 7, 31, 65536, 0, 12, 9, 65536, 1, 16, 0, 0, *[0] * 7)
+            reply = struct.pack("<IIIIHHIIHHI7I", 7, 31, 65536, cached, 12, 9, 65536, 1, 16, 0, 0, *[0] * 7)
         elif code == 1:  # LOOKUP
             number = int(body.rstrip(b"\0")) + 2
             reply = struct.pack("<4Q2I", number, 0, 0, 0, 0, 0) + attributes(number, size)
         elif code == 3:  # GETATTR
             reply = struct.pack("<Q2I", 0, 0, 0) + attributes(inode, size)
         elif code == 14:  # OPEN
-            reply = struct.pack("<Q2I", 0, 1, 0)
+            reply = struct.pack("<Q2I", 0, not cached, 0)  # FOPEN_DIRECT_IO, or through the page cache
         elif code == 15:  # READ
             if inode - 2 >= silent_after:
                 time.sleep(1_000_000)
@@ -97,7 +114,7 @@ def serve(device, silent_after):
         os.write(device, struct.pack("<IiQ", 16 + len(reply), error, unique) + reply)
 
 
-def attach(folder, silent_after):
+def attach(folder, silent_after, cached):
     """For this process and those it starts only."""
     libc = ctypes.CDLL(None, use_errno=True)
     device = os.open("/dev/fuse", os.O_RDWR)
@@ -108,7 +125,7 @@ def attach(folder, silent_after):
     if libc.mount(b"store", folder.encode(), b"fuse.store", 0, options.encode()):
         raise OSError(ctypes.get_errno(), "mount")
     if os.fork() == 0:
-        serve(device, silent_after)
+        serve(device, silent_after, cached)
     os.close(device)
 
 
@@ -127,15 +144,15 @@ def train(loader, rank):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("silent", "absent", "worker", "frozen"), default="silent")
+    parser.add_argument("--variant", choices=VARIANTS, default="silent")
     variant = parser.parse_args().variant
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     folder = tempfile.mkdtemp(prefix=f"shards-{rank}-")
     bad = 4 if rank == 1 else 10**9
-    if variant == "frozen":
-        attach(folder, bad)
-        shards = Shards(folder, lambda at, number: open(os.path.join(at, str(number)), "rb", buffering=0))
+    if variant in ("frozen", "cached", "mapped"):
+        attach(folder, bad, cached=variant != "frozen")
+        shards = Shards(folder, mapped if variant == "mapped" else stored)
     else:
         fed = bad if variant == "absent" else 10**9
         silent = bad if variant != "absent" else 10**9

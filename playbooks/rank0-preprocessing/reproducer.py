@@ -53,7 +53,7 @@ def prepare(how, stories, words, merges):
     jobs = [(seed, words, merges) for seed in range(stories)]
     if how == "executor":
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
-            return [tokens for tokens in executor.map(tokenise, jobs)]
+            return list(executor.map(tokenise, jobs))
     with multiprocessing.Pool(2) as pool:
         return pool.map(tokenise, jobs, chunksize=4)
 

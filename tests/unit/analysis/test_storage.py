@@ -1,0 +1,197 @@
+"""When a rank at a file is stuck, when it advances, and how many bytes pass: on evidence made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hangdoc.analysis import Case
+from hangdoc.analysis.helpers import HelperFacts
+from hangdoc.analysis.storage import ANALYSIS, StorageFacts
+from hangdoc.evidence import FileCall, Helper, Io, Peer, RankEvidence, Snapshot, Target
+
+RANK, OTHER = ("here", 100), ("here", 101)
+READ = FileCall(100, 100, "read", "/data/part-1", "file", "D", fd=5, switches=7, mount="/data", filesystem="nfs4")
+WRITE = replace(READ, call="write", writes=True, path="/out/last.pt", state="D")
+FIFO = replace(READ, path="/data/fifo", kind="fifo", state="S", peers=())
+PIPE = replace(WRITE, path="pipe:[4711]", kind="pipe", state="S", mount=None, filesystem=None)
+WRITER = Peer(900, "feeder", "S", False, 3.0, 1000)
+
+
+def facts(
+    *rounds: Io,
+    every_s: float = 1.0,
+    others: str | None = "all_reduce",
+    idle_s: float = 9.0,
+    helpers: HelperFacts | None = None,
+    phase: str = "unknown",
+    op: str | None = None,
+) -> StorageFacts:
+    """Of the first of two ranks, whose other waits in a collective of that name (None: it does not wait)."""
+    shots = [
+        Snapshot("here", i * every_s, "", (_evidence(100, io), _evidence(101, Io()))) for i, io in enumerate(rounds)
+    ]
+    case = Case(shots, {("here", rank.target.pid): rank for rank in shots[-1].ranks})
+    case.rank_facts = {
+        "stack": {
+            RANK: SimpleNamespace(phase=phase, thread="MainThread", waits=False, op=op),
+            OTHER: SimpleNamespace(phase="collective", thread="MainThread", waits=others is not None, op=others),
+        },
+        "helpers": {RANK: helpers or HelperFacts(waits=False), OTHER: HelperFacts(waits=False)},
+    }
+    case.job_facts = {"network": SimpleNamespace(idle_s=idle_s)}
+    return ANALYSIS.derive(case)[0][RANK]
+
+
+def _evidence(pid: int, io: Io) -> RankEvidence:
+    return RankEvidence(Target(pid, 1, "here", pid - 100), True, {"io": io})
+
+
+def at(*calls: FileCall, **counts: Any) -> Io:
+    return Io(**{"read": 10, "written": 10, "fetched": 10, "stored": 10, **counts}, calls=calls)
+
+
+def test_a_read_that_its_storage_does_not_answer() -> None:
+    found = facts(*[at(READ)] * 6)
+    assert (found.call, found.doing, found.path, found.target) == ("read", "read(2)", "/data/part-1", "/data/part-1")
+    assert (found.mount, found.filesystem, found.process_state) == ("/data", "nfs4", "D")
+    assert (found.blocked_s, found.bytes_per_s, found.share) == (5.0, 0.0, 1.0)
+    assert (found.stuck, found.advancing, found.helper) == (True, None, False)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "how"),
+    [
+        ([at(READ)] * 3, {"idle_s": 0.1}),  # not watched for long enough
+        ([at(replace(READ, switches=i)) for i in range(6)], {}),  # it ran in between
+        ([at(READ, fetched=10 + i * 50_000) for i in range(6)], {}),  # bytes come from the storage
+        ([at(replace(READ, call="sync", writes=True, filesystem="ext4"))] * 6, {}),  # a disk that writes back
+        ([at(replace(READ, fd=0))] * 6, {}),  # standard input: where requests come from
+        ([at(replace(READ, path="/dev/pts/3", kind="device"))] * 6, {}),
+        ([at(replace(READ, kind="socket", path="socket:[1]"))] * 6, {}),
+        ([at(READ)] * 6, {"phase": "collective"}),  # another thread of it is in a collective
+        ([at(READ)], {}),
+        ([at()] * 6, {}),
+    ],
+)
+def test_not_stuck(rounds: list[Io], how: dict[str, Any]) -> None:
+    assert not facts(*rounds, **how).stuck
+
+
+def test_a_page_of_a_mapped_file_is_a_page_fault() -> None:
+    found = facts(*[at(replace(READ, call="fault", fd=None))] * 6)
+    assert (found.call, found.doing, found.stuck) == ("fault", "a page fault", True)
+
+
+def test_a_server_that_does_not_take_what_is_written_back() -> None:
+    assert facts(*[at(replace(WRITE, call="sync"))] * 6).stuck
+
+
+def test_while_it_was_not_watched_for_long_enough_it_advances() -> None:
+    found = facts(*[at(READ)] * 3, idle_s=0.1)
+    assert (found.stuck, found.advancing) == (None, True)
+
+
+# --- pipes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peers", "others", "stuck"),
+    [
+        ((), "all_reduce", True),  # nobody can write
+        ((WRITER,), "all_reduce", True),  # somebody could, does nothing, and others wait
+        ((WRITER,), None, None),  # nobody waits for this rank: it may wait for work
+        ((WRITER,), "broadcast", None),  # others wait to be told what to do
+        ((replace(WRITER, state="T"),), None, True),  # the writer is stopped
+        ((Peer(100, "python", "S", True, 3.0),), None, True),  # it waits for itself
+        (None, "all_reduce", None),  # not looked for
+    ],
+)
+def test_a_fifo_by_who_has_its_other_end(
+    peers: tuple[Peer, ...] | None, others: str | None, stuck: bool | None
+) -> None:
+    found = facts(*[at(replace(FIFO, peers=peers))] * 6, others=others)
+    assert found.stuck is stuck
+    assert found.peers == (None if peers is None else len(peers))
+
+
+def test_a_writer_that_computes_may_still_write() -> None:
+    rounds = [at(replace(FIFO, peers=(replace(WRITER, cpu_s=3.0 + i),))) for i in range(6)]
+    assert facts(*rounds).stuck is None
+
+
+def test_a_pipe_that_takes_nothing() -> None:
+    found = facts(*[at(replace(PIPE, peers=(replace(WRITER, command="aws s3 cp -"),)))] * 6)
+    assert (found.stuck, found.writes, found.bytes_per_s) == (True, True, 0.0)
+    assert found.target == "a pipe to aws s3 cp - (pid 900)"
+    assert (found.peer, found.peer_state) == ("aws s3 cp - (pid 900)", "S")
+
+
+def test_bytes_that_its_reader_takes() -> None:
+    rounds = [at(replace(PIPE, peers=(replace(WRITER, moved=1000 + i * 40_000),))) for i in range(6)]
+    found = facts(*rounds)
+    assert found.bytes_per_s == 40_000
+    assert (found.stuck, found.advancing) == (None, True)
+
+
+def test_bytes_that_it_writes_itself() -> None:
+    rounds = [at(replace(PIPE, switches=i, peers=(WRITER,)), written=i * 30_000) for i in range(6)]
+    found = facts(*rounds)
+    assert (found.bytes_per_s, found.share, found.advancing) == (30_000, 1.0, True)
+
+
+def test_bytes_that_crossed_between_two_writes_are_not_its_files() -> None:
+    later = replace(PIPE, path="pipe:[4712]")
+    rounds = [at(replace(PIPE, peers=(WRITER,)), written=0)] * 4
+    rounds += [at(replace(later, switches=i, peers=(WRITER,)), written=10**7) for i in range(6)]
+    found = facts(*rounds)
+    assert (found.bytes_per_s, found.share) == (0.0, 1.0)
+
+
+def test_a_save_of_several_files_has_one_rate() -> None:
+    rounds = [at(replace(WRITE, path=f"/out/{i}.pt", switches=i), stored=i * 50_000) for i in range(6)]
+    assert facts(*rounds).bytes_per_s == 50_000
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def test_a_helper_it_waits_for() -> None:
+    call = replace(READ, pid=200, tid=200)
+    io = replace(at(call), helpers=(Helper(200, "pt_data_worker", "D", 1.0, sleeps="file"),))
+    found = facts(*[io] * 6, helpers=HelperFacts(waits=True, pid=200))
+    assert (found.pid, found.helper, found.stuck) == (200, True, True)
+    assert facts(*[io] * 6).call is None, "it does not wait for that one"
+
+
+def test_a_pipe_between_it_and_its_helpers_is_not_told_here() -> None:
+    helpers = HelperFacts(waits=True, pid=200, frame="wait (pool.py:765)")
+    assert facts(*[at(replace(PIPE, call="read", writes=False, peers=()))] * 6, helpers=helpers).call is None
+    other_program = replace(helpers, frame="communicate (subprocess.py:1209)")
+    found = facts(*[at(replace(PIPE, call="read", writes=False, peers=(WRITER,)))] * 6, helpers=other_program)
+    assert found.target == "a pipe from feeder (pid 900)"
+
+
+def test_its_own_thread_comes_before_its_others() -> None:
+    background = replace(WRITE, tid=150)
+    assert facts(*[at(background, READ)] * 6).path == "/data/part-1"
+    assert facts(*[at(background)] * 6).path == "/out/last.pt"
+
+
+@pytest.mark.parametrize(
+    ("phase", "op", "told"),
+    [
+        ("idle", "get", True),  # queue.get: from the thread that reads
+        ("idle", "join", True),
+        ("input", "dataloader", True),
+        ("compute", None, False),  # what else stands in a pipe for commands does not hold it up
+        ("idle", "accept", False),
+        ("idle", "sleep", False),
+    ],
+)
+def test_another_thread_counts_only_where_it_is_waited_for(phase: str, op: str | None, told: bool) -> None:
+    found = facts(*[at(replace(FIFO, tid=150))] * 6, phase=phase, op=op)
+    assert (found.stuck, found.path) == ((True, "/data/fifo") if told else (None, None))

@@ -1,0 +1,94 @@
+"""Who has a pipe open at its other end, and how many bytes pass."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from probes import _pipes
+
+
+def test_both_ends_of_a_fifo(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    path = str(fifo)
+    with (
+        subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL) as reader,
+        subprocess.Popen([sys.executable, "-c", f"f = open({path!r}, 'w'); input()"], stdin=subprocess.PIPE) as writer,
+    ):
+        try:
+            for _ in range(200):
+                if all((_pipes.peers({path: mode}, ())[path]) for mode in "rw"):
+                    break
+                time.sleep(0.02)
+            (reads,) = _pipes.peers({path: "r"}, {reader.pid})[path]
+            (writes,) = _pipes.peers({path: "w"}, ())[path]
+        finally:
+            writer.kill()
+            reader.kill()
+    assert (reads.pid, reads.own, reads.command.split()[0]) == (reader.pid, True, "cat")
+    assert (writes.pid, writes.own, writes.state) == (writer.pid, False, "S")
+    assert (reads.moved or 0) > 0
+
+
+def test_a_fifo_that_nobody_has_open(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert _pipes.peers({str(fifo): "w"}, ()) == {str(fifo): ()}
+    assert _pipes.peers({}, ()) == {}
+
+
+def test_an_unnamed_pipe_by_its_number() -> None:
+    reading, writing = os.pipe()
+    try:
+        with subprocess.Popen(["sleep", "60"], pass_fds=[writing]) as child:
+            path = os.readlink(f"/proc/self/fd/{reading}")
+            found = {peer.pid: peer.command for peer in _pipes.peers({path: "w"}, ())[path]}
+            child.kill()
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert found[child.pid] == "sleep 60"
+    assert os.getpid() in found
+
+
+def test_secrets_of_a_command_are_not_kept() -> None:
+    reading, writing = os.pipe()
+    try:
+        words = [sys.executable, "-c", "print(flush=True); input()", "--token=hf_abcdefghijklmnopqrstuvwxyz"]
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(words, pass_fds=[writing], **streams) as child:  # type: ignore[call-overload]
+            child.stdout.readline()
+            path = os.readlink(f"/proc/self/fd/{reading}")
+            commands = [peer.command for peer in _pipes.peers({path: "w"}, ())[path] if peer.pid == child.pid]
+            child.kill()
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert len(commands) == 1
+    assert "hf_" not in commands[0]
+
+
+def test_bytes_that_a_process_has_moved() -> None:
+    code = "import os; print(flush=True); input(); os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 5000); input()"
+    with subprocess.Popen([sys.executable, "-uc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        before = _pipes.moved(child.pid)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        after = before
+        for _ in range(200):
+            after = _pipes.moved(child.pid)
+            if after != before and (after or 0) >= (before or 0) + 5000:
+                break
+            time.sleep(0.02)
+        child.kill()
+    assert before is not None
+    assert after is not None
+    assert 5000 <= after - before < 6000
+    assert _pipes.moved(child.pid) is None, "it is gone"

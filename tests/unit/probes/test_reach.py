@@ -1,0 +1,42 @@
+"""From an object to what it refers to, in every interpreter here."""
+
+from __future__ import annotations
+
+import pytest
+
+from probes._cpython import Objects
+from probes._memory import Memory, Unreadable
+from probes._reach import references, within
+from unit.probes.attach import every_python, started
+
+
+@every_python
+def test_each_kind_of_attribute_is_found(python: str) -> None:
+    with started("reach_program.py", python=python) as program:
+        memory = Memory(program.pid)
+        for way, (address, attribute) in program.said.items():
+            if way != "nested":
+                kind, _ = Objects(memory).heads([address])[address]
+                assert attribute in references(memory, address, kind), way
+
+
+@every_python
+def test_an_attribute_of_an_attribute_is_two_hops_away(python: str) -> None:
+    with started("reach_program.py", python=python) as program:
+        address, innermost = program.said["nested"]
+        levels = list(within(Memory(program.pid), address, 2))
+        assert levels[0] == [address]
+        assert any(innermost in level for level in levels[1:])
+        assert list(within(Memory(program.pid), address, 0)) == [[address]]
+
+
+def test_an_address_of_nothing_leads_nowhere() -> None:
+    with started("reach_program.py") as program:
+        assert list(within(Memory(program.pid), 0x1000, 2)) == [[0x1000], [], []]
+
+
+def test_of_a_process_that_is_gone_nothing_is_said() -> None:
+    with started("reach_program.py") as program:
+        address, _ = program.said["dict"]
+    with pytest.raises(Unreadable):
+        list(within(Memory(program.pid), address, 1))
