@@ -106,7 +106,8 @@ def find(table: Table) -> list[Member]:
     return [
         member
         for member in members
-        if table.grouped(member.pid) or (member.pid not in parents and not _orphan(member, members, table))
+        if table.grouped(member.pid)
+        or (member.pid not in parents and not _helps(member.pid, ranks, table) and not _orphan(member, members, table))
     ]
 
 
@@ -130,6 +131,12 @@ def _is_worker(kid: int, launcher: int, table: Table) -> bool:
     """A process that a launcher has given a rank, whatever it runs until it trains."""
     who = table.procs[kid].identity
     return who is not None and who != table.procs[launcher].identity
+
+
+def _helps(pid: int, ranks: set[int], table: Table) -> bool:
+    """A pool worker that a rank has made: it inherits what the rank wrote into its own environment."""
+    parent = table.procs[pid].ppid
+    return table.is_fork(pid) and parent in ranks and table.grouped(parent)
 
 
 def _orphan(member: Member, members: list[Member], table: Table) -> bool:

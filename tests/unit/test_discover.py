@@ -54,7 +54,8 @@ class Case:
 
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-P = [port() for _ in range(12)]
+P = [port() for _ in range(13)]
+LIGHTNING = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(P[12])}
 
 CASES = [
     Case(
@@ -295,6 +296,19 @@ CASES = [
         job=f"127.0.0.1:{P[8]}",
         children={"main": {"w0"}, "r1": {"w1"}},
         world=2,
+    ),
+    Case(
+        "Lightning: a pool of the main process inherits what that has written into its environment",
+        node(
+            "main",
+            [node("r1", env={**LIGHTNING, "LOCAL_RANK": "1"}, threads=GLOO, torch=True, joins=P[12])],
+            threads=[*GLOO, *STORE],
+            torch=True,
+            serves=P[12],
+            spawns=[node(f"p{i}", env={**LIGHTNING, "LOCAL_RANK": "0"}, torch=True) for i in (0, 1)],
+        ),
+        {"main": 0, "r1": 1},
+        children={"main": {"p0", "p1"}},
     ),
 ]
 
