@@ -184,8 +184,8 @@ def _told_of_exits(facts: Facts) -> str:
     who = "every rank has" if facts.job.exit.all_ended else some
     first = [rank for rank in facts.ranks if rank.exit.first]
     if not first:
-        seen = any(rank.pid > 0 for rank in facts.ranks if rank.alive is False)
-        when = "while we watched" if seen else "before we came"
+        watched = any(rank.pid > 0 for rank in facts.ranks if rank.alive is False)
+        when = "while we watched" if watched else "before we came"
         return f"{who} ended {when}; whether that is well, the job's own log says"
     how = ", ".join(dict.fromkeys(rank.exit.text for rank in first if rank.exit.text))
     sites = ", ".join(dict.fromkeys(rank.exit.site for rank in first if rank.exit.site))

@@ -11,7 +11,7 @@ from hangdoc.analysis.stack import circumstances, is_busy, main_story
 from hangdoc.analysis.story import Step, is_library
 from hangdoc.evidence import Process, Source, Stacks
 
-
+SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
 MIN_RECENT = 6  # looks that tell how long a step takes now
 
 
@@ -146,10 +146,10 @@ def _step(looks: list[Look]) -> tuple[str | None, float | None]:
         old, new = _counters(before.story), _counters(after.story)
         for name, value in new.items():
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
-    name = max(grown, key=lambda n: grown[n], default="")
-    if not grown.get(name):
-        return None, None
-    return name, (looks[-1].at_s - looks[0].at_s) / grown[name]
+    seconds = looks[-1].at_s - looks[0].at_s if looks else 0.0
+    periods = {name: seconds / steps for name, steps in grown.items() if 0 < steps <= seconds / SHORTEST_S}
+    name = min(periods, key=lambda n: periods[n], default="")
+    return (name, periods[name]) if name else (None, None)
 
 
 def _counters(story: list[Step]) -> dict[str, float]:
