@@ -37,8 +37,8 @@ def node(
 
     `env` is added to its parent's; `threads` are names of threads it runs; `torch` maps a library of that name;
     `forks` are names of forked workers; `dies` leaves a zombie. `program` is the file or the argument list that Python
-    is given; `shell` runs the kids from a shell; `serves` a port as a store does; `joins` connects to one; `spawns`
-    are kids made by multiprocessing with the spawn method.
+    is given, `args` what follows it; `shell` runs the kids from a shell; `serves` a port as a store does; `joins`
+    connects to one; `spawns` are kids made by multiprocessing with the spawn method.
     """
     return {"name": name, "kids": list(kids), "env": dict(env or {}), "threads": list(threads), "torch": torch,
             "forks": list(forks), "dies": dies, **more}  # fmt: skip
@@ -84,11 +84,11 @@ def _command(one: dict[str, Any], folder: Path) -> list[str]:
         _link(module.with_suffix(".py"))
         for above in module.relative_to(folder / "packages").parents[:-1]:
             (folder / "packages" / above / "__init__.py").touch()  # else an installed package of that name wins
-        return [sys.executable, *program, spec]
+        return [sys.executable, *program, *one.get("args", ()), spec]
     path = Path(folder, program)
     path.parent.mkdir(parents=True, exist_ok=True)
     _link(path)
-    return [sys.executable, str(path), spec]
+    return [sys.executable, str(path), *one.get("args", ()), spec]
 
 
 def _link(path: Path) -> None:
@@ -132,6 +132,7 @@ def _act(one: dict[str, Any]) -> None:
         os.set_inheritable(int(os.environ["PRETEND_FD"]), True)
         context = multiprocessing.get_context("spawn")
         for kid in one["spawns"]:
+            os.environ.update(kid["env"])  # what is set here after the start, the worker has from its start on
             worker = context.Process(target=_spawned, args=(kid, os.dup(int(os.environ["PRETEND_FD"])), os.getpid()))
             worker.start()
             kept.append(worker)

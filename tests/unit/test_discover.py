@@ -55,7 +55,7 @@ class Case:
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 P = [port() for _ in range(13)]
-LIGHTNING = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(P[12])}
+LIGHTNING = {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(P[12])}
 
 CASES = [
     Case(
