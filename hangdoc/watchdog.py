@@ -45,9 +45,9 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
     with ExitStack() as stack:
         keep = _recorder(options, stack)
         session = Session(_all(found), keep)
-        started = time.monotonic()
         session.look()
         judge = judge_with(options.playbooks, say)
+        started = time.monotonic()  # on a busy host the playbooks take seconds to load: they are no watching
         undecided, inspected = set(session.jobs), set[str]()
         verdicts: dict[str, Verdict] = {}
         while undecided:

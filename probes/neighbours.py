@@ -16,8 +16,8 @@ from probes import Observation, Request, Tier
 from probes._redact import redact
 
 DELAYED = 0.15  # of the time since the last round a rank stood in a run queue: worth a look at who is in it
-BURNS = 0.2  # cores; who uses less disturbs nobody
-MOST = 8
+BURNS = 0.05  # cores; who uses less disturbs nobody
+MOST = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,6 @@ class Arrival:
         """The address is this host's, and nobody listens there."""
         return self.meeting is not None and self.meeting.local is True and self.meeting.holder is None
 
-    @property
-    def strange(self) -> bool:
-        """It reached a process that is no part of its job."""
-        holder = self.meeting.holder if self.meeting else None
-        return holder is not None and holder.kin is False
-
 
 def assembles(case: Case, key: Key) -> bool:
     """Whether it stands in init_process_group or in a rendezvous."""
@@ -73,7 +67,7 @@ def arrival(case: Case, key: Key) -> Arrival:
     waited = [_standing(case, key), _talked(newest, port), _rendezvous(case, key)]
     return Arrival(
         meeting,
-        _launch(case, key),
+        launch_in(case, key),
         connected,
         next((f"{one.remote}:{one.remote_port}" for one in reversed(asked)), None),
         _unanswered(case, key, asked) if asked and connected is False else None,
@@ -83,7 +77,8 @@ def arrival(case: Case, key: Key) -> Arrival:
     )
 
 
-def _launch(case: Case, key: Key) -> Launch | None:
+def launch_in(case: Case, key: Key) -> Launch | None:
+    """What a launcher of the case was told; None for a rank."""
     process, environ = case.record(key, "cpu"), case.record(key, "environ")
     if case.ranks[key].target.role != "agent" or not isinstance(process, Process):
         return None

@@ -1,34 +1,33 @@
 """Analysis `pace`: who sets the pace of a job that goes on, by how much, and why where it can be seen.
 
-The rank that is waited for is the one that hardly waits while the others do, in every third of the window and with
-steps going by: an evaluation, a checkpoint or a pause of one rank is neither. How long a rank waits is told by its
-threads' own clocks (asleep is what neither runs nor queues); its stacks tell what it sleeps for.
+The rank that is waited for is the one that hardly waits while the others do, steadily over the window and with steps
+going by: an evaluation, a checkpoint or a pause of one rank now and then is neither. And it asks for a core meanwhile:
+one that sleeps waits for something itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import median
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.clocks import Clock, clocks, processes, spent
 from hangdoc.analysis.phases import WAITING
 from hangdoc.analysis.progress import Look, looks_at
 from hangdoc.analysis.resources import ResourcesFacts
-from hangdoc.analysis.story import is_library
-from hangdoc.analysis.workload import more_work
-from hangdoc.evidence import Process
+from hangdoc.analysis.waiting import SLICE_S, Waiting, steps, stood, waiting
+from hangdoc.analysis.workload import more_work, same_code
 
-PARTS = 3  # of the window, in each of which it must be so
-MIN_WINDOW_S = 6.0
-MIN_LOOKS = 8
 LATE = 0.25  # share of the time the others wait for it: less is within what an ordinary busy host does
-LATE_IN_PART = 0.12
+LATE_UNEXPLAINED = 0.4  # where nothing is seen that slows it down
+LATE_IN_PART = 0.5  # of that share, in each part of the window
+STEADY = 0.8  # of the finest parts of the window in which the others wait for it a third as long as in the whole
 HEAVIER = (
-    1.5  # times the CPU time of the others in as many steps: on a busy host, which delays all, half of that will do
+    1.5  # times the CPU time of the others in as many steps: on a busy host, which delays all, half of LATE will do
 )
+SHORT_STEP_S = SLICE_S  # several go by in the finest parts of the window, and in each of them, so that hardly ...
+STOOD = 0.1  # ... a look finds the others where the look before did
+ASKS = 0.5  # cores, over the time that it does not wait
 MUTUAL = ("all_", "reduce_scatter", "barrier", "monitored_barrier", "wait")  # every member waits for every other
 LESS = 1.4  # times less of the CPU time it asks for than the others get, to be the reason
 
@@ -41,6 +40,9 @@ class PaceFacts:
     late_share: float | None = None  # share of the time that the others waited for it, itself not waiting
     late_least: float | None = None  # the same in the third of the window where it was least
     late_s: float | None = None  # in each step
+    steadiness: float | None = None  # share of the window's finest parts in which it was so; None: not told so fine
+    others_stood: float | None = None  # share of the looks at the others that found them at the same place and step
+    same_code: bool | None = None  # while waited for it was at lines at which others are seen as well
     late: bool | None = None  # it sets the pace: steady, with steps going by
     mutual: bool | None = None  # the others wait in operations where every rank waits for every other
     doing: str | None = None  # what it was mostly seen at while it did not wait: compute input idle ...
@@ -73,53 +75,87 @@ class PaceAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, PaceFacts], PaceJob]:
         resources: dict[Key, ResourcesFacts] = case.rank_facts["resources"]
         facts = {key: PaceFacts(advancing=_advancing(case, key, resources[key])) for key in case.ranks}
-        waits = {key: found for key in case.ranks if (found := _waits(case, key))}
+        waits = {key: found for key in case.ranks if (found := waiting(case, key))}
         period = case.job_facts["progress"].period_s
         delays = [one.delay_share for one in resources.values() if one.delay_share is not None]
         alike = min(delays) >= 0.2 and 1.0 - min(delays) < LESS * (1.0 - max(delays)) if len(delays) > 1 else None
         if len(waits) < 2 or len(waits) < len(case.ranks):
             return facts, PaceJob(None, period, None, None, alike)
-        steps = {key: _steps(case, key) for key in waits}
+        moving = {key: steps(case, key) for key in waits}
         for key in waits:
-            facts[key] = _facts(case, key, waits, steps, facts[key])
-        shares = [one.waits for one in facts.values() if one.waits is not None]
+            facts[key] = _facts(case, key, waits, facts[key])
+            goes_on = any(moving[other] for other in waits if other != key)
+            facts[key] = replace(facts[key], late=goes_on and _late(facts[key], period))
+        shares = [one.share for one in waits.values()]
         late = [one.late_share for one in facts.values() if one.late_share is not None]
-        return facts, PaceJob(any(steps.values()), period, max(late), max(shares) - min(shares), alike)
+        return facts, PaceJob(any(moving.values()), period, max(late), max(shares) - min(shares), alike)
 
 
-def _facts(
-    case: Case, key: Key, waits: Mapping[Key, list[float]], steps: Mapping[Key, bool], facts: PaceFacts
-) -> PaceFacts:
-    others = [other for other in waits if other != key]
-    parts = [median(waits[other][i] for other in others) - mine for i, mine in enumerate(waits[key])]
-    share, least = sum(parts) / len(parts), min(parts)
+def _facts(case: Case, key: Key, waits: Mapping[Key, Waiting], facts: PaceFacts) -> PaceFacts:
+    mine, others = waits[key], {other: one for other, one in waits.items() if other != key}
+    parts = _lateness(mine.parts, [one.parts for one in others.values()])
+    share = sum(parts) / len(parts)
     period = case.job_facts["progress"].period_s
     looks = [look for look in looks_at(case, key) if look.phase not in WAITING]
     phases = [look.phase for look in looks]
     resources: dict[Key, ResourcesFacts] = case.rank_facts["resources"]
-    mine, theirs = resources[key], [resources[other] for other in others]
+    own, theirs = resources[key], [resources[other] for other in others]
     used = [one.cores_used for one in theirs if one.cores_used]
-    spin = any(_spins(looks_at(case, other), dict(processes(case, other))) for other in waits)
-    heavier = mine.cores_used / median(used) if mine.cores_used is not None and used and not spin else None
-    enough = 0.5 if (heavier or 0.0) >= HEAVIER else 1.0
+    spin = any(one.spins for one in waits.values())
     gets = [1.0 - one.delay_share for one in theirs if one.delay_share is not None]
     facts = replace(
         facts,
-        waits=sum(waits[key]) / PARTS,
+        waits=mine.share,
         late_share=max(0.0, share),
-        late_least=max(0.0, least),
+        late_least=max(0.0, min(parts)),
         late_s=share * period if period is not None and share > 0 else None,
-        late=share >= LATE * enough and least >= LATE_IN_PART * enough and any(steps[other] for other in others),
-        mutual=_mutual(case, others),
-        more_cpu=heavier,
+        steadiness=_steadiness(mine.slices, [one.slices for one in others.values()], share),
+        others_stood=median(stood(case, other) for other in others),
+        mutual=_mutual(case, list(others)),
+        more_cpu=own.cores_used / median(used) if own.cores_used is not None and used and not spin else None,
         doing=max(dict.fromkeys(phases), key=phases.count) if phases else None,
-        slept=(mine.demand or 0.0) < 0.5 if mine.demand is not None else None,
-        less=median(gets) / max(0.01, 1.0 - mine.delay_share) if mine.delay_share is not None and gets else None,
+        slept=own.demand < ASKS * max(0.1, 1.0 - mine.share) if own.demand is not None else None,
+        less=median(gets) / max(0.01, 1.0 - own.delay_share) if own.delay_share is not None and gets else None,
+        work=more_work(case, key, list(others)) if share >= LATE / 2 else None,
+        same_code=same_code(case, key, list(others)) if share >= LATE / 2 else None,
     )
-    if not facts.late:
-        return facts
-    facts = replace(facts, work=more_work(case, key, others))
-    return replace(facts, cause=_cause(facts, mine, theirs))
+    return replace(facts, cause=_cause(facts, own, theirs)) if share >= LATE / 2 else facts
+
+
+def _lateness(mine: Sequence[float], others: Sequence[Sequence[float]]) -> list[float]:
+    """By how much the others waited more, in each part of the window."""
+    return [median(one[i] for one in others) - share for i, share in enumerate(mine)]
+
+
+def _steadiness(mine: Sequence[float] | None, others: Sequence[Sequence[float] | None], share: float) -> float | None:
+    """Of these parts of the window, those in which the others waited a third as long for it as on average."""
+    theirs = [one for one in others if one is not None]
+    if mine is None or len(theirs) < len(others) or share <= 0.0:
+        return None
+    parts = min(len(mine), *(len(one) for one in theirs))
+    late = _lateness(mine[:parts], theirs)
+    return sum(one >= share / 3 for one in late) / len(late)
+
+
+def _late(facts: PaceFacts, period_s: float | None) -> bool:
+    """Whether that rank sets the pace."""
+    share, least = facts.late_share or 0.0, facts.late_least or 0.0
+    if facts.slept or facts.doing == "idle" or not _in_every_step(facts, period_s):
+        return False
+    if (facts.more_cpu or 0.0) >= HEAVIER:
+        enough = LATE / 2
+    else:
+        enough = LATE if facts.cause not in (None, "queue") else LATE_UNEXPLAINED
+    return share >= enough and least >= LATE_IN_PART * enough
+
+
+def _in_every_step(facts: PaceFacts, period_s: float | None) -> bool:
+    """Not an evaluation now and then, which is at lines of its own and between steps that stand still meanwhile."""
+    if facts.same_code:
+        return True
+    if period_s is None or period_s > SHORT_STEP_S or (facts.others_stood or 0.0) > STOOD:
+        return False
+    return facts.steadiness is None or facts.steadiness >= STEADY
 
 
 def _cause(facts: PaceFacts, mine: ResourcesFacts, others: Sequence[ResourcesFacts]) -> str | None:
@@ -135,71 +171,6 @@ def _cause(facts: PaceFacts, mine: ResourcesFacts, others: Sequence[ResourcesFac
     if mine.cores is not None and all(one.cores is not None and one.cores > mine.cores for one in others):
         return "cores"
     return "work" if facts.work else None
-
-
-# --- how long a rank waits ------------------------------------------------------------------------
-
-
-def _waits(case: Case, key: Key) -> list[float] | None:
-    """Share of the time a rank waited for others, in each part of the window; None where it was not seen enough."""
-    looks = looks_at(case, key)
-    series = processes(case, key)
-    if len(looks) < MIN_LOOKS or len(series) < MIN_LOOKS or series[-1][0] - series[0][0] < MIN_WINDOW_S:
-        return None
-    start, end = looks[0].at_s, looks[-1].at_s
-    edges = [start + (end - start) * i / PARTS for i in range(PARTS + 1)]
-    slept_for, spins = _slept_for_others(looks, dict(series)), _spins(looks, dict(series))
-    told, found = clocks(series), []
-    for first, last in pairwise(edges):
-        within = [look for look in looks if first <= look.at_s <= last]
-        part = [clock for clock in told if first - 0.01 <= clock.at_s <= last + 0.01]
-        if len(within) < 2 or len(part) < 2:
-            return None
-        asleep = None if spins else _asleep(part)
-        waited = sum(look.phase in WAITING for look in within) / len(within)
-        found.append(waited if asleep is None else asleep * slept_for)
-    return found
-
-
-def _asleep(part: Sequence[Clock]) -> float | None:
-    """Share of the time in which no thread ran or wanted to; None where the kernel does not tell."""
-    time = spent(part)
-    return None if time.delay_s is None else max(0.0, 1.0 - time.asked_s / time.seconds)
-
-
-def _slept_for_others(looks: Sequence[Look], processes: Mapping[float, Process]) -> float:
-    """Of the looks that found no thread on a core, the share in which it waited for other ranks."""
-    asleep = [look for look in looks if look.at_s in processes and not _on_core(processes[look.at_s])]
-    return sum(look.phase in WAITING for look in asleep) / len(asleep) if asleep else 1.0
-
-
-def _on_core(process: Process) -> bool:
-    """On a core, or kept from one by storage: in state D it waits for no rank."""
-    return any(thread.state in "RD" for thread in process.threads if thread.tid == process.pid or thread.state == "D")
-
-
-def _spins(looks: Sequence[Look], processes: Mapping[float, Process]) -> bool:
-    """It waits for others with a thread on a core, as MPI does: its CPU clock tells nothing."""
-    waiting = [processes[look.at_s] for look in looks if look.phase in WAITING and look.at_s in processes]
-    return len(waiting) > 1 and sum(_on_core(process) for process in waiting) > len(waiting) / 2
-
-
-def _steps(case: Case, key: Key) -> bool:
-    """Whether a rank came on in every part of the window: it is not one long wait."""
-    looks = looks_at(case, key)
-    start, end = looks[0].at_s, looks[-1].at_s
-    moved = {
-        min(PARTS - 1, int(PARTS * (after.at_s - start) / max(1e-9, end - start)))
-        for before, after in pairwise(looks)
-        if _mark(before) != _mark(after)
-    }
-    return len(moved) == PARTS
-
-
-def _mark(look: Look) -> tuple[object, ...]:
-    lines = tuple((step.function, step.line) for step in look.story if not is_library(step.file))
-    numbers = tuple(v.number for step in look.story for _, v in sorted(step.variables.items()) if v.number is not None)
-    return lines, numbers
 
 
 def _mutual(case: Case, others: Sequence[Key]) -> bool | None:

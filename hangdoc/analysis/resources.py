@@ -19,6 +19,7 @@ from probes.neighbours import Neighbour, Neighbours
 
 BUSY_THREAD = 0.1  # cores asked for by a thread that counts as one that runs
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+BUSY_NEIGHBOUR = 0.05  # cores used by a process that is worth counting
 MIN_WINDOW_S = 2.0  # counters over less say nothing
 
 
@@ -54,9 +55,11 @@ class ResourcesFacts:
     swapped_bytes: int | None = None
     oom_kills: int | None = None  # under its memory limits, ever
     blocked_share: float | None = None  # samples in which a thread was in uninterruptible sleep
-    neighbour: str | None = None  # the busiest process that is not of the job and may run on its cores
-    neighbour_cores: float | None = None
-    neighbour_nice: int | None = None
+    neighbour: str | None = (
+        None  # the busiest process on its cores that is not of the job: "python x.py (pid 7) and 2 more"
+    )
+    neighbour_cores: float | None = None  # that all such processes used of its cores
+    neighbour_nice: int | None = None  # of the busiest
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ def _rate(before: float | None, now: float | None, seconds: float) -> float | No
 
 
 def _neighbour(facts: ResourcesFacts, case: Case, key: Key) -> ResourcesFacts:
-    """The process beside the job that took most of this rank's cores, where it was seen in two looks and more."""
+    """What the processes beside the job took of this rank's cores, on average over two looks and more."""
     series = processes(case, key)
     mine = set(series[-1][1].affinity or ()) if series else set()
     shots = [shot.records.get("neighbours") for shot in case.history if shot.host == key[0]]
@@ -203,17 +206,19 @@ def _neighbour(facts: ResourcesFacts, case: Case, key: Key) -> ResourcesFacts:
     known: dict[int, Neighbour] = {}
     for record in seen:
         for process in record.processes:
-            if not mine or process.affinity is None or mine & set(process.affinity):
+            if not mine or process.core is None or process.core in mine:
                 total[process.pid] += process.cores
                 known[process.pid] = process
     if len(seen) < 2 or not total:
         return facts
-    pid, sum_of_cores = max(total.items(), key=lambda item: item[1])
+    busiest = known[max(total, key=lambda pid: total[pid])]
+    named = f"{busiest.command} (pid {busiest.pid})"
+    more = sum(taken >= BUSY_NEIGHBOUR * len(seen) for taken in total.values()) - 1
     return replace(
         facts,
-        neighbour=f"{known[pid].command} (pid {pid})",
-        neighbour_cores=sum_of_cores / len(seen),
-        neighbour_nice=known[pid].nice,
+        neighbour=f"{named} and {more} more" if more > 0 else named,
+        neighbour_cores=sum(total.values()) / len(seen),
+        neighbour_nice=busiest.nice,
     )
 
 

@@ -1,17 +1,21 @@
-"""What a rank has more of than the others: rows of a batch, parts of a step, files of a shard."""
+"""What a rank has more of than the others: rows of a batch, parts of a step, files of a shard; and whether they share
+that work at all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.phases import WAITING
 from hangdoc.analysis.position import MUST_DIFFER
-from hangdoc.analysis.progress import looks_at
+from hangdoc.analysis.progress import Look, looks_at
 from hangdoc.analysis.story import is_library
 from hangdoc.evidence import Variable
 
 MORE = 1.25  # times what the others have
 MIN_LOOKS = 4
+MODEL = "/torch/nn/modules/"
+SAME = 0.5  # of the looks at it while the others wait
 USUAL = 0.75  # of the looks in which it had that size: a last batch is smaller
 
 Name = tuple[str, str, str]  # function, variable, and what is counted
@@ -58,3 +62,37 @@ def _size(variable: Variable) -> tuple[str, float] | None:
     if variable.kind in ("list", "tuple") and variable.length is not None:
         return " items", variable.length
     return None
+
+
+def same_code(case: Case, key: Key, others: Sequence[Key]) -> bool | None:
+    """Whether a rank, while most others wait, is where they are seen as well: an evaluation is at lines of its own.
+
+    None where it was seen so too seldom.
+    """
+    theirs = [looks_at(case, other) for other in others]
+    common = {_chain(look) for looks in theirs for look in looks}
+    mine = looks_at(case, key)
+    waited_for = [
+        _chain(look)
+        for look in mine
+        if look.phase not in WAITING and 2 * _waiting(theirs, look.at_s - mine[0].at_s) > len(theirs)
+    ]
+    if len(waited_for) < MIN_LOOKS - 1:
+        return None
+    return sum(chain in common for chain in waited_for) >= SAME * len(waited_for)
+
+
+def _waiting(theirs: Sequence[Sequence[Look]], after_s: float) -> int:
+    """How many waited at that time; by the time since the first look, as clocks of hosts are not compared."""
+    nearest = (min(looks, key=lambda look: abs(look.at_s - looks[0].at_s - after_s)) for looks in theirs if looks)
+    return sum(look.phase in WAITING for look in nearest)
+
+
+def _chain(look: Look) -> tuple[tuple[str, str, int], ...]:
+    """The calls down to the innermost code that is no library's, with its lines; within a model those do not matter."""
+    own = [number for number, step in enumerate(look.story) if not is_library(step.file)]
+    chain, in_model = [], False
+    for step in look.story[: own[-1] + 1] if own else ():
+        in_model = in_model or MODEL in step.file
+        chain.append((step.file, step.function, 0 if in_model or is_library(step.file) else step.line))
+    return tuple(chain)

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hangdoc.commands.output import stdout_console, write
 
+if TYPE_CHECKING:
+    from hangdoc.doctor import Check
+
 
 def command(
     json: Annotated[bool, typer.Option("--json", help="Write JSON: one object a check and line.")] = False,
+    bf16: Annotated[
+        bool,
+        typer.Option("--bf16", help="Measure only this: how many times slower than float32 bfloat16 is here (3 s)."),
+    ] = False,
+    python: Annotated[
+        str,
+        typer.Option(
+            "--python",
+            metavar="PATH",
+            help="With --bf16: the Python whose torch is measured (default: hangdoc's own).",
+            show_default=False,
+        ),
+    ] = sys.executable,
 ) -> int:
     """What hangdoc may see here, and how to let it.
 
     \b
     hangdoc doctor
     hangdoc doctor --json | jq 'select(.ok == false)'
+    ONEDNN_MAX_CPU_ISA=AVX2 hangdoc doctor --bf16      with the job's variables
 
     Exit codes: 0 all is well, 3 something cannot be seen.
     """
-    from hangdoc.doctor import checks
+    if bf16:
+        from hangdoc.bf16 import measure
 
-    found = checks()
+        found: tuple[Check, ...] = (measure(python),)
+    else:
+        from hangdoc.doctor import checks
+
+        found = checks()
     code = 0 if all(check.ok is not False for check in found) else 3
     if json:
         from dataclasses import asdict

@@ -8,6 +8,7 @@ python reproducer.py [--variant neighbour|nice|samples|accumulation]
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -69,18 +70,27 @@ def train(variant, steps):
 # --- the host and what else runs there --------------------------------------------------------------
 
 
+def settle(core):
+    """On that core, and before others there where root asks for it."""
+    os.sched_setaffinity(0, {core})
+    with contextlib.suppress(OSError):
+        os.nice(-8)
+        with open("/proc/self/autogroup", "w") as file:
+            file.write("-8")
+
+
 def burn(core=None):
     """Somebody else's process; where `core` is given, in a session of its own and bound to that core."""
     command = [sys.executable, "-c", "while True: sum(range(100_000))"]
     if core is None:
         return subprocess.Popen(command)
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=lambda: settle(core))
 
 
 def others(variant):
     if variant == "neighbour":
-        return [burn(CORES[1 % len(CORES)]) for _ in range(12)]
-    return [burn() for _ in range(2 * len(CORES))] if variant == "nice" else []
+        return [burn(CORES[1 % len(CORES)]) for _ in range(3)]
+    return [burn() for _ in CORES] if variant == "nice" else []
 
 
 def launch():

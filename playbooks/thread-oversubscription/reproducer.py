@@ -11,7 +11,7 @@ import os
 import sys
 
 CORES = sorted(os.sched_getaffinity(0))
-THREADS = 8 * len(CORES)  # what one process may have had there
+THREADS = 4 * len(CORES)  # what one process may have had there
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--variant", choices=("environment", "settings", "pinned"), default="environment")
@@ -19,7 +19,7 @@ parser.add_argument("--epochs", type=int, default=2000)
 args = parser.parse_args()
 
 if args.variant == "environment" and os.environ.get("OMP_NUM_THREADS") != str(THREADS):
-    os.environ["OMP_NUM_THREADS"] = str(THREADS)
+    os.environ.update(OMP_NUM_THREADS=str(THREADS), MKL_DYNAMIC="FALSE")  # or MKL corrects the number by itself
     os.execv(sys.executable, [sys.executable, *sys.argv])
 if args.variant == "pinned":
     os.sched_setaffinity(0, CORES[:1])
@@ -67,7 +67,7 @@ def run_epoch(model, optimizer, generator, batches=10):
 
 def main():
     if args.variant == "settings":
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(2 * THREADS)
     dist.init_process_group("gloo")
     torch.manual_seed(3)
     model = DistributedDataParallel(StrokeNet())

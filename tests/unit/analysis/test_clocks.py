@@ -1,0 +1,46 @@
+"""The clocks of a rank's threads, between two looks."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.analysis.clocks import clocks, spent
+from hangdoc.evidence import Process, ThreadCpu
+
+
+def process(*threads: ThreadCpu) -> Process:
+    return Process(1, 0, 0, "R", ("python",), None, None, 9.0, 1.0, 1, threads)
+
+
+def thread(tid: int, cpu_s: float, delay_s: float | None, state: str = "S", comm: str = "python") -> ThreadCpu:
+    return ThreadCpu(tid, comm, state, cpu_s, run_delay_s=delay_s)
+
+
+def test_threads_of_a_process_group_do_not_count() -> None:
+    """They wake for every message, and a busy host delays them all."""
+    before = process(thread(1, 1.0, 0.0), thread(2, 0.0, 0.0, comm="gloo_tcp_loop"))
+    after = process(thread(1, 1.5, 0.5), thread(2, 3.0, 9.0, comm="gloo_tcp_loop"))
+    found = spent(clocks([(0.0, before), (2.0, after)]))
+    assert (found.seconds, found.cpu_s, found.delay_s, found.asked_s) == (2.0, 0.5, 0.5, 1.0)
+    assert found.by_thread == {1: pytest.approx(1.0)}
+
+
+def test_a_thread_that_began_in_between_counts_from_nothing_and_one_that_ended_is_left_out() -> None:
+    found = spent(clocks([(0.0, process(thread(1, 5.0, 0.0))), (2.0, process(thread(2, 0.5, 0.1)))]))
+    assert (found.cpu_s, found.delay_s) == (0.5, 0.1)
+
+
+@pytest.mark.parametrize(("state", "queued_s"), [("R", 4.0), ("S", 0.0)])
+def test_runnable_with_standing_clocks_is_in_a_run_queue(state: str, queued_s: float) -> None:
+    look = process(thread(1, 1.0, 0.5, state))
+    assert spent(clocks([(0.0, look), (2.0, look), (4.0, look)])).delay_s == queued_s
+
+
+def test_once_it_ran_the_kernels_own_count_holds() -> None:
+    """What stood in the queue is in the counter by then: it must not count twice."""
+    queued, ran = process(thread(1, 1.0, 0.0, "R")), process(thread(1, 1.1, 3.9, "R"))
+    assert spent(clocks([(0.0, queued), (2.0, queued), (4.0, ran)])).delay_s == pytest.approx(3.9)
+
+
+def test_one_look_tells_nothing() -> None:
+    assert spent(clocks([(0.0, process(thread(1, 1.0, None)))])).delay_s is None

@@ -1,0 +1,176 @@
+"""Who sets the pace: ranks whose threads' clocks and stacks are made up, look after look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from hangdoc.evidence import Process, ThreadCpu
+from hangdoc.facts import Facts
+from staged import At, Stage, in_c10d, number, tensor
+
+SCRIPT = """\
+def train(x):
+    for step in range(1000):
+        loss = model(x).sum()
+        loss.backward()
+        dist.all_reduce(loss)
+        evaluate(model)
+"""
+EVERY_S = 0.5
+LOOKS = 19
+
+
+@dataclass
+class Doing:
+    """What a rank did since the look before, as shares of the time, and what it was seen at."""
+
+    cpu: float = 0.0
+    delay: float = 0.0  # in a run queue
+    waits: bool = True  # in a collective; else in its own code
+    state: str = "S"
+    step: int = 0
+    rows: int = 8
+    nice: int = 0
+    cores: tuple[int, ...] = (0, 1)
+    alone: bool = False  # at a line where no other rank comes
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
+
+
+def watched(stage: Stage, *ranks: Callable[[int], Doing]) -> Facts:
+    """The facts after LOOKS looks, EVERY_S apart."""
+    spent = [[0.0, 0.0] for _ in ranks]
+    looks = []
+    for look in range(LOOKS):
+        shown = []
+        for rank, tell in enumerate(ranks):
+            doing, pid = tell(look), 100 + rank
+            spent[rank][0] += doing.cpu * EVERY_S
+            spent[rank][1] += doing.delay * EVERY_S
+            cpu_s, delay_s = spent[rank]
+            main = ThreadCpu(pid, "python", doing.state, cpu_s, run_delay_s=delay_s)
+            more = {"affinity": doing.cores, "nice": doing.nice}
+            process = Process(pid, 1, 0, doing.state, ("python",), None, None, 60.0 + look, cpu_s, 1, (main,), **more)  # type: ignore[arg-type]
+            variables = {"train": [number("step", doing.step), tensor("x", doing.rows, 4)]}
+            record: dict[str, Any] = {"variables": variables, "records": {"cpu": process}, "state": doing.state}
+            shown.append(
+                in_c10d("all_reduce", ("train", 5), **record)
+                if doing.waits
+                else At([("train", 6 if doing.alone else 3)], **record)
+            )
+        looks.append(shown)
+    return stage.facts(*looks, every_s=EVERY_S)
+
+
+def busy(cpu: float, delay: float = 0.0, **more: Any) -> Callable[[int], Doing]:
+    """Computes all the time, as far as it gets a core."""
+    return lambda look: Doing(cpu, delay, waits=False, state="R", step=5 * look, **more)
+
+
+def victim(cpu: float, delay: float = 0.0, **more: Any) -> Callable[[int], Doing]:
+    """Waits for the others whenever it does not compute."""
+    waits = cpu + delay < 0.95
+    return lambda look: Doing(cpu, delay, waits and look % 4 > 0, "S" if look % 4 else "R", 5 * look, **more)
+
+
+@pytest.mark.parametrize(
+    ("late", "other", "cause"),
+    [
+        (busy(0.95, rows=16), victim(0.5), "work"),
+        (busy(0.45, 0.5, rows=16), victim(0.22, 0.4), "work"),  # on a host that delays all of them
+        (busy(0.3, 0.65), victim(0.3, 0.02), "queue"),
+        (busy(0.3, 0.65, nice=10), victim(0.3, 0.02), "nice"),
+        (busy(0.95, cores=(1,)), victim(0.4), "cores"),
+        (busy(0.95), victim(0.5), None),  # a slower clock: nothing of it is seen here
+    ],
+    ids=["more work", "more work, busy host", "queue", "nice", "fewer cores", "unexplained"],
+)
+def test_the_rank_that_is_waited_for(
+    stage: Stage, late: Callable[[int], Doing], other: Callable[[int], Doing], cause: str | None
+) -> None:
+    facts = watched(stage, other, late)
+    assert [rank.pace.late for rank in facts.ranks] == [False, True]
+    assert facts.ranks[1].pace.cause == cause
+    assert facts.ranks[1].pace.mutual
+    assert facts.ranks[1].pace.waits < 0.1 < facts.ranks[0].pace.waits
+
+
+def evaluates(look: int) -> Doing:
+    """Two looks of five alone, the others with the rest."""
+    alone = look % 5 < 2
+    return Doing(
+        0.95, waits=False, state="R", step=5 * (look - look % 5) + (10 if alone else 5 * (look % 5)), alone=alone
+    )
+
+
+def waits_for_evaluation(look: int) -> Doing:
+    alone = look % 5 < 2
+    return Doing(0.05 if alone else 0.95, waits=alone, state="RS"[alone], step=5 * (look - look % 5 if alone else look))
+
+
+def polls(look: int) -> Doing:
+    return Doing(0.02, waits=False, state="S", step=5 * look)
+
+
+def at_one_step(look: int) -> Doing:
+    return Doing(0.95, waits=False, state="R")
+
+
+def still(look: int) -> Doing:
+    return Doing(0.0)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (busy(0.95), busy(0.95)),
+        (busy(0.3, 0.65), busy(0.35, 0.6)),  # a busy host delays both alike
+        (evaluates, waits_for_evaluation),
+        (polls, victim(0.3)),
+        (at_one_step, still),  # one long wait: an evaluation, or a stall
+        (busy(0.95), victim(0.85)),
+    ],
+    ids=["steady", "busy host", "evaluation in between", "sleeps itself", "one long wait", "hardly later"],
+)
+def test_nobody_is_late(stage: Stage, ranks: tuple[Callable[[int], Doing], ...]) -> None:
+    assert [rank.pace.late for rank in watched(stage, *ranks).ranks] == [False, False]
+
+
+def test_a_busy_host_is_told_from_a_busy_core(stage: Stage) -> None:
+    assert watched(stage, busy(0.3, 0.65), busy(0.35, 0.6)).job.pace.delayed_alike
+    assert not watched(stage, victim(0.3, 0.02), busy(0.3, 0.65)).job.pace.delayed_alike
+
+
+def test_where_waiting_spins_the_stacks_tell(stage: Stage) -> None:
+    """As MPI does: CPU time says nothing, neither of waiting nor of more work."""
+    spinning = watched(stage, lambda look: Doing(1.0, waits=look % 3 > 0, state="R", step=5 * look), busy(1.0))
+    first, last = (rank.pace for rank in spinning.ranks)
+    assert first.waits == pytest.approx(2 / 3, abs=0.1)
+    assert (last.waits, last.more_cpu, last.late) == (0.0, None, True)
+
+
+def test_too_short_a_look_tells_nothing(stage: Stage) -> None:
+    facts = stage.facts([At([("train", 3)]), in_c10d("all_reduce", ("train", 5))])
+    assert [rank.pace.late for rank in facts.ranks] == [None, None]
+    assert facts.job.pace.late_share is None
+
+
+def own_line(look: int) -> Doing:
+    """Half of each second at a line that no other rank comes to; nothing counts its steps."""
+    return Doing(0.95, waits=False, state="R", step=look // 6, alone=look % 4 > 1)
+
+
+def test_work_that_is_one_ranks_alone_is_no_slowness_where_steps_are_not_told(stage: Stage) -> None:
+    """Short epochs, after each of them an evaluation on rank 0: over two of them it looks as steady as can be."""
+    facts = watched(
+        stage, own_line, lambda look: Doing(0.5, waits=look % 4 > 1, state="RS"[look % 4 > 1], step=look // 6)
+    )
+    assert facts.ranks[0].pace.late_share > 0.4
+    assert (facts.ranks[0].pace.same_code, facts.ranks[0].pace.late) == (False, False)

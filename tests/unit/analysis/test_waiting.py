@@ -1,0 +1,73 @@
+"""How long a rank waits, by its clocks and by its stacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hangdoc.analysis import Case
+from hangdoc.analysis.waiting import Waiting, steps, waiting
+from hangdoc.evidence import Process, ThreadCpu
+from staged import At, Stage, in_c10d, number
+
+SCRIPT = """\
+def train():
+    for step in range(1000):
+        loss = model(x).sum()
+        dist.all_reduce(loss)
+"""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
+
+
+def look(waits: bool, cpu_s: float, delay_s: float | None, step: int, state: str) -> At:
+    thread = ThreadCpu(100, "python", state, cpu_s, run_delay_s=delay_s)
+    records = {"cpu": Process(100, 1, 0, state, ("python",), None, None, 60.0, cpu_s, 1, (thread,))}
+    variables = {"train": [number("step", step)]}
+    if waits:
+        return in_c10d("all_reduce", ("train", 4), variables=variables, records=records)
+    return At([("train", 3)], variables=variables, records=records)
+
+
+def seen(stage: Stage, *looks: At) -> tuple[Case, Waiting | None]:
+    """One rank, looked at each half second."""
+    case = stage.facts(*[[one] for one in looks], every_s=0.5).case
+    (key,) = case.ranks
+    return case, waiting(case, key)
+
+
+def test_asleep_is_what_neither_runs_nor_queues(stage: Stage) -> None:
+    looks = [look(i % 2 > 0, 0.1 * i, 0.05 * i, i, "S" if i % 2 else "R") for i in range(19)]
+    _, found = seen(stage, *looks)
+    assert found is not None
+    assert found.share == pytest.approx(1 - 0.15 / 0.5, abs=0.01)
+    assert found.slices == pytest.approx([0.7] * len(found.slices or ()), abs=0.01)
+
+
+def test_who_sleeps_elsewhere_waits_for_nobody(stage: Stage) -> None:
+    _, found = seen(stage, *[look(False, 0.05 * i, 0.0, i, "S") for i in range(19)])
+    assert found is not None
+    assert found.share == 0.0
+
+
+@pytest.mark.parametrize("delay_s", [None, 0.0], ids=["no schedstat", "spins"])
+def test_where_clocks_cannot_tell_the_stacks_do(stage: Stage, delay_s: float | None) -> None:
+    spin = delay_s is not None
+    _, found = seen(stage, *[look(i % 3 > 0, 0.5 * i, delay_s, i, "R" if spin else "S") for i in range(19)])
+    assert found is not None
+    assert (found.spins, found.slices) == (spin, None)
+    assert found.share == pytest.approx(2 / 3, abs=0.1)
+
+
+def test_steps_go_by_in_every_part_or_it_is_one_long_wait(stage: Stage) -> None:
+    for last, wanted in ((19, True), (9, False)):
+        case, _ = seen(stage, *[look(False, 0.0, 0.0, min(i, last), "R") for i in range(19)])
+        assert steps(case, next(iter(case.ranks))) is wanted
+
+
+def test_a_short_look_tells_nothing(stage: Stage, tmp_path: Path) -> None:
+    assert seen(stage, *[look(False, 0.1 * i, 0.0, i, "R") for i in range(5)])[1] is None
