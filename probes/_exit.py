@@ -20,7 +20,7 @@ from functools import cached_property
 from hangdoc import procfs
 from hangdoc.evidence import End, Target
 from probes import _kernel_log, _oom
-from probes.cgroup import _Mount
+from probes._hierarchy import Mount
 
 _INFO = "=QQ11Ii"  # struct pidfd_info of the kernel's uapi/linux/pidfd.h, its first 64 bytes; exit_code is the last
 _GET_INFO = (3 << 30) | (struct.calcsize(_INFO) << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
@@ -48,7 +48,7 @@ class Exits:
     _ends: dict[tuple[int, int], End] = field(default_factory=dict)
 
     @cached_property
-    def _mounts(self) -> Sequence[_Mount]:
+    def _mounts(self) -> Sequence[Mount]:
         return _oom.mounts()
 
     def watch(self, targets: Sequence[Target]) -> None:

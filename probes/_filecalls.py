@@ -16,8 +16,7 @@ from probes import _syscalls
 from probes._memory import Memory, Unreadable
 from probes._redact import redact
 from probes.files import _LOCAL as LOCAL
-from probes.files import _Mount as Mount
-from probes.files import _mounts as mounts
+from probes.files import Mount, mounts
 
 # Paths that are code, logs or the system's, and no data of a job.
 NO_DATA = re.compile(

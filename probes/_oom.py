@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc import procfs
-from probes.cgroup import _below, _Mount, _mounts, _places
+from probes._hierarchy import Mount, below, mounts_in, places
 
 _HOST = "/proc/vmstat"
 _KILLS = re.compile(rb"^oom_kill (\d+)", re.MULTILINE)
@@ -22,18 +22,18 @@ class Counter:
     kills: int
 
 
-def mounts() -> Sequence[_Mount]:
-    return list(_mounts(procfs.text("/proc/self/mountinfo") or ""))
+def mounts() -> Sequence[Mount]:
+    return list(mounts_in(procfs.text("/proc/self/mountinfo") or ""))
 
 
-def counter(pid: int, known: Sequence[_Mount]) -> Counter | None:
+def counter(pid: int, known: Sequence[Mount]) -> Counter | None:
     """The counter of the cgroup that a process is in, else the host's; None where neither can be read.
 
     A kill counts in the victim's own group, wherever above it the limit stands.
     """
     found = []
-    for mount, group in _places(procfs.text(f"/proc/{pid}/cgroup") or "", list(known)):
-        folder = mount.point + _below(mount, group)
+    for mount, group in places(procfs.text(f"/proc/{pid}/cgroup") or "", list(known)):
+        folder = mount.point + below(mount, group)
         folder = folder if os.path.isdir(folder) else mount.point
         name = "memory.oom_control" if "memory" in mount.controllers else "memory.events"
         found.append(again(Counter(f"{folder}/{name}", 0)))

@@ -7,13 +7,13 @@ Source: the kernel's admin-guide, cgroup-v2 and cgroup-v1; cpu.stat counts micro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoc import procfs
 from hangdoc.evidence import Unseen
 from probes import Observation, Request, Tier
+from probes._hierarchy import Mount, below, levels, mounts_in, places
 
 _NO_LIMIT = 1 << 60  # bytes; v1 writes a number just below 2**63 for none
 
@@ -56,13 +56,6 @@ class Cgroup:
     swapped_bytes: int | None = None  # of the rank itself
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    point: str
-    root: str  # part of the hierarchy that is visible there
-    controllers: frozenset[str]  # empty: v2
-
-
 class CgroupProbe:
     name = "cgroup"
     scope = "rank"
@@ -73,7 +66,7 @@ class CgroupProbe:
     steady = False
 
     def observe(self, request: Request) -> Observation:
-        mounts = list(_mounts(procfs.text("/proc/self/mountinfo") or ""))
+        mounts = list(mounts_in(procfs.text("/proc/self/mountinfo") or ""))
         groups: dict[str, Cgroup] = {}  # ranks of one container share theirs: read it once
         records: dict[int, Cgroup] = {}
         unseen: list[Unseen] = []
@@ -90,13 +83,13 @@ class CgroupProbe:
         return Observation(records, unseen=tuple(unseen))
 
 
-def read(membership: str, mounts: list[_Mount]) -> Cgroup:
+def read(membership: str, mounts: list[Mount]) -> Cgroup:
     """The limits above a process whose /proc/PID/cgroup says `membership`."""
     cpu: list[CpuLimit] = []
     memory: list[MemoryLimit] = []
     group, pressure = None, {}
-    for mount, path in _places(membership, mounts):
-        for folder in _levels(mount, path):
+    for mount, path in places(membership, mounts):
+        for folder in levels(mount, path):
             if not mount.controllers:
                 cpu += _cpu_v2(folder)
                 memory += _memory_v2(folder)
@@ -105,7 +98,7 @@ def read(membership: str, mounts: list[_Mount]) -> Cgroup:
             if "memory" in mount.controllers:
                 memory += _memory_v1(folder)
         if not mount.controllers:
-            group, pressure = path, _pressure(mount.point + _below(mount, path))
+            group, pressure = path, _pressure(mount.point + below(mount, path))
     return Cgroup(tuple(cpu), tuple(memory), group, pressure.get("cpu"), pressure.get("memory"), pressure.get("full"))
 
 
@@ -122,52 +115,6 @@ def _with_process(group: Cgroup, pid: int) -> Cgroup:
         major_faults=int(fields[9]) if len(fields) > 9 else None,
         swapped_bytes=int(swapped[0]) * 1024 if swapped else None,
     )
-
-
-# --- where the files are --------------------------------------------------------------------------
-
-
-def _mounts(text: str) -> Iterator[_Mount]:
-    """The cgroup file systems of /proc/PID/mountinfo."""
-    for line in text.splitlines():
-        head, found, tail = line.partition(" - ")
-        fields, kind = head.split(), tail.split()
-        if not found or len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-            continue
-        names = frozenset(kind[2].split(",")) if kind[0] == "cgroup" else frozenset[str]()
-        yield _Mount(fields[4].replace("\\040", " "), fields[3], names)
-
-
-def _places(membership: str, mounts: list[_Mount]) -> Iterator[tuple[_Mount, str]]:
-    """For each hierarchy that limits CPU or memory, or is v2: its mount, and the group of the process."""
-    for line in membership.splitlines():
-        number, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        wanted = {name for name in names.split(",") if name in ("cpu", "memory")}
-        if path.startswith("/..") or not (wanted or (number == "0" and not names)):
-            continue  # "/..": outside the part that our namespace shows
-        mount = next((m for m in mounts if (wanted <= m.controllers if wanted else not m.controllers)), None)
-        if mount is not None:
-            yield mount, path
-
-
-def _below(mount: _Mount, path: str) -> str:
-    """The path of a group under the mount point: in a container only a part of the hierarchy is mounted."""
-    root = mount.root.rstrip("/")
-    if root and (path == root or path.startswith(f"{root}/")):
-        path = path[len(root) :]
-    return path.rstrip("/")
-
-
-def _levels(mount: _Mount, path: str) -> Iterator[str]:
-    """The group's folder and those above it, the root left out: it has no limits."""
-    below = _below(mount, path)
-    if not os.path.isdir(mount.point + below):
-        below = ""  # the mount shows another part of the hierarchy: its top is the container's own group
-    while below:
-        yield mount.point + below
-        below = below.rpartition("/")[0]
-    yield mount.point
 
 
 # --- what they say --------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ FileId = tuple[int, int, int]  # major, minor, inode
 
 
 @dataclass(frozen=True, slots=True)
-class _Mount:
+class Mount:
     device: tuple[int, int]
     point: str
     filesystem: str
@@ -66,8 +66,8 @@ class FilesProbe:
             except OSError as error:
                 unseen.append(Unseen(self.name, _why(target, error), target.rank, target.pid, target.host))
                 continue
-            mounts = _mounts(target.pid)
-            looked = [_look(target.pid, fd, mounts, holds) for fd in descriptors[:_MOST]]
+            known = mounts(target.pid)
+            looked = [_look(target.pid, fd, known, holds) for fd in descriptors[:_MOST]]
             opened[target.pid] = tuple(one for one, _ in looked if one)
             ids[target.pid] = {file: one.path for one, file in looked if one and file}
             _held_by_helpers(target.pid, holds)
@@ -83,7 +83,7 @@ def _why(target: Target, error: OSError) -> str:
 
 
 def _look(
-    pid: int, fd: int, mounts: dict[int, _Mount], holds: dict[FileId, int]
+    pid: int, fd: int, known: dict[int, Mount], holds: dict[FileId, int]
 ) -> tuple[OpenFile | None, FileId | None]:
     """One descriptor, and the identity of the file behind it where that can be had without asking its filesystem."""
     path = procfs.link(f"/proc/{pid}/fd/{fd}")
@@ -98,7 +98,7 @@ def _look(
     if not path.startswith("/"):
         kind = _ANONYMOUS.get(path.partition(":")[0], "other")
         return OpenFile(fd, path, kind, mode=mode), None
-    mount = mounts.get(int(fields.get("mnt_id", "-1")))
+    mount = known.get(int(fields.get("mnt_id", "-1")))
     local = mount is not None and mount.filesystem in _LOCAL
     found = _stat(f"/proc/{pid}/fd/{fd}") if local else None
     kind = _kind(path, flags, found)
@@ -133,16 +133,16 @@ def _kind(path: str, flags: int, found: os.stat_result | None) -> str:
     return "device" if path.startswith("/dev/") else "file"
 
 
-def _mounts(pid: int) -> dict[int, _Mount]:
+def mounts(pid: int) -> dict[int, Mount]:
     """Mounts as the process sees them, by mount id: proc_pid_mountinfo(5)."""
-    found: dict[int, _Mount] = {}
+    found: dict[int, Mount] = {}
     for line in (procfs.text(f"/proc/{pid}/mountinfo") or "").splitlines():
         left, _, right = line.partition(" - ")
         fields = left.split(" ")
         if len(fields) >= 5 and right:
             major, _, minor = fields[2].partition(":")
             point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
-            found[int(fields[0])] = _Mount((int(major), int(minor)), point, right.split(" ", 1)[0])
+            found[int(fields[0])] = Mount((int(major), int(minor)), point, right.split(" ", 1)[0])
     return found
 
 

@@ -19,8 +19,7 @@ from probes import Observation, Request, Tier, _filecalls, _pipes, _syscalls
 from probes._filecalls import NO_DATA, holding
 from probes._refusal import remedy
 from probes.files import _LOCAL as LOCAL
-from probes.files import _Mount as Mount
-from probes.files import _mounts as mounts
+from probes.files import Mount, mounts
 
 MOST_ENTRIES = 20_000  # of a folder that are counted
 _MOST_FILES = 16  # open data files of a rank and its helpers that are kept

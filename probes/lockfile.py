@@ -26,7 +26,7 @@ from probes._memory import Memory, Unreadable
 from probes._reach import within
 from probes._redact import redact
 from probes.files import _LOCAL as LOCAL
-from probes.files import _mounts as mounts
+from probes.files import mounts
 from probes.variables import Places
 
 _AFRESH_S = 2.0  # how long it is believed who has a file

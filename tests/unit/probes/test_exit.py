@@ -14,7 +14,7 @@ import pytest
 
 from hangdoc import procfs
 from hangdoc.evidence import End, Target
-from probes import _exit, _oom
+from probes import _kernel_log, _oom
 from probes._exit import Exits, text
 
 SEGFAULT = "import ctypes; ctypes.string_at(16)"
@@ -142,7 +142,7 @@ def test_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_out_of_memory_kills_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_oom, "counter", lambda pid, mounts: _oom.Counter("memory.events", 2))
     monkeypatch.setattr(_oom, "again", lambda before: before and _oom.Counter(before.path, 3))
-    monkeypatch.setattr(_exit._kernel_log, "about", lambda pids, target: (f"Killed process {target.pid}",))
+    monkeypatch.setattr(_kernel_log, "about", lambda pids, target: (f"Killed process {target.pid}",))
     exits = Exits()
     with program() as (process, target):
         exits.watch([target])

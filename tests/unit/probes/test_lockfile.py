@@ -205,7 +205,7 @@ def test_who_waits_for_no_lock_file(what: str, tmp_path: Path) -> None:
 def test_a_released_file_is_no_longer_said(tmp_path: Path) -> None:
     lock = tmp_path / "train.lock"
     lock.touch()
-    with program(WAITS["loop"], tmp_path, lock) as target:
+    with program(WAITS["loop"] + "; time.sleep(60)", tmp_path, lock) as target:
         looker = Looker()
         looker.until_found(target)
         lock.unlink()

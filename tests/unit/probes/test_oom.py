@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from probes import _oom
+from probes._hierarchy import Mount
 from probes._oom import Counter, again, counter
-from probes.cgroup import _Mount
 
 
 def test_the_counter_of_a_process_of_this_host() -> None:
@@ -33,8 +33,8 @@ def test_the_group_s_own_counter(
     folder = tmp_path / "job" / "rank-1"
     folder.mkdir(parents=True)
     (folder / name).write_text(text)
-    mount = _Mount(str(tmp_path), "/", frozenset(controllers))
-    monkeypatch.setattr(_oom, "_places", lambda text, known: [(mount, "/job/rank-1")])
+    mount = Mount(str(tmp_path), "/", frozenset(controllers))
+    monkeypatch.setattr(_oom, "places", lambda text, known: [(mount, "/job/rank-1")])
     found = counter(os.getpid(), [mount])
     assert found == Counter(str(folder / name), 3)
     (folder / name).write_text(text.replace("oom_kill 3", "oom_kill 5"))
