@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hangdoc import procfs
 from hangdoc.evidence import Target, Unseen
-from hangdoc.jobs import Member, on_loopback, targets_of
+from hangdoc.jobs import Member, targets_of
 from hangdoc.launch import launch_of
 from hangdoc.processes import Table
+from hangdoc.remains import absent_beside, absent_of
 from probes._refusal import owner_of, remedy
 
 
@@ -53,7 +54,7 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
         if why:
             problems.append(Unseen("discover", why, pid=pid, host=os.uname().nodename))
     targets = targets_of(chosen.values(), table)
-    return Discovery(targets, tuple(problems), _absent_beside(targets, targets_of(members, table)))
+    return Discovery(targets, tuple(problems), absent_beside(targets, targets_of(members, table)))
 
 
 def same_process(target: Target) -> bool | None:
@@ -62,35 +63,6 @@ def same_process(target: Target) -> bool | None:
     if found is None:
         return False if not os.path.exists(f"/proc/{target.pid}") else None
     return found.start_ticks == target.start_ticks and found.state not in "ZX"
-
-
-# --- who should be there --------------------------------------------------------------------------
-
-
-def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
-    """The ranks that are gone from jobs whose every rank belongs on this host; their PID is negative.
-
-    A job whose store is on loopback cannot have ranks elsewhere. Where a rank's number is not known, nothing is said.
-    """
-    jobs: dict[str, list[Target]] = defaultdict(list)
-    for target in targets:
-        jobs[target.job].append(target)
-    gone: list[Target] = []
-    for members in jobs.values():
-        first = members[0]
-        numbers = {member.rank for member in members}
-        if None in numbers or first.world_size is None or not on_loopback(first.master):
-            continue
-        for rank in sorted(set(range(first.world_size)) - numbers):
-            gone.append(replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=()))
-    return tuple(gone)
-
-
-def _absent_beside(chosen: Sequence[Target], everyone: Sequence[Target]) -> tuple[Target, ...]:
-    """The absent ranks of the jobs that the chosen ranks are of: a rank not asked for is not a rank gone."""
-    names = {target.pid: target.job for target in chosen}
-    jobs = {target.job: names[target.pid] for target in everyone if target.pid in names}
-    return tuple(replace(gone, job=jobs[gone.job]) for gone in absent_of(everyone) if gone.job in jobs)
 
 
 # --- which processes ------------------------------------------------------------------------------
@@ -108,7 +80,14 @@ def find(table: Table) -> list[Member]:
         for member in members
         if table.grouped(member.pid)
         or (member.pid not in parents and not _helps(member.pid, ranks, table) and not _orphan(member, members, table))
+        or _is_first(member, members, table)
     ]
+
+
+def _is_first(member: Member, members: list[Member], table: Table) -> bool:
+    """It serves the store and has started the other ranks, of which none is rank 0: as Lightning's main process."""
+    below = [other.identity for other in members if member.pid in table.ancestors(other.pid)]
+    return bool(below) and table.serves(member.pid) and all(who and who.rank != 0 for who in below)
 
 
 def waiting_launchers(ranks: Sequence[Member], table: Table) -> list[Member]:

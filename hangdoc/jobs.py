@@ -12,7 +12,7 @@ from hangdoc import procfs
 from hangdoc.evidence import Target
 from hangdoc.identity import Identity
 from hangdoc.launch import Launch
-from hangdoc.processes import Table
+from hangdoc.processes import Table, program
 from hangdoc.regroup import Part, apart, together
 
 _MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
@@ -93,7 +93,7 @@ def _part(member: Member, table: Table) -> Part:
         return Part(member.pid, launch.node, launch.most, (launch.fewest, launch.most, launch.per_node, launch.backend))
     alone = who if member.maker is None else None  # else the identity is that of the whole group
     number = alone.rank if alone else None
-    return Part(member.pid, number, alone.world_size if alone else None, table.procs[member.pid].command)
+    return Part(member.pid, number, alone.world_size if alone else None, program(table.procs[member.pid].command))
 
 
 def _target(member: Member, job: _Job, ranks: set[int], table: Table) -> Target:

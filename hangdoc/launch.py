@@ -34,6 +34,13 @@ class Launch:
     alone: bool = False  # one node that waits for nobody
 
     @property
+    def nodes(self) -> str | None:
+        """How many are to take part, as it was told: `3`, `2:4`."""
+        if self.fewest is None or self.most is None:
+            return None
+        return str(self.most) if self.fewest == self.most else f"{self.fewest}:{self.most}"
+
+    @property
     def ranks(self) -> tuple[int, ...] | None:
         """The ranks that it starts, where every node starts as many."""
         if self.node is None or self.per_node is None:
@@ -57,7 +64,7 @@ def launch_of(command: Sequence[str], environ: Mapping[str, str]) -> Launch | No
             return _torchrun({**inherited, **dict(_options(command[at + 1 :]))})
         if _ACCELERATE.search(word):
             rest = command[at + 1 :]
-            return _accelerate(dict(_options(rest[1:] if rest[:1] == ("launch",) else rest)))
+            return _accelerate(dict(_options(rest[1:] if "launch" in rest[:1] else rest)))
     return None
 
 

@@ -124,7 +124,9 @@ class Live:
         period_s = facts.job.progress.period_s
         if verdict.status == "healthy" and period_s is not None:
             mine.step_s = min(period_s, mine.step_s or period_s)
-        if verdict.status == mine.state or (verdict.status == "unknown" and mine.gone):  # it may just be ending
+        if verdict.status == mine.state:
+            return
+        if verdict.status == "unknown" and not facts.job.stall.idle:  # it may just be starting, or ending
             return
         mine.state = verdict.status
         if verdict.findings or verdict.status != "healthy":
@@ -162,7 +164,8 @@ class Live:
         if fresh:
             here = {(t.job, t.rank) for t in fresh}
             kept = [t for t in self.session.sampler.targets if t.pid > 0 or (t.job, t.rank) not in here]
-            self.session.retarget((*kept, *fresh))
+            agents = {t.pid for t in found if t.role == "agent"}  # one that has its ranks waits no more
+            self.session.retarget((*(t for t in kept if t.role == "rank" or t.pid in agents), *fresh))
 
 
 def _patience_s(facts: Facts, mine: Watched) -> float:

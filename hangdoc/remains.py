@@ -1,4 +1,4 @@
-"""What is left of ranks that had died before we came: zombies that their parent has not collected."""
+"""Ranks that had died before we came: which are gone, and the zombies that their parents have not collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,34 @@ from dataclasses import replace
 
 from hangdoc import procfs
 from hangdoc.evidence import Target
+from hangdoc.jobs import on_loopback
 from hangdoc.procfs import Stat
+
+
+def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
+    """The ranks that are gone from jobs whose every rank belongs on this host; their PID is negative.
+
+    A job whose store is on loopback cannot have ranks elsewhere. Where a rank's number is not known, nothing is said.
+    """
+    jobs: dict[str, list[Target]] = defaultdict(list)
+    for target in targets:
+        jobs[target.job].append(target)
+    gone: list[Target] = []
+    for members in jobs.values():
+        first = members[0]
+        numbers = {member.rank for member in members}
+        if None in numbers or first.world_size is None or not on_loopback(first.master):
+            continue
+        for rank in sorted(set(range(first.world_size)) - numbers):
+            gone.append(replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=()))
+    return tuple(gone)
+
+
+def absent_beside(chosen: Sequence[Target], everyone: Sequence[Target]) -> tuple[Target, ...]:
+    """The absent ranks of the jobs that the chosen ranks are of: a rank not asked for is not a rank gone."""
+    names = {target.pid: target.job for target in chosen}
+    jobs = {target.job: names[target.pid] for target in everyone if target.pid in names}
+    return tuple(replace(gone, job=jobs[gone.job]) for gone in absent_of(everyone) if gone.job in jobs)
 
 
 def identified(absent: Sequence[Target], living: Sequence[Target]) -> tuple[Target, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hangdoc import procfs
 from hangdoc.evidence import Kin, Target
 from hangdoc.identity import Identity, identity
-from hangdoc.launch import Launch, launch_of
+from hangdoc.launch import STATIC, Launch, launch_of
 from probes._holders import lineage
 
 YOUNG_S = 20.0  # a younger process may still become another program
@@ -17,6 +17,8 @@ YOUNG_S = 20.0  # a younger process may still become another program
 FORWARDERS = frozenset(
     ("docker-proxy", "ssh", "sshd", "socat", "kubectl", "rootlessport", "slirp4netns", "pasta", "envoy")
 )
+ELSEWHERE = 2
+STORES = (STATIC, "c10d")  # rendezvous of launchers that one of them serves; others have a server of their own
 _LIBRARIES = (b"libtorch_cpu", b"libtorch.so", b"libtorch_python")
 
 
@@ -70,14 +72,14 @@ class Relatives:
         if fellow is not None:
             return fellow.job == target.job or None
         them, me = self._known.get(holder), self._known.get(target.pid)
-        if them is None or me is None:
+        if them is None or me is None or (me.launch is not None and me.launch.backend not in STORES):
             return None
         if any(one.job == target.job and holder in lineage(one.pid) for one in watched.values()):
             return True  # the launcher of another rank of the job
         if them.ppid == me.ppid and them.ppid > 1:
             return True
         if them.launch is not None:
-            return not them.launch.alone and _same_run(them.launch, me)
+            return False if them.launch.alone else _same_run(them.launch, me)
         if them.identity is not None:
             return self._same_job(them, me)
         comm = (procfs.text(f"/proc/{holder}/comm") or "").strip()
@@ -92,6 +94,8 @@ class Relatives:
             return None
         if them.identity.master != me.identity.master or them.identity.run_id != me.identity.run_id:
             return False
+        if them.identity.world_size != me.identity.world_size and _distance(them, me)[0] > 0:
+            return None if _distance(them, me)[0] < ELSEWHERE else False
         # Somebody who was started with the other is what we are: the other belongs to him.
         twins = [
             who
@@ -129,6 +133,8 @@ def _number(who: _Who, me: _Who, target: Target) -> tuple[int | None, bool] | No
 def _same_run(launch: Launch, me: _Who) -> bool | None:
     """Whether a launcher is of the run that a rank, or another launcher, is of."""
     if me.launch is not None:
+        if launch.endpoint == me.launch.endpoint and launch.backend == me.launch.backend == "c10d":
+            return True if launch.run_id == me.launch.run_id else None  # one such store may serve several runs
         return launch.run_id == me.launch.run_id and launch.endpoint == me.launch.endpoint
     if me.identity is None or me.identity.run_id is None:
         return None
@@ -142,6 +148,6 @@ def _distance(one: _Who, other: _Who) -> tuple[int, float]:
     if one.ppid == other.ppid > 1:
         return 0, apart_s // 5
     try:
-        return 1 if os.getsid(one.pid) == os.getsid(other.pid) else 2, apart_s // 5
+        return 1 if os.getsid(one.pid) == os.getsid(other.pid) else ELSEWHERE, apart_s // 5
     except OSError:
-        return 2, apart_s // 5
+        return ELSEWHERE, apart_s // 5

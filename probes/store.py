@@ -121,18 +121,14 @@ def place_of(master: str) -> tuple[str, int] | None:
 
 
 def resolve(pid: int, name: str) -> tuple[str, ...] | None:
-    """What a host name stands for in the files of `pid`: empty where it is unknown, None where that cannot be told."""
+    """What a host name stands for to `pid`: empty where it gets no address for it, None where that cannot be told."""
     with suppress(ValueError):
         return (str(ipaddress.ip_address(name)),)
-    try:
-        hosts = Path(f"/proc/{pid}/root/etc/hosts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        hosts = ""
-    found = tuple(dict.fromkeys(_in_hosts(hosts, name)))
+    found = tuple(dict.fromkeys(_in_hosts(_file(pid, "/etc/hosts") or "", name)))
     if found or name == "localhost":
         return found or ("127.0.0.1", "::1")
-    if not _same_files(pid):
-        return None  # its resolver may be another one
+    if not _same_resolver(pid):
+        return None
     try:
         return call_inside(pid, lambda: _ask(name), timeout_s=RESOLVE_S)
     except OSError:
@@ -145,7 +141,8 @@ def _ask(name: str) -> tuple[str, ...] | None:
     try:
         return tuple(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
     except socket.gaierror as error:
-        return () if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)) else None
+        known = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None), socket.EAI_AGAIN)
+        return () if error.errno in known else None
     except UnicodeError:  # no name that could be asked for
         return ()
 
@@ -158,13 +155,16 @@ def _in_hosts(text: str, name: str) -> Iterator[str]:
                 yield str(ipaddress.ip_address(words[0].split("%")[0]))
 
 
-def _same_files(pid: int) -> bool:
+def _same_resolver(pid: int) -> bool:
+    """It asks whom we would ask from its network: a container's files may name others."""
+    return all(_file(pid, path) == _file("self", path) for path in ("/etc/resolv.conf", "/etc/nsswitch.conf"))
+
+
+def _file(pid: int | str, path: str) -> str | None:
     try:
-        return os.stat(f"/proc/{pid}/root").st_ino == os.stat("/proc/self/root").st_ino and _mount(pid) == _mount(
-            "self"
-        )
+        return Path(f"/proc/{pid}/root{path}").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
+        return None
 
 
 def _mount(pid: int | str) -> str:

@@ -7,12 +7,12 @@ way, and where they belong on hosts that are not seen, not before the wait is lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.arrival import UNANSWERED_S, Arrival, arrival, assembles
-from hangdoc.fold import fold_ranks, name_ranks
-from hangdoc.jobs import on_loopback
+from hangdoc.analysis.roll import Roll, roll_call
+from hangdoc.evidence import Holder, RankEvidence
 
 HERE_S = 6.0  # patience where the missing belong on this host and none of them is on its way
 ELSEWHERE_S = 20.0  # where they may be on hosts that are not seen, each started in its own time
@@ -26,6 +26,7 @@ class StartupFacts:
     waits: bool | None = None  # it stands in init_process_group or a rendezvous
     agent: bool = False  # it is a launcher that waits for other hosts, no rank yet
     part: str | None = None  # what it is to the job: "node 1, which starts ranks 2-3"
+    connected: bool | None = None  # to the place where it means to meet the others
     master: str | None = None  # address:port where it means to meet the others
     resolved: str | None = None  # the addresses that this name stands for
     tried: str | None = None  # ip:port that did not answer
@@ -37,6 +38,8 @@ class StartupFacts:
     unreachable: bool | None = None  # it cannot get to the place where it means to meet the others
     holder: str | None = None  # command of the stranger that listens there
     holder_pid: int | None = None
+    holder_age_s: float | None = None
+    sure: bool | None = None  # that the holder is a stranger is certain: it is none of any training job
     stuck: bool | None = None
 
 
@@ -62,6 +65,8 @@ class StartupJob:
     absent: tuple[Suspect, ...] = ()  # those of `missing`
     named: str | None = None  # who has not come: "rank 2", "ranks 4-5 (node 2)", "1 host"
     strangers: tuple[Suspect, ...] = ()  # processes of no part in the job that listen where it means to meet
+    displaced: tuple[Suspect, ...] = ()  # the rank that should listen there, and they
+    barred: bool = False  # somebody waits for the answer of such a stranger
     here: bool | None = None  # everybody belongs on this host
     waited_s: float | None = None  # since the last of them came, at least
     timeout_s: float | None = None  # the first of them gives up after so long
@@ -78,9 +83,13 @@ class StartupAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, StartupFacts], StartupJob]:
         seen = {key: arrival(case, key) for key in case.ranks if case.ranks[key].alive is not False}
         waiting = {key: one for key, one in seen.items() if assembles(case, key)}
-        roll = _roll(case, seen, waiting)
-        in_vain = bool(waiting) and _in_vain(case, roll, seen, waiting)
-        facts = {key: _facts(case, key, seen.get(key), key in waiting, in_vain) for key in case.ranks}
+        roll = roll_call(case, seen, waiting)
+        strange = {key: holder for key, one in seen.items() if (holder := _stranger(case, one))}
+        barred = any(seen[key].connected and _waited(seen[key], UNANSWERED_S) for key in strange)
+        in_vain = barred or (bool(waiting) and _in_vain(case, roll, seen, waiting))
+        facts = {key: _facts(case, key, seen.get(key), strange.get(key), key in waiting, in_vain) for key in case.ranks}
+        if barred:  # what tries again and again does not get there either
+            facts = {key: replace(one, stuck=one.stuck or _retries(case, key) or None) for key, one in facts.items()}
         waits = [one.waited_s for one in facts.values() if one.waits and one.waited_s is not None]
         ends = [one.timeout_s for one in facts.values() if one.waits and one.timeout_s is not None]
         return facts, StartupJob(
@@ -91,8 +100,10 @@ class StartupAnalysis:
             missing=roll.missing,
             lacking=roll.lacking,
             absent=tuple(Suspect(rank, None, _host(case, rank)) for rank in roll.missing),
-            named=_named(roll),
-            strangers=_strangers(seen),
+            named=roll.named,
+            strangers=_suspects(strange),
+            displaced=(*_servers(case, strange), *_suspects(strange)),
+            barred=barred,
             here=roll.here,
             waited_s=min(waits, default=None),
             timeout_s=min(ends, default=None),
@@ -100,73 +111,41 @@ class StartupAnalysis:
         )
 
 
-# --- the roll: who has come -----------------------------------------------------------------------
+# --- strangers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Roll:
-    expected: int | None
-    come: int | None
-    missing: tuple[int, ...]
-    lacking: int | None
-    hosts: bool
-    here: bool
-    nodes: tuple[int, ...]  # numbers of the hosts that have not come, where they are known
-    coming: bool  # one that has not come was started, or a rank is busy with something else before it comes
+def _stranger(case: Case, one: Arrival) -> Holder | None:
+    """Who listens where it means to meet the others, and is no part of its job.
+
+    Of whom that cannot be told is none either where rank 0, whose place that is, was not there since we watch.
+    """
+    meeting = one.meeting
+    if meeting is None or meeting.holder is None or meeting.holder.kin:
+        return None
+    if meeting.holder.kin is False:
+        return meeting.holder
+    gone = any(rank.target.rank == 0 and not _was_there(rank) for rank in case.ranks.values())
+    return meeting.holder if gone and meeting.holder.pid is not None else None
 
 
-def _roll(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> _Roll:
-    targets = [case.ranks[key].target for key in waiting or seen]
-    here = bool(targets) and all(on_loopback(target.master) for target in targets)
-    if any(one.launch for one in waiting.values()):
-        return _roll_of_hosts(waiting, here)
-    size = case.job_facts["world"].size
-    kin = {one.number for arrived in waiting.values() if arrived.meeting for one in arrived.meeting.kin}
-    present = {n for key in seen if (n := case.ranks[key].target.rank) is not None}
-    there = present | kin
-    busy = len(waiting) < len(seen)
-    if size is None or any(case.ranks[key].target.rank is None for key in seen) or None in kin:
-        return _Roll(size, None, (), None, False, here, (), busy)
-    served = _served(waiting)
-    known = here or (served is not None and served <= len(there))  # of those not seen none has come
-    missing = tuple(n for n in range(size) if n not in there) if known else ()
-    come = max(len(there), served or 0)
-    lacking = max(0, size - come) if here or served is not None else None
-    # One that was started and has not yet connected is on its way.
-    coming = busy or (bool(kin - present) and (served is None or served < len(there)))
-    return _Roll(size, come, missing, lacking, False, here, (), coming)
+def _was_there(rank: RankEvidence) -> bool:
+    return rank.alive is not False or (rank.end is not None and rank.end.at_s is not None)
 
 
-def _served(waiting: Mapping[Key, Arrival]) -> int | None:
-    """Ranks that are connected to the store, where a rank of this host serves it: not where a launcher does."""
-    ranks = {pid for _, pid in waiting}
-    for one in waiting.values():
-        if one.meeting is not None and one.meeting.holder is not None:
-            ranks.update(kin.pid for kin in one.meeting.kin if not kin.agent)
-            if one.meeting.holder.pid in ranks:
-                return one.meeting.clients
-    return None
+def _suspects(strange: Mapping[Key, Holder]) -> tuple[Suspect, ...]:
+    return tuple(dict.fromkeys(Suspect(None, holder.pid, host) for (host, _), holder in strange.items()))
 
 
-def _roll_of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> _Roll:
-    launches = [one.launch for one in waiting.values() if one.launch]
-    fewest = max((launch.fewest or 0 for launch in launches), default=0)
-    kin = [k for one in waiting.values() if one.meeting for k in one.meeting.kin if k.agent]
-    served = next((one.meeting.clients for one in waiting.values() if one.meeting and one.meeting.clients), None)
-    there = len({pid for _, pid in waiting} | {k.pid for k in kin})
-    come = max(there, served or 0)
-    nodes = {launch.node for launch in launches} | {k.number for k in kin}
-    fixed = all(launch.fewest == launch.most for launch in launches)
-    each = {launch.per_node for launch in launches}
-    known = here or (served is not None and served <= there)
-    numbered = known and fixed and None not in nodes | each and len(each) == 1
-    absent = [node for node in range(fewest) if node not in nodes] if numbered else []
-    per_node = next(iter(each)) or 1
-    missing = tuple(node * per_node + local for node in absent for local in range(per_node))
-    lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
-    # One that was started and has not yet connected is on its way.
-    coming = served is not None and served < there
-    return _Roll(fewest or None, come, missing, lacking, True, here, tuple(absent), coming)
+def _servers(case: Case, strange: Mapping[Key, Holder]) -> tuple[Suspect, ...]:
+    """Rank 0, which should listen where strangers do; launchers have no rank yet."""
+    hosts = {host for host, _ in strange}
+    found = (rank for rank in case.ranks.values() if rank.target.rank == 0 and rank.target.host in hosts)
+    return tuple(Suspect(0, rank.target.pid if rank.alive else None, rank.target.host) for rank in found)
+
+
+def _retries(case: Case, key: Key) -> bool:
+    """It is idle: between two attempts."""
+    return case.ranks[key].alive is not False and case.rank_facts["stack"][key].phase == "idle"
 
 
 def _host(case: Case, rank: int) -> str | None:
@@ -174,32 +153,16 @@ def _host(case: Case, rank: int) -> str | None:
     return next((one.target.host for one in case.ranks.values() if one.target.rank == rank), None)
 
 
-def _named(roll: _Roll) -> str | None:
-    if roll.missing:
-        ranks = name_ranks(roll.missing)
-        return f"{ranks} (node{'s' * (len(roll.nodes) > 1)} {fold_ranks(roll.nodes)})" if roll.nodes else ranks
-    if not roll.lacking:
-        return None
-    return f"{roll.lacking} {'host' if roll.hosts else 'rank'}{'s' * (roll.lacking > 1)}"
-
-
-def _strangers(seen: Mapping[Key, Arrival]) -> tuple[Suspect, ...]:
-    found = {
-        (key[0], one.meeting.holder.pid): None
-        for key, one in seen.items()
-        if one.strange and one.meeting and one.meeting.holder
-    }
-    return tuple(Suspect(None, pid, host) for host, pid in found)
-
-
 # --- in vain --------------------------------------------------------------------------------------
 
 
-def _in_vain(case: Case, roll: _Roll, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> bool:
+def _in_vain(case: Case, roll: Roll, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> bool:
     """Whether those that wait cannot go on: everybody who can come has come, and somebody is missing or cut off."""
     if len(waiting) < len(seen):
         return False  # somebody is still busy with something else before he comes
-    if any(_cut_off(case, key, one) for key, one in waiting.items()):
+    if any(_cut_off(one) for one in waiting.values()):
+        return True
+    if case.job_facts["settings"].sizes and all(_waited(one, HERE_S) for one in waiting.values()):
         return True
     if roll.coming or roll.lacking == 0:
         return False
@@ -208,12 +171,13 @@ def _in_vain(case: Case, roll: _Roll, seen: Mapping[Key, Arrival], waiting: Mapp
     return min(one.long_s for one in waiting.values()) >= ELSEWHERE_S
 
 
-def _cut_off(case: Case, key: Key, one: Arrival) -> bool:
-    """It reached a stranger, or nobody for long."""
-    waited = one.waited_s or 0.0
-    if one.strange:
-        return waited >= UNANSWERED_S
-    return _trouble(one) is not None and waited >= UNREACHED_S
+def _cut_off(one: Arrival) -> bool:
+    """It has reached nobody for long."""
+    return _trouble(one) is not None and _waited(one, UNREACHED_S)
+
+
+def _waited(one: Arrival, seconds: float) -> bool:
+    return (one.waited_s or 0.0) >= seconds
 
 
 def _trouble(one: Arrival) -> str | None:
@@ -229,13 +193,14 @@ def _trouble(one: Arrival) -> str | None:
     return "unreached" if one.long_s >= ELSEWHERE_S else None
 
 
-def _facts(case: Case, key: Key, one: Arrival | None, waits: bool, in_vain: bool) -> StartupFacts:
+def _facts(
+    case: Case, key: Key, one: Arrival | None, holder: Holder | None, waits: bool, in_vain: bool
+) -> StartupFacts:
     target = case.ranks[key].target
     if one is None:
         return StartupFacts(agent=target.role == "agent")
     meeting = one.meeting
     trouble = _trouble(one) if waits else None
-    holder = meeting.holder if meeting and one.strange else None
     timeout = meeting.timeout_s if meeting else None
     timeout = timeout if timeout is not None or one.launch is None else one.launch.timeout_s
     left = timeout - (one.waited_s or 0.0) if timeout is not None else None
@@ -243,6 +208,7 @@ def _facts(case: Case, key: Key, one: Arrival | None, waits: bool, in_vain: bool
         waits=waits,
         agent=target.role == "agent",
         part=_part(one),
+        connected=one.connected,
         master=target.master,
         resolved=", ".join(meeting.resolved) if meeting and meeting.resolved else None,
         tried=one.tried,
@@ -254,6 +220,8 @@ def _facts(case: Case, key: Key, one: Arrival | None, waits: bool, in_vain: bool
         unreachable=trouble is not None,
         holder=holder.command if holder else None,
         holder_pid=holder.pid if holder else None,
+        holder_age_s=holder.age_s if holder else None,
+        sure=holder.kin is False if holder else None,
         stuck=True if waits and in_vain else None,
     )
 

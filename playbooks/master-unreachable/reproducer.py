@@ -1,9 +1,11 @@
 """A job on two hosts (network namespaces on one switch); the second cannot reach the address where they are to meet.
 
-python reproducer.py [--variant address|filtered|name|launcher]     needs root, `ip`, and `iptables` for filtered, launcher
+python reproducer.py [--variant address|filtered|name|launcher]
+Needs root and `ip`; filtered and launcher need `iptables` as well.
 
---variant   address: the second host was told the address of a host that is not there; filtered: the first host's firewall
-            drops what comes to the port; launcher: the same with torchrun on both; name: it was told a name nobody knows
+--variant   address: the second host was told the address of a host that is not there; filtered: the first host's
+            firewall drops what comes to the port; launcher: the same with torchrun on both; name: it was told a name
+            that nobody knows
 """
 
 import argparse

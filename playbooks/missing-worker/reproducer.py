@@ -2,9 +2,9 @@
 
 python reproducer.py [--variant processes|torchrun|c10d|hosts] [--hosts N] [--started M]
 
---variant   processes: one process a host, told its rank by the environment; torchrun: a launcher a host (two ranks each,
-            static rendezvous); c10d: the same with a rendezvous that gives the numbers; hosts: launchers on hosts of
-            their own (network namespaces; needs root and `ip`)
+--variant   processes: one process a host, told its rank by the environment; torchrun: a launcher a host (two ranks
+            each, static rendezvous); c10d: the same with a rendezvous that gives the numbers; hosts: launchers on hosts
+            of their own (network namespaces; needs root and `ip`)
 """
 
 import argparse

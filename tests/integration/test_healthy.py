@@ -40,6 +40,7 @@ CASES = [
     Case("epochs"),
     Case("evaluates_often", until=r"accuracy"),
     Case("profiled", until=r"KiB of trace"),
+    Case("comes_late", until=r"joining", pause_s=8, note=r"rank 0: startup init_process_group"),
     Case("rank0_evaluates", until=r"evaluating", pause_s=6, args=("--evaluation-seconds", "60")),
     Case("compile_warmup", until=r"compiling", pause_s=4, note=r"compile at main"),
     Case("shares_build", until=r"compiling", pause_s=4, note=r"compile wait for a compile lock"),

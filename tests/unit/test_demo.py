@@ -43,8 +43,9 @@ def test_reproducer_says_who_is_to_blame(id: str) -> None:
     assert jobs[0] == demo.broken(id)
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
-        assert all(rank < job.told.ranks for rank in job.told.expect.culprits)
-        assert job.told.expect.culprits or job.cls == "network"
+        if job.cls != "startup":  # there launchers stand for ranks that are still to come, of other hosts as well
+            assert all(rank < job.told.ranks for rank in job.told.expect.culprits)
+            assert job.told.expect.culprits or job.cls == "network"
         assert job.told.expect.evidence, f"{job.name}: nothing of the evidence is asked for"
         assert job.script.exists()
     assert (jobs[0].script.parent / "runbook.md").exists()

@@ -59,6 +59,18 @@ LIGHTNING = {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "M
 
 CASES = [
     Case(
+        "a main process that has started the other rank and waits for it",
+        node(
+            "main",
+            [node("r1", env={**plain(1, P[11]), "LOCAL_RANK": "1"}, torch=True, joins=P[11])],
+            threads=STORE,
+            torch=True,
+            serves=P[11],
+        ),
+        {"main": 0, "r1": 1},
+        world=2,
+    ),
+    Case(
         "torchrun with dataloader workers and a compile worker",
         node(
             "agent",

@@ -24,9 +24,10 @@ class Look:
     seconds: float = 0.0
     alive: bool = True
     step_s: float | None = 0.5
+    idle: bool = False
 
     def facts(self) -> Any:
-        stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=True, idle=False)
+        stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=True, idle=self.idle)
         progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, pause_s=None, standing_s=None)
         exits = SimpleNamespace(fault=False, fault_s=None, well=not self.alive)
         rank = SimpleNamespace(
@@ -91,7 +92,8 @@ OVER = Look(alive=False)
             [Look(), Look("stalled", True, 12.0), Look("stalled", True, 22.0), Look()],
             ["healthy", "stall", "verdict stalled", "recovered 32.0"],
         ),
-        ([Look(), Look("unknown")], ["healthy", "verdict unknown"]),
+        ([Look(), Look("unknown", idle=True)], ["healthy", "verdict unknown"]),
+        ([Look(), Look("unknown"), Look()], ["healthy"]),  # its launcher has just started its ranks
     ],
 )
 def test_events(looks: list[Look], events: list[str]) -> None:

@@ -27,6 +27,8 @@ SHOWN = {
     "SLURM_PROCID": "1",
     "FI_PROVIDER": "tcp",
     "TOKENIZERS_PARALLELISM": "false",
+    "MIXED_PRECISION": "bf16",
+    "TRAIN_DTYPE": "",
 }
 HIDDEN = {
     "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz",
@@ -38,6 +40,8 @@ HIDDEN = {
     "AWS_SECRET_ACCESS_KEY": "x",
     "OMPI_MCA_oob_tcp_credential": "x",
     "HOME": "/root",
+    "MY_PRECISION_NOTES": "as we agreed on Monday",
+    "AMP_TOKEN": "x",
     "PATH": "/bin",
 }
 

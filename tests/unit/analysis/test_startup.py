@@ -1,0 +1,214 @@
+"""Jobs on their way: who has come, who cannot, and when it is too early to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from hangdoc.evidence import (
+    Connection,
+    Frame,
+    Holder,
+    Kin,
+    Meeting,
+    Process,
+    RankEvidence,
+    Snapshot,
+    Sockets,
+    Stack,
+    Stacks,
+    Target,
+    ThreadCpu,
+)
+from hangdoc.facts import Facts, derive, schema
+
+LIB = "/v/lib/python3.11/site-packages/torch/distributed"
+INIT = ("init_process_group", f"{LIB}/distributed_c10d.py")
+RENDEZVOUS = ("_create_tcp_store", f"{LIB}/elastic/rendezvous/c10d_rendezvous_backend.py")
+SLEEP = ("retry", "/home/me/job.py")
+IMPORT = ("_call_with_frames_removed", "<frozen importlib._bootstrap>")
+HERE, PORT = "127.0.0.1", 29500
+STORE = Holder(100, "python train.py", kin=True)
+STRANGER = Holder(7, "python -m http.server", 0, 600.0, kin=False)
+MAYBE = replace(STRANGER, kin=None)
+
+
+@dataclass(frozen=True)
+class One:
+    """A rank, or a launcher, in its way."""
+
+    number: int | None
+    at: tuple[str, str] = INIT
+    world: int | None = 3
+    master: str = f"{HERE}:{PORT}"
+    meeting: Meeting | None = field(
+        default_factory=lambda: Meeting(HERE, PORT, (HERE,), True, STORE, 2, timeout_s=1800.0)
+    )
+    socket: str | None = "established"
+    command: str = "python train.py"
+    age_s: float = 60.0
+    pid: int = 0
+
+
+def facts(*ranks: One, seconds: int = 8) -> Facts:
+    """What is made of them after so long without a change."""
+    return derive([_shot(ranks, at_s, seconds) for at_s in range(seconds + 1)], schema())
+
+
+def _shot(ranks: Sequence[One], at_s: int, end_s: int) -> Snapshot:
+    return Snapshot("here", float(at_s), "2026-01-01T00:00:00Z", tuple(_rank(one, at_s, end_s) for one in ranks), {})
+
+
+def _rank(one: One, at_s: int, end_s: int) -> RankEvidence:
+    agent = one.number is None
+    pid = one.pid or (200 + len(one.command) if agent else 100 + (one.number or 0))
+    role = "agent" if agent else "rank"
+    target = Target(pid, 1, "here", one.number, world_size=one.world, master=one.master, role=role)
+    if pid < 0:
+        return RankEvidence(target, False)
+    frames = (Frame(*one.at, 1), Frame("main", "/home/me/job.py", 5))
+    thread = ThreadCpu(pid, "python", "S", 1.0)
+    records: dict[str, Any] = {
+        "cpu": Process(
+            pid, 1, 0, "S", tuple(one.command.split()), None, None, one.age_s - end_s + at_s, 1.0, 1, (thread,)
+        ),
+        "stacks": Stacks((Stack(pid, "MainThread", frames),)),
+    }
+    if one.meeting:
+        records["store"] = one.meeting
+    links = (_link(one, pid, at_s),) if one.socket else ()
+    records["sockets"] = Sockets(links)
+    return RankEvidence(target, True, records)
+
+
+def _link(one: One, pid: int, at_s: int) -> Connection:
+    assert one.socket is not None
+    host = one.master.rpartition(":")[0]
+    return Connection(HERE, 40000 + pid, host, PORT, one.socket, last_receive_s=float(at_s), last_send_s=float(at_s))
+
+
+# --- who has not come -----------------------------------------------------------------------------
+
+
+def test_two_of_three_have_come() -> None:
+    found = facts(One(0), One(1)).job
+    assert (found.startup.missing, found.startup.come, found.startup.expected) == ((2,), 2, 3)
+    assert (found.startup.named, found.startup.here, found.startup.timeout_s) == ("rank 2", True, 1800.0)
+    assert [suspect.rank for suspect in found.startup.absent] == [2]
+    assert found.stall.stalled
+
+
+def test_patience() -> None:
+    """What was seen for a moment only may just have come."""
+    found = facts(One(0), One(1), seconds=3).job
+    assert not found.stall.stalled
+    assert found.startup.pending
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        ([One(0), One(1), One(2)], "all are there"),
+        ([One(0), One(1), One(2, IMPORT, meeting=None, socket=None)], "one imports its libraries"),
+        (
+            [
+                replace(one, meeting=Meeting(HERE, PORT, (HERE,), True, STORE, 2, (Kin(300, 2, 5.0),)))
+                for one in (One(0), One(1))
+            ],
+            "one that is not watched was started and has not connected yet",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_job_that_merely_starts(ranks: list[One], why: str) -> None:
+    found = facts(*ranks).job
+    assert not found.stall.stalled, why
+
+
+def test_where_others_belong_on_other_hosts_it_is_waited_longer() -> None:
+    far = [
+        One(n, master=f"10.0.0.1:{PORT}", meeting=Meeting("10.0.0.1", PORT, ("10.0.0.1",), True, STORE, 2))
+        for n in (0, 1)
+    ]
+    young = [replace(one, age_s=30.0) for one in far]
+    assert not facts(*young).job.stall.stalled
+    found = facts(*(replace(one, age_s=90.0) for one in far)).job
+    assert found.stall.stalled
+    assert (found.startup.missing, found.startup.lacking) == ((2,), 1)
+
+
+def test_launchers_count_hosts() -> None:
+    run = "python -m torch.distributed.run --nnodes 3 --nproc-per-node 2 --master-port 29500 --node-rank"
+    both = [One(None, RENDEZVOUS, 6, command=f"{run} {node} t.py", pid=200 + node) for node in (0, 1)]
+    found = facts(*both)
+    job = found.job.startup
+    assert (job.hosts, job.come, job.expected, job.missing) == (True, 2, 3, (4, 5))
+    assert job.named == "ranks 4-5 (node 2)"
+    assert job.timeout_s == 1800.0
+    assert {rank.startup.part for rank in found.ranks} == {"node 0 with ranks 0-1", "node 1 with ranks 2-3"}
+    assert found.job.stall.stalled
+
+
+# --- who cannot come ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "trouble"),
+    [
+        ({"socket": "syn_sent", "meeting": Meeting("10.9.9.9", PORT, ("10.9.9.9",), False)}, "silent"),
+        ({"socket": None, "meeting": Meeting("no.invalid", PORT, ())}, "unresolved"),
+        ({"socket": None, "meeting": Meeting(HERE, PORT, (HERE,), True)}, "refused"),
+        ({"socket": None, "meeting": Meeting(HERE, PORT, (HERE,), True, kin=(Kin(1, 0, 3.0),))}, None),
+        ({"socket": "established"}, None),
+    ],
+)
+def test_why_it_does_not_get_there(changes: dict[str, Any], trouble: str | None) -> None:
+    found = facts(One(0), replace(One(1), **changes), One(2))
+    assert found.ranks[1].startup.trouble == trouble
+    assert found.ranks[1].startup.unreachable == (trouble is not None)
+    assert found.job.stall.stalled == (trouble is not None)
+
+
+def test_ranks_that_do_not_agree_how_many_they_are_wait_in_vain() -> None:
+    found = facts(One(0), One(1, world=2), One(2))
+    assert found.job.stall.stalled
+    assert facts(One(0), One(1, world=2), One(2), seconds=3).job.stall.stalled is False
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+def at(holder: Holder) -> Meeting:
+    return Meeting(HERE, PORT, (HERE,), True, holder, 2)
+
+
+def test_a_stranger_listens() -> None:
+    found = facts(One(1, meeting=at(STRANGER)), One(2, meeting=at(STRANGER)), One(0, pid=-1))
+    job = found.job.startup
+    assert job.barred
+    assert [(one.rank, one.pid) for one in job.displaced] == [(0, None), (None, 7)]
+    assert [one.startup.holder_pid for one in found.ranks if one.alive] == [7, 7]
+    assert found.job.stall.stalled
+
+
+def test_rank_0_tries_again_and_again() -> None:
+    found = facts(One(0, SLEEP, meeting=None, socket=None), One(1, meeting=at(STRANGER)), One(2, meeting=at(STRANGER)))
+    assert [(one.rank, one.pid) for one in found.job.startup.displaced] == [(0, 100), (None, 7)]
+    assert found.job.stall.stalled
+
+
+def test_who_may_be_a_part_of_the_job_is_no_stranger_while_rank_0_lives() -> None:
+    ranks = [One(number, meeting=at(MAYBE)) for number in (0, 1, 2)]
+    assert not facts(*ranks).job.startup.barred
+    assert facts(One(0, pid=-1), *ranks[1:]).job.startup.barred
+
+
+def test_a_stranger_that_nobody_is_connected_to_is_no_matter() -> None:
+    """Ranks that still import, on a port that may be free again when they come."""
+    ranks = [One(number, IMPORT, meeting=at(STRANGER), socket=None) for number in (0, 1, 2)]
+    found = facts(*ranks).job
+    assert not found.startup.barred
+    assert not found.stall.stalled

@@ -1,0 +1,60 @@
+"""Versions by the files that a process has mapped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from probes.versions import PROBE, Versions, versions_of
+from unit.probes.attach import started
+
+MAP = """
+import json, mmap, sys, time
+files = [open(path, "rb") for path in sys.argv[1:]]
+kept = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) for file in files]
+print(json.dumps(len(kept)), flush=True)
+time.sleep(30)
+"""
+
+
+def mapped(folder: Path, *names: str) -> Versions | None:
+    """What is said of a process that has these files mapped."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"\0" * 4096)
+    with started("-c", MAP, *(str(folder / name) for name in names)) as program:
+        return PROBE.observe(program.request()).by_pid.get(program.pid)
+
+
+PYTHON = "{}.{}".format(*sys.version_info)
+
+
+@pytest.mark.parametrize(
+    ("text", "torch"),
+    [
+        ("from typing import Optional\n__version__ = '2.12.1+cu128'\ndebug = False\n", "2.12.1+cu128"),
+        ('__version__: str = "2.5.0"\n', "2.5.0"),
+        ("__version__ = make_version()\n", None),
+        (None, None),
+    ],
+)
+def test_torch(tmp_path: Path, text: str | None, torch: str | None) -> None:
+    (tmp_path / "torch").mkdir()
+    if text is not None:
+        (tmp_path / "torch" / "version.py").write_text(text)
+    assert mapped(tmp_path, "torch/lib/libtorch_cpu.so") == Versions(torch, None, PYTHON)
+
+
+def test_nccl_by_its_name_and_by_its_package(tmp_path: Path) -> None:
+    assert mapped(tmp_path, "lib/libnccl.so.2.21.5") == Versions(None, "2.21.5", PYTHON)
+    (tmp_path / "nvidia_nccl_cu12-2.27.3.dist-info").mkdir()
+    assert mapped(tmp_path, "nvidia/nccl/lib/libnccl.so.2") == Versions(None, "2.27.3", PYTHON)
+    assert mapped(tmp_path / "other", "nvidia/nccl/lib/libnccl.so.2") == Versions(None, None, PYTHON)
+
+
+def test_the_process_that_is_gone() -> None:
+    assert versions_of(2**22 + 1) is None
+    assert (versions_of(os.getpid()) or Versions()).python == PYTHON
