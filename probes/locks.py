@@ -26,8 +26,9 @@ from probes._cpython import Objects
 from probes._guards import Guards, guards
 from probes._interpreter import lookup
 from probes._memory import Memory, Unreadable
+from probes._module import Module
 from probes._reach import within
-from probes.source import CLOCK_SLACK_S, Module
+from probes.source import CLOCK_SLACK_S
 from probes.variables import MODULE_DICT, Places
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())

@@ -26,7 +26,7 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.facts import Facts, derive, schema
-from probes.source import Module
+from probes._module import Module
 
 LIB = "/v/lib/python3.11/site-packages/torch"
 C10D = f"{LIB}/distributed/distributed_c10d.py"

@@ -10,7 +10,7 @@ import pytest
 from hangdoc.analysis.relation import Relation, relate
 from hangdoc.analysis.story import Step
 from hangdoc.evidence import Variable
-from probes.source import Module
+from probes._module import Module
 
 SCRIPT = """\
 def average(params):

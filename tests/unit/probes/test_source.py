@@ -12,7 +12,8 @@ import pytest
 
 from hangdoc.evidence import Frame, Source, Stack, Stacks, Target
 from probes import Request, Tier
-from probes.source import Module, SourceProbe
+from probes._module import Module
+from probes.source import SourceProbe
 
 SCRIPT = """\
 import torch.distributed as dist
