@@ -22,9 +22,7 @@ LATE = 0.25  # share of the time the others wait for it: less is within what an 
 LATE_UNEXPLAINED = 0.4  # where nothing is seen that slows it down
 LATE_IN_PART = 0.5  # of that share, in each part of the window
 STEADY = 0.8  # of the finest parts of the window in which the others wait for it a third as long as in the whole
-HEAVIER = (
-    1.5  # times the CPU time of the others in as many steps: on a busy host, which delays all, half of LATE will do
-)
+HEAVIER = 1.5  # times the CPU time of the others in as many steps: a busy host delays all, so half of LATE will do
 SHORT_STEP_S = SLICE_S  # several go by in the finest parts of the window, and in each of them, so that hardly ...
 STOOD = 0.1  # ... a look finds the others where the look before did
 ASKS = 0.5  # cores, over the time that it does not wait
@@ -60,9 +58,7 @@ class PaceJob:
     period_s: float | None
     late_share: float | None  # of the rank that sets the pace
     spread: float | None  # difference between the ranks that wait most and least
-    delayed_alike: (
-        bool | None
-    )  # every rank stands in run queues for a good part of its time, none much more than another
+    delayed_alike: bool | None  # every rank stands in run queues for long, none much longer than another
 
 
 @dataclass(slots=True)
