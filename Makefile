@@ -7,6 +7,7 @@ COMMANDS := ip tc iptables g++
 PACKAGES := iproute2 iptables g++
 
 RUNS ?= 5
+BESIDE ?= 1
 SECONDS ?= 240
 
 .PHONY: demo test matrix calm bench lint clean
@@ -17,8 +18,8 @@ demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too
 	$(BIN)/python -m pytest $(TESTS)
 
-matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times: what is said of each
-	$(BIN)/python tests/matrix.py --runs $(RUNS) $(if $(OUT),--out $(OUT)) $(ID)
+matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
+	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
 
 calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for SECONDS: nothing may be raised
 	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)
