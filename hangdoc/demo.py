@@ -39,7 +39,7 @@ class Broken:
     script: Path
     told: Reproducer  # how it is started, how soon it must be diagnosed, who is to blame
     status: str = "stalled"
-    variant: str = ""  # "" is the job that the demo shows
+    variant: str = ""  # another job that fails so, which the tests run; "": the one that the demo shows
 
     @property
     def name(self) -> str:
@@ -71,11 +71,6 @@ def ids() -> list[str]:
 
 def broken(id: str) -> Broken:
     """The reproducer of a playbook; raises HangdocError where it has none, or its playbook cannot be read."""
-    return variants(id)[0]
-
-
-def variants(id: str) -> list[Broken]:
-    """The reproducer of a playbook and then its variants; raises HangdocError as `broken` does."""
     import yaml
 
     from hangdoc.envelope import Envelope
@@ -85,27 +80,10 @@ def variants(id: str) -> list[Broken]:
         playbook = Envelope.model_validate(yaml.safe_load((folder / "playbook.yaml").read_text(encoding="utf-8")))
     except (ValueError, yaml.YAMLError) as error:
         raise HangdocError(f"{folder / 'playbook.yaml'} cannot be read: {error}") from error
-    if playbook.reproducer is None or not (folder / SCRIPT).exists():
+    told = playbook.reproducer
+    if told is None or not (folder / SCRIPT).exists():
         raise UsageError(f"{id} has no reproducer; `hangdoc demo --list` shows those that have one")
-    first = _expected(folder, playbook.reproducer)
-    jobs = {"": first, **{variant.name: first.variant(variant.name) for variant in first.variants}}
-    return [
-        Broken(id, playbook.cls, folder / told.script, told, told.expect.status or playbook.status, name)
-        for name, told in jobs.items()
-    ]
-
-
-def _expected(folder: Path, told: Reproducer) -> Reproducer:
-    """With what the tests expect besides: `expected.yaml`, kept apart so that no rule speaks of its reproducer."""
-    import yaml
-
-    from hangdoc.envelope import Reproducer
-
-    path = folder / "expected.yaml"
-    more = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-    fields = told.model_dump(exclude_unset=True)
-    fields["expect"] = {**fields.get("expect", {}), "evidence": more.get("evidence", [])}
-    return Reproducer.model_validate({**fields, "variants": more.get("variants", [])})
+    return Broken(id, playbook.cls, folder / told.script, told, told.expect.status or playbook.status)
 
 
 def run(id: str | None, console: Console) -> int:

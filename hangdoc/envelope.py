@@ -75,11 +75,11 @@ class Expect(_Model):
 
     culprits: tuple[int, ...] = ()
     status: Annotated[str, AfterValidator(_status)] | None = None  # None: that of the playbook
-    evidence: tuple[Pattern, ...] = ()  # each is found in a line of the evidence
+    evidence: tuple[Pattern, ...] = ()  # each is found in a line of the evidence; the tests look for it
 
 
-class _Start(_Model):
-    """How a job is started; what a variant does not say is as in the reproducer itself."""
+class Start(_Model):
+    """How a job is started, and what must be said of it."""
 
     ranks: int = Field(1, ge=1)
     launcher: Literal["torchrun", "self"] = "torchrun"  # self: the script starts its ranks by itself
@@ -91,23 +91,11 @@ class _Start(_Model):
     expect: Expect = Expect()
 
 
-class Variant(_Start):
-    """Another job that fails in the same way; the tests run it, the demo does not."""
-
-    name: Id
-
-
-class Reproducer(_Start):
+class Reproducer(Start):
     """The job that the demo shows."""
 
     ranks: int = Field(ge=1)
     within_s: float = Field(gt=0)
-    variants: tuple[Variant, ...] = ()
-
-    def variant(self, name: str) -> Reproducer:
-        """The job of that name as a reproducer of its own; raises KeyError."""
-        told = {variant.name: variant for variant in self.variants}[name]
-        return self.model_copy(update={key: getattr(told, key) for key in told.model_fields_set - {"name"}})
 
 
 class LookAlike(_Model):

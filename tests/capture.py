@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import expectations  # noqa: E402
 import live  # noqa: E402
 from anonymous import here, rewrite  # noqa: E402
 from hangdoc import demo  # noqa: E402
@@ -19,7 +20,7 @@ MOST_BYTES = 100_000
 
 def capture(id: str) -> str:
     """Run, wait until it hangs, record until it is diagnosed; returns what was said."""
-    job = demo.broken(id)
+    job = expectations.broken(id)
     with tempfile.TemporaryDirectory() as name, job.running() as trial:
         trial.wait_log(r"loss", 90)
         for _ in range(6):

@@ -26,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import expectations  # noqa: E402
 import live  # noqa: E402
 from hangdoc import __version__, demo  # noqa: E402
 from jobs import TrialError  # noqa: E402
@@ -130,7 +131,7 @@ def run_one(row: Row, number: int, out: Path | None) -> str:
 def jobs(wanted: str, default_only: bool) -> list[demo.Broken]:
     """What `ID` or `ID/VARIANT` stands for."""
     id, _, variant = wanted.partition("/")
-    every = demo.variants(id)
+    every = expectations.variants(id)
     if variant:
         return [job for job in every if job.variant == variant] or sys.exit(f"{id} has no variant {variant!r}")
     return every[:1] if default_only else every

@@ -1,6 +1,6 @@
 """Every shipped reproducer, run live, gets its own diagnosis; the variants are run by `make matrix`.
 
-What must be said, the telling evidence included, stands in the playbook: `reproducer: expect:`.
+Who is to blame stands in the playbook (`reproducer: expect:`), the telling evidence in `tests/expected`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import uuid
 
 import pytest
 
+import expectations
 import live
 import netbed
 from hangdoc import demo
@@ -21,7 +22,7 @@ STOPS = "stopped-process"  # the only one that stops a rank by itself
 
 @pytest.mark.parametrize("id", demo.ids())
 def test_reproducer_is_diagnosed(id: str) -> None:
-    job = demo.broken(id)
+    job = expectations.broken(id)
     if job.cls == "network":
         netbed.require()
     with job.running() as trial:

@@ -1,0 +1,58 @@
+"""What the tests expect of the reproducers."""
+
+from __future__ import annotations
+
+import pytest
+
+import expectations
+from expectations import Expectations, Variant
+from hangdoc import demo
+from hangdoc.envelope import Reproducer
+
+
+@pytest.mark.parametrize("id", demo.ids())
+def test_reproducer_says_who_is_to_blame(id: str) -> None:
+    jobs = expectations.variants(id)
+    assert jobs[0].told.expect.culprits == demo.broken(id).told.expect.culprits
+    assert len({job.name for job in jobs}) == len(jobs)
+    for job in jobs:
+        if job.cls != "startup":  # there launchers stand for ranks that are still to come, of other hosts as well
+            assert all(rank < job.told.ranks for rank in job.told.expect.culprits)
+            assert job.told.expect.culprits or job.cls == "network"
+        assert job.told.expect.evidence, f"{job.name}: nothing of the evidence is asked for"
+        assert job.script.exists()
+    assert (jobs[0].script.parent / "runbook.md").exists()
+
+
+def test_variant_is_as_the_reproducer_where_it_says_nothing() -> None:
+    first = Reproducer.model_validate(
+        {
+            "ranks": 3,
+            "within_s": 40,
+            "launcher": "self",
+            "env": {"A": "1"},
+            "args": ["x"],
+            "expect": {"culprits": [2]},
+        }
+    )
+    expected = Expectations.model_validate(
+        {
+            "evidence": ["a"],
+            "variants": [{"name": "other", "ranks": 7, "script": "other.py"}, {"name": "plain", "args": []}],
+        }
+    )
+    itself, other, plain = expectations.of(first, expected).values()
+    assert (itself.expect.culprits, itself.expect.evidence) == ((2,), ("a",))
+    assert (other.ranks, other.script, other.launcher, other.env) == (7, "other.py", "self", {"A": "1"})
+    assert (other.within_s, other.args, other.expect) == (40, ("x",), itself.expect)
+    assert (plain.ranks, plain.script, plain.args) == (3, "reproducer.py", ())
+
+
+@pytest.mark.parametrize("bad", [{"script": "../x.py"}, {"expect": {"evidence": ["("]}}, {"ranks": 0}, {"rank": 1}])
+def test_bad_variant_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Variant.model_validate({"name": "x", **bad})
+
+
+def test_nothing_is_expected_of_a_playbook_that_is_not_there() -> None:
+    assert {file.stem for file in expectations.FOLDER.glob("*.yaml")} == set(demo.ids())
