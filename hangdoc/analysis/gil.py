@@ -41,7 +41,6 @@ class GilFacts:
     asleep: bool | None = None  # in the kernel; else it burns its core
     seconds: float | None = None  # for at least so long
     kernel: str | None = None  # the kernel function it sleeps in
-    starved: int | None = None  # other Python threads
     native: str | None = None  # its native frames, innermost first
     confirmed: bool | None = None  # native frames show foreign code, or `regex`; None: they were not seen
     regex: bool | None = None  # it matches a regular expression
@@ -99,7 +98,6 @@ def _facts(case: Case, key: Key) -> GilFacts:
         asleep=asleep,
         seconds=seconds,
         kernel=thread.wchan if thread and asleep else None,
-        starved=len(stacks.threads) - 1,
         native=" <- ".join(_shown(frame) for frame in native[:5]) or None,
         confirmed=confirmed,
         regex=regex if native else None,

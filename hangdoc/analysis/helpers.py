@@ -39,7 +39,6 @@ class HelperFacts:
     waits: bool | None = None  # its main thread waits for the work of helpers; None: its stacks were not seen
     waiting_s: float | None = None  # for so long, as far as it was watched
     share: float | None = None  # share of the looks in which it did so, or worked in its loader itself
-    loader: bool | None = None  # it is in a dataloader
     frame: str | None = None  # the frame in which it waits
     active: int | None = None  # helpers that did something within the last seconds
     busy: int | None = None  # of these, that compute
@@ -89,7 +88,6 @@ def _facts(case: Case, key: Key) -> HelperFacts:
         waits=waits,
         waiting_s=waiting_s,
         share=sum(waits_for_helpers(look.story) or loads(look.story) for look in looks) / len(looks),
-        loader=loads(looks[-1].story),
         frame=frame,
         active=len(active),
         busy=sum(worker.cores >= BUSY_SHARE for worker in workers),

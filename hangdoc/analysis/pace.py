@@ -52,39 +52,26 @@ class PaceFacts:
     advancing: bool | None = None  # it asks for a core all the time and gets little of it: slow, not stuck
 
 
-@dataclass(frozen=True, slots=True)
-class PaceJob:
-    steps: bool | None  # steps went by in every third of the window
-    period_s: float | None
-    late_share: float | None  # of the rank that sets the pace
-    spread: float | None  # difference between the ranks that wait most and least
-    delayed_alike: bool | None  # every rank stands in run queues for long, none much longer than another
-
-
 @dataclass(slots=True)
 class PaceAnalysis:
     name: str = "pace"
     order: int = 55
     rank_facts: type | None = PaceFacts
-    job_facts: type | None = PaceJob
+    job_facts: type | None = None
 
-    def derive(self, case: Case) -> tuple[dict[Key, PaceFacts], PaceJob]:
+    def derive(self, case: Case) -> tuple[dict[Key, PaceFacts], None]:
         resources: dict[Key, ResourcesFacts] = case.rank_facts["resources"]
         facts = {key: PaceFacts(advancing=_advancing(case, key, resources[key])) for key in case.ranks}
         waits = {key: found for key in case.ranks if (found := waiting(case, key))}
-        period = case.job_facts["progress"].period_s
-        delays = [one.delay_share for one in resources.values() if one.delay_share is not None]
-        alike = min(delays) >= 0.2 and 1.0 - min(delays) < LESS * (1.0 - max(delays)) if len(delays) > 1 else None
         if len(waits) < 2 or len(waits) < len(case.ranks):
-            return facts, PaceJob(None, period, None, None, alike)
+            return facts, None
+        period = case.job_facts["progress"].period_s
         moving = {key: steps(case, key) for key in waits}
         for key in waits:
-            facts[key] = _facts(case, key, waits, facts[key])
+            mine = _facts(case, key, waits, facts[key])
             goes_on = any(moving[other] for other in waits if other != key)
-            facts[key] = replace(facts[key], late=goes_on and _late(facts[key], period))
-        shares = [one.share for one in waits.values()]
-        late = [one.late_share for one in facts.values() if one.late_share is not None]
-        return facts, PaceJob(any(moving.values()), period, max(late), max(shares) - min(shares), alike)
+            facts[key] = replace(mine, late=goes_on and _late(mine, period))
+        return facts, None
 
 
 def _facts(case: Case, key: Key, waits: Mapping[Key, Waiting], facts: PaceFacts) -> PaceFacts:

@@ -78,7 +78,6 @@ def test_asleep_with_it(stage: Stage) -> None:
         asleep=True,
         seconds=4.0,
         kernel="do_pause",
-        starved=1,
         native="pause (libc.so.6) <- ffi_call (libffi.so.8) <- _ctypes_callproc (_ctypes.so)",
         confirmed=True,
         regex=False,
