@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def _command(one: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _link(path: Path) -> None:
-    if not path.exists():
+    with suppress(FileExistsError):  # two processes of a tree may start the same program at once
         path.symlink_to(__file__)
 
 
