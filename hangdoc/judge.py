@@ -10,6 +10,7 @@ from hangdoc.engine import evaluate
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.facts import Facts, Schema, derive
 from hangdoc.fold import name_ranks, seconds
+from hangdoc.garbage import uncollected
 from hangdoc.playbook import Library
 from hangdoc.verdict import Finding, Job, RankLine, Verdict
 
@@ -26,10 +27,15 @@ class Judge:
 
     def facts(self, history: Sequence[Snapshot]) -> Facts:
         """The facts of one job's history."""
-        return derive(list(history), self.schema)
+        with uncollected():
+            return derive(list(history), self.schema)
 
     def verdict(self, facts: Facts, usual_s: float | None = None) -> Verdict:
         """What the playbooks make of the facts; `usual_s`: how long a step took while the job was healthy."""
+        with uncollected():
+            return self._verdict(facts, usual_s)
+
+    def _verdict(self, facts: Facts, usual_s: float | None) -> Verdict:
         findings, considered = evaluate(self.library, facts)
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
@@ -86,20 +92,28 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
         for lack in shot.unseen:
             if (lack.host or shot.host, lack.pid) not in gone:
                 newest[(lack.probe, lack.host, lack.pid)] = lack
+    if not newest:
+        return ()
+    recent = _recent(facts.case.history)
     seen_since = {
-        (probe, rank.target.host, rank.target.pid)
-        for shot in facts.case.history[-2:]
-        for rank in shot.ranks
-        for probe in rank.records
+        (probe, rank.target.host, rank.target.pid) for shot in recent for rank in shot.ranks for probe in rank.records
     }
     beside = {  # a part of what was seen in the same round: no native frames
         (lack.probe, lack.host, lack.pid)
-        for shot in facts.case.history[-2:]
+        for shot in recent
         for lack in shot.unseen
         for rank in shot.ranks
         if lack.pid == rank.target.pid and lack.probe in rank.records
     }
     return tuple(lack for key, lack in newest.items() if key not in seen_since or key in beside)
+
+
+def _recent(history: Sequence[Snapshot]) -> list[Snapshot]:
+    """The last two looks at each host."""
+    by_host: dict[str, list[Snapshot]] = {}
+    for shot in history:
+        by_host.setdefault(shot.host, []).append(shot)
+    return [shot for shots in by_host.values() for shot in shots[-2:]]
 
 
 def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from hangdoc.discover import discover
+from hangdoc.analysis import Key
 from hangdoc.facts import Facts
 from hangdoc.judge import Judge
 from hangdoc.session import PATIENCE_S as SHORT_PATIENCE_S
@@ -23,7 +23,7 @@ REDISCOVER_S = 10.0  # how often it looks for new ranks
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line of the live watch: started healthy stall verdict recovered rank_exited job_ended."""
+    """A line of the live watch: started healthy stall verdict recovered rank_exited job_ended node_lost."""
 
     kind: str
     time: str  # ISO-8601
@@ -41,7 +41,7 @@ class Watched:
     step_s: float | None = None  # how long a step took while it was healthy, at best
     calm: bool = False  # healthy, and it moves
     inspected: bool = False  # in this quiet period
-    gone: set[int] = field(default_factory=set)
+    gone: set[Key] = field(default_factory=set)
     last: Verdict | None = None
 
 
@@ -55,6 +55,7 @@ class Live:
     emit: Callable[[Event], None]
     status: Callable[[Verdict], None]
     watched: dict[str, Watched] = field(default_factory=dict)
+    away: set[str] = field(default_factory=set)  # hosts that are not seen
     code: int = 0
 
     def run(self) -> int:
@@ -62,18 +63,30 @@ class Live:
         looked_for = time.monotonic()
         while self.session.jobs:
             self.session.look()
+            self._lost()
             for job in self.session.jobs:
                 self._follow(job)
             if time.monotonic() - looked_for > REDISCOVER_S:
-                self._rediscover()
+                self.session.rediscover()
                 looked_for = time.monotonic()
             calm = all(self.watched[job].calm for job in self.session.jobs if job in self.watched)
             if self.session.jobs:
                 self.session.wait(self.options.interval_s * (CALM if calm else 1))
         return self.code
 
+    def _lost(self) -> None:
+        """Say once which hosts are not seen any more."""
+        now = self.session.lost()
+        for host, why in now.items():
+            if host not in self.away:
+                self.emit(_event("node_lost", host=host, why=why))
+        self.away = set(now)
+
     def _follow(self, job: str) -> None:
         facts = self.session.facts(job, self.judge)
+        if not facts.ranks:
+            self._unseen(job)
+            return
         mine = self.watched.setdefault(job, Watched())
         if mine.state == "new" and not mine.last:
             self.emit(_event("started", job=job, ranks=[rank.rank for rank in facts.ranks]))
@@ -94,6 +107,12 @@ class Live:
         else:
             mine.last = self.judge.verdict(facts, mine.step_s)
         self.status(mine.last)
+
+    def _unseen(self, job: str) -> None:
+        """Nothing is seen of it: its hosts are lost, or it has ended while they were."""
+        if not self.away:
+            self.emit(_event("job_ended", job=job))
+            self.session.forget(job)
 
     def _stalled(self, job: str, facts: Facts, mine: Watched) -> None:
         seconds = facts.job.stall.seconds
@@ -151,21 +170,10 @@ class Live:
 
     def _exits(self, job: str, facts: Facts, mine: Watched) -> None:
         for rank in facts.ranks:
-            if rank.alive is False and rank.pid not in mine.gone:
-                mine.gone.add(rank.pid)
+            if rank.alive is False and (rank.host, rank.pid) not in mine.gone:
+                mine.gone.add((rank.host, rank.pid))
                 how = {"exit": rank.process.exit} if rank.process.exit else {}
-                self.emit(_event("rank_exited", job=job, rank=rank.rank, pid=rank.pid, **how))
-
-    def _rediscover(self) -> None:
-        """New ranks appear with a restart or another job; known ones stay, so that an exit is noticed."""
-        known = {(t.pid, t.start_ticks) for t in self.session.sampler.targets}
-        found = discover(self.options.pids or None).targets
-        fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
-        if fresh:
-            here = {(t.job, t.rank) for t in fresh}
-            kept = [t for t in self.session.sampler.targets if t.pid > 0 or (t.job, t.rank) not in here]
-            agents = {t.pid for t in found if t.role == "agent"}  # one that has its ranks waits no more
-            self.session.retarget((*(t for t in kept if t.role == "rank" or t.pid in agents), *fresh))
+                self.emit(_event("rank_exited", job=job, rank=rank.rank, pid=rank.pid, host=rank.host, **how))
 
 
 def _patience_s(facts: Facts, mine: Watched) -> float:

@@ -2,44 +2,60 @@
 
 from __future__ import annotations
 
-import platform
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hangdoc.analysis import Key
 from hangdoc.evidence import Snapshot, Target
 from hangdoc.facts import Facts
+from hangdoc.fleet.via import Wish
 from hangdoc.judge import Judge
 from hangdoc.recording import Recorder
-from hangdoc.sampler import Sampler, of_job
+from hangdoc.sampler import of_job
+from hangdoc.source import AGENT, Source
 from hangdoc.verdict import Verdict
 from probes import Tier
 
-HISTORY = 40  # snapshots kept a job: what the shares and changes are judged over
+HISTORY = 40  # rounds kept a job: what the shares and changes are judged over
+SHORTEST = 5  # of a job however large
+LOOKS = 20_000  # at single ranks, kept a job
 PATIENCE_S = 4.0  # what stands still for less may be an ordinary pause
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to watch and how; `pids` empty: every training rank on this host."""
+    """What to watch and how; `pids` empty: every training rank."""
 
     pids: tuple[int, ...] = ()
     record: Path | None = None
     playbooks: tuple[Path, ...] = ()
     interval_s: float = 1.0
+    fleet: Wish | None = None  # None: this host
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What was seen of one job at once, a snapshot a host."""
+
+    number: int
+    shots: tuple[Snapshot, ...]
 
 
 class Session:
-    """The targets, the sampler and the history of each job."""
+    """The source of what is seen, and the history of each job."""
 
-    def __init__(self, targets: Sequence[Target], keep: Recorder | None) -> None:
+    def __init__(self, source: Source, keep: Recorder | None) -> None:
+        self.source = source
         self.keep = keep
-        self.sampler = Sampler(platform.node(), tuple(targets))
-        self.history: dict[str, deque[Snapshot]] = {job: deque(maxlen=HISTORY) for job in jobs_of(targets)}
+        self.history: dict[str, deque[_Round]] = {}
         self.at_s = 0.0
-        self._died: dict[str, dict[int, Snapshot]] = {}  # job -> PID -> what was seen of it last
+        self._rounds = 0
+        self._died: dict[str, dict[Key, tuple[int, Snapshot]]] = {}  # job -> rank -> round, what was seen of it last
+        self._know()
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -48,23 +64,29 @@ class Session:
     def facts(self, job: str, judge: Judge) -> Facts:
         """The facts of a job as it was seen so far; what was seen last of a rank that died is never forgotten."""
         history = self.history[job]
-        forgotten = (shot for shot in self._died.get(job, {}).values() if shot.at_s < history[0].at_s)
-        return judge.facts((*forgotten, *history))
+        first = history[0].number if history else 0
+        lost = {shot.host for shot in history[-1].shots if is_lost(shot)} if history else set()
+        forgotten = (shot for number, shot in self._died.get(job, {}).values() if number < first)
+        # What a lost host showed before is no news of it; nor is, of one that is back, that it was lost.
+        stale = (shot for past in list(history)[:-1] for shot in past.shots)
+        shots = [shot for shot in stale if shot.host not in lost and not is_lost(shot)]
+        shots += history[-1].shots if history else ()
+        return judge.facts((*forgotten, *shots))
 
     def look(self) -> None:
         """One round over every rank, without pausing any."""
-        self._add(self.sampler.round(Tier.LOOK))
+        self._add(self.source.round(Tier.LOOK))
 
     def inspect(self) -> None:
         """One round that sees all there is to see, still without pausing any rank."""
-        self._add(self.sampler.round(Tier.EXAMINE))
+        self._add(self.source.round(Tier.EXAMINE))
 
     def examine(self, job: str, judge: Judge, facts: Facts) -> Verdict:
         """Look closely at what stands still, then judge; a stall that ended meanwhile is judged as what it is."""
-        asked: set[int] = set()
+        asked: set[Key] = set()
         for _ in range(EXAMINATIONS):
             asked.update(_one_of_each(facts))
-            self._add(self.sampler.round(Tier.EXAMINE, asked))
+            self._add(self.source.round(Tier.EXAMINE, asked))
             facts = self.facts(job, judge)
             if asked.issuperset(_one_of_each(facts)):
                 break
@@ -72,37 +94,63 @@ class Session:
 
     def wait(self, seconds: float) -> None:
         """Sleep until so long after the last round, or until a rank ends: that is worth a look at once."""
-        self.sampler.exits.wait(self.at_s + seconds)
+        self.source.wait(self.at_s + seconds)
 
-    def retarget(self, targets: Sequence[Target]) -> None:
-        """Watch other ranks from now on; those that ended stay until their job has ended."""
-        self.sampler.targets = tuple(targets)
-        for job in jobs_of(targets):
-            self.history.setdefault(job, deque(maxlen=HISTORY))
+    def rediscover(self) -> None:
+        """Look for ranks that are new; those that ended stay until their job has ended."""
+        self.source.rediscover()
+        self._know()
 
     def forget(self, job: str) -> None:
         self.history.pop(job, None)
         self._died.pop(job, None)
-        self.sampler.targets = tuple(t for t in self.sampler.targets if t.job != job)
+        self.source.forget(job)
 
-    def _add(self, shot: Snapshot) -> None:
-        self.at_s = shot.at_s
+    def lost(self) -> dict[str, str]:
+        """Hosts that are not seen, and why."""
+        last = [history[-1] for history in self.history.values() if history]
+        return {shot.host: shot.unseen[0].why for past in last for shot in past.shots if is_lost(shot)}
+
+    def _know(self) -> None:
+        """A history for each job there is; that of a large one is short, so that memory stays within bounds."""
+        ranks = Counter(target.job for target in self.source.targets)
+        for job, count in ranks.items():
+            length = max(SHORTEST, min(HISTORY, LOOKS // count))
+            history = self.history.get(job)
+            if history is None or history.maxlen != length:
+                self.history[job] = deque(history or (), maxlen=length)
+
+    def _add(self, shots: Sequence[Snapshot]) -> None:
+        self.at_s = time.monotonic()
+        self._rounds += 1
+        self._know()
         for job, history in self.history.items():
             died = self._died.setdefault(job, {})
-            died.update(_last_of(history, shot, frozenset(died)))
-            history.append(of_job(shot, job))
+            died.update(_last_of(history, shots, frozenset(died)))
+            parts = (of_job(shot, job) for shot in shots)
+            history.append(_Round(self._rounds, tuple(part for part in parts if part.ranks or part.unseen)))
         if self.keep:
-            self.keep.snapshot(shot)
+            for shot in shots:
+                self.keep.snapshot(shot)
 
 
-def _last_of(history: Sequence[Snapshot], shot: Snapshot, known: Collection[int]) -> dict[int, Snapshot]:
-    """The last look at each rank that has died since, by PID."""
-    gone = {rank.target.pid for rank in shot.ranks if rank.alive is False} - set(known)
-    found: dict[int, Snapshot] = {}
-    for before in history if gone else ():
+def is_lost(shot: Snapshot) -> bool:
+    """It only says why its host is not seen."""
+    return not shot.ranks and any(lack.probe == AGENT for lack in shot.unseen)
+
+
+def _last_of(
+    history: Sequence[_Round], shots: Sequence[Snapshot], known: Collection[Key]
+) -> dict[Key, tuple[int, Snapshot]]:
+    """The last look at each rank that has died since."""
+    dead = {(rank.target.host, rank.target.pid) for shot in shots for rank in shot.ranks if rank.alive is False}
+    gone = dead - set(known)
+    found: dict[Key, tuple[int, Snapshot]] = {}
+    for number, before in ((past.number, shot) for past in history for shot in past.shots) if gone else ():
         for rank in before.ranks:
-            if rank.target.pid in gone and "stacks" in rank.records:
-                found[rank.target.pid] = replace(before, ranks=(rank,), unseen=())
+            key = rank.target.host, rank.target.pid
+            if key in gone and "stacks" in rank.records:
+                found[key] = number, replace(before, ranks=(rank,), unseen=())
     return found
 
 
@@ -128,7 +176,7 @@ def quiet(facts: Facts) -> bool:
 
 
 def ended(facts: Facts) -> bool:
-    return all(rank.alive is False for rank in facts.ranks)
+    return bool(facts.ranks) and all(rank.alive is False for rank in facts.ranks)
 
 
 def may_be_stuck(facts: Facts) -> bool:
@@ -138,10 +186,14 @@ def may_be_stuck(facts: Facts) -> bool:
     return bool(facts.job.stall.stalled) or not facts.job.stall.settled or dying or facts.job.startup.pending
 
 
-def _one_of_each(facts: Facts) -> list[int]:
-    """PIDs whose native stacks are wanted: of the ranks that stand at one place one, since equal stacks tell once.
+def _one_of_each(facts: Facts) -> list[Key]:
+    """The ranks whose native stacks are wanted: of the ranks that stand at one place one, since equal stacks tell once.
 
     Where a thread keeps the GIL, the rank stands where the others do, and another of its threads tells.
     """
-    by_place = {(rank.position.side, rank.gil.stuck): rank.pid for rank in reversed(facts.ranks) if rank.stall.still}
+    by_place = {
+        (rank.position.side, rank.gil.stuck): (rank.host, rank.pid)
+        for rank in reversed(facts.ranks)
+        if rank.stall.still
+    }
     return list(by_place.values())

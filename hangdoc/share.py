@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 
 def share(new: Any, old: Any) -> Any:
     """What equals `new`, made of the parts of `old` wherever they are equal: tuples and dataclasses are taken apart."""
-    if type(new) is not type(old):
+    if new is old or type(new) is not type(old):
         return new
     if new == old:
         return old
@@ -18,5 +20,13 @@ def share(new: Any, old: Any) -> Any:
         return tuple(share(part, old[i - apart] if i >= apart else None) for i, part in enumerate(new))
     if is_dataclass(new):
         kind: Any = type(new)
-        return kind(*(share(getattr(new, field.name), getattr(old, field.name)) for field in fields(new)))
+        values = _values(kind)
+        return kind(*map(share, values(new)[:-1], values(old)[:-1]))
     return new
+
+
+@cache
+def _values(kind: type) -> attrgetter[Any]:
+    """Reads all fields of a dataclass at once, as a tuple."""
+    names = [field.name for field in fields(kind)]
+    return attrgetter(*names, *names[:1])  # of one name alone it would not be a tuple

@@ -1,29 +1,30 @@
-"""Watches the jobs of this host: sample, judge, say so; examine only what already stands still."""
+"""Watches jobs, of this host or of many: sample, judge, say so; examine only what already stands still."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hangdoc.discover import Discovery, discover
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.facts import schema
+from hangdoc.fold import fold_hosts
 from hangdoc.judge import Judge
 from hangdoc.live import Event, Live
 from hangdoc.playbook import load
 from hangdoc.recording import Recorder
-from hangdoc.remains import identified
 from hangdoc.session import PATIENCE_S, Options, Session, ended, jobs_of, may_be_stuck, quiet, stuck
+from hangdoc.source import Here
 from hangdoc.verdict import Verdict
 
 __all__ = ["Event", "Options", "judge_with", "watch", "watch_once"]
 
 WATCH_S = 9.0  # without a stall, `--once` says what it has after this long
 LIMIT_S = 14.0  # `--once` never watches longer
+REASONS = 5  # why hosts are not seen, that one error tells
 ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
 
 
@@ -40,11 +41,8 @@ def judge_with(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
 
 def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, ...]:
     """One verdict a job. Raises HangdocError where there is no rank to watch."""
-    found = _discover(options, say)
-    say(f"watching {_count(found.targets)}")
     with ExitStack() as stack:
-        keep = _recorder(options, stack)
-        session = Session(_all(found), keep)
+        session = _session(options, stack, say)
         session.look()
         judge = judge_with(options.playbooks, say)
         started = time.monotonic()  # on a busy host the playbooks take seconds to load: they are no watching
@@ -66,8 +64,8 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
                     verdicts[job] = judge.verdict(facts)
             undecided -= set(verdicts)
         for verdict in verdicts.values():
-            if keep:
-                keep.verdict(verdict)
+            if session.keep:
+                session.keep.verdict(verdict)
     return tuple(verdicts[job] for job in sorted(verdicts))
 
 
@@ -75,29 +73,51 @@ def watch(
     options: Options, emit: Callable[[Event], None], status: Callable[[Verdict], None], say: Callable[[str], None]
 ) -> int:
     """Watch until every job has ended or the caller is interrupted; returns the exit code of the last verdict."""
-    found = _discover(options, say)
-    say(f"watching {_count(found.targets)}")
-    judge = judge_with(options.playbooks, say)
     with ExitStack() as stack:
-        return Live(options, Session(_all(found), _recorder(options, stack)), judge, emit, status).run()
+        session = _session(options, stack, say)
+        judge = judge_with(options.playbooks, say)
+        return Live(options, session, judge, emit, status).run()
 
 
-def _discover(options: Options, say: Callable[[str], None]) -> Discovery:
-    found = discover(options.pids or None)
-    if not found.targets:
-        told = "; ".join(problem.why for problem in found.problems)
+def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> Session:
+    """What is to be watched, seen for the first time. Raises HangdocError where there is no rank."""
+    keep = stack.enter_context(Recorder(options.record, platform.node())) if options.record else None
+    if options.fleet is None:
+        return Session(_here(options, say), keep)
+    from hangdoc.fleet.collector import started
+
+    fleet = started(options.fleet, say)
+    stack.callback(fleet.close)
+    session = Session(fleet, keep)
+    session.look()
+    if not fleet.targets:
+        raise HangdocError(f"no training rank on {_hosts(len(fleet.hosts))}{_told(session.lost() or fleet.lost())}")
+    say(f"watching {_count(fleet.targets)} on {_hosts(len({target.host for target in fleet.targets}))}")
+    return session
+
+
+def _here(options: Options, say: Callable[[str], None]) -> Here:
+    """The ranks of this host; raises HangdocError where there are none."""
+    here = Here(options.pids).find()
+    if not here.targets:
+        told = "; ".join(problem.why for problem in here.problems)
         raise HangdocError(told or "no training rank on this host; name one with `hangdoc watch --pids PID`")
-    for problem in found.problems:
+    for problem in here.problems:
         say(problem.why)
-    return found
+    say(f"watching {_count(here.targets)}")
+    return here
 
 
-def _all(found: Discovery) -> tuple[Target, ...]:
-    return (*found.targets, *identified(found.absent, found.targets))
+def _told(lost: Mapping[str, str]) -> str:
+    """Why hosts are not seen, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for host, why in lost.items():
+        reasons.setdefault(why, []).append(host)
+    return "".join(f"; {fold_hosts(hosts)}: {why}" for why, hosts in list(reasons.items())[:REASONS])
 
 
-def _recorder(options: Options, stack: ExitStack) -> Recorder | None:
-    return stack.enter_context(Recorder(options.record, platform.node())) if options.record else None
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' * (count != 1)}"
 
 
 def _count(targets: Sequence[Target]) -> str:

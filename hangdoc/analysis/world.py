@@ -14,6 +14,7 @@ class WorldJob:
     gone: tuple[int, ...]  # ranks that were watched and ended
     missing: tuple[int, ...] | None  # ranks never seen, where the size is known and every host is watched
     hosts: int
+    lost: tuple[str, ...] = ()  # hosts of the fleet that are not seen
 
 
 @dataclass(slots=True)
@@ -34,6 +35,11 @@ class WorldAnalysis:
             gone=tuple(sorted(r.target.rank for r in ranks if r.alive is False and r.target.rank is not None)),
             missing=tuple(n for n in range(size) if n not in known) if size is not None else None,
             hosts=len({r.target.host for r in ranks}),
+            lost=tuple(
+                sorted(
+                    {lack.host for shot in case.history for lack in shot.unseen if lack.probe == "agent" and lack.host}
+                )
+            ),
         )
 
 

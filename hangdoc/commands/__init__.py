@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hangdoc import __version__
-from hangdoc.commands import demo, doctor, report, runbook, watch
+from hangdoc.commands import agent, demo, doctor, report, runbook, watch
 
 # Plain help: rich's takes three times as long to start, and wraps worse on narrow terminals.
 app = typer.Typer(
@@ -47,3 +47,4 @@ app.command("report")(report.command)
 app.command("runbook")(runbook.command)
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
+app.command("agent", hidden=True)(agent.command)

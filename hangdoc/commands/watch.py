@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,16 @@ from hangdoc.commands.output import reader_gone, say, stdout_console, write
 if TYPE_CHECKING:
     from hangdoc.verdict import Verdict
     from hangdoc.watchdog import Options
+
+
+class Via(str, Enum):
+    """What carries the agents."""
+
+    ssh = "ssh"
+    srun = "srun"
+    kubectl = "kubectl"
+    local = "local"
+
 
 Pids = Annotated[
     list[str] | None,
@@ -40,6 +51,22 @@ def command(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples; longer while all is well.")
     ] = 1.0,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="NODESET", help="Watch the ranks of these hosts: node[1-64], n1,n2, @slurmjob:123."),
+    ] = None,
+    via: Annotated[
+        Via | None, typer.Option(help="How to reach the hosts (ssh). By srun, kubectl: their own nodes by default.")
+    ] = None,
+    agent_command: Annotated[
+        str, typer.Option(metavar="COMMAND", help="How hangdoc is called there; %h: the host.")
+    ] = "hangdoc",
+    jobid: Annotated[
+        str | None, typer.Option(metavar="N", help="Slurm job, for --via srun; else the one we are in.")
+    ] = None,
+    selector: Annotated[str | None, typer.Option(metavar="LABEL=VALUE", help="Pods, for --via kubectl.")] = None,
+    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Of the pods.")] = None,
+    container: Annotated[str | None, typer.Option(metavar="NAME", help="In the pods.")] = None,
 ) -> int:
     """Say why training ranks are stuck or slow, live.
 
@@ -49,14 +76,25 @@ def command(
     hangdoc watch                          all jobs on this host, live
     hangdoc watch --once                   one verdict now
     hangdoc watch --pids 4276,4277 --json  events of these ranks as JSON lines
+    hangdoc watch --nodes node[1-64]       many hosts, by your own ssh
+    hangdoc watch --via srun --jobid 123   the nodes of a Slurm job
+    hangdoc watch --via kubectl --selector app=train --container main
 
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     wanted = parse_pids(pids or [], context.args)
-    say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
+    way = via or next(
+        (way for way, hint in ((Via.srun, jobid), (Via.kubectl, selector), (Via.ssh, nodes)) if hint), None
+    )
+    if way and wanted:
+        raise typer.BadParameter("PIDs are of this host: leave --pids or --nodes out", param_hint="--pids")
+    if not way:
+        say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
+    from hangdoc.fleet.via import Wish
     from hangdoc.watchdog import Options
 
-    options = Options(pids=wanted, record=record, playbooks=tuple(playbooks or ()), interval_s=interval)
+    fleet = Wish(way.value, nodes, agent_command, jobid, selector, namespace, container) if way else None
+    options = Options(wanted, record, tuple(playbooks or ()), interval, fleet)
     return _once(options, json) if once else _live(options, json)
 
 

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 
 OVER = frozenset({"started", "healthy", "recovered"})  # an older verdict no longer holds
 EVENTS = 5  # last events on the screen
-STYLES = {"healthy": "green", "recovered": "green", "stall": "red", "verdict": "red", "rank_exited": "red"}
+STYLES = {
+    "healthy": "green",
+    "recovered": "green",
+    "stall": "red",
+    "verdict": "red",
+    "rank_exited": "red",
+    "node_lost": "red",
+}
 
 
 class Closed(Exception):
@@ -162,6 +169,8 @@ def _told(event: Event) -> str:
     if event.kind == "rank_exited":
         how = f", {data['exit']}" if data.get("exit") else ""
         return f"{job}: {name([(data.get('rank'), None)])} (pid {data.get('pid')}) is gone{how}"
+    if event.kind == "node_lost":
+        return f"{data.get('host')} is not seen: {data.get('why')}"
     if event.kind == "job_ended":
         return f"{job} has ended"
     if "text" in data:

@@ -24,6 +24,7 @@ class Options:
     record: Path | None
     playbooks: tuple[Path, ...]
     interval_s: float
+    fleet: object = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Look:
         rank = SimpleNamespace(
             rank=0,
             pid=100,
+            host="node-a",
             alive=self.alive,
             stall=SimpleNamespace(still=self.stalled),
             progress=progress,
@@ -51,6 +52,7 @@ class Session:
     at_s: float = 0.0
     keep: None = None
     jobs: tuple[str, ...] = ("job",)
+    away: list[dict[str, str]] = field(default_factory=list)
 
     def look(self) -> None:
         self.at_s += 10.0
@@ -67,6 +69,9 @@ class Session:
 
     def forget(self, job: str) -> None:
         self.jobs = ()
+
+    def lost(self) -> dict[str, str]:
+        return self.away.pop(0) if self.away else {}
 
 
 @dataclass
@@ -100,6 +105,15 @@ def test_events(looks: list[Look], events: list[str]) -> None:
     said: list[Event] = []
     Live(Options(), Session([*looks, OVER]), Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
     assert [told(event) for event in said] == ["started", *events, "rank_exited", "job_ended"]
+
+
+def test_a_lost_host_is_said_once() -> None:
+    away = [{}, {"n1": "silent"}, {"n1": "silent"}, {}, {"n1": "ended", "n2": "ended"}]
+    session = Session([*[Look()] * 4, OVER], away=away)
+    said: list[Event] = []
+    Live(Options(), session, Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
+    lost = [event.data for event in said if event.kind == "node_lost"]
+    assert lost == [{"host": "n1", "why": why} for why in ("silent", "ended")] + [{"host": "n2", "why": "ended"}]
 
 
 def told(event: Event) -> str:

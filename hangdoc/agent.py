@@ -1,0 +1,120 @@
+"""`hangdoc agent`: samples the ranks of its host when told to, writes what it saw, and ends with its input."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import BinaryIO
+
+from hangdoc import procfs, wire
+from hangdoc.errors import HangdocError
+from hangdoc.evidence import Target
+from hangdoc.source import Here
+from hangdoc.wire.writer import Writer
+from probes import Tier
+
+TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
+GRACE_S = 5.0  # for the round at hand when the input has ended
+
+
+def serve(commands: int, answers: BinaryIO) -> None:
+    """Answer each command, a line each, until the input (a descriptor) ends or says `stop`.
+
+    Raises HangdocError for a line that is no command.
+    """
+    out = Out(answers)
+    out.write(wire.Hello(host=platform.node()))
+    here, writer, about = Here().find(), Writer(), About()
+    for command in _commands(commands, out):
+        if command.do == "stop":
+            return
+        if command.fresh:
+            here.rediscover()
+        here.skip = frozenset(command.skip)
+        (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in command.still])
+        seen = {rank.target.pid: about.process(rank.target) for rank in shot.ranks}
+        out.write(writer.answer(command.id, shot, seen))
+
+
+class Out:
+    """The answers' stream, which two threads write to."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._lock = stream, Lock()
+
+    def write(self, message: object) -> None:
+        with self._lock:
+            self._stream.write(wire.line(message))
+            self._stream.flush()
+
+
+def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
+    """The commands. A `ping` is answered at once, whatever takes long meanwhile; and when the input has ended while a
+    probe hangs (a dead mount), the process ends all the same."""
+    waiting: SimpleQueue[bytes] = SimpleQueue()
+
+    def read() -> None:
+        for line in _lines(descriptor):
+            if line == wire.PING:
+                out.write(wire.Pong())
+            else:
+                waiting.put(line)
+        waiting.put(b"")
+        time.sleep(GRACE_S)
+        os._exit(1)
+
+    Thread(target=read, name="commands", daemon=True).start()
+    while line := waiting.get():
+        try:
+            command = wire.parse(line, wire.Command)
+            if command.do not in (*TIERS, "stop"):
+                raise ValueError(command.do)
+        except ValueError:
+            raise HangdocError(f"no command of an agent: {line[:80]!r}; `hangdoc watch --nodes` talks to it") from None
+        yield command
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """The lines of a descriptor, each with its end. No buffered reader: its lock would outlive the main thread."""
+    rest = b""
+    while piece := os.read(descriptor, 1 << 16):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+
+
+class About:
+    """Which process a rank is, whoever sees it, and how near to us it runs.
+
+    Two agents may see one process: two Slurm nodes on one kernel, an agent in a pod and one on its host. A process is
+    known by the kernel it runs on, its innermost PID namespace, its PID there, and its start.
+    """
+
+    @cached_property
+    def _boot(self) -> str:
+        return (procfs.text("/proc/sys/kernel/random/boot_id") or platform.node()).strip()
+
+    def process(self, target: Target) -> tuple[str | None, int]:
+        """The text that stands for the process (None: it is gone), and how many of its surroundings are ours too."""
+        if target.pid <= 0:
+            return None, 0
+        inside = procfs.link(f"/proc/{target.pid}/ns/pid")
+        numbers = procfs.status(target.pid).get("NSpid", "").split()
+        pid = numbers[-1] if numbers and inside else target.pid
+        near = sum(_same_namespace(target.pid, kind) for kind in ("net", "pid", "uts", "mnt"))
+        return f"{self._boot} {inside} {pid} {target.start_ticks}", near + 8 * _same_node(target.pid)
+
+
+def _same_namespace(pid: int, kind: str) -> bool:
+    theirs = procfs.link(f"/proc/{pid}/ns/{kind}")
+    return theirs is not None and theirs == procfs.link(f"/proc/self/ns/{kind}")
+
+
+def _same_node(pid: int) -> bool:
+    """Slurm says which of its nodes a process belongs to: several may run on one kernel."""
+    ours = os.environ.get("SLURMD_NODENAME")
+    return ours is not None and (procfs.environ(pid) or {}).get("SLURMD_NODENAME") == ours

@@ -1,0 +1,164 @@
+"""Agents on many hosts, carried by ClusterShell: starts them, writes to them, hands on what they write.
+
+ClusterShell's engine runs in a thread of its own. Each host has its own worker, so that one that ends is started anew
+without the others noticing.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Event as Flag
+from threading import Thread
+from typing import Any
+
+from ClusterShell.Event import EventHandler
+from ClusterShell.Task import Task, task_self
+
+from hangdoc.fleet.via import Way
+
+FANOUT = 64  # agents stay, so as many run at once as there are hosts; never fewer than this
+DESCRIPTORS = 8  # of each worker, at most
+LEAVE_S = 2.0  # for the agents to end by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened at one host: `started`, a `line` it wrote, or it `ended`."""
+
+    kind: str
+    host: str
+    text: bytes = b""  # of a line; why it ended
+
+
+class Carrier:
+    """Runs the agent on hosts; to be closed. What they write is read with `next`."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._workers: dict[str, Any] = {}  # of the task's thread alone
+        self._ready = Flag()
+        self._thread = Thread(target=self._run, name="fleet", daemon=True)
+
+    def start(self, hosts: list[str]) -> None:
+        """Start the agent on these hosts."""
+        if not self._thread.is_alive():
+            self._make_room(len(hosts))
+            self._thread.start()
+            self._ready.wait()
+        for host in hosts:
+            self._ask(self._start, host)
+
+    def send(self, host: str, line: bytes) -> None:
+        """Write a line to the agent of a host; it is lost where none runs."""
+        self._ask(self._write, host, line)
+
+    def stop(self, host: str) -> None:
+        """End the agent of a host, which need not answer."""
+        self._ask(self._abort, host)
+
+    def next(self, timeout_s: float) -> Event | None:
+        """The next event, or None where there is none for so long."""
+        try:
+            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+        except Empty:
+            return None
+
+    def close(self) -> None:
+        """End every agent: their input ends, and what has not gone after a while is cut off."""
+        if self._thread.is_alive():
+            self._ask(self._end)
+            self._thread.join(LEAVE_S)
+            if self._thread.is_alive():
+                self._ask(self._cut)
+                self._thread.join(LEAVE_S)
+
+    def _make_room(self, hosts: int) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 256 + DESCRIPTORS * hosts
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+        self._fanout = max(FANOUT, 2 * hosts)
+
+    # --- in the task's thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._task: Task = task_self()
+        self._task.set_info("fanout", self._fanout)
+        for option, value in self._way.options.items():
+            self._task.set_info(option, value)
+        for name in ("stdout_msgtree", "stderr_msgtree"):  # else every line ever read is kept
+            self._task.set_default(name, False)
+        self._port = self._task.port(_Calls(self._ready))
+        with suppress(KeyboardInterrupt):
+            self._task.run()
+
+    def _ask(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._port.msg_send((function, arguments))
+
+    def _start(self, host: str) -> None:
+        if host in self._workers:
+            return
+        where = {"nodes": host} if self._way.remote else {"key": host}
+        handler = _Worker(host, self._events, self._workers)
+        self._workers[host] = self._task.shell(self._way.command(host), handler=handler, stderr=True, **where)
+
+    def _write(self, host: str, line: bytes) -> None:
+        if host in self._workers:
+            self._workers[host].write(line)
+
+    def _abort(self, host: str) -> None:
+        if host in self._workers:
+            self._workers[host].abort()
+
+    def _end(self) -> None:
+        for worker in list(self._workers.values()):
+            worker.set_write_eof()
+        self._task.remove_port(self._port)  # with the last worker the engine ends
+
+    def _cut(self) -> None:
+        self._task.abort()
+
+
+class _Calls(EventHandler):  # type: ignore[misc]  # ClusterShell has no types
+    """Calls functions in the task's thread."""
+
+    def __init__(self, ready: Flag) -> None:
+        self._ready = ready
+
+    def ev_port_start(self, port: Any) -> None:
+        self._ready.set()
+
+    def ev_msg(self, port: Any, message: tuple[Callable[..., None], tuple[Any, ...]]) -> None:
+        function, arguments = message
+        function(*arguments)
+
+
+class _Worker(EventHandler):  # type: ignore[misc]
+    """What happens at one host, as events."""
+
+    def __init__(self, host: str, events: SimpleQueue[Event], workers: dict[str, Any]) -> None:
+        self._host, self._events, self._workers = host, events, workers
+        self._said = b""  # last line on stderr
+
+    def ev_pickup(self, worker: Any, node: str) -> None:
+        self._events.put(Event("started", self._host))
+
+    def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
+        if sname == "stdout":
+            self._events.put(Event("line", self._host, msg))
+        elif msg.strip():
+            self._said = msg.strip()
+
+    def ev_hup(self, worker: Any, node: str, rc: int | None) -> None:
+        self._said = self._said or f"it ended with exit code {rc}".encode()
+
+    def ev_close(self, worker: Any, timedout: bool) -> None:
+        if self._workers.get(self._host) is worker:
+            del self._workers[self._host]
+        self._events.put(Event("ended", self._host, self._said or b"it was cut off"))

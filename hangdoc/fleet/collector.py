@@ -1,0 +1,265 @@
+"""The ranks of many hosts: an agent on each, a snapshot a host and round. What is lost is said, the rest is judged."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+
+from hangdoc import __version__, codec, wire
+from hangdoc.analysis import Key
+from hangdoc.evidence import RankEvidence, Snapshot, Target, Unseen
+from hangdoc.fleet.carrier import Carrier, Event
+from hangdoc.fleet.merge import Owners, jobs
+from hangdoc.fleet.via import Wish, hosts_of, way_of
+from hangdoc.fold import fold_hosts
+from hangdoc.source import AGENT
+from hangdoc.wire.reader import Reader
+from probes import Tier
+
+PING_S = 1.0  # a host not heard of for so long is asked whether it is there
+SILENT_S = 3.5  # one that has not answered anything for so long is lost
+START_S = 4.5  # the same for an agent that was started
+PATIENCE_S = 4.0  # a round waits no longer for those that are there and slow
+EXAMINE_S = 12.0  # the same where native stacks are wanted, which take a while each
+RETRY_S = (5.0, 10.0, 20.0, 60.0)  # after which an agent that ended is started anew
+
+
+def started(wish: Wish, say: Callable[[str], None]) -> Fleet:
+    """The fleet that the user means, its agents on their way; raises HangdocError."""
+    hosts, way = hosts_of(wish), way_of(wish)
+    gc.set_threshold(100_000, 20, 20)  # evidence has no cycles, and of thousands of ranks a collection takes seconds
+    say(f"starting agents on {len(hosts)} host{'s' * (len(hosts) != 1)} by {wish.via}")
+    return Fleet(hosts, Carrier(way), say)
+
+
+@dataclass(slots=True)
+class Host:
+    """One host, as the collector knows it; instants are the collector's."""
+
+    name: str
+    reader: Reader
+    asked: int | None = None  # the command it has not answered yet
+    started: bool = False
+    heard_s: float | None = None  # when it wrote a line last
+    open_s: float | None = None  # when the first question was put that it has not answered, with anything
+    shot: Snapshot | None = None  # the newest
+    about: Mapping[int, tuple[str | None, int]] = field(default_factory=dict)  # by PID in it the process, how near
+    named: dict[Target, Target] = field(default_factory=dict)  # as the agent names it -> as the fleet does
+    news: bool = False  # since the last round
+    lost: str | None = None  # why
+    ended_s: float | None = None  # when its agent ended
+    tries: int = 0
+    version: str | None = None
+
+    def question(self) -> None:
+        if self.started and self.open_s is None:
+            self.open_s = time.monotonic()
+
+    def silent_s(self) -> float:
+        return 0.0 if self.open_s is None else time.monotonic() - self.open_s
+
+
+@dataclass(slots=True)
+class Fleet:
+    """A source of snapshots: agents on hosts. To be closed."""
+
+    hosts: Sequence[str]
+    carrier: Carrier
+    say: Callable[[str], None]
+    again: bool = True  # start agents anew that have ended
+    _hosts: dict[str, Host] = field(default_factory=dict)
+    _owners: Owners = field(init=False)
+    _kinds: Mapping[str, type] = field(init=False)
+    _round: int = 0
+    _fresh: bool = False
+    _forgotten: set[tuple[str, int, int]] = field(default_factory=set)
+    _targets: tuple[Target, ...] = ()
+    _news: dict[str, list[str]] = field(default_factory=dict)  # what became of hosts, not said yet
+
+    def __post_init__(self) -> None:
+        registry = codec.registry()
+        self._kinds = {**registry.rank, **registry.host}
+        self._owners = Owners({host: at for at, host in enumerate(self.hosts)})
+        self._hosts = {host: Host(host, Reader(self._kinds)) for host in self.hosts}
+        self.carrier.start(list(self.hosts))
+
+    # --- the source -------------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        return self._targets
+
+    def round(self, tier: Tier, still: Collection[Key] = ()) -> tuple[Snapshot, ...]:
+        """Ask every host that is not busy with an earlier question; who does not answer in time is lost."""
+        self._round += 1
+        self._revive()
+        self._ask(tier, still)
+        until_s = time.monotonic() + (EXAMINE_S if still else PATIENCE_S if self._round > 1 else START_S)
+        while (left_s := until_s - time.monotonic()) > 0 and self._awaited():
+            self._hark(left_s)
+        return self._snapshots()
+
+    def rediscover(self) -> None:
+        self._fresh = True
+
+    def forget(self, job: str) -> None:
+        self._forgotten |= {(t.host, t.pid, t.start_ticks) for t in self._targets if t.job == job}
+
+    def wait(self, until_s: float) -> None:
+        while (left_s := until_s - time.monotonic()) > 0:
+            lost = len(self.lost())
+            self._hark(left_s)
+            if len(self.lost()) > lost:
+                return
+
+    def close(self) -> None:
+        self.carrier.close()
+
+    def lost(self) -> dict[str, str]:
+        """The hosts that are not seen now, and why."""
+        return {host.name: host.lost for host in self._hosts.values() if host.lost is not None}
+
+    # --- asking and hearing -----------------------------------------------------------------------
+
+    def _revive(self) -> None:
+        now_s = time.monotonic()
+        for host in self._hosts.values():
+            pause_s = RETRY_S[min(host.tries, len(RETRY_S) - 1)]
+            if self.again and host.ended_s is not None and now_s - host.ended_s >= pause_s:
+                why = host.lost
+                host = Host(host.name, Reader(self._kinds), lost=why, tries=host.tries + 1)
+                self._hosts[host.name] = host
+                self.carrier.start([host.name])
+
+    def _ask(self, tier: Tier, still: Collection[Key]) -> None:
+        skipped = self._owners.skipped()
+        do = "look" if tier < Tier.EXAMINE else "examine" if still else "inspect"
+        for host in self._hosts.values():
+            if host.asked is None and host.ended_s is None:
+                pids = tuple(pid for name, pid in still if name == host.name)
+                command = wire.Command(do, self._round, pids, skipped.get(host.name, ()), self._fresh)
+                host.asked = self._round
+                host.question()
+                self.carrier.send(host.name, wire.line(command))
+        self._fresh = False
+
+    def _awaited(self) -> bool:
+        return any(host.asked == self._round and host.lost is None for host in self._hosts.values())
+
+    def _check(self) -> None:
+        """Ask those that are silent whether they are there; those that do not say so are lost."""
+        now_s = time.monotonic()
+        for host in self._hosts.values():
+            if host.ended_s is not None:
+                continue
+            limit_s = START_S if host.heard_s is None else SILENT_S
+            if host.silent_s() >= limit_s and host.lost is None:
+                what = "has not answered" if host.heard_s is None else "is silent"
+                self._lost(host, f"its agent {what} for {limit_s:g} s")
+            elif host.heard_s is not None and host.open_s is None and now_s - host.heard_s >= PING_S:
+                host.question()
+                self.carrier.send(host.name, wire.PING)
+
+    def _hark(self, seconds: float) -> None:
+        """Wait for news for so long, or less, and take all there is."""
+        event = self.carrier.next(min(seconds, PING_S / 4))
+        while event is not None:
+            self._handle(event)
+            event = self.carrier.next(0.0)
+        self._check()
+        self._tell()
+
+    def _handle(self, event: Event) -> None:
+        host = self._hosts[event.host]
+        if event.kind == "started":
+            host.started, host.open_s = True, time.monotonic()  # it could not answer before
+        elif event.kind == "ended":
+            host.ended_s, host.asked, host.open_s = time.monotonic(), None, None
+            self._lost(host, event.text.decode(errors="replace")[:300])
+        else:
+            host.heard_s, host.open_s = time.monotonic(), None
+            try:
+                self._hear(host, event.text)
+            except ValueError as error:
+                self._lost(
+                    host, f"what its agent writes cannot be read ({str(error)[:200]}); hangdoc there is another?"
+                )
+                self.carrier.stop(host.name)
+
+    def _hear(self, host: Host, text: bytes) -> None:
+        if text.startswith(b'{"schema"'):
+            hello = wire.parse(text, wire.Hello)
+            if hello.schema != wire.SCHEMA:
+                raise ValueError(f"it speaks {hello.schema[:40]}")
+            if hello.hangdoc not in (host.version, __version__):
+                self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
+            host.version = hello.hangdoc
+        elif text.startswith(b'{"to"'):
+            answer = wire.parse(text, wire.Answer)
+            host.shot, host.news, host.asked = host.reader.snapshot(host.name, answer), True, None
+            pids = [rank.target.pid for rank in host.shot.ranks]
+            host.about = {pid: (one.process, one.near) for pid, one in zip(pids, answer.ranks, strict=True)}
+        if host.lost is not None and host.version is not None:
+            host.lost, host.tries = None, 0
+            self._news.setdefault("back", []).append(host.name)
+
+    def _lost(self, host: Host, why: str) -> None:
+        if host.lost is None:
+            self._news.setdefault(f"not seen: {why}", []).append(host.name)
+        host.lost = why
+
+    def _tell(self) -> None:
+        """Say which hosts were lost and came back since; those of one fate in one line."""
+        for fate, names in self._news.items():
+            self.say(f"{fold_hosts(names)} {'is' if len(names) == 1 else 'are'} {fate}")
+        self._news.clear()
+
+    # --- what they saw ----------------------------------------------------------------------------
+
+    def _snapshots(self) -> tuple[Snapshot, ...]:
+        """A snapshot of each host that has answered, in the names of the fleet; of one that is lost why."""
+        live = [host for host in self._hosts.values() if host.shot and host.lost is None]
+        for host in live:
+            self._owners.note(host.name, host.about)
+        seen = {process for host in live for process, _ in host.about.values() if process}
+        self._owners.keep({host.name for host in live}, seen)
+        owned = {host.name: self._owned(host) for host in live}
+        names = jobs(replace(rank.target, host=name) for name, ranks in owned.items() for rank in ranks)
+        shots = tuple(self._renamed(host, owned[host.name], names) for host in live if host.news)
+        late = {host.name for host in live if not host.news}
+        self._targets = (
+            *(target for target in self._targets if target.host in late),
+            *(rank.target for shot in shots for rank in shot.ranks),
+        )
+        for host in live:
+            host.news = False
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        return (*shots, *(_nothing(name, why, now) for name, why in self.lost().items()))
+
+    def _owned(self, host: Host) -> list[RankEvidence]:
+        """What the host's agent answers for."""
+        return [
+            rank
+            for rank in (host.shot.ranks if host.shot else ())
+            if (host.name, rank.target.pid, rank.target.start_ticks) not in self._forgotten
+            and ((process := host.about[rank.target.pid][0]) is None or self._owners.owner(process) == host.name)
+        ]
+
+    def _renamed(self, host: Host, ranks: Sequence[RankEvidence], names: Mapping[tuple[str, str], str]) -> Snapshot:
+        """The newest snapshot, host and jobs called as the fleet calls them; a target that stays is the same object."""
+        before, host.named = host.named, {}
+        for target in (rank.target for rank in ranks):
+            job = names[host.name, target.job]
+            known = before.get(target)
+            host.named[target] = known if known and known.job == job else replace(target, host=host.name, job=job)
+        assert host.shot is not None
+        told = tuple(replace(rank, target=host.named[rank.target]) for rank in ranks)
+        unseen = tuple(replace(lack, host=host.name) for lack in host.shot.unseen)
+        return replace(host.shot, ranks=told, unseen=unseen)
+
+
+def _nothing(host: str, why: str, now: str) -> Snapshot:
+    return Snapshot(host, 0.0, now, (), unseen=(Unseen(AGENT, why, host=host),))

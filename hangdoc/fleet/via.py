@@ -1,0 +1,126 @@
+"""How the agent gets onto a host: the command line of each way, and the hosts there are where none are named."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hangdoc.errors import HangdocError
+
+ASK_S = 15.0  # for a scheduler to tell the nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for."""
+
+    via: str = "ssh"
+    nodes: str | None = None  # a ClusterShell node set
+    agent: str = "hangdoc"  # what to start there, as a shell reads it; %h stands for the host
+    job: str | None = None  # Slurm job id
+    selector: str | None = None  # of pods
+    namespace: str | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one agent is started."""
+
+    command: Callable[[str], str]  # host -> what a shell is to run: there if `remote`, else here
+    remote: bool = False  # ClusterShell's own worker (ssh, as the site has set it up) carries it
+    options: Mapping[str, object] = field(default_factory=dict)  # of ClusterShell's task
+
+
+def hosts_of(wish: Wish) -> list[str]:
+    """The hosts, in the order given; raises HangdocError where none are named or the name means none."""
+    text = wish.nodes if wish.nodes is not None else _default_nodes(wish)
+    from ClusterShell.NodeSet import NodeSet, NodeSetException, std_group_resolver
+    from ClusterShell.NodeUtils import GroupResolverError, GroupSourceError, UpcallGroupSource
+
+    groups = std_group_resolver()
+    if not {"slurmjob", "sj"} & set(groups.sources()):  # else the site has set it up
+        groups.add_source(UpcallGroupSource("slurmjob", map_upcall='squeue --noheader --jobs $GROUP --format "%N"'))
+    try:
+        hosts = list(NodeSet(text, resolver=groups))
+    except (NodeSetException, GroupResolverError, GroupSourceError) as error:
+        raise HangdocError(f"--nodes {text}: {error}; write node[1-64], n1,n2 or @group", code=64) from None
+    if not hosts:
+        raise HangdocError(f"--nodes {text!r} means no node; write node[1-64], n1,n2 or @group", code=64)
+    return hosts
+
+
+def way_of(wish: Wish) -> Way:
+    """How to start agents; raises HangdocError where what it needs is not there."""
+
+    def run(host: str) -> str:
+        return f"{wish.agent.replace('%h', shlex.quote(host))} agent"
+
+    if wish.via == "ssh":
+        # Silence for so long means that the host, or the way to it, is gone.
+        options = {"connect_timeout": 5, "ssh_options": "-oServerAliveInterval=5 -oServerAliveCountMax=2"}
+        return Way(run, remote=True, options=options)
+    if wish.via == "srun":
+        _need("srun", "run hangdoc where Slurm's commands are")
+        # One srun a node: several tasks' long lines come out of one srun cut and mixed (seen with Slurm 22.05).
+        step = "--overlap --nodes 1 --ntasks 1 --mpi none --immediate=5 --input all --unbuffered --quiet"
+        start = f"exec srun --jobid {_slurm_job(wish)} {step} --nodelist"
+        return Way(lambda host: f"{start} {shlex.quote(host)} {run(host)}")
+    if wish.via == "kubectl":
+        _need("kubectl", "install it, and try `kubectl get pods`")
+        words = [*_flag("--namespace", wish.namespace), *_flag("--container", wish.container)]
+        rest = "".join(f" {shlex.quote(word)}" for word in words)
+        return Way(lambda host: f"exec kubectl exec -i {shlex.quote(host)}{rest} -- {run(host)}")
+    return Way(run)
+
+
+def _default_nodes(wish: Wish) -> str:
+    if wish.via == "srun":
+        found = _ask("squeue", "--noheader", "--jobs", _slurm_job(wish), "--format", "%N").strip()
+        if not found:
+            raise HangdocError(f"job {_slurm_job(wish)} has no nodes yet: `squeue --jobs {_slurm_job(wish)}` says why")
+        return found
+    if wish.via == "kubectl":
+        if wish.selector is None:
+            raise HangdocError("--via kubectl needs --selector LABEL=VALUE or --nodes POD,...", code=64)
+        words = ["--selector", wish.selector, *_flag("--namespace", wish.namespace)]
+        running = ["--field-selector", "status.phase=Running", "--output", "jsonpath={.items[*].metadata.name}"]
+        found = ",".join(_ask("kubectl", "get", "pods", *words, *running).split())
+        if not found:
+            raise HangdocError(f"no running pod has the label {wish.selector}: see `kubectl get pods --show-labels`")
+        return found
+    if wish.via == "local":
+        return os.uname().nodename
+    raise HangdocError("--via ssh needs --nodes, as in: hangdoc watch --nodes node[1-64]", code=64)
+
+
+def _slurm_job(wish: Wish) -> str:
+    job = wish.job or os.environ.get("SLURM_JOB_ID")
+    if not job:
+        raise HangdocError("not within a Slurm job: name one with --jobid N (`squeue --me` lists yours)", code=64)
+    return job
+
+
+def _flag(name: str, value: str | None) -> list[str]:
+    return [] if value is None else [name, value]
+
+
+def _need(command: str, remedy: str) -> None:
+    if shutil.which(command) is None:
+        raise HangdocError(f"there is no `{command}` here: {remedy}")
+
+
+def _ask(*command: str) -> str:
+    """What a command of the scheduler prints; raises HangdocError where it fails."""
+    _need(command[0], "run hangdoc where it is installed")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise HangdocError(f"`{shlex.join(command)}` did not answer in {ASK_S:g} s") from None
+    if done.returncode != 0:
+        raise HangdocError(f"`{shlex.join(command)}` failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout

@@ -1,0 +1,85 @@
+"""Where snapshots come from: the ranks of this host, or those of a fleet (`hangdoc.fleet`)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hangdoc.analysis import Key
+from hangdoc.discover import Discovery, discover
+from hangdoc.evidence import Snapshot, Target, Unseen
+from hangdoc.remains import identified
+from hangdoc.sampler import Sampler
+from probes import Tier
+
+AGENT = "agent"  # the name, in `Unseen`, of what a host that is lost would have shown
+
+
+class Source(Protocol):
+    """What a session needs of those who observe."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The ranks that are watched."""
+
+    def round(self, tier: Tier, still: Collection[Key] = ()) -> Sequence[Snapshot]:
+        """One observation of every rank, a snapshot a host; ranks in `still` may be paused for an instant."""
+
+    def rediscover(self) -> None:
+        """Look for new ranks; known ones stay, so that an exit is noticed."""
+
+    def forget(self, job: str) -> None:
+        """Watch the ranks of a job no longer."""
+
+    def wait(self, until_s: float) -> None:
+        """Sleep until that instant of this process's monotonic clock, or until something is worth a look."""
+
+
+@dataclass(slots=True)
+class Here:
+    """The ranks of this host; `pids` empty: every one."""
+
+    pids: tuple[int, ...] = ()
+    sampler: Sampler = field(default_factory=lambda: Sampler(platform.node(), ()))
+    skip: frozenset[int] = frozenset()  # PIDs that somebody else watches
+    problems: tuple[Unseen, ...] = ()  # why ranks were not found, when they were looked for first
+
+    def find(self) -> Here:
+        """Look for the ranks; finds none where there are none."""
+        found = discover(self.pids or None)
+        self.sampler.targets, self.problems = _all(found), found.problems
+        return self
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        return self.sampler.targets
+
+    def round(self, tier: Tier, still: Collection[Key] = ()) -> tuple[Snapshot]:
+        others = tuple(target for target in self.targets if target.pid in self.skip)
+        self.sampler.targets = tuple(target for target in self.targets if target.pid not in self.skip)
+        shot = self.sampler.round(tier, [pid for _, pid in still])
+        self.sampler.targets = (*self.sampler.targets, *others)
+        return (shot,)
+
+    def rediscover(self) -> None:
+        """New ranks appear with a restart or another job."""
+        known = {(t.pid, t.start_ticks) for t in self.targets}
+        found = discover(self.pids or None).targets
+        fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
+        if fresh:
+            here = {(t.job, t.rank) for t in fresh}
+            kept = [t for t in self.targets if t.pid > 0 or (t.job, t.rank) not in here]
+            agents = {t.pid for t in found if t.role == "agent"}  # one that has its ranks waits no more
+            self.sampler.targets = (*(t for t in kept if t.role == "rank" or t.pid in agents), *fresh)
+
+    def forget(self, job: str) -> None:
+        self.sampler.targets = tuple(t for t in self.targets if t.job != job)
+
+    def wait(self, until_s: float) -> None:
+        self.sampler.exits.wait(until_s)
+
+
+def _all(found: Discovery) -> tuple[Target, ...]:
+    return (*found.targets, *identified(found.absent, found.targets))

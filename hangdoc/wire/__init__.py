@@ -1,0 +1,91 @@
+"""What an agent and its collector write each other: a JSON object a line.
+
+The collector asks (`Command`), the agent answers (`Answer`) with what it saw. A part of a snapshot (a record, a target,
+the frames of a stack) crosses once, in the answer that needs it first, and is named by a number from then on. Both
+sides forget a part that no answer has named for `KEEP` answers: neither grows with time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from hangdoc import __version__
+from hangdoc.evidence import End, Unseen
+
+SCHEMA = "hangdoc.agent/1"
+KEEP = 16  # answers
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The agent's first line."""
+
+    schema: str = SCHEMA
+    hangdoc: str = __version__
+    host: str = ""  # as the host calls itself
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A line to the agent. At the end of its input it ends."""
+
+    do: str  # look | inspect | examine | ping | stop
+    id: int = 0
+    still: tuple[int, ...] = ()  # PIDs that stand still: native stacks of them are wanted
+    skip: tuple[int, ...] = ()  # PIDs that another agent watches
+    fresh: bool = False  # look for new ranks first
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a ping: the host is there, whatever its agent is busy with."""
+
+    pong: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A rank in an answer; numbers stand for parts."""
+
+    target: int
+    alive: bool | None
+    records: dict[str, int]
+    exit: str | None = None
+    end: End | None = None
+    process: str | None = None  # the same text for the same process, whoever sees it
+    near: int = 0  # the more of its namespaces the agent shares, the larger
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an agent saw: a snapshot in parts."""
+
+    to: int  # the command's id
+    at_s: float
+    time: str
+    tier: str
+    ranks: tuple[Seen, ...]
+    records: dict[str, int] = field(default_factory=dict)
+    unseen: tuple[Unseen, ...] = ()
+    parts: dict[int, msgspec.Raw] = field(default_factory=dict)
+
+
+def line(value: Any) -> bytes:
+    """A message as its line, with the line end."""
+    return msgspec.json.encode(value) + b"\n"
+
+
+PING = line(Command("ping"))
+
+
+def parse(text: bytes, kind: type[T]) -> T:
+    """A line as the message it should be; raises ValueError where it is not."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

@@ -1,0 +1,142 @@
+"""The collector's side: puts snapshots together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from sys import intern
+from typing import Any
+
+import msgspec
+
+from hangdoc.evidence import (
+    Environ,
+    Frame,
+    Groups,
+    ProcessGroup,
+    RankEvidence,
+    Snapshot,
+    Source,
+    Stack,
+    Stacks,
+    Target,
+    Variable,
+)
+from hangdoc.share import share
+from hangdoc.wire import KEEP, Answer, Seen, parse
+from hangdoc.wire.forms import SAME, Code, GroupsForm, StacksForm, ThreadForm, members
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part as the reader keeps it."""
+
+    raw: bytes
+    last: int  # the answer that named it last
+    value: Any = None  # what was made of it when it was first needed
+    within: tuple[int, ...] = ()  # parts that it names itself
+
+
+class Reader:
+    """Puts the snapshots of one agent together."""
+
+    def __init__(self, kinds: Mapping[str, type]) -> None:
+        """`kinds`: the record of each probe, by its name."""
+        self._kinds = kinds
+        self._parts: dict[int, _Part] = {}
+        self._answers = 0
+        self._before: dict[int, Mapping[str, Any]] = {}  # by PID the records of the answer before
+
+    def snapshot(self, host: str, answer: Answer) -> Snapshot:
+        """The snapshot in an answer; raises ValueError where a part is missing or not what it should be."""
+        self._answers += 1
+        for number, raw in answer.parts.items():
+            self._parts[number] = _Part(bytes(raw), self._answers)
+        ranks = tuple(self._rank(rank) for rank in answer.ranks)
+        self._before = {rank.target.pid: rank.records for rank in ranks}
+        records = dict(self._records(answer.records, {}))
+        for number in [number for number, part in self._parts.items() if part.last <= self._answers - KEEP]:
+            del self._parts[number]
+        return Snapshot(host, answer.at_s, answer.time, ranks, records, answer.unseen, answer.tier)
+
+    def _rank(self, seen: Seen) -> RankEvidence:
+        target: Target = self._made(seen.target, Target)
+        before = self._before.get(target.pid, {})
+        return RankEvidence(target, seen.alive, dict(self._records(seen.records, before)), seen.exit, seen.end)
+
+    def _records(self, numbers: Mapping[str, int], before: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, number in numbers.items():
+            if name in self._kinds:  # else a probe of a newer version
+                yield intern(name), self._made(number, self._kinds[name], before.get(name))
+
+    def _made(self, number: int, kind: type, before: Any = None) -> Any:
+        """What a part says; `before`: what equals it is made of this."""
+        part = self._named(number)
+        if part.value is None:
+            made = self._stacks(part) if kind is Stacks else _MADE[kind](part.raw) if kind in _MADE else None
+            part.value, part.raw = share(parse(part.raw, kind) if made is None else made, before), b""
+        for code in part.within:
+            self._named(code)
+        return part.value
+
+    def _stacks(self, part: _Part) -> Stacks:
+        stacks = parse(part.raw, StacksForm)
+        every = ((0, stacks.threads), *stacks.children)
+        part.within = tuple({thread.code for _, some in every for thread in some})
+        children = tuple((pid, tuple(map(self._stack, threads))) for pid, threads in stacks.children)
+        threads = tuple(map(self._stack, stacks.threads))
+        return Stacks(threads, stacks.native, stacks.python, stacks.globals, children)
+
+    def _stack(self, thread: ThreadForm) -> Stack:
+        part = self._named(thread.code)
+        if part.value is None:
+            part.value, part.raw = _frames(part.raw), b""
+        frames: tuple[Frame, ...] = part.value
+        if thread.variables:
+            frames = tuple(
+                replace(frame, variables=_variables(thread.variables[at])) if at in thread.variables else frame
+                for at, frame in enumerate(frames)
+            )
+        return Stack(thread.tid, thread.name, frames, thread.holds_gil, thread.active)
+
+    def _named(self, number: int) -> _Part:
+        part = self._parts.get(number)
+        if part is None:
+            raise ValueError(f"part {number} was never sent")
+        part.last = self._answers
+        return part
+
+
+@lru_cache(maxsize=SAME)  # equal parts of several hosts are one
+def _source(raw: bytes) -> Source:
+    return parse(raw, Source)
+
+
+def _variables(raws: tuple[msgspec.Raw, ...]) -> tuple[Variable, ...]:
+    return tuple(_variable(bytes(raw)) for raw in raws)
+
+
+@lru_cache(maxsize=4 * SAME)
+def _variable(raw: bytes) -> Variable:
+    return parse(raw, Variable)
+
+
+def _environ(raw: bytes) -> Environ:
+    """Most ranks have most variables alike."""
+    told = parse(raw, Environ)
+    return replace(told, variables={intern(name): intern(value) for name, value in told.variables.items()})
+
+
+def _groups(raw: bytes) -> Groups:
+    form = parse(raw, GroupsForm)
+    groups = tuple(ProcessGroup(g.address, g.name, members(g.ranks), g.default, g.backend) for g in form.groups)
+    return Groups(groups, form.rank, form.world_size, form.local_rank, form.master)
+
+
+@lru_cache(maxsize=SAME)
+def _frames(raw: bytes) -> tuple[Frame, ...]:
+    return tuple(Frame(c.function, c.file, c.line, c.short, c.native) for c in parse(raw, tuple[Code, ...]))
+
+
+_MADE: Mapping[Any, Callable[[bytes], Any]] = {Source: _source, Groups: _groups, Environ: _environ}

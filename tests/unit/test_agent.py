@@ -1,0 +1,130 @@
+"""The agent as a process: it answers while its input lasts, and leaves with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hangdoc import wire
+from hangdoc.agent import About
+from hangdoc.evidence import Target
+from hangdoc.procfs import stat
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "hangdoc.cli", "agent"]
+
+
+@contextmanager
+def agent() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+def hello(process: subprocess.Popen[bytes]) -> wire.Hello:
+    assert process.stdout is not None
+    return wire.parse(process.stdout.readline(), wire.Hello)
+
+
+def test_it_introduces_itself_answers_and_ends_with_its_input() -> None:
+    with agent() as process:
+        assert hello(process).schema == wire.SCHEMA
+        answer = wire.parse(ask(process, wire.line(wire.Command("look", 7))), wire.Answer)
+        assert (answer.to, answer.tier) == (7, "look")
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+def test_it_is_there_while_it_is_busy() -> None:
+    """A ping overtakes the command before it."""
+    with agent() as process:
+        hello(process)
+        lines = [ask(process, wire.line(wire.Command("inspect", 1)) * 20 + wire.PING)]
+        assert process.stdout is not None
+        while not lines[-1].startswith(b'{"pong"'):
+            lines.append(process.stdout.readline())
+        assert len(lines) < 20
+
+
+def test_stop_ends_it() -> None:
+    with agent() as process:
+        hello(process)
+        assert ask(process, wire.line(wire.Command("stop"))) == b""
+        assert process.wait(10) == 0
+
+
+def test_a_line_that_is_no_command_ends_it_with_a_sentence() -> None:
+    process = subprocess.run(COMMAND, cwd=ROOT, input=b"rm -rf /\n", capture_output=True, timeout=30, check=False)
+    assert process.returncode == 3
+    assert process.stderr.startswith(b"hangdoc: ")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Target]:
+    process = subprocess.Popen(["sleep", "60"])
+    found = stat(process.pid)
+    assert found is not None
+    try:
+        yield Target(process.pid, found.start_ticks, "here", 0)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_is_the_same_from_within_its_pid_namespace(tmp_path: Path) -> None:
+    """What an agent in a pod and one on its host say of one process."""
+    told = tmp_path / "told"
+    script = (
+        "import sys, os, time; from hangdoc.agent import About; from hangdoc.evidence import Target;"
+        "from hangdoc.procfs import stat; p = os.getpid();"
+        "text = About().process(Target(p, stat(p).start_ticks, 'pod', 0))[0];"
+        f"open({str(told)!r}, 'w').write(text + '\\n'); time.sleep(60)"
+    )
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    try:
+        end = time.monotonic() + 20
+        while not told.exists() or not told.read_text().endswith("\n"):
+            if process.poll() is not None:
+                pytest.skip(f"no PID namespace can be made: {process.communicate()[1].decode()}")
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        inner = next(iter(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+        seen = stat(int(inner))
+        assert seen is not None
+        text, near = About().process(Target(int(inner), seen.start_ticks, "host", 0))
+        assert text == told.read_text().strip()
+        assert near == 2  # net and uts are shared; pid and mnt are not
+    finally:
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            subprocess.run(["kill", "-9", child], check=False)
+        process.kill()
+        process.wait()
+
+
+def test_a_process_of_ours_is_near(sleeper: Target) -> None:
+    text, near = About().process(sleeper)
+    assert text is not None
+    assert near == 4
+    assert About().process(Target(-1, 0, "here", 0)) == (None, 0)
