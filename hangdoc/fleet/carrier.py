@@ -31,7 +31,7 @@ class Event:
 
     kind: str
     host: str
-    text: bytes = b""  # of a line; why it ended
+    text: bytes = b""  # of a line; why it ended, empty where it was cut off
 
 
 class Carrier:
@@ -42,6 +42,7 @@ class Carrier:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._workers: dict[str, Any] = {}  # of the task's thread alone
         self._ready = Flag()
+        self._ending = False
         self._thread = Thread(target=self._run, name="fleet", daemon=True)
 
     def start(self, hosts: list[str]) -> None:
@@ -105,7 +106,7 @@ class Carrier:
         if host in self._workers:
             return
         where = {"nodes": host} if self._way.remote else {"key": host}
-        handler = _Worker(host, self._events, self._workers)
+        handler = _Worker(host, self._events, self._closed)
         self._workers[host] = self._task.shell(self._way.command(host), handler=handler, stderr=True, **where)
 
     def _write(self, host: str, line: bytes) -> None:
@@ -117,12 +118,25 @@ class Carrier:
             self._workers[host].abort()
 
     def _end(self) -> None:
+        self._ending = True
         for worker in list(self._workers.values()):
             worker.set_write_eof()
-        self._task.remove_port(self._port)  # with the last worker the engine ends
+        self._leave()
 
     def _cut(self) -> None:
-        self._task.abort()
+        for worker in list(self._workers.values()):
+            worker.abort()
+
+    def _leave(self) -> None:
+        """With the last worker the engine ends, when no port is left either."""
+        if self._ending and not self._workers:
+            self._task.remove_port(self._port)
+
+    def _closed(self, host: str, worker: Any, why: bytes) -> None:
+        if self._workers.get(host) is worker:
+            del self._workers[host]
+        self._events.put(Event("ended", host, why))
+        self._leave()
 
 
 class _Calls(EventHandler):  # type: ignore[misc]  # ClusterShell has no types
@@ -142,8 +156,8 @@ class _Calls(EventHandler):  # type: ignore[misc]  # ClusterShell has no types
 class _Worker(EventHandler):  # type: ignore[misc]
     """What happens at one host, as events."""
 
-    def __init__(self, host: str, events: SimpleQueue[Event], workers: dict[str, Any]) -> None:
-        self._host, self._events, self._workers = host, events, workers
+    def __init__(self, host: str, events: SimpleQueue[Event], closed: Callable[[str, Any, bytes], None]) -> None:
+        self._host, self._events, self._closed = host, events, closed
         self._said = b""  # last line on stderr
 
     def ev_pickup(self, worker: Any, node: str) -> None:
@@ -159,6 +173,4 @@ class _Worker(EventHandler):  # type: ignore[misc]
         self._said = self._said or f"it ended with exit code {rc}".encode()
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        if self._workers.get(self._host) is worker:
-            del self._workers[self._host]
-        self._events.put(Event("ended", self._host, self._said or b"it was cut off"))
+        self._closed(self._host, worker, self._said)

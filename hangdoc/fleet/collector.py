@@ -178,7 +178,7 @@ class Fleet:
             host.started, host.open_s = True, time.monotonic()  # it could not answer before
         elif event.kind == "ended":
             host.ended_s, host.asked, host.open_s = time.monotonic(), None, None
-            self._lost(host, event.text.decode(errors="replace")[:300])
+            self._lost(host, event.text.decode(errors="replace")[:300] or host.lost or "its agent was cut off")
         else:
             host.heard_s, host.open_s = time.monotonic(), None
             try:
@@ -197,12 +197,15 @@ class Fleet:
             if hello.hangdoc not in (host.version, __version__):
                 self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
             host.version = hello.hangdoc
-        elif text.startswith(b'{"to"'):
+            return
+        if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
             host.shot, host.news, host.asked = host.reader.snapshot(host.name, answer), True, None
             pids = [rank.target.pid for rank in host.shot.ranks]
             host.about = {pid: (one.process, one.near) for pid, one in zip(pids, answer.ranks, strict=True)}
-        if host.lost is not None and host.version is not None:
+        elif not text.startswith(b'{"pong"'):
+            return  # what the host's shell greets with
+        if host.lost is not None:
             host.lost, host.tries = None, 0
             self._news.setdefault("back", []).append(host.name)
 

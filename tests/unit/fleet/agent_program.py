@@ -1,0 +1,72 @@
+"""An agent that behaves as it is told: `agent_program.py SCENE HOST agent`. Each scene is a way a host may go wrong."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+
+from hangdoc import wire
+from hangdoc.evidence import Process, RankEvidence, Snapshot, Target, ThreadCpu
+from hangdoc.wire.writer import Writer
+
+SCENE, HOST = sys.argv[1:3]
+AWAY_S = 5.0
+
+
+def say(message: object) -> None:
+    sys.stdout.buffer.write(wire.line(message))
+    sys.stdout.buffer.flush()
+
+
+def snapshot(number: int) -> Snapshot:
+    """One rank, or several of which each host sees all."""
+    ranks = range(3) if SCENE == "one-kernel" else [int(HOST.lstrip("n")) - 1]
+    cpu = Process(0, 1, 0, "S", (), None, None, 1.0, 0.1 * number, 0, (ThreadCpu(1, "python", "S", 0.1 * number),))
+    seen = tuple(
+        RankEvidence(
+            Target(100 + rank, 7, "as the host calls itself", rank, world_size=3, master="10.0.0.1:29500"),
+            True,
+            {"cpu": replace(cpu, pid=100 + rank)},
+        )
+        for rank in ranks
+    )
+    return Snapshot("as the host calls itself", 1e6 * ord(HOST[-1]) + number, "", seen, tier="look")
+
+
+def process(pid: int) -> tuple[str, int]:
+    """On one kernel each host is nearest to the rank that is its own."""
+    if SCENE != "one-kernel":
+        return f"{HOST} {pid}", 4
+    return f"kernel {pid}", 4 if pid == 99 + int(HOST.lstrip("n")) else 2
+
+
+def main() -> None:
+    if HOST == "n2" and SCENE == "refused":
+        sys.exit("ssh: connect to host n2 port 22: Connection refused")
+    if SCENE == "motd":
+        print("Welcome to the cluster!", flush=True)
+    say(wire.Hello(hangdoc="0.0.1" if HOST == "n2" and SCENE == "version" else wire.Hello().hangdoc))
+    writer, number = Writer(), 0
+    for line in sys.stdin.buffer:
+        if HOST == "n2" and SCENE == "silent":
+            time.sleep(3600)
+        if HOST == "n2" and SCENE == "away" and number == 2:
+            time.sleep(AWAY_S)
+        if line == wire.PING:
+            say(wire.Pong())
+            continue
+        number += 1
+        if HOST == "n2" and SCENE == "dies" and number == 6:
+            sys.exit("Killed")
+        if HOST == "n2" and SCENE == "garbage":
+            print('{"to":1,"ranks":"none"}', flush=True)
+            continue
+        command = wire.parse(line, wire.Command)
+        shot = snapshot(number)
+        shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in command.skip))
+        about = {rank.target.pid: process(rank.target.pid) for rank in shot.ranks}
+        say(writer.answer(command.id, shot, about))
+
+
+main()

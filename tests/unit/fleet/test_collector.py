@@ -1,0 +1,135 @@
+"""A fleet of real processes that behave as agents do, and as they do where a host goes wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hangdoc.evidence import Snapshot
+from hangdoc.fleet.carrier import Carrier
+from hangdoc.fleet.collector import Fleet
+from hangdoc.fleet.via import Way
+from probes import Tier
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = Path(__file__).with_name("agent_program.py")
+HOSTS = ("n1", "n2", "n3")
+
+
+@contextmanager
+def fleet(scene: str, said: list[str] | None = None) -> Iterator[Fleet]:
+    way = Way(lambda host: f"exec env PYTHONPATH={ROOT} {sys.executable} {PROGRAM} {scene} {host} agent")
+    made = Fleet(HOSTS, Carrier(way), (said if said is not None else []).append)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ranks(shots: tuple[Snapshot, ...]) -> list[tuple[str, int | None]]:
+    return sorted((rank.target.host, rank.target.rank) for shot in shots for rank in shot.ranks)
+
+
+def rounds_until(made: Fleet, seconds: float, lost: set[str]) -> tuple[Snapshot, ...]:
+    """Rounds, one a quarter of a second, until those hosts are lost; the last one."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        shots = made.round(Tier.LOOK)
+        if set(made.lost()) == lost:
+            return shots
+        made.wait(time.monotonic() + 0.25)
+    pytest.fail(f"{sorted(made.lost())} are lost after {seconds:g} s, not {sorted(lost)}")
+
+
+EVERY = [("n1", 0), ("n2", 1), ("n3", 2)]
+
+
+@pytest.mark.parametrize("scene", ["healthy", "motd", "one-kernel"])
+def test_every_rank_once_under_the_name_of_its_host(scene: str) -> None:
+    with fleet(scene) as made:
+        for _ in range(3):
+            shots = made.round(Tier.LOOK)
+            assert ranks(shots) == EVERY
+            assert {rank.target.job for shot in shots for rank in shot.ranks} == {"none"}
+        assert [target.rank for target in made.targets] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("scene", "why"),
+    [
+        ("refused", "Connection refused"),
+        ("silent", "silent"),
+        ("dies", "Killed"),
+        ("garbage", "cannot be read"),
+    ],
+)
+def test_a_host_that_goes_wrong_is_named_within_5_s_and_the_rest_is_seen(scene: str, why: str) -> None:
+    with fleet(scene) as made:
+        shots = rounds_until(made, 6.5 if scene == "dies" else 5.5, {"n2"})  # of which the start takes its part
+        assert ranks(shots) == [("n1", 0), ("n3", 2)]
+        (lack,) = [lack for shot in shots for lack in shot.unseen]
+        assert (lack.probe, lack.host) == ("agent", "n2")
+        assert why in lack.why
+
+
+def test_a_host_that_was_away_comes_back_by_itself() -> None:
+    said: list[str] = []
+    with fleet("away", said) as made:
+        rounds_until(made, 8.0, {"n2"})
+        shots = rounds_until(made, 8.0, set())
+        assert ranks(shots if len(shots) == len(HOSTS) else made.round(Tier.LOOK)) == EVERY
+    assert [text for text in said if text.startswith("n2")] == [
+        "n2 is not seen: its agent is silent for 3.5 s",
+        "n2 is back",
+    ]
+
+
+def test_an_agent_that_ended_is_started_anew() -> None:
+    with fleet("dies") as made:
+        rounds_until(made, 6.5, {"n2"})
+        rounds_until(made, 10.0, set())
+        assert ranks(made.round(Tier.LOOK)) == EVERY
+
+
+def test_another_version_is_said() -> None:
+    said: list[str] = []
+    with fleet("version", said) as made:
+        assert ranks(made.round(Tier.LOOK)) == EVERY
+    assert any(text.startswith("n2 has hangdoc 0.0.1") for text in said)
+
+
+def test_the_collector_does_not_grow_with_time() -> None:
+    with fleet("healthy") as made:
+        for _ in range(40):
+            made.round(Tier.LOOK)
+        held = [len(host.reader._parts) for host in made._hosts.values()]
+        for _ in range(100):
+            made.round(Tier.LOOK)
+        assert [len(host.reader._parts) for host in made._hosts.values()] == held
+
+
+def test_nothing_is_left_behind() -> None:
+    with fleet("healthy") as made:
+        made.round(Tier.LOOK)
+        inside = agents()
+    assert len(inside) == len(HOSTS)
+    assert not agents()
+
+
+def agents() -> list[str]:
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if str(PROGRAM).encode() in command and int(parent) == os.getpid():
+            found.append(pid)
+    return found
