@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-COMMANDS := ip tc iptables g++
-PACKAGES := iproute2 iptables g++
 
 RUNS ?= 5
 BESIDE ?= 1
@@ -25,7 +23,8 @@ calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for
 	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
-	for script in verdict_time look_cost footprint; do PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || exit 1; done
+	missed=0; for script in stack_merge many_ranks verdict_time look_cost footprint; do \
+	    PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || missed=1; done; exit $$missed
 
 lint: $(VENV)/test.stamp  ## style and types
 	$(BIN)/ruff check .
@@ -50,13 +49,7 @@ $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[test]'
 	@touch $@ $(VENV)/demo.stamp
 
-# The network tests need namespaces and packet filters, the compile test a C++ compiler.
-$(VENV)/system.stamp: | $(BIN)/python
-	@missing=; for command in $(COMMANDS); do command -v $$command >/dev/null || missing="$$missing $$command"; done; \
-	if [ -z "$$missing" ]; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-	      apt-get install -qq -y --no-install-recommends $(PACKAGES) >/dev/null; } || \
-	    echo "could not install $(PACKAGES); tests that need$$missing will say so"; \
-	else echo "tests that need$$missing will say so; ask root for: apt-get install $(PACKAGES)"; fi
+# The network tests need namespaces and packet filters, those of the fleet sshd and Slurm, the compile test a C++ compiler.
+$(VENV)/system.stamp: tests/system.sh | $(BIN)/python
+	@sh tests/system.sh
 	@touch $@

@@ -29,7 +29,8 @@ def serve(commands: int, answers: BinaryIO) -> None:
     """
     out = Out(answers)
     out.write(wire.Hello(host=platform.node()))
-    here, writer, about = Here().find(), Writer(), About()
+    here = Here(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
+    writer, about = Writer(), About()
     for command in _commands(commands, out):
         if command.do == "stop":
             return
@@ -37,7 +38,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
             here.rediscover()
         here.skip = frozenset(command.skip)
         (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in command.still])
-        seen = {rank.target.pid: about.process(rank.target) for rank in shot.ranks}
+        seen = {rank.target: about.process(rank.target) for rank in shot.ranks}
         out.write(writer.answer(command.id, shot, seen))
 
 
@@ -98,10 +99,10 @@ class About:
     def _boot(self) -> str:
         return (procfs.text("/proc/sys/kernel/random/boot_id") or platform.node()).strip()
 
-    def process(self, target: Target) -> tuple[str | None, int]:
-        """The text that stands for the process (None: it is gone), and how many of its surroundings are ours too."""
-        if target.pid <= 0:
-            return None, 0
+    def process(self, target: Target) -> tuple[str, int]:
+        """The text that stands for the process, and how many of its surroundings are ours too."""
+        if target.pid <= 0:  # a rank that belongs here and is gone
+            return f"{self._boot} {target.job} {target.master} {target.rank}", 0
         inside = procfs.link(f"/proc/{target.pid}/ns/pid")
         numbers = procfs.status(target.pid).get("NSpid", "").split()
         pid = numbers[-1] if numbers and inside else target.pid

@@ -177,8 +177,9 @@ class Live:
 
 
 def _patience_s(facts: Facts, mine: Watched) -> float:
-    """A job of which a rank has died does not merely pause."""
-    return SHORT_PATIENCE_S if facts.job.exit.fault else max(PATIENCE_S, 2 * mine.rhythm_s)
+    """A job of which a rank has died, or a link, does not merely pause."""
+    broken = facts.job.exit.fault or facts.job.network.dead_links
+    return SHORT_PATIENCE_S if broken else max(PATIENCE_S, 2 * mine.rhythm_s)
 
 
 def _longest_pause(facts: Facts) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hangdoc import procfs
 from hangdoc.analysis import Key
 from hangdoc.discover import Discovery, discover
 from hangdoc.evidence import Snapshot, Target, Unseen
@@ -43,13 +44,14 @@ class Here:
 
     pids: tuple[int, ...] = ()
     sampler: Sampler = field(default_factory=lambda: Sampler(platform.node(), ()))
+    slurm: str | None = None  # a Slurm job: ranks that say they are of another are not watched
     skip: frozenset[int] = frozenset()  # PIDs that somebody else watches
     problems: tuple[Unseen, ...] = ()  # why ranks were not found, when they were looked for first
 
     def find(self) -> Here:
         """Look for the ranks; finds none where there are none."""
         found = discover(self.pids or None)
-        self.sampler.targets, self.problems = _all(found), found.problems
+        self.sampler.targets, self.problems = tuple(filter(self._ours, _all(found))), found.problems
         return self
 
     @property
@@ -66,13 +68,17 @@ class Here:
     def rediscover(self) -> None:
         """New ranks appear with a restart or another job."""
         known = {(t.pid, t.start_ticks) for t in self.targets}
-        found = discover(self.pids or None).targets
+        found = tuple(filter(self._ours, discover(self.pids or None).targets))
         fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
         if fresh:
             here = {(t.job, t.rank) for t in fresh}
             kept = [t for t in self.targets if t.pid > 0 or (t.job, t.rank) not in here]
             agents = {t.pid for t in found if t.role == "agent"}  # one that has its ranks waits no more
             self.sampler.targets = (*(t for t in kept if t.role == "rank" or t.pid in agents), *fresh)
+
+    def _ours(self, target: Target) -> bool:
+        theirs = procfs.environ(target.pid) if self.slurm and target.pid > 0 else None
+        return theirs is None or theirs.get("SLURM_JOB_ID", self.slurm) == self.slurm
 
     def forget(self, job: str) -> None:
         self.sampler.targets = tuple(t for t in self.targets if t.job != job)

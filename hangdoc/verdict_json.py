@@ -7,6 +7,7 @@ from typing import Any
 
 from hangdoc import __version__
 from hangdoc.codec import BadRecord, decode
+from hangdoc.evidence import Unseen
 from hangdoc.verdict import SCHEMA, Considered, Culprit, Finding, Link, RankLine, Verdict
 
 
@@ -25,7 +26,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
             "ranks": [_plain(line) for line in verdict.job.ranks],
         },
         "findings": [_finding(finding) for finding in verdict.findings],
-        "unseen": [{"rank": unseen.rank, "probe": unseen.probe, "why": unseen.why} for unseen in verdict.unseen],
+        "unseen": [_unseen(unseen) for unseen in verdict.unseen],
         "note": verdict.note,
         "considered": [_plain(considered) for considered in verdict.considered],
     }
@@ -55,6 +56,12 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "evidence": [{"probe": p.probe, "ranks": list(p.ranks), "text": p.text} for p in finding.evidence],
         "actions": list(finding.actions),
     }
+
+
+def _unseen(unseen: Unseen) -> dict[str, Any]:
+    """With the optional key `host` where it is of no rank, as of a host that is lost."""
+    where = {"host": unseen.host} if unseen.rank is None and unseen.host is not None else {}
+    return {"rank": unseen.rank, "probe": unseen.probe, "why": unseen.why, **where}
 
 
 def _read_finding(value: dict[str, Any]) -> dict[str, Any]:

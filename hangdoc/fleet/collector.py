@@ -46,7 +46,7 @@ class Host:
     heard_s: float | None = None  # when it wrote a line last
     open_s: float | None = None  # when the first question was put that it has not answered, with anything
     shot: Snapshot | None = None  # the newest
-    about: Mapping[int, tuple[str | None, int]] = field(default_factory=dict)  # by PID in it the process, how near
+    about: Mapping[Target, tuple[str, int]] = field(default_factory=dict)  # which process a rank in it is, how near
     named: dict[Target, Target] = field(default_factory=dict)  # as the agent names it -> as the fleet does
     news: bool = False  # since the last round
     lost: str | None = None  # why
@@ -201,8 +201,9 @@ class Fleet:
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
             host.shot, host.news, host.asked = host.reader.snapshot(host.name, answer), True, None
-            pids = [rank.target.pid for rank in host.shot.ranks]
-            host.about = {pid: (one.process, one.near) for pid, one in zip(pids, answer.ranks, strict=True)}
+            host.about = {
+                rank.target: (one.process, one.near) for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
+            }
         elif not text.startswith(b'{"pong"'):
             return  # what the host's shell greets with
         if host.lost is not None:
@@ -227,7 +228,7 @@ class Fleet:
         live = [host for host in self._hosts.values() if host.shot and host.lost is None]
         for host in live:
             self._owners.note(host.name, host.about)
-        seen = {process for host in live for process, _ in host.about.values() if process}
+        seen = {process for host in live for process, _ in host.about.values()}
         self._owners.keep({host.name for host in live}, seen)
         owned = {host.name: self._owned(host) for host in live}
         names = jobs(replace(rank.target, host=name) for name, ranks in owned.items() for rank in ranks)
@@ -248,7 +249,7 @@ class Fleet:
             rank
             for rank in (host.shot.ranks if host.shot else ())
             if (host.name, rank.target.pid, rank.target.start_ticks) not in self._forgotten
-            and ((process := host.about[rank.target.pid][0]) is None or self._owners.owner(process) == host.name)
+            and self._owners.owner(host.about[rank.target][0]) == host.name
         ]
 
     def _renamed(self, host: Host, ranks: Sequence[RankEvidence], names: Mapping[tuple[str, str], str]) -> Snapshot:

@@ -19,11 +19,10 @@ class Owners:
     order: Mapping[str, int]  # of the hosts: of two that are as near the first answers
     _near: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # process -> host -> near, PID there
 
-    def note(self, host: str, seen: Mapping[int, tuple[str | None, int]]) -> None:
-        """What an agent has seen: by PID which process it is, and how near."""
-        for pid, (process, near) in seen.items():
-            if process is not None:
-                self._near.setdefault(process, {})[host] = (near, pid)
+    def note(self, host: str, seen: Mapping[Target, tuple[str, int]]) -> None:
+        """What an agent has seen: which process a rank is, and how near."""
+        for target, (process, near) in seen.items():
+            self._near.setdefault(process, {})[host] = (near, target.pid)
 
     def keep(self, hosts: Collection[str], processes: Collection[str]) -> None:
         """Forget hosts that are lost and processes that nobody sees."""

@@ -67,7 +67,7 @@ def way_of(wish: Wish) -> Way:
     if wish.via == "srun":
         _need("srun", "run hangdoc where Slurm's commands are")
         # One srun a node: several tasks' long lines come out of one srun cut and mixed (seen with Slurm 22.05).
-        step = "--overlap --nodes 1 --ntasks 1 --mpi none --immediate=5 --input all --unbuffered --quiet"
+        step = "--overlap --nodes 1 --ntasks 1 --mpi none --immediate=5 --quit-on-interrupt --input all --quiet"
         start = f"exec srun --jobid {_slurm_job(wish)} {step} --nodelist"
         return Way(lambda host: f"{start} {shlex.quote(host)} {run(host)}")
     if wish.via == "kubectl":

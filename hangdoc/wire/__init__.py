@@ -57,7 +57,7 @@ class Seen:
     records: dict[str, int]
     exit: str | None = None
     end: End | None = None
-    process: str | None = None  # the same text for the same process, whoever sees it
+    process: str = ""  # the same text for the same process, whoever sees it
     near: int = 0  # the more of its namespaces the agent shares, the larger
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from hangdoc.evidence import Frame, Groups, RankEvidence, Snapshot, Stack, Stacks, Variable
+from hangdoc.evidence import Frame, Groups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from hangdoc.wire import KEEP, Answer, Seen
 from hangdoc.wire.forms import Code, GroupForm, GroupsForm, StacksForm, ThreadForm, runs
 
@@ -24,18 +24,18 @@ class Writer:
         self._next = self._answers = 0
         self._new: dict[int, msgspec.Raw] = {}
 
-    def answer(self, to: int, shot: Snapshot, about: Mapping[int, tuple[str | None, int]]) -> Answer:
-        """A snapshot as the answer to a command; `about`: by PID what `Seen` says of the process."""
+    def answer(self, to: int, shot: Snapshot, about: Mapping[Target, tuple[str, int]]) -> Answer:
+        """A snapshot as the answer to a command; `about`: what `Seen` says of each process."""
         self._answers += 1
         self._new = {}
-        ranks = tuple(self._rank(rank, *about.get(rank.target.pid, (None, 0))) for rank in shot.ranks)
+        ranks = tuple(self._rank(rank, *about.get(rank.target, ("", 0))) for rank in shot.ranks)
         records = {name: self._part(record) for name, record in shot.records.items()}
         old = [part for part, (_, last) in self._numbers.items() if last <= self._answers - KEEP]
         for part in old:
             del self._numbers[part]
         return Answer(to, shot.at_s, shot.time, shot.tier, ranks, records, shot.unseen, self._new)
 
-    def _rank(self, rank: RankEvidence, process: str | None, near: int) -> Seen:
+    def _rank(self, rank: RankEvidence, process: str, near: int) -> Seen:
         records = {name: self._part(self._form(record)) for name, record in rank.records.items()}
         return Seen(self._part(rank.target), rank.alive, records, rank.exit, rank.end, process, near)
 

@@ -125,6 +125,11 @@ def test_a_process_is_the_same_from_within_its_pid_namespace(tmp_path: Path) -> 
 
 def test_a_process_of_ours_is_near(sleeper: Target) -> None:
     text, near = About().process(sleeper)
-    assert text is not None
+    assert str(sleeper.pid) in text
     assert near == 4
-    assert About().process(Target(-1, 0, "here", 0)) == (None, 0)
+
+
+def test_a_rank_that_is_gone_is_one_whoever_misses_it() -> None:
+    gone = [About().process(Target(-1 - rank, 0, host, rank)) for host in ("n1", "n2") for rank in (0, 1)]
+    assert gone[:2] == gone[2:]
+    assert gone[0] != gone[1]

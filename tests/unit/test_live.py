@@ -25,6 +25,7 @@ class Look:
     alive: bool = True
     step_s: float | None = 0.5
     idle: bool = False
+    dead_links: int = 0
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=True, idle=self.idle)
@@ -40,7 +41,13 @@ class Look:
             stack=SimpleNamespace(phase="compute"),
             process=SimpleNamespace(exit="exit code 0"),
         )
-        job = SimpleNamespace(stall=stall, progress=progress, exit=exits, startup=SimpleNamespace(pending=False))
+        job = SimpleNamespace(
+            stall=stall,
+            progress=progress,
+            exit=exits,
+            startup=SimpleNamespace(pending=False),
+            network=SimpleNamespace(dead_links=self.dead_links),
+        )
         return SimpleNamespace(ranks=[rank], job=job, look=self)
 
 
@@ -97,6 +104,7 @@ OVER = Look(alive=False)
             [Look(), Look("stalled", True, 12.0), Look("stalled", True, 22.0), Look()],
             ["healthy", "stall", "verdict stalled", "recovered 32.0"],
         ),
+        ([Look(), Look("stalled", True, 5.0, dead_links=1)], ["healthy", "stall", "verdict stalled"]),  # no mere pause
         ([Look(), Look("unknown", idle=True)], ["healthy", "verdict unknown"]),
         ([Look(), Look("unknown"), Look()], ["healthy"]),  # its launcher has just started its ranks
     ],

@@ -65,7 +65,7 @@ def main() -> None:
         command = wire.parse(line, wire.Command)
         shot = snapshot(number)
         shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in command.skip))
-        about = {rank.target.pid: process(rank.target.pid) for rank in shot.ranks}
+        about = {rank.target: process(rank.target.pid) for rank in shot.ranks}
         say(writer.answer(command.id, shot, about))
 
 

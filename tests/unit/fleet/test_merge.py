@@ -27,7 +27,7 @@ def target(
 def test_a_process_counts_once(views: dict[str, int], owner: str) -> None:
     owners = Owners({"n1": 0, "n2": 1})
     for host, near in views.items():
-        owners.note(host, {1000: ("boot pid:[1] 77 5", near)})
+        owners.note(host, {target(host, 0): ("boot pid:[1] 77 5", near)})
     assert owners.owner("boot pid:[1] 77 5") == owner
     assert owners.skipped() == {host: (1000,) for host in views if host != owner}
 
@@ -35,7 +35,7 @@ def test_a_process_counts_once(views: dict[str, int], owner: str) -> None:
 def test_when_the_owner_is_lost_the_other_answers() -> None:
     owners = Owners({"n1": 0, "n2": 1})
     for host, near in {"n1": 5, "n2": 1}.items():
-        owners.note(host, {1000: ("p", near), 1001: (None, 0)})
+        owners.note(host, {target(host, 0): ("p", near)})
     owners.keep({"n2"}, {"p"})
     assert owners.owner("p") == "n2"
     assert owners.skipped() == {}
