@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -58,50 +58,87 @@ class _View:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self._columns: dict[Path, list[Any]] = {}
+        self.links = tuple(facts.job.network.links) if hasattr(facts.job, "network") else ()
+        self._columns: dict[tuple[int, Path], list[Any]] = {}
 
     @cached_property
-    def host_probes(self) -> Mapping[str, set[str]]:
-        """Names of the probes that saw each host."""
-        seen: dict[str, set[str]] = {}
+    def seen(self) -> Mapping[frozenset[str], list[int]]:
+        """The ranks, by index, by the probes that saw them or their host.
+
+        Of a rank whose process is gone nothing is hidden: there is nothing left to see. It is in none of these.
+        """
+        of_host: dict[str, set[str]] = {}
         for shot in self.facts.case.history:
-            seen.setdefault(shot.host, set()).update(shot.records)
-        return seen
+            of_host.setdefault(shot.host, set()).update(shot.records)
+        found: dict[frozenset[str], list[int]] = {}
+        for i, rank in enumerate(self.facts.ranks):
+            if rank.alive is not False:
+                found.setdefault(frozenset(rank.seen).union(of_host.get(rank.host, ())), []).append(i)
+        return found
 
     def lacking(self, needs: Sequence[str]) -> dict[int, list[str]]:
-        """The ranks, by index, that not all of the probes needed have seen, and which have not.
+        """The ranks, by index, that not all of the probes needed have seen, and which have not."""
+        missed = {seen: [probe for probe in needs if probe not in seen] for seen in self.seen}
+        return dict(sorted((i, missed[seen]) for seen, ranks in self.seen.items() if missed[seen] for i in ranks))
 
-        Of a rank whose process is gone nothing is hidden: there is nothing left to see.
-        """
-        lacking: dict[int, list[str]] = {}
-        for i, rank in enumerate(self.facts.ranks):
-            there = self.host_probes.get(rank.host, ())
-            missed = [probe for probe in needs if probe not in rank.seen and probe not in there]
-            if missed and rank.alive is not False:
-                lacking[i] = missed
-        return lacking
-
-    def select(self, expression: Expression, indices: Sequence[int]) -> tuple[Any, ...]:
-        """The ranks of which the expression is true; ranks that agree in all it reads are asked once."""
-        ranks = self.facts.ranks
-        columns = [self._column(path) for path in expression.reads if path[0] != "job"]
+    def select(self, expression: Expression, things: Sequence[Any], indices: Iterable[int]) -> tuple[Any, ...]:
+        """Those things of which the expression is true; what agrees in all it reads is asked once."""
+        columns = [self._column(things, path) for path in expression.reads if path[0] != "job"]
         asked: dict[Any, bool] = {}
         chosen = []
         for i in indices:
             key = tuple([column[i] for column in columns])
             if key not in asked:
-                asked[key] = expression.holds(ranks[i])
+                asked[key] = expression.holds(things[i])
             if asked[key]:
-                chosen.append(ranks[i])
+                chosen.append(things[i])
         return tuple(chosen)
 
-    def _column(self, path: Path) -> list[Any]:
-        if path not in self._columns:
-            values: list[Any] = list(self.facts.ranks)
+    def _column(self, things: Sequence[Any], path: Path) -> list[Any]:
+        at = (id(things), path)  # the ranks or the links of the facts
+        if at not in self._columns:
+            values: list[Any] = list(things)
             for name in path:
                 values = [None if value is None else getattr(value, name) for value in values]
-            self._columns[path] = values
-        return self._columns[path]
+            self._columns[at] = values
+        return self._columns[at]
+
+
+class _Scope(Mapping[str, Any]):
+    """The job's groups and a playbook's selections, by name; a selection is made when it is first asked for."""
+
+    def __init__(self, playbook: Playbook, view: _View, lacking: Collection[int]) -> None:
+        from hangdoc.rules import ALL, UNKNOWN
+
+        ranks, job = view.facts.ranks, view.facts.job
+        self._playbook, self._view = playbook, view
+        self._known = [i for i in range(len(ranks)) if i not in lacking] if lacking else range(len(ranks))
+        self._made = {name: getattr(job, name) for name in type(job).__dataclass_fields__}
+        self._made[ALL] = tuple(ranks[i] for i in self._known) if lacking else ranks
+        self._made[UNKNOWN] = tuple(ranks[i] for i in lacking)
+        self._names = dict.fromkeys((*self._made, *playbook.envelope.ranks, *playbook.envelope.links))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._selected(name)
+        return self._made[name]
+
+    def _selected(self, name: str) -> tuple[Any, ...]:
+        expressions, view = self._playbook.expressions, self._view
+        if name in self._playbook.envelope.ranks:
+            return view.select(expressions[("ranks", name)], view.facts.ranks, self._known)
+        if name in self._playbook.envelope.links:
+            return view.select(expressions[("links", name)], view.links, range(len(view.links)))
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _judge(playbook: Playbook, view: _View) -> tuple[Finding, int] | Considered:
@@ -110,7 +147,7 @@ def _judge(playbook: Playbook, view: _View) -> tuple[Finding, int] | Considered:
     if lacking and len(lacking) == len(view.facts.ranks):
         return Considered(playbook.id, "unknown", unseen)
     try:
-        scope = _scope(playbook, view, lacking)
+        scope = _Scope(playbook, view, lacking)
         if playbook.expressions[("when",)].holds(scope):
             return _finding(playbook, scope, unseen)
     except Exception as error:  # whatever a rule runs into on facts nobody foresaw, the others must go on
@@ -129,23 +166,6 @@ def _unseen(view: _View, lacking: Mapping[int, Sequence[str]]) -> str:
     numbers = [r.rank for r in ranks if r.rank >= 0]
     who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
     return f"{' and '.join(probes)} not seen of {who}"
-
-
-def _scope(playbook: Playbook, view: _View, lacking: Collection[int]) -> dict[str, Any]:
-    """The job's groups and the playbook's selections, by name."""
-    from hangdoc.rules import ALL, UNKNOWN
-
-    facts = view.facts
-    known = [i for i in range(len(facts.ranks)) if i not in lacking]
-    scope = {name: getattr(facts.job, name) for name in type(facts.job).__dataclass_fields__}
-    scope[ALL] = tuple(facts.ranks[i] for i in known)
-    scope[UNKNOWN] = tuple(facts.ranks[i] for i in lacking)
-    for name in playbook.envelope.ranks:
-        scope[name] = view.select(playbook.expressions[("ranks", name)], known)
-    for name in playbook.envelope.links:
-        expression = playbook.expressions[("links", name)]
-        scope[name] = tuple(link for link in facts.job.network.links if expression.holds(link))
-    return scope
 
 
 def _finding(playbook: Playbook, scope: Mapping[str, Any], unseen: str) -> tuple[Finding, int]:

@@ -96,4 +96,10 @@ def _newest(history: Sequence[Snapshot]) -> dict[Key, RankEvidence]:
                 rank.exit or (before.exit if before else None),
                 rank.end or (before.end if before else None),
             )
-    return newest
+    # By rank, whichever host was heard first: of two sides that are alike in all else the first is told of.
+    return dict(sorted(newest.items(), key=lambda item: (_number(item[1]), item[0])))
+
+
+def _number(evidence: RankEvidence) -> tuple[bool, int]:
+    rank = evidence.target.rank
+    return rank is None, rank or 0

@@ -121,6 +121,13 @@ def _links(links: Iterable[Any]) -> str:
     return ", ".join(named) or "no link"
 
 
+def _ways(links: Iterable[Any]) -> str:
+    """`from rank 0 to rank 1, from rank 2 to rank 1`: who sends to whom over the links."""
+    pairs = dict.fromkeys((link.from_rank, link.to_rank) for link in links)
+    named = (f"from rank {'?' if one < 0 else one} to rank {'?' if other < 0 else other}" for one, other in pairs)
+    return ", ".join(named) or "nowhere"
+
+
 def _sites(ranks: Iterable[Any]) -> str:
     return _attr(ranks, "stack.site")
 
@@ -157,6 +164,7 @@ _FILTERS: Mapping[str, Callable[..., str]] = {
     "pids": _pids,
     "hosts": _hosts,
     "links": _links,
+    "ways": _ways,
     "sites": _sites,
     "attr": _attr,
     "by": _by,

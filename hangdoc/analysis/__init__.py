@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from hangdoc.evidence import RankEvidence, Snapshot
 
 Key = tuple[str, int]  # (host, pid): one process
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -26,21 +27,49 @@ class Case:
     rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # group -> rank -> facts
     job_facts: dict[str, Any] = field(default_factory=dict)  # group -> facts
     looks: dict[Key, Any] = field(default_factory=dict)  # rank -> what `progress` made of each look at it
+    _kept: dict[Any, Any] = field(default_factory=dict)  # what was worked out once, see `once`
 
     def record(self, key: Key, probe: str) -> Any:
         """The newest record of `probe` on one rank, or None."""
         return self.ranks[key].records.get(probe)
 
-    def series(self, key: Key, probe: str) -> list[tuple[float, Any]]:
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` returns, worked out at the first call with this name and kept for the life of the case."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: T = self._kept[name]
+        return kept
+
+    def rounds(self, key: Key) -> Sequence[tuple[Snapshot, RankEvidence]]:
+        """The snapshots that one rank is in, oldest first, with what was seen of it."""
+        return self.once("rounds", self._rounds).get(key, ())
+
+    def shots(self, host: str) -> Sequence[Snapshot]:
+        """The snapshots of one host, oldest first."""
+        return self.once("shots", self._shots).get(host, ())
+
+    def series(self, key: Key, probe: str) -> Sequence[tuple[float, Any]]:
         """All records of `probe` on one rank with their instants (s, that host's clock), oldest first."""
-        host, pid = key
-        return [
-            (shot.at_s, rank.records[probe])
-            for shot in self.history
-            if shot.host == host
-            for rank in shot.ranks
-            if rank.target.pid == pid and probe in rank.records
-        ]
+        series = self.once("series", dict[tuple[Key, str], list[tuple[float, Any]]])
+        found = series.get((key, probe))
+        if found is None:
+            rounds = self.rounds(key)
+            found = [(shot.at_s, rank.records[probe]) for shot, rank in rounds if probe in rank.records]
+            series[key, probe] = found
+        return found
+
+    def _rounds(self) -> dict[Key, list[tuple[Snapshot, RankEvidence]]]:
+        found: dict[Key, list[tuple[Snapshot, RankEvidence]]] = {}
+        for shot in self.history:
+            for rank in shot.ranks:
+                found.setdefault((shot.host, rank.target.pid), []).append((shot, rank))
+        return found
+
+    def _shots(self) -> dict[str, list[Snapshot]]:
+        found: dict[str, list[Snapshot]] = {}
+        for shot in self.history:
+            found.setdefault(shot.host, []).append(shot)
+        return found
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.progress import looks_at
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.story import Story, is_library
 
 MIN_LOOKS = 4
 USUAL_SHARE = 0.75  # of the looks: the last batch of an epoch is often smaller, and a batch may be cut before its use
@@ -61,18 +61,19 @@ def _facts(odd: list[BatchFacts], compared: bool) -> BatchFacts:
 
 def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     """Shapes that the tensors in the user's own frames have in nearly all of the looks."""
+    looks = looks_at(case, key)
+    in_story = {id(look.story): list(_shapes(look.story)) for look in {id(one.story): one for one in looks}.values()}
     shapes: dict[Name, Counter[tuple[int, ...]]] = defaultdict(Counter)
-    for name, shape in _shapes(case, key):
-        shapes[name][shape] += 1
+    for look in looks:
+        for name, shape in in_story[id(look.story)]:
+            shapes[name][shape] += 1
     usual = {name: (seen.most_common(1)[0], seen.total()) for name, seen in shapes.items()}
     return {n: shape for n, ((shape, times), all_) in usual.items() if times >= max(MIN_LOOKS, USUAL_SHARE * all_)}
 
 
-def _shapes(case: Case, key: Key) -> Iterator[tuple[Name, tuple[int, ...]]]:
-    for look in looks_at(case, key):
-        for step in look.story:
-            if is_library(step.file):
-                continue
+def _shapes(story: Story) -> Iterator[tuple[Name, tuple[int, ...]]]:
+    for step in story:
+        if not is_library(step.file):
             for variable in step.variables.values():
                 if variable.tensor is not None and variable.tensor.shape:
                     yield (step.function, variable.name), variable.tensor.shape

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.stack import HARNESS_THREADS
+from hangdoc.analysis.stack import of_harness
 from hangdoc.evidence import Process, ThreadCpu
 
 _RAN_S = 0.001
@@ -51,7 +51,7 @@ def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
     queued_s: dict[int, float] = {}
     for at_s, process in series:
         elapsed_s = at_s - found[-1].at_s if found else 0.0
-        threads = {thread.tid: thread for thread in process.threads if not HARNESS_THREADS.search(thread.comm)}
+        threads = {thread.tid: thread for thread in process.threads if not of_harness(thread.comm)}
         for tid, thread in threads.items():
             stood = tid in before and thread.state == before[tid].state == "R" and _ran_s(before[tid], thread) < _RAN_S
             queued_s[tid] = queued_s.get(tid, 0.0) + elapsed_s if stood else 0.0

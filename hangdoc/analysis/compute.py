@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.progress import looks_at
@@ -76,21 +77,20 @@ def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
 def _tensors(case: Case, key: Key) -> Iterator[tuple[Tensor, str]]:
     """Every tensor seen in the rank's variables over the history, with where it was."""
     seen: set[tuple[str, Tensor]] = set()
+    read: set[int] = set()  # by identity: what two looks have in common says nothing new
     for _, stacks in case.series(key, "stacks"):
-        if not isinstance(stacks, Stacks):
+        if not isinstance(stacks, Stacks) or id(stacks) in read:
             continue
-        for frame in (f for stack in stacks.threads for f in stack.frames):
-            if "/torch/distributed/" in frame.file:  # what is only sent in a smaller type (compression hooks)
-                continue
-            yield from _held(
-                frame.variables or (),
-                f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})",
-                seen,
-            )
+        read.add(id(stacks))
+        for frame in [f for stack in stacks.threads for f in stack.frames if f.variables and id(f) not in read]:
+            read.add(id(frame))
+            tensors = [one for one in frame.variables or () if one.tensor is not None]
+            if tensors and "/torch/distributed/" not in frame.file:  # what is only sent in a smaller type
+                yield from _held(tensors, f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})", seen)
         yield from _held(stacks.globals or (), "the script's module", seen)
 
 
-def _held(variables: tuple[Variable, ...], where: str, seen: set[tuple[str, Tensor]]) -> Iterator[tuple[Tensor, str]]:
+def _held(variables: Sequence[Variable], where: str, seen: set[tuple[str, Tensor]]) -> Iterator[tuple[Tensor, str]]:
     for variable in variables:
         place = f"{variable.name} in {where}"
         if variable.tensor is not None and (place, variable.tensor) not in seen:
@@ -102,9 +102,14 @@ def _bf16_kernel(case: Case, key: Key) -> str | None:
     for _, stacks in case.series(key, "stacks"):
         if isinstance(stacks, Stacks) and stacks.native:
             for frame in (f for stack in stacks.threads for f in stack.frames):
-                if frame.native and BF16_KERNEL.search(frame.function):
+                if frame.native and _names_bf16(frame.function):
                     return frame.function
     return None
+
+
+@lru_cache(maxsize=4096)
+def _names_bf16(function: str) -> bool:
+    return bool(BF16_KERNEL.search(function))
 
 
 def _busiest(case: Case, key: Key) -> str | None:

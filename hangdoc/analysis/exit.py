@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.stack import rank_facts
+from hangdoc.analysis.stack import last_seen
 from hangdoc.evidence import End, Process, RankEvidence, Stacks
 from probes.cgroup import Cgroup
 
@@ -82,8 +82,7 @@ def _facts(case: Case, key: Key) -> ExitFacts:
     end = rank.end or End()
     phase = op = site = None
     if isinstance(case.record(key, "stacks"), Stacks):
-        before = Case(case.history, {key: replace(rank, alive=True)})
-        stack = rank_facts(before, key)
+        stack = last_seen(case, key)
         phase, op, site = stack.phase, stack.op, stack.site
     process, limits = case.record(key, "cpu"), case.record(key, "cgroup")
     return ExitFacts(
@@ -127,7 +126,7 @@ def _first(ends: dict[Key, tuple[str | None, End | None]]) -> set[Key]:
 
 def _age_s(case: Case, key: Key) -> float | None:
     """How long ago a rank ended, when its host was looked at last."""
-    end, shots = case.ranks[key].end, [shot for shot in case.history if shot.host == key[0]]
+    end, shots = case.ranks[key].end, case.shots(key[0])
     return shots[-1].at_s - end.at_s if shots and end and end.at_s is not None else None
 
 

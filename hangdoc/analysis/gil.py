@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import WAITING, phase_of
+from hangdoc.analysis.phases import WAITING, chain_of, phase_of
 from hangdoc.analysis.stack import circumstances
 from hangdoc.analysis.story import tell, user_step
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
@@ -138,7 +138,7 @@ def _thread(process: Process, tid: int) -> ThreadCpu | None:
 
 def _phase(case: Case, key: Key, stacks: Stacks, owner: Stack) -> str:
     story = tell(owner, case.record(key, "source"), stacks.globals)
-    return phase_of(owner, story, circumstances(case, key, None, stacks))[0]
+    return phase_of(chain_of(owner), story, circumstances(case, key, None, stacks))[0]
 
 
 def _native(owner: Stack) -> tuple[Frame, ...]:

@@ -9,7 +9,7 @@ nobody by this reckoning: they are `crossed`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,8 +107,7 @@ def _picture(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Pic
     members = {group: _members(group, waiting, seen) for group in groups}
     edges = _edges(waiting, members)
     roots = _roots(edges, waiting, seen)
-    ends = {ahead: _ranks(roots & _reached(edges, ahead)) for ahead in set(edges.values())}
-    blocked_on = {rank: ends[edges[rank]] for rank in waiting if rank in edges}
+    blocked_on = _blocked_on(waiting, edges, roots)
     return Picture(waiting, members, edges, _ranks(roots), _waited_by(waiting, edges, members), blocked_on)
 
 
@@ -192,16 +191,47 @@ def _roots(edges: Edges, waiting: Mapping[int, Wait], seen: Mapping[int, StackFa
 
 def _circle(edges: Edges) -> frozenset[Node]:
     """What lies on circles, or on the way from one to another: left when all dead ends are taken away, both ways."""
-    left = frozenset(edges)
-    while True:
-        onward = frozenset(node for node in left if edges[node] & left)
-        entered = onward & frozenset(end for node in onward for end in edges[node])
-        if entered == left:
-            return left
-        left = entered
+    after = {node: [end for end in ends if end in edges] for node, ends in edges.items()}
+    before = _turned(after)
+    onward = {node: len(ends) for node, ends in after.items()}
+    entered = {node: len(before.get(node, ())) for node in edges}
+    left, dead = set(edges), [node for node in edges if not onward[node] or not entered[node]]
+    while dead:
+        node = dead.pop()
+        if node in left:
+            left.discard(node)
+            for counts, beside in ((onward, before.get(node, ())), (entered, after[node])):
+                for other in beside:
+                    counts[other] -= 1
+                    if not counts[other]:
+                        dead.append(other)
+    return frozenset(left)
 
 
-def _reached(edges: Edges, start: frozenset[Node]) -> frozenset[Node]:
+def _turned(edges: Mapping[Node, Iterable[Node]]) -> dict[Node, list[Node]]:
+    """The edges the other way round."""
+    found: dict[Node, list[Node]] = defaultdict(list)
+    for node, ends in edges.items():
+        for end in ends:
+            found[end].append(node)
+    return found
+
+
+def _blocked_on(waiting: Iterable[int], edges: Edges, roots: frozenset[Node]) -> dict[int, tuple[int, ...]]:
+    """The roots at the ends of what each rank waits for; looked for from the side where there is less to start from."""
+    starts = set(edges.values())
+    if len(starts) <= len(roots):
+        ends = {ahead: _ranks(roots & _reached(edges, ahead)) for ahead in starts}
+        return {rank: ends[edges[rank]] for rank in waiting if rank in edges}
+    behind = _turned(edges)
+    blocked: dict[Node, list[int]] = defaultdict(list)
+    for root in _ranks(roots):
+        for node in _reached(behind, [root]):
+            blocked[node].append(root)
+    return {rank: tuple(blocked.get(rank, ())) for rank in waiting if rank in edges}
+
+
+def _reached(edges: Mapping[Node, Iterable[Node]], start: Iterable[Node]) -> frozenset[Node]:
     """These nodes and all that they wait for, over any number of steps."""
     found, fresh = set(start), set(start)
     while fresh:
@@ -213,15 +243,16 @@ def _reached(edges: Edges, start: frozenset[Node]) -> frozenset[Node]:
 def _waited_by(
     waiting: Mapping[int, Wait], edges: Edges, members: Mapping[Group, Members]
 ) -> dict[int, tuple[int, ...]]:
-    found: dict[int, set[int]] = defaultdict(set)
+    found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for told in members.values():
         for rank in told.absent if told.waiting else ():
-            found[rank].update(told.waiting)
+            found[rank].append(told.waiting)
     for rank, wait in waiting.items():
         if wait.p2p:
             for end in _ranks(edges[rank]):
-                found[end].add(rank)
-    return {rank: tuple(sorted(waiting)) for rank, waiting in found.items()}
+                found[end].append((rank,))
+    # Where half of a group waits for the other half, those who wait are told once, not once for each awaited.
+    return {rank: parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts))) for rank, parts in found.items()}
 
 
 def _ranks(nodes: frozenset[Node]) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.progress import Look, looks_at
-from hangdoc.analysis.story import Story, is_library
+from hangdoc.analysis.story import Code, Story, is_library
 from hangdoc.analysis.workers import TELLING, Worker, name_of, user_line, workers_of
 from hangdoc.evidence import Io, Stacks
 
@@ -87,7 +88,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
         count=len(workers),
         waits=waits,
         waiting_s=waiting_s,
-        share=sum(waits_for_helpers(look.story) or loads(look.story) for look in looks) / len(looks),
+        share=sum(waits_for_helpers(look.code) or loads(look.code) for look in looks) / len(looks),
         frame=frame,
         active=len(active),
         busy=sum(worker.cores >= BUSY_SHARE for worker in workers),
@@ -113,18 +114,20 @@ def sure(case: Case, watched_s: float) -> bool:
     return watched_s >= SURE_S or (watched_s >= SEEN_S and idle_s >= SURE_S)
 
 
-def waits_for_helpers(story: Story) -> bool:
+@lru_cache(maxsize=1024)
+def waits_for_helpers(code: Code) -> bool:
     """Its innermost frames, up to the user's own code, wait for helpers."""
-    for step in reversed(story):
-        if WAITS.search(name_of(step)):
+    for file, function in reversed(code):
+        if WAITS.search(f"{file}:{function}"):
             return True
-        if not is_library(step.file):
+        if not is_library(file):
             return False
     return False
 
 
-def loads(story: Story) -> bool:
-    return any(LOADER.search(step.file) for step in story)
+@lru_cache(maxsize=1024)
+def loads(code: Code) -> bool:
+    return any(LOADER.search(file) for file, _ in code)
 
 
 def _frame(story: Story) -> str | None:
@@ -138,7 +141,7 @@ def _waiting_s(looks: Sequence[Look]) -> float | None:
     """How long the newest looks have all found it waiting; None where the newest one did not."""
     since = None
     for look in reversed(looks):
-        if not waits_for_helpers(look.story):
+        if not waits_for_helpers(look.code):
             break
         since = look.at_s
     return None if since is None else looks[-1].at_s - since

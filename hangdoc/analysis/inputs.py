@@ -9,13 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.helpers import LOADER, loads, waits_for_helpers
 from hangdoc.analysis.peers import data_connections
 from hangdoc.analysis.progress import Look, ProgressFacts, looks_at
-from hangdoc.analysis.story import Step, Story, is_library
+from hangdoc.analysis.story import Code, Step, Story, is_library
 from hangdoc.analysis.tcp import identity, idle, least
 from hangdoc.analysis.workers import user_line, worker_story
 from hangdoc.evidence import Process, Sockets, Source, Stacks
@@ -52,15 +53,16 @@ class InputAnalysis:
     job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, InputFacts], None]:
-        return {key: _facts(case, key) for key in case.ranks}, None
+        waiting = sum(_waits(case, key) for key in case.ranks)
+        return {key: _facts(case, key, waiting - _waits(case, key) > 0) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key) -> InputFacts:
+def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return InputFacts()
-    loading = [look for look in looks if _feeds(look.story)]
-    preparing = sum(_prepares(look.story) for look in looks)
+    loading = [look for look in looks if _feeds(look.code)]
+    preparing = sum(_prepares(look.code) for look in looks)
     made = [*_by_itself(looks), *_by_workers(case, key)]
     worker, step, share = _most(made)
     gaps = _gaps(case, key, loading)
@@ -75,7 +77,7 @@ def _facts(case: Case, key: Key) -> InputFacts:
         text=step.place.text if step and step.place else None,
         where_share=share,
         worker=worker,
-        awaited=any(_waits(case, other) for other in case.ranks if other != key),
+        awaited=awaited,
         advancing=(bool(loading) and loading[-1] is looks[-1] and _sleeps(case, key)) or None,
     )
 
@@ -91,22 +93,26 @@ def _sleeps(case: Case, key: Key) -> bool:
     return any(thread.tid == key[1] and "nanosleep" in (thread.wchan or "") for thread in threads)
 
 
-def _feeds(story: Story) -> bool:
+@lru_cache(maxsize=1024)
+def _feeds(code: Code) -> bool:
     """In its loader, and not to start its workers."""
-    starting = any(LOADER.search(s.file) and STARTS.search(s.function) for s in story)
-    return loads(story) and not (starting and waits_for_helpers(story) is False and _fetches(story) is False)
+    starting = any(LOADER.search(file) and STARTS.search(function) for file, function in code)
+    return loads(code) and not (starting and not waits_for_helpers(code) and not _fetches(code))
 
 
-def _fetches(story: Story) -> bool:
-    return any(step.function in ("fetch", "_next_data", "__next__") and LOADER.search(step.file) for step in story)
+def _fetches(code: Code) -> bool:
+    return any(function in ("fetch", "_next_data", "__next__") and LOADER.search(file) for file, function in code)
 
 
-def _prepares(story: Story) -> bool:
-    return (waits_for_helpers(story) and not loads(story)) or any(PREPARES.search(step.file) for step in story)
+@lru_cache(maxsize=1024)
+def _prepares(code: Code) -> bool:
+    return (waits_for_helpers(code) and not loads(code)) or any(PREPARES.search(file) for file, _ in code)
 
 
 def _gaps(case: Case, key: Key, loading: Sequence[Look]) -> list[tuple[Look, float]]:
     """At each of these looks: how long no byte has come or gone on its connections."""
+    if not loading:
+        return []
     between = {identity(one.connection) for one in data_connections(case).get(key, ())}
     sockets = {at: record.connections for at, record in case.series(key, "sockets") if isinstance(record, Sockets)}
     ages = [
@@ -117,6 +123,8 @@ def _gaps(case: Case, key: Key, loading: Sequence[Look]) -> list[tuple[Look, flo
 
 def _later(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator[float]:
     """The ages of those that are no wait for a first batch: workers that start, an index that is read."""
+    if not gaps:
+        return
     processes = {at: record for at, record in case.series(key, "cpu") if isinstance(record, Process)}
     starts = [look.at_s - age for look, age in gaps if age >= GAP_S]
     several = any(after - before >= GAP_S for before, after in pairwise(starts))
@@ -129,6 +137,8 @@ def _later(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator
 
 def _batch_s(looks: Sequence[Look]) -> float | None:
     """By the counter that grew, of a loop outside the loader's frames."""
+    if looks[0].story is looks[-1].story:
+        return None
     first, last = _counters(looks[0].story), _counters(looks[-1].story)
     grown = max((last[name] - first[name] for name in last if name in first), default=0.0)
     return (looks[-1].at_s - looks[0].at_s) / grown if grown > 0 else None
@@ -159,18 +169,17 @@ def _most(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | N
 
 def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[int | None, Step]]:
     """The user's lines below the frames of the loader."""
-    for look in looks:
+    for look in (look for look in looks if loads(look.code)):
         inside = [i for i, step in enumerate(look.story) if LOADER.search(step.file)]
-        own = user_line(look.story[inside[0] + 1 :]) if inside else None
+        own = user_line(look.story[inside[0] + 1 :])
         if own is not None:
             yield None, own
 
 
 def _by_workers(case: Case, key: Key) -> Iterator[tuple[int | None, Step]]:
     """The user's lines that its workers were seen at."""
-    for shot in case.history:
-        rank = next((r for r in shot.ranks if (shot.host, r.target.pid) == key), None)
-        stacks, source = (rank.records.get("stacks"), rank.records.get("source")) if rank else (None, None)
+    for _, rank in case.rounds(key):
+        stacks, source = rank.records.get("stacks"), rank.records.get("source")
         for pid, threads in stacks.children if isinstance(stacks, Stacks) else ():
             own = user_line(worker_story(threads, source if isinstance(source, Source) else None))
             if own is not None:

@@ -7,7 +7,6 @@ to be a left-over. A holder that itself waits in a collective, while nothing els
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
@@ -51,7 +50,8 @@ class LockFileAnalysis:
                 if _waits_for_good(case, holder):
                     facts[key] = replace(facts[key], stuck=True, advancing=None)
                     blocks.setdefault(holder, []).append(case.ranks[key].target.rank or 0)
-        return {key: replace(one, blocks=tuple(blocks.get(key, ()))) for key, one in facts.items()}, None
+        facts.update({key: replace(facts[key], blocks=tuple(ranks)) for key, ranks in blocks.items()})
+        return facts, None
 
 
 def _facts(case: Case, key: Key) -> LockFileFacts:
@@ -75,7 +75,7 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
         path=last.path,
         kind=last.kind,
         age_s=last.age_s,
-        holder=_holder(case, last),
+        holder=_holder(case, key[0], last),
         named=_named(last),
         sure=_sure(last),
         before=last.before_s > 0,
@@ -100,8 +100,8 @@ def _sure(file: LockFile) -> bool:
 def _ranks_that_have(case: Case, key: Key) -> list[Key]:
     """The ranks of this job, on the same host, that have the file which a rank waits for."""
     file = case.record(key, "lockfile")
-    pids = {holder.pid for holder in file.holders} if isinstance(file, LockFile) else set()
-    return [(host, pid) for host, pid in case.ranks if host == key[0] and pid in pids]
+    holders = file.holders if isinstance(file, LockFile) else ()
+    return [(key[0], holder.pid) for holder in holders if (key[0], holder.pid) in case.ranks]
 
 
 def _waits_for_good(case: Case, key: Key) -> bool:
@@ -110,14 +110,16 @@ def _waits_for_good(case: Case, key: Key) -> bool:
     return bool(stack.waits) and progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= STANDS_S
 
 
-def _holder(case: Case, file: LockFile) -> str | None:
-    ranks: Mapping[int, int | None] = {key[1]: evidence.target.rank for key, evidence in case.ranks.items()}
-    told = [
-        f"rank {ranks[h.pid]}" if ranks.get(h.pid) is not None else f"pid {h.pid} ({h.command})" for h in file.holders
-    ]
+def _holder(case: Case, host: str, file: LockFile) -> str | None:
+    told = [_told(case, (host, holder.pid), holder.command) for holder in file.holders]
     if not told and file.named_alive:
         return f"pid {file.named_pid}"
     return ", ".join(told) or None
+
+
+def _told(case: Case, key: Key, command: str) -> str:
+    rank = case.ranks[key].target.rank if key in case.ranks else None
+    return f"pid {key[1]} ({command})" if rank is None else f"rank {rank}"
 
 
 def _named(file: LockFile) -> str | None:

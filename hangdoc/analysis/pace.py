@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.others import Values
 from hangdoc.analysis.phases import WAITING
 from hangdoc.analysis.progress import Look, looks_at
 from hangdoc.analysis.resources import ResourcesFacts
@@ -66,57 +66,78 @@ class PaceAnalysis:
         if len(waits) < 2 or len(waits) < len(case.ranks):
             return facts, None
         period = case.job_facts["progress"].period_s
+        all_ranks = Crowd(case, waits)
         moving = {key: steps(case, key) for key in waits}
         for key in waits:
-            mine = _facts(case, key, waits, facts[key])
-            goes_on = any(moving[other] for other in waits if other != key)
+            mine = _facts(case, key, waits[key], all_ranks, facts[key])
+            goes_on = sum(moving.values()) > moving[key]
             facts[key] = replace(mine, late=goes_on and _late(mine, period))
         return facts, None
 
 
-def _facts(case: Case, key: Key, waits: Mapping[Key, Waiting], facts: PaceFacts) -> PaceFacts:
-    mine, others = waits[key], {other: one for other, one in waits.items() if other != key}
-    parts = _lateness(mine.parts, [one.parts for one in others.values()])
+class Crowd:
+    """All the ranks, to compare each with the others."""
+
+    def __init__(self, case: Case, waits: Mapping[Key, Waiting]) -> None:
+        resources: Sequence[ResourcesFacts] = [case.rank_facts["resources"][key] for key in waits]
+        self.parts = [Values(values) for values in zip(*(one.parts for one in waits.values()), strict=True)]
+        slices = [one.slices for one in waits.values() if one.slices is not None]
+        # As many as every rank has; none where one of them has none.
+        self.slices = [Values(values) for values in zip(*slices, strict=False)] if len(slices) == len(waits) else None
+        self.stood = {key: stood(case, key) for key in waits}
+        self.all_stood = Values(self.stood.values())
+        self.used = Values(one.cores_used for one in resources if one.cores_used)
+        self.gets = Values(1.0 - one.delay_share for one in resources if one.delay_share is not None)
+        self.cores = Values(one.cores or 0 for one in resources)
+        self.nice = any(one.nicer == 0 for one in resources)
+        self.spins = any(one.spins for one in waits.values())
+        self.mutual = {key: _mutual(case, key) for key in waits}
+        self.all_mutual = [sum(counts) for counts in zip(*self.mutual.values(), strict=True)]
+
+
+def _facts(case: Case, key: Key, mine: Waiting, crowd: Crowd, facts: PaceFacts) -> PaceFacts:
+    parts = _lateness(mine.parts, crowd.parts)
     share = sum(parts) / len(parts)
     period = case.job_facts["progress"].period_s
-    looks = [look for look in looks_at(case, key) if look.phase not in WAITING]
-    phases = [look.phase for look in looks]
-    resources: dict[Key, ResourcesFacts] = case.rank_facts["resources"]
-    own, theirs = resources[key], [resources[other] for other in others]
-    used = [one.cores_used for one in theirs if one.cores_used]
-    spin = any(one.spins for one in waits.values())
-    gets = [1.0 - one.delay_share for one in theirs if one.delay_share is not None]
+    phases = [look.phase for look in looks_at(case, key) if look.phase not in WAITING]
+    own: ResourcesFacts = case.rank_facts["resources"][key]
+    used = _of_others(crowd.used, own.cores_used or None)
+    gets = _of_others(crowd.gets, None if own.delay_share is None else 1.0 - own.delay_share)
+    waiting, mutual = (every - itself for every, itself in zip(crowd.all_mutual, crowd.mutual[key], strict=True))
     facts = replace(
         facts,
         waits=mine.share,
         late_share=max(0.0, share),
         late_least=max(0.0, min(parts)),
         late_s=share * period if period is not None and share > 0 else None,
-        steadiness=_steadiness(mine.slices, [one.slices for one in others.values()], share),
-        others_stood=median(stood(case, other) for other in others),
-        mutual=_mutual(case, list(others)),
-        more_cpu=own.cores_used / median(used) if own.cores_used is not None and used and not spin else None,
+        steadiness=_steadiness(mine.slices, crowd.slices, share),
+        others_stood=crowd.all_stood.median(crowd.stood[key]),
+        mutual=mutual > waiting / 2 if waiting else None,
+        more_cpu=own.cores_used / used if own.cores_used is not None and used and not crowd.spins else None,
         doing=max(dict.fromkeys(phases), key=phases.count) if phases else None,
         slept=own.demand < ASKS * max(0.1, 1.0 - mine.share) if own.demand is not None else None,
-        less=median(gets) / max(0.01, 1.0 - own.delay_share) if own.delay_share is not None and gets else None,
-        work=more_work(case, key, list(others)) if share >= LATE / 2 else None,
-        same_code=same_code(case, key, list(others)) if share >= LATE / 2 else None,
+        less=gets / max(0.01, 1.0 - own.delay_share) if own.delay_share is not None and gets is not None else None,
+        work=more_work(case, key) if share >= LATE / 2 else None,
+        same_code=same_code(case, key) if share >= LATE / 2 else None,
     )
-    return replace(facts, cause=_cause(facts, own, theirs)) if share >= LATE / 2 else facts
+    return replace(facts, cause=_cause(facts, own, crowd)) if share >= LATE / 2 else facts
 
 
-def _lateness(mine: Sequence[float], others: Sequence[Sequence[float]]) -> list[float]:
+def _of_others(values: Values, but: float | None) -> float | None:
+    """The median of the others; None where of none of them it is known."""
+    return values.median(but) if len(values.sorted) > (but is not None) else None
+
+
+def _lateness(mine: Sequence[float], every: Sequence[Values]) -> list[float]:
     """By how much the others waited more, in each part of the window."""
-    return [median(one[i] for one in others) - share for i, share in enumerate(mine)]
+    return [one.median(share) - share for one, share in zip(every, mine, strict=False)]
 
 
-def _steadiness(mine: Sequence[float] | None, others: Sequence[Sequence[float] | None], share: float) -> float | None:
+def _steadiness(mine: Sequence[float] | None, every: Sequence[Values] | None, share: float) -> float | None:
     """Of these parts of the window, those in which the others waited a third as long for it as on average."""
-    theirs = [one for one in others if one is not None]
-    if mine is None or len(theirs) < len(others) or share <= 0.0:
+    if mine is None or every is None or share <= 0.0:
         return None
-    parts = min(len(mine), *(len(one) for one in theirs))
-    late = _lateness(mine[:parts], theirs)
+    late = _lateness(mine, every)
     return sum(one >= share / 3 for one in late) / len(late)
 
 
@@ -141,27 +162,28 @@ def _in_every_step(facts: PaceFacts, period_s: float | None) -> bool:
     return facts.steadiness is None or facts.steadiness >= STEADY
 
 
-def _cause(facts: PaceFacts, mine: ResourcesFacts, others: Sequence[ResourcesFacts]) -> str | None:
+def _cause(facts: PaceFacts, mine: ResourcesFacts, crowd: Crowd) -> str | None:
     """What the rank that is waited for has that the others have not."""
     if (facts.less or 0.0) >= LESS:
-        if (mine.nicer or 0) > 0 and any(one.nicer == 0 for one in others):
+        if (mine.nicer or 0) > 0 and crowd.nice:
             return "nice"
         if (mine.crowd or 0) > (mine.cores or 0) and mine.bound:
             return "crowded"
         if (mine.neighbour_cores or 0.0) >= 0.2:
             return "neighbour"
         return "queue"
-    if mine.cores is not None and all(one.cores is not None and one.cores > mine.cores for one in others):
+    if mine.cores is not None and crowd.cores.up_to(mine.cores) == 1:  # itself: all others have more
         return "cores"
     return "work" if facts.work else None
 
 
-def _mutual(case: Case, others: Sequence[Key]) -> bool | None:
-    """Whether what the others wait in makes every rank wait for every other; a pipeline's neighbours do not."""
-    waiting = [look for key in others for look in looks_at(case, key) if look.phase in WAITING]
-    if not waiting:
-        return None
-    return sum(look.phase == "collective" and _is_mutual(look) for look in waiting) > len(waiting) / 2
+def _mutual(case: Case, key: Key) -> tuple[int, int]:
+    """Looks that found it waiting; and of these, in what makes every rank wait for every other.
+
+    A pipeline's neighbours wait in nothing of that kind.
+    """
+    waiting = [look for look in looks_at(case, key) if look.phase in WAITING]
+    return len(waiting), sum(look.phase == "collective" and _is_mutual(look) for look in waiting)
 
 
 def _is_mutual(look: Look) -> bool:

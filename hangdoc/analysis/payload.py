@@ -11,7 +11,7 @@ from math import prod
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.condition import targets
 from hangdoc.analysis.story import is_library
-from hangdoc.evidence import Frame, Source, Stacks, Tensor
+from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
 WORD = re.compile(r"\w+")
@@ -46,7 +46,7 @@ class PayloadAnalysis:
     job_facts: type | None = PayloadJob
 
     def derive(self, case: Case) -> tuple[dict[Key, PayloadFacts], PayloadJob]:
-        facts = {key: PayloadFacts() for key in case.ranks}
+        facts = dict.fromkeys(case.ranks, PayloadFacts())
         seen = {key: _handed(case, key) for key in case.ranks}
         here = _standing(case, seen)
         standing = bool(here)
@@ -105,9 +105,9 @@ def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple
 def _held(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     """What the variables that a function hands to collectives held, look after look, wherever in it the rank was."""
     found: list[tuple[Call, Tensor]] = []
-    sources = [source for _, source in case.series(key, "source") if isinstance(source, Source)]
-    places = {at: place for source in sources for at, place in source.places.items() if place.hands}
-    for frame in (frame for frames in _frames(case, key) for frame in frames):
+    sources = {id(one.places): one for _, one in case.series(key, "source") if isinstance(one, Source)}
+    places = {at: place for source in sources.values() for at, place in _handing(case, source).items()}
+    for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if places else ():
         place = places.get(f"{frame.file}:{frame.line}")
         tensors = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None} if place else {}
         for handed in place.hands if place else ():
@@ -116,19 +116,24 @@ def _held(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     return found
 
 
-def _frames(case: Case, key: Key) -> list[Sequence[Frame]]:
-    """The stacks of all threads of a rank, look after look."""
-    return [
-        stack.frames
-        for _, stacks in case.series(key, "stacks")
-        if isinstance(stacks, Stacks)
-        for stack in stacks.threads
-    ]
+def _handing(case: Case, source: Source) -> Mapping[str, Place]:
+    """The lines of functions that hand variables to collectives."""
+    known: dict[int, dict[str, Place]] = case.once("handing", dict)
+    if id(source.places) not in known:
+        known[id(source.places)] = {at: place for at, place in source.places.items() if place.hands}
+    return known[id(source.places)]
+
+
+def _threads(case: Case, key: Key) -> list[Stack]:
+    """The threads of a rank, look after look."""
+    return [stack for _, stacks in case.series(key, "stacks") if isinstance(stacks, Stacks) for stack in stacks.threads]
 
 
 def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     """What a rank was seen handing over, oldest first."""
-    return [found for frames in _frames(case, key) if (found := _argument(frames)) is not None]
+    threads = _threads(case, key)
+    found = {id(stack): _argument(stack.frames) for stack in {id(stack): stack for stack in threads}.values()}
+    return [one for stack in threads if (one := found[id(stack)]) is not None]
 
 
 def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:

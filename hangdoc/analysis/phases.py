@@ -12,13 +12,15 @@ from typing import Any
 import yaml
 
 from hangdoc.analysis.story import Story, is_library
-from hangdoc.evidence import Frame, Stack
+from hangdoc.evidence import Stack
 
 PHASES = (
     "collective", "p2p", "compute", "input", "checkpoint", "compile", "startup", "teardown", "idle", "stopped",
     "exited", "unknown",
 )  # fmt: skip
 WAITING = frozenset({"collective", "p2p"})
+
+Chain = tuple[tuple[str, str, int | None, bool], ...]  # frames, innermost first: function, file, line, native
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,24 @@ def _entry(row: dict[str, Any]) -> Entry:
     )
 
 
-def phase_of(stack: Stack, story: Story, about: Circumstances) -> tuple[str, str | None]:
+def chain_of(stack: Stack) -> Chain:
+    """Where a thread stands; equal for all ranks that stand there."""
+    return tuple([(frame.function, frame.file, frame.line, frame.native) for frame in stack.frames])
+
+
+def phase_of(chain: Chain, story: Story, about: Circumstances) -> tuple[str, str | None]:
     """Phase and operation of one thread."""
+    last = story[-1] if story else None
+    calls = last.place.calls if last and last.place else ()
+    return _phase(chain, calls, bool(last and is_library(last.file)), about)
+
+
+@lru_cache(maxsize=1024)  # many ranks stand where others do, and most where they stood before
+def _phase(chain: Chain, calls: tuple[str, ...], in_library: bool, about: Circumstances) -> tuple[str, str | None]:
+    """From its frames, and what the innermost line of Python calls."""
     for entry in table():
         if _allowed(entry, about):
-            op = _fit(entry, stack.frames, story)
+            op = _fit(entry, chain, () if entry.weak and in_library else calls)
             if op is not None:
                 return entry.phase, op
     return ("compute" if about.busy else "idle" if about.busy is False else "unknown"), None
@@ -88,24 +103,20 @@ def _allowed(entry: Entry, about: Circumstances) -> bool:
     return not ((entry.mpi and not about.mpi) or (entry.group and not about.group))
 
 
-def _fit(entry: Entry, frames: Sequence[Frame], story: Story) -> str | None:
+def _fit(entry: Entry, chain: Chain, calls: Sequence[str]) -> str | None:
     names: dict[str, str] = {}
     if entry.function or entry.file:
-        frame = next((f for f in frames if not f.native and _fits(entry, f)), None)
-        if frame is None:
+        python = ((name.rsplit(".", 1)[-1], file) for name, file, _, native in chain if not native)
+        function = next((name for name, file in python if _fits(entry, name, file)), None)
+        if function is None:
             return None
-        names["function"] = frame.function.rsplit(".", 1)[-1]
+        names["function"] = function
     if entry.native:
-        found = next(
-            (m for f in frames if f.native and (m := entry.native.search(f.function))),
-            None,
-        )
+        found = next((m for name, _, _, native in chain if native and (m := entry.native.search(name))), None)
         if found is None:
             return None
         names["1"] = found.group(1) if found.re.groups else ""
     if entry.calls:
-        own = story[-1] if story and (entry.weak is False or not is_library(story[-1].file)) else None
-        calls = own.place.calls if own and own.place else ()
         call = next((m for name in calls if (m := entry.calls.search(name))), None)
         if call is None:
             return None
@@ -113,8 +124,7 @@ def _fit(entry: Entry, frames: Sequence[Frame], story: Story) -> str | None:
     return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), entry.op).lower()
 
 
-def _fits(entry: Entry, frame: Frame) -> bool:
-    name = frame.function.rsplit(".", 1)[-1]
+def _fits(entry: Entry, name: str, file: str) -> bool:
     if entry.function and not entry.function.search(name):
         return False
-    return not (entry.file and not entry.file.search(frame.file))
+    return not (entry.file and not entry.file.search(file))

@@ -6,14 +6,16 @@ every other rank is odd, and its relation to the reference is how the two parted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.phases import Chain
+from hangdoc.analysis.places import compared, lines_of, names_in, story_of, variables_at
 from hangdoc.analysis.relation import Relation, relate
-from hangdoc.analysis.stack import StackFacts, story_of
+from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.story import Step, Story, is_library
-from hangdoc.evidence import Loop
+from hangdoc.evidence import Loop, Variable
 
 Signature = tuple[tuple[str, str, int], ...]
 
@@ -86,66 +88,111 @@ class PositionAnalysis:
     job_facts: type | None = PositionJob
 
     def derive(self, case: Case) -> tuple[dict[Key, PositionFacts], PositionJob]:
-        stories = {key: story for key in case.ranks if (story := story_of(case, key))}
         stack: dict[Key, StackFacts] = case.rank_facts["stack"]
-        sides = _sides(stories, stack)
+        places = _places(case, stack)
+        sides = _sides(case, places)
         facts = dict.fromkeys(case.ranks, PositionFacts())
         if not sides:
             return facts, PositionJob(0, (), (), False)
-        reference = sides[0]
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
+        model = Model(case, [key for place in sides[0] for key in place.keys])
         for number, side in enumerate(sides):
-            for key in side:
-                facts[key] = _facts(key, number, side, reference, stories, stack, ranks)
+            size = _size(side)
+            for place in side:
+                told: dict[Hashable, PositionFacts] = {}
+                same = number == 0 and place.lines == model.lines  # nothing of theirs is compared
+                for key in place.keys:
+                    what = None if same else compared(case, key, model.names)
+                    if what not in told:
+                        told[what] = _facts(key, number, size, model, stack, ranks)
+                    facts[key] = told[what]
         return facts, PositionJob(
             sides=len(sides),
-            reference=_numbers(reference, ranks),
-            odd=_numbers([key for side in sides[1:] for key in side], ranks),
-            tied=len(sides) > 1 and len(sides[1]) == len(reference),
+            reference=_numbers(model.keys, ranks),
+            odd=_numbers([key for side in sides[1:] for place in side for key in place.keys], ranks),
+            tied=len(sides) > 1 and _size(sides[1]) == _size(sides[0]),
         )
 
 
-def _sides(stories: dict[Key, list[Step]], stack: dict[Key, StackFacts]) -> list[list[Key]]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ranks that stand at the same lines, and do the same there."""
+
+    keys: list[Key]
+    lines: Chain
+    facts: StackFacts
+
+
+Side = Sequence[Place]
+
+
+def _places(case: Case, stack: dict[Key, StackFacts]) -> list[Place]:
+    found: dict[tuple[Chain, int], Place] = {}
+    for key in case.ranks:
+        lines = lines_of(case, key)
+        if lines:
+            found.setdefault((lines, id(stack[key])), Place([], lines, stack[key])).keys.append(key)
+    return list(found.values())
+
+
+def _sides(case: Case, places: Sequence[Place]) -> list[Side]:
     """The sides, the reference first."""
-    by_place: dict[tuple[Signature, str | None], list[Key]] = {}
-    for key, story in stories.items():
-        by_place.setdefault((_signature(story), stack[key].op), []).append(key)
+    by_signature: dict[tuple[Signature, str | None], list[Place]] = {}
+    for place in places:
+        signature = _signature(story_of(case, place.keys[0]))
+        by_signature.setdefault((signature, place.facts.op), []).append(place)
+    fronts = {id(side): story_of(case, side[0].keys[0]) for side in by_signature.values()}
 
-    def standing(side: list[Key]) -> tuple[bool, int, int]:
-        others = (stories[other[0]] for other in by_place.values() if other is not side)
-        rear = sum(relate(stories[side[0]], other).kind in ("in_loop", "behind", "out_of_branch") for other in others)
-        return bool(stack[side[0]].waits), len(side), rear
+    def standing(side: Side) -> tuple[bool, int, int]:
+        others = (front for number, front in fronts.items() if number != id(side))
+        rear = sum(relate(fronts[id(side)], other).kind in ("in_loop", "behind", "out_of_branch") for other in others)
+        return bool(side[0].facts.waits), _size(side), rear
 
-    return sorted(by_place.values(), key=standing, reverse=True)
+    return sorted(by_signature.values(), key=standing, reverse=True)
+
+
+def _size(side: Side) -> int:
+    return sum(len(place.keys) for place in side)
 
 
 def _signature(story: Story) -> Signature:
     """The lines of the user's own code and its frameworks; torch's inner lines vary without meaning."""
-    return tuple((s.file, s.function, s.line) for s in story if "/torch/" not in s.file) or tuple(
-        (s.file, s.function, s.line) for s in story
-    )
+    lines = [(step.file, step.function, step.line) for step in story]
+    return tuple([line for line in lines if "/torch/" not in line[0]] or lines)
+
+
+class Model:
+    """The reference side, with what its ranks agree on."""
+
+    def __init__(self, case: Case, keys: Sequence[Key]) -> None:
+        self.case, self.keys = case, keys
+        self.story, self.lines = story_of(case, keys[0]), lines_of(case, keys[0])
+        self.names = names_in(self.story)
+        self._agreed: dict[tuple[int, str], bool] = {}
+
+    def agreed(self, depth: int, label: str) -> bool:
+        """All of them have the same number, or length, there."""
+        if (depth, label) not in self._agreed:
+            values = (_value(variables_at(self.case, key, depth), label) for key in self.keys)
+            first = next(values)
+            self._agreed[depth, label] = all(value == first for value in values)
+        return self._agreed[depth, label]
 
 
 def _facts(
-    key: Key,
-    number: int,
-    side: Sequence[Key],
-    reference: Sequence[Key],
-    stories: dict[Key, list[Step]],
-    stack: dict[Key, StackFacts],
-    ranks: dict[Key, int | None],
+    key: Key, number: int, size: int, reference: Model, stack: dict[Key, StackFacts], ranks: dict[Key, int | None]
 ) -> PositionFacts:
-    mine, model = stories[key], stories[reference[0]]
+    mine, model, first = story_of(reference.case, key), reference.story, reference.keys[0]
     relation = relate(mine, model)
     odd = number > 0
     inside = _count(relation.loop, model if relation.kind == "left_loop" else mine) if relation.loop else None
     counter = next(_counters(mine, model), None) if odd else None
-    itself = (ranks[key], ranks[reference[0]])  # a variable that holds the rank differs by right
-    sizes = (one for one in _sizes(key, reference, stories) if (one.here, one.there) != itself) if odd else iter(())
-    size = next((one for one in sizes if counter is None or one.name != counter.name), None)
+    itself = (ranks[key], ranks[first])  # a variable that holds the rank differs by right
+    sizes = (one for one in _sizes(mine, reference) if (one.here, one.there) != itself) if odd else iter(())
+    length = next((one for one in sizes if counter is None or one.name != counter.name), None)
     return PositionFacts(
         side=number,
-        side_size=len(side),
+        side_size=size,
         odd=odd,
         relation=relation.kind if odd else "same",
         parted=relation.mine.site if relation.mine else None,
@@ -162,11 +209,11 @@ def _facts(
         counter=counter.name if counter else None,
         count=counter.here if counter else None,
         count_other=counter.there if counter else None,
-        size=size.name if size else None,
-        size_here=size.here if size else None,
-        size_other=size.there if size else None,
-        same_operation=stack[key].op == stack[reference[0]].op and bool(stack[key].waits),
-        same_site=stack[key].site == stack[reference[0]].site and stack[key].file == stack[reference[0]].file,
+        size=length.name if length else None,
+        size_here=length.here if length else None,
+        size_other=length.there if length else None,
+        same_operation=stack[key].op == stack[first].op and bool(stack[key].waits),
+        same_site=stack[key].site == stack[first].site and stack[key].file == stack[first].file,
     )
 
 
@@ -210,10 +257,9 @@ def _counters(a: Story, b: Story) -> Iterator[Difference]:
     yield from sorted(found, key=lambda difference: not difference.passed)
 
 
-def _sizes(key: Key, reference: Sequence[Key], stories: dict[Key, list[Step]]) -> Iterator[Difference]:
+def _sizes(story: Story, reference: Model) -> Iterator[Difference]:
     """Other numbers and lengths that the reference side agrees on and this rank does not."""
-    model = stories[reference[0]]
-    for depth, (mine, other) in enumerate(_aligned(stories[key], model)):
+    for depth, (mine, other) in enumerate(_aligned(story, reference.story)):
         if is_library(mine.file):
             continue
         for name, variable in mine.variables.items():
@@ -231,14 +277,13 @@ def _sizes(key: Key, reference: Sequence[Key], stories: dict[Key, list[Step]]) -
                     other.variables[name].length,
                 ),
             ):
-                agreed = all(_value(stories[k], depth, label) == there for k in reference)
-                if here is not None and there is not None and here != there and agreed:
+                if here is not None and there is not None and here != there and reference.agreed(depth, label):
                     yield Difference(label, here, there)
 
 
-def _value(story: Story, depth: int, label: str) -> float | None:
+def _value(variables: Sequence[Variable], label: str) -> float | None:
     name = label[4:-1] if label.startswith("len(") else label
-    variable = story[depth].variables.get(name) if depth < len(story) else None
+    variable = next((one for one in variables if one.name == name), None)
     if variable is None:
         return None
     return variable.length if label.startswith("len(") else variable.number

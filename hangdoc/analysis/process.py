@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Process
 
+STOPPED = ("T", "t")
 LOOKS = 3  # in a row that find it stopped: another's py-spy stops it for a moment, as a debugger may
 
 
@@ -63,8 +64,11 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
 
 def is_stopped(case: Case, key: Key) -> bool:
     """By a signal or a debugger, and not only for a moment."""
+    process = case.record(key, "cpu")
+    if not isinstance(process, Process) or process.state not in STOPPED:
+        return False
     newest = [record.state for _, record in case.series(key, "cpu")[-LOOKS:] if isinstance(record, Process)]
-    return bool(newest) and all(state in ("T", "t") for state in newest)
+    return bool(newest) and all(state in STOPPED for state in newest)
 
 
 ANALYSIS = ProcessAnalysis()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
-from hangdoc.analysis.stack import circumstances, is_busy, main_story
-from hangdoc.analysis.story import Step, is_library
+from hangdoc.analysis.places import chain_in, named, story_in
+from hangdoc.analysis.stack import circumstances, is_busy
+from hangdoc.analysis.story import Code, Step, code_of, is_library
 from hangdoc.evidence import Process, Source, Stacks
 
 SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
@@ -45,12 +47,16 @@ class ProgressJob:
     recent_s: float | None = None  # the same in the newest third of the window
 
 
+Numbers = tuple[tuple[str, float | None], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     at_s: float
     story: list[Step]
     phase: str
-    op: str | None = None
+    op: str | None
+    code: Code  # of the story
 
 
 @dataclass(slots=True)
@@ -82,33 +88,58 @@ def looks_at(case: Case, key: Key) -> list[Look]:
     return found
 
 
+def own_steps(looks: Sequence[Look]) -> list[Step]:
+    """The steps of the user's own code in these looks, each object once, in order."""
+    return list({id(step): step for look in looks for step in look.story if not is_library(step.file)}.values())
+
+
 def _looks(case: Case, key: Key) -> list[Look]:
     thread = case.rank_facts["stack"][key].thread
-    host, pid = key
     found: list[Look] = []
-    for shot in case.history:
-        rank = next((r for r in shot.ranks if shot.host == host and r.target.pid == pid), None)
-        stacks = rank.records.get("stacks") if rank else None
-        if rank and isinstance(stacks, Stacks) and stacks.threads:
+    before: object = None
+    for shot, rank in case.rounds(key):
+        stacks, source = rank.records.get("stacks"), rank.records.get("source")
+        if isinstance(stacks, Stacks) and stacks.threads:
             process = rank.records.get("cpu")
-            about = circumstances(case, key, is_busy(process) if isinstance(process, Process) else None, stacks)
-            found.append(_look(shot.at_s, stacks, rank.records.get("source"), thread, about))
+            busy = is_busy(process) if isinstance(process, Process) else None
+            seen = (id(stacks), id(source), busy)
+            if seen == before:  # nothing of it has changed: it need not be told again
+                last = found[-1]
+                found.append(Look(shot.at_s, last.story, last.phase, last.op, last.code))
+            else:
+                about = circumstances(case, key, busy, stacks)
+                found.append(_look(case, shot.at_s, stacks, source, thread, about, found[-1] if found else None))
+            before = seen
     return found
 
 
-def _look(at_s: float, stacks: Stacks, source: Source | None, thread: str | None, about: Circumstances) -> Look:
-    story = main_story(stacks, source, thread)
-    stack = next((s for s in stacks.threads if s.name == thread), stacks.threads[0])
-    return Look(at_s, story, *phase_of(stack, story, about))
+def _look(
+    case: Case,
+    at_s: float,
+    stacks: Stacks,
+    source: Source | None,
+    thread: str | None,
+    about: Circumstances,
+    before: Look | None,
+) -> Look:
+    """A look; what it has in common with the one before is one object."""
+    stack = named(stacks, thread)
+    story = story_in(case, stack, source, stacks)
+    if before and len(story) == len(before.story) and all(a is b for a, b in zip(story, before.story, strict=True)):
+        story = before.story
+    phase, op = phase_of(chain_in(case, stack), story, about)
+    return Look(at_s, story, phase, op, code_of(story))
 
 
 def rank_facts(case: Case, key: Key) -> ProgressFacts:
     """What changed on one rank."""
     looks = looks_at(case, key)
-    changes = [b.at_s for a, b in pairwise(looks) if _signature(a.story) != _signature(b.story)]
+    numbers: dict[int, Numbers] = case.once("numbers", dict)
+    changes = [b.at_s for a, b in pairwise(looks) if a.story is not b.story and _differ(a.story, b.story, numbers)]
     window = looks[-1].at_s - looks[0].at_s if len(looks) > 1 else None
     last = changes[-1] if changes else looks[0].at_s if looks else None
     counter, period = _step(looks)
+    recent = looks[-max(MIN_RECENT, len(looks) // 3) :]
     ended = [b - a for a, b in pairwise([looks[0].at_s, *changes])] if changes else []
     return ProgressFacts(
         looks=len(looks),
@@ -121,28 +152,40 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         wait_share=_share(looks, WAITING),
         compute_share=_share(looks, {"compute"}),
         input_share=_share(looks, {"input"}),
-        sites=len({_signature(look.story)[0] for look in looks}),
+        sites=len({_lines(story) for story in {id(look.story): look.story for look in looks}.values()}),
         counter=counter,
         period_s=period,
-        recent_s=_step(looks[-max(MIN_RECENT, len(looks) // 3) :])[1],
+        recent_s=period if len(recent) == len(looks) else _step(recent)[1],
     )
 
 
-def _signature(
-    story: list[Step],
-) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, float | None], ...]]:
-    """Lines of the whole chain, and the numbers in its variables."""
-    lines = tuple((step.function, step.line) for step in story)
-    numbers = tuple(
-        (name, v.number) for step in story for name, v in sorted(step.variables.items()) if v.number is not None
-    )
-    return lines, numbers
+def _lines(story: Sequence[Step]) -> tuple[tuple[str, int], ...]:
+    return tuple([(step.function, step.line) for step in story])
+
+
+def _differ(a: Sequence[Step], b: Sequence[Step], known: dict[int, Numbers]) -> bool:
+    """In the lines of the whole chain, or the numbers in its variables."""
+    if _lines(a) != _lines(b):
+        return True
+    pairs = zip(a, b, strict=True)
+    return any(old is not new and _numbers(old, known) != _numbers(new, known) for old, new in pairs)
+
+
+def _numbers(step: Step, known: dict[int, Numbers]) -> Numbers:
+    """Of its variables, by name; `known`: of the steps that were asked for before, by identity."""
+    found = known.get(id(step))
+    if found is None:
+        found = tuple(sorted([(name, v.number) for name, v in step.variables.items() if v.number is not None]))
+        known[id(step)] = found
+    return found
 
 
 def _step(looks: list[Look]) -> tuple[str | None, float | None]:
     """The loop counter that grew most over the looks, and the seconds one of its steps takes."""
     grown: dict[str, float] = {}
     for before, after in pairwise(looks):
+        if after.story is before.story:
+            continue
         old, new = _counters(before.story), _counters(after.story)
         for name, value in new.items():
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))

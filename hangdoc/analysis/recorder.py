@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import FlightRecorder, Recorded
+
+Call = tuple[str, str, tuple[str, ...]]  # operation, sizes, types
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,32 @@ class RecorderAnalysis:
         newest = {key: last for key in case.ranks if (last := _newest(case.record(key, "recorder"))) is not None}
         common = Counter(entry.group for entry in newest.values()).most_common(1)
         here = {key: entry for key, entry in newest.items() if entry.group == common[0][0]} if common else {}
-        return {key: _facts(key, here) for key in case.ranks}, None
+        if len(here) < 2:
+            return dict.fromkeys(case.ranks, RecorderFacts()), None
+        all_ranks = Level.of(here.values())
+        return {key: _facts(here[key], all_ranks) if key in here else RecorderFacts() for key in case.ranks}, None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The newest collective of all ranks."""
+
+    front: int
+    calls: Mapping[int, Counter[Call]]  # by its number: how many began which
+    usual: Mapping[int, Call]  # by its number: what most began
+    told: tuple[tuple[str, int], ...]  # the two that most ranks began last, and how many
+
+    @classmethod
+    def of(cls, here: Collection[Recorded]) -> Level:
+        calls: dict[int, Counter[Call]] = defaultdict(Counter)
+        for entry in here:
+            calls[entry.sequence][_call(entry)] += 1
+        usual = {number: began.most_common(1)[0][0] for number, began in calls.items()}
+        return cls(max(calls), calls, usual, tuple(Counter(map(_told, here)).most_common(2)))
+
+    def of_others(self, mine: str) -> str:
+        """What most of the ranks but one began last."""
+        return max(self.told, key=lambda told: told[1] - (told[0] == mine))[0]
 
 
 def _newest(record: object) -> Recorded | None:
@@ -40,23 +67,18 @@ def _newest(record: object) -> Recorded | None:
     return max(entries, key=lambda entry: entry.sequence, default=None)
 
 
-def _facts(key: Key, here: Mapping[Key, Recorded]) -> RecorderFacts:
-    mine = here.get(key)
-    if mine is None or len(here) < 2:
-        return RecorderFacts()
-    front = max(entry.sequence for entry in here.values())
-    level = Counter(_call(entry) for entry in here.values() if entry.sequence == mine.sequence)
-    often = level.most_common(1)[0]
+def _facts(mine: Recorded, all_ranks: Level) -> RecorderFacts:
+    level, usual = all_ranks.calls[mine.sequence], all_ranks.usual[mine.sequence]
     return RecorderFacts(
         sequence=mine.sequence,
         last=_told(mine),
-        last_others=Counter(_told(entry) for other, entry in here.items() if other != key).most_common(1)[0][0],
-        behind=mine.sequence < front,
-        differs=_call(mine) != often[0] and level[_call(mine)] < often[1],
+        last_others=all_ranks.of_others(_told(mine)),
+        behind=mine.sequence < all_ranks.front,
+        differs=level[_call(mine)] < level[usual],
     )
 
 
-def _call(entry: Recorded) -> tuple[str, str, tuple[str, ...]]:
+def _call(entry: Recorded) -> Call:
     return entry.op, entry.sizes, entry.dtypes
 
 

@@ -7,8 +7,10 @@ together are what it asked for: `demand`. A cgroup's throttling shows in its cpu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.clocks import clocks, processes, spent
@@ -21,6 +23,8 @@ BUSY_THREAD = 0.1  # cores asked for by a thread that counts as one that runs
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 BUSY_NEIGHBOUR = 0.05  # cores used by a process that is worth counting
 MIN_WINDOW_S = 2.0  # counters over less say nothing
+
+Fields = dict[str, Any]  # some of those of ResourcesFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,13 @@ class ResourcesAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, ResourcesFacts], ResourcesJob]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
-        facts = {key: _process(case, key, hosts.get(key[0])) for key in case.ranks}
-        facts = {key: _neighbour(_cgroup(one, case, key), case, key) for key, one in facts.items()}
-        facts = _among(facts)
+        told = {key: _process(case, key, hosts.get(key[0])) for key in case.ranks}
+        for key, fields in told.items():
+            if "window_s" in fields:
+                fields |= _cgroup(case, key)
+            fields |= _neighbour(case, key)
+        _among(told)
+        facts = {key: ResourcesFacts(**fields) for key, fields in told.items()}
         by_host: dict[str, list[ResourcesFacts]] = {}
         for key, one in facts.items():
             by_host.setdefault(key[0], []).append(one)
@@ -93,31 +101,32 @@ class ResourcesAnalysis:
         return facts, worst
 
 
-def _process(case: Case, key: Key, host: object) -> ResourcesFacts:
+def _process(case: Case, key: Key, host: object) -> Fields:
     series = processes(case, key)
     if not series or case.ranks[key].alive is False:
-        return ResourcesFacts()
+        return {}
     newest = series[-1][1]
     cores = newest.affinity
-    facts = ResourcesFacts(
-        cores=len(cores) if cores else None,
-        core_list=fold_ranks(cores) if cores else None,
-        bound=len(cores) < host.cores if cores and isinstance(host, Host) else None,
-        nice=newest.nice,
-        thread_setting=_thread_setting(case.record(key, "environ")),
-    )
+    told: Fields = {"nice": newest.nice, "thread_setting": _thread_setting(case.record(key, "environ"))}
+    if cores:
+        told |= {"cores": len(cores), "core_list": _folded(cores)}
+        told["bound"] = len(cores) < host.cores if isinstance(host, Host) else None
     total = spent(clocks(series))
     if total.seconds < MIN_WINDOW_S:
-        return facts
-    return replace(
-        facts,
-        window_s=total.seconds,
-        cores_used=total.cpu_s / total.seconds,
-        demand=total.asked_s / total.seconds if total.delay_s is not None else None,
-        delay_share=total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
-        busy_threads=sum(part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()),
-        blocked_share=sum(any(t.state == "D" for t in process.threads) for _, process in series) / len(series),
-    )
+        return told
+    return told | {
+        "window_s": total.seconds,
+        "cores_used": total.cpu_s / total.seconds,
+        "demand": total.asked_s / total.seconds if total.delay_s is not None else None,
+        "delay_share": total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
+        "busy_threads": sum(part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()),
+        "blocked_share": sum(any(t.state == "D" for t in process.threads) for _, process in series) / len(series),
+    }
+
+
+@lru_cache(maxsize=256)
+def _folded(cores: tuple[int, ...]) -> str:
+    return fold_ranks(cores)
 
 
 def _thread_setting(environ: object) -> str | None:
@@ -128,34 +137,35 @@ def _thread_setting(environ: object) -> str | None:
 # --- control groups -------------------------------------------------------------------------------
 
 
-def _cgroup(facts: ResourcesFacts, case: Case, key: Key) -> ResourcesFacts:
+def _cgroup(case: Case, key: Key) -> Fields:
     series = [(at, record) for at, record in case.series(key, "cgroup") if isinstance(record, Cgroup)]
-    if not series or facts.window_s is None:
-        return facts
-    (start, first), (end, last) = series[0], series[-1]
-    if end - start < MIN_WINDOW_S:
-        return facts
-    seconds = end - start
-    facts = _memory(_cpu(facts, first, last, seconds), first, last, seconds)
+    seconds = series[-1][0] - series[0][0] if series else 0.0
+    if seconds < MIN_WINDOW_S:
+        return {}
+    first, last = series[0][1], series[-1][1]
     stall = _grown(first.memory_stall_s, last.memory_stall_s)
-    return replace(
-        facts,
-        major_faults=_rate(first.major_faults, last.major_faults, seconds),
-        memory_stall=stall / seconds if stall is not None else None,
-        memory_stall_of="the host" if last.pressure_group == "/" else "its cgroup",
-        swapped_bytes=last.swapped_bytes,
-    )
+    return {
+        **_cpu(first, last, seconds),
+        **_memory(first, last, seconds),
+        "major_faults": _rate(first.major_faults, last.major_faults, seconds),
+        "memory_stall": stall / seconds if stall is not None else None,
+        "memory_stall_of": "the host" if last.pressure_group == "/" else "its cgroup",
+        "swapped_bytes": last.swapped_bytes,
+    }
 
 
-def _cpu(facts: ResourcesFacts, first: Cgroup, last: Cgroup, seconds: float) -> ResourcesFacts:
+def _cpu(first: Cgroup, last: Cgroup, seconds: float) -> Fields:
     before = {limit.file: limit for limit in first.cpu}
     shares = [(limit, *_throttled(before[limit.file], limit, seconds)) for limit in last.cpu if limit.file in before]
     if not shares:
-        return facts
+        return {}
     limit, share, periods = max(shares, key=lambda item: (item[1] or 0.0, -item[0].cores))
-    return replace(
-        facts, throttled_share=share, throttled_periods=periods, cpu_limit=limit.cores, cpu_limit_file=limit.file
-    )
+    return {
+        "throttled_share": share,
+        "throttled_periods": periods,
+        "cpu_limit": limit.cores,
+        "cpu_limit_file": limit.file,
+    }
 
 
 def _throttled(before: CpuLimit, now: CpuLimit, seconds: float) -> tuple[float | None, float | None]:
@@ -166,22 +176,21 @@ def _throttled(before: CpuLimit, now: CpuLimit, seconds: float) -> tuple[float |
     return share, hit / periods if periods and hit is not None else None
 
 
-def _memory(facts: ResourcesFacts, first: Cgroup, last: Cgroup, seconds: float) -> ResourcesFacts:
+def _memory(first: Cgroup, last: Cgroup, seconds: float) -> Fields:
     if not last.memory:
-        return facts
+        return {}
     limit = max(last.memory, key=lambda one: (one.used_bytes or 0) / max(1, one.bytes))
     before = next((one for one in first.memory if one.file == limit.file), MemoryLimit(limit.file, limit.bytes))
     kills = [one.oom_kills for one in last.memory if one.oom_kills is not None]
-    return replace(
-        facts,
-        memory_limit=limit.bytes,
-        memory_limit_file=limit.file,
-        memory_used=limit.used_bytes,
-        memory_full=limit.used_bytes / limit.bytes if limit.used_bytes is not None and limit.bytes else None,
-        memory_hits=_rate(before.hits, limit.hits, seconds),
-        refaults=_rate(before.refaults, limit.refaults, seconds),
-        oom_kills=max(kills, default=None),
-    )
+    return {
+        "memory_limit": limit.bytes,
+        "memory_limit_file": limit.file,
+        "memory_used": limit.used_bytes,
+        "memory_full": limit.used_bytes / limit.bytes if limit.used_bytes is not None and limit.bytes else None,
+        "memory_hits": _rate(before.hits, limit.hits, seconds),
+        "refaults": _rate(before.refaults, limit.refaults, seconds),
+        "oom_kills": max(kills, default=None),
+    }
 
 
 def _grown(before: float | None, now: float | None) -> float | None:
@@ -196,12 +205,14 @@ def _rate(before: float | None, now: float | None, seconds: float) -> float | No
 # --- beside others --------------------------------------------------------------------------------
 
 
-def _neighbour(facts: ResourcesFacts, case: Case, key: Key) -> ResourcesFacts:
+def _neighbour(case: Case, key: Key) -> Fields:
     """What the processes beside the job took of this rank's cores, on average over two looks and more."""
+    shots = [shot.records.get("neighbours") for shot in case.shots(key[0])]
+    seen = [record for record in shots if isinstance(record, Neighbours)]
+    if len(seen) < 2:
+        return {}
     series = processes(case, key)
     mine = set(series[-1][1].affinity or ()) if series else set()
-    shots = [shot.records.get("neighbours") for shot in case.history if shot.host == key[0]]
-    seen = [record for record in shots if isinstance(record, Neighbours)]
     total: dict[int, float] = defaultdict(float)
     known: dict[int, Neighbour] = {}
     for record in seen:
@@ -209,31 +220,28 @@ def _neighbour(facts: ResourcesFacts, case: Case, key: Key) -> ResourcesFacts:
             if not mine or process.core is None or process.core in mine:
                 total[process.pid] += process.cores
                 known[process.pid] = process
-    if len(seen) < 2 or not total:
-        return facts
+    if not total:
+        return {}
     busiest = known[max(total, key=lambda pid: total[pid])]
     named = f"{busiest.command} (pid {busiest.pid})"
     more = sum(taken >= BUSY_NEIGHBOUR * len(seen) for taken in total.values()) - 1
-    return replace(
-        facts,
-        neighbour=f"{named} and {more} more" if more > 0 else named,
-        neighbour_cores=sum(total.values()) / len(seen),
-        neighbour_nice=busiest.nice,
-    )
-
-
-def _among(facts: dict[Key, ResourcesFacts]) -> dict[Key, ResourcesFacts]:
-    """With what only the ranks together tell: niceness against the others', how many are bound to the same cores."""
-    least = min((one.nice for one in facts.values() if one.nice is not None), default=0)
-    crowds = Counter((key[0], one.core_list) for key, one in facts.items() if one.core_list)
     return {
-        key: replace(
-            one,
-            nicer=one.nice - least if one.nice is not None else None,
-            crowd=crowds[key[0], one.core_list] if one.core_list else None,
-        )
-        for key, one in facts.items()
+        "neighbour": f"{named} and {more} more" if more > 0 else named,
+        "neighbour_cores": sum(total.values()) / len(seen),
+        "neighbour_nice": busiest.nice,
     }
+
+
+def _among(told: Mapping[Key, Fields]) -> None:
+    """Adds what only the ranks together tell: niceness against the others', how many are bound to the same cores."""
+    nices = [nice for one in told.values() if (nice := one.get("nice")) is not None]
+    least = min(nices, default=0)
+    crowds = Counter((key[0], one["core_list"]) for key, one in told.items() if "core_list" in one)
+    for key, one in told.items():
+        if one.get("nice") is not None:
+            one["nicer"] = one["nice"] - least
+        if "core_list" in one:
+            one["crowd"] = crowds[key[0], one["core_list"]]
 
 
 def _job(ranks: Sequence[ResourcesFacts], host: object) -> ResourcesJob:

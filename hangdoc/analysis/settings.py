@@ -67,14 +67,7 @@ class Difference:
     name: str
     values: Values
     kind: str  # size | version | option | variable
-
-    @property
-    def odd(self) -> frozenset[Key]:
-        """The ranks that were told otherwise than most; of two equal parts the one without the first rank."""
-        often = Counter(self.values.values())
-        first = next(iter(self.values.values()))
-        most = max(often, key=lambda value: (often[value], value == first))
-        return frozenset(key for key, value in self.values.items() if value != most)
+    odd: frozenset[Key]  # the ranks that were told otherwise than most
 
 
 @dataclass(slots=True)
@@ -121,7 +114,9 @@ def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
 
 
 def _options(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
-    told = {key: options(one.command) if isinstance(one := case.record(key, "cpu"), Process) else {} for key in keys}
+    commands = {key: one.command for key in keys if isinstance(one := case.record(key, "cpu"), Process)}
+    given = {command: options(command) for command in set(commands.values())}
+    told = {key: given.get(commands.get(key, ()), {}) for key in keys}
     for name in sorted({name for every in told.values() for name in every}):
         plain = name.lower().replace("-", "_").replace(".", "_")
         if OWN.search(plain) and not re.fullmatch(r"(?:world|nnodes|nproc)\w*", plain):
@@ -136,7 +131,7 @@ def _variables(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     told = {key: one.variables if isinstance(one := case.record(key, "environ"), Environ) else None for key in keys}
     if not told or any(one is None for one in told.values()):
         return
-    for name in sorted({name for one in told.values() for name in one or () if VARIABLES.fullmatch(name)}):
+    for name in sorted(filter(VARIABLES.fullmatch, {name for one in told.values() for name in one or ()})):
         yield from _difference(name, {key: (one or {}).get(name, "not set") for key, one in told.items()}, "variable")
 
 
@@ -145,7 +140,15 @@ def _difference(name: str, values: Mapping[Key, str | None], kind: str) -> Itera
     known = {key: value[:LONGEST] for key, value in values.items() if value is not None}
     different = len(set(known.values()))
     if len(known) == len(values) > 1 < different and (different == 2 or different < len(known)):
-        yield Difference(name, known, kind)
+        yield Difference(name, known, kind, _odd(known))
+
+
+def _odd(values: Values) -> frozenset[Key]:
+    """Those told otherwise than most; of two equal parts the one without the first rank."""
+    often = Counter(values.values())
+    first = next(iter(values.values()))
+    most = max(often, key=lambda value: (often[value], value == first))
+    return frozenset(key for key, value in values.items() if value != most)
 
 
 def options(command: Sequence[str]) -> dict[str, str]:

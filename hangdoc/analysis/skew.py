@@ -56,7 +56,9 @@ class SkewAnalysis:
             places = {key: sources[key][name] for key in case.ranks}
             odd = _odd(case, places)
             if odd:
-                facts = {key: _facts(case, key, name, places, odd) for key in case.ranks}
+                parted = _parted(case, odd)
+                one_of = {part: next(key for key in places if (key in odd) is part) for part in (True, False)}
+                facts = {key: _facts(case, key, name, places, odd, one_of[key not in odd], parted) for key in places}
                 break
         return facts, None
 
@@ -83,13 +85,13 @@ def _sources(case: Case, key: Key) -> dict[str, Place]:
 
 
 def _named(case: Case, key: Key) -> Iterator[tuple[str, str]]:
-    for look in looks_at(case, key):
-        for step in (step for step in look.story if not is_library(step.file)):
-            for variable in step.variables.values():
-                match = PATH.match(variable.text)
-                if match is not None:
-                    where = f"{step.function} ({step.short.rsplit('/', 1)[-1]})"
-                    yield f"{variable.name} in {where}", match[1].rstrip("/") or "/"
+    stories = {id(look.story): look.story for look in looks_at(case, key)}
+    for step in (step for story in stories.values() for step in story if not is_library(step.file)):
+        for variable in step.variables.values():
+            match = PATH.match(variable.text) if "/" in variable.text else None
+            if match is not None:
+                where = f"{step.function} ({step.short.rsplit('/', 1)[-1]})"
+                yield f"{variable.name} in {where}", match[1].rstrip("/") or "/"
 
 
 def _odd(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
@@ -110,8 +112,10 @@ def _wait(case: Case, keys: Sequence[Key]) -> bool:
     return all((progress[key].wait_share or 0.0) >= WAITS for key in keys)
 
 
-def _facts(case: Case, key: Key, name: str, places: Mapping[Key, Place], odd: frozenset[Key]) -> SkewFacts:
-    other = next(one for one in places if (one in odd) != (key in odd))
+def _facts(
+    case: Case, key: Key, name: str, places: Mapping[Key, Place], odd: frozenset[Key], other: Key, parted: bool
+) -> SkewFacts:
+    """Of one rank, beside one of the `other` part."""
     (folder, entries), (folder_others, entries_others) = places[key], places[other]
     variable = _variable(case, key, other, folder, folder_others)
     return SkewFacts(
@@ -124,7 +128,7 @@ def _facts(case: Case, key: Key, name: str, places: Mapping[Key, Place], odd: fr
         variable=variable,
         value=_environment(case, key).get(variable) if variable else None,
         value_others=_environment(case, other).get(variable) if variable else None,
-        parted=_parted(case, odd),
+        parted=parted,
     )
 
 

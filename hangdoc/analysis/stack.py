@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
+from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.places import chain_in, python_in, story_in
 from hangdoc.analysis.process import is_stopped
-from hangdoc.analysis.story import Step, Story, tell, user_step
+from hangdoc.analysis.story import Step, Story, user_step
 from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # comm of the threads that a process group keeps
-MPI_LAUNCH = re.compile(r"^(OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK)$")
+MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
 HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # run now and then without the rank doing anything
 
 
@@ -60,38 +62,48 @@ class StackAnalysis:
 
 def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     """What native frames say of one rank holds for every rank with the same Python stack."""
-    chains = {key: _chain(case.record(key, "stacks"), one.thread) for key, one in facts.items()}
-    told = {chains[key]: one for key, one in facts.items() if one.native}
+    if not any(one.native for one in facts.values()):
+        return facts
+    python = {key: _python(case, key, one.thread) for key, one in facts.items()}
+    told = {python[key]: one for key, one in facts.items() if one.native}
     return {
-        key: replace(one, phase=told[chains[key]].phase, op=told[chains[key]].op, waits=told[chains[key]].waits)
-        if not one.native and one.phase not in ("stopped", "exited") and chains[key] in told
+        key: _as_told(one, told[python[key]])
+        if not one.native and one.phase not in ("stopped", "exited") and python[key] in told
         else one
         for key, one in facts.items()
     }
 
 
-def _chain(stacks: Stacks | None, thread: str | None) -> tuple[tuple[str, str, int | None], ...]:
-    frames = next((s.frames for s in (stacks.threads if stacks else ()) if s.name == thread), ())
-    return tuple((frame.file, frame.function, frame.line) for frame in frames if not frame.native)
+@lru_cache(maxsize=64)
+def _as_told(one: StackFacts, native: StackFacts) -> StackFacts:
+    return replace(one, phase=native.phase, op=native.op, waits=native.waits)
+
+
+def _python(case: Case, key: Key, thread: str | None) -> Chain:
+    """The Python frames of a thread."""
+    stacks = case.record(key, "stacks")
+    for stack in stacks.threads if stacks else ():
+        if stack.name == thread:
+            return python_in(case, stack)
+    return ()
 
 
 def rank_facts(case: Case, key: Key) -> StackFacts:
     """The facts of one rank from its newest records."""
+    return _without_stack("exited", None) if case.ranks[key].alive is False else last_seen(case, key)
+
+
+def last_seen(case: Case, key: Key) -> StackFacts:
+    """What a rank did when it was last seen, be it gone by now."""
     process = case.record(key, "cpu")
-    if case.ranks[key].alive is False:
-        return _without_stack("exited", None)
     stopped = is_stopped(case, key)
     busy = is_busy(process) if isinstance(process, Process) else None
     stacks = case.record(key, "stacks")
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return _without_stack("stopped" if stopped else "unknown", busy)
-    return _from_stacks(
-        stacks,
-        case.record(key, "source"),
-        circumstances(case, key, busy, stacks),
-        stopped,
-        _default_group(case.record(key, "groups")),
-    )
+    about = circumstances(case, key, busy, stacks)
+    default = _default_group(case.record(key, "groups"))
+    return _from_stacks(case, stacks, case.record(key, "source"), about, stopped, default)
 
 
 def _default_group(groups: Groups | None) -> int | None:
@@ -99,19 +111,37 @@ def _default_group(groups: Groups | None) -> int | None:
 
 
 def _from_stacks(
-    stacks: Stacks, source: Source | None, about: Circumstances, stopped: bool, default: int | None
+    case: Case, stacks: Stacks, source: Source | None, about: Circumstances, stopped: bool, default: int | None
 ) -> StackFacts:
-    told = [(stack, tell(stack, source, stacks.globals)) for stack in stacks.threads]
-    phases = [phase_of(stack, story, about) for stack, story in told]
+    """What the stacks of one rank tell; ranks that stand at the same place are told once."""
+    chains = [chain_in(case, stack) for stack in stacks.threads]
+    names = tuple([(stack.name or stack.tid) for stack in stacks.threads])
+    place = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, about, stopped)
+    known: dict[object, tuple[StackFacts, Sequence[int]]] = case.once("stack facts", dict)
+    if place not in known:
+        stories = [story_in(case, stack, source, stacks) for stack in stacks.threads]
+        known[place] = _at(stacks, chains, stories, about, stopped)
+    facts, together = known[place]
+    if len(together) < 2:
+        return facts
+    groups = {_group(stacks.threads[i].frames, default) for i in together}
+    return replace(facts, shared_group=len(groups) < len(together))
+
+
+def _at(
+    stacks: Stacks, chains: Sequence[Chain], stories: Sequence[Story], about: Circumstances, stopped: bool
+) -> tuple[StackFacts, Sequence[int]]:
+    """What is told of every rank whose threads are at the same places; and which of these wait for other ranks."""
+    told = list(zip(stacks.threads, stories, strict=True))
+    phases = [phase_of(chain, story, about) for chain, story in zip(chains, stories, strict=True)]
     chosen = _main(told, phases)
     (stack, story), (phase, op) = told[chosen], phases[chosen]
     if stopped:
         phase = "stopped"
     user = user_step(story)
     branch = guard(user)
-    together = [(thread, op) for thread, (phase, op) in zip(told, phases, strict=True) if phase in WAITING]
-    groups = {_group(one.frames, default) for (one, _), _ in together}
-    return StackFacts(
+    together = [i for i, (phase, _) in enumerate(phases) if phase in WAITING]
+    facts = StackFacts(
         phase=phase,
         op=op,
         site=user.site if user else None,
@@ -129,10 +159,11 @@ def _from_stacks(
         busy=about.busy,
         thread=stack.name,
         collective_threads=len(together),
-        collectives=tuple(_told(stack, story, op) for (stack, story), op in together),
-        shared_group=len(groups) < len(together) if together else None,
+        collectives=tuple(_told(*told[i], phases[i][1]) for i in together),
+        shared_group=False if together else None,
         spins=about.busy if phase in WAITING else None,
     )
+    return facts, together
 
 
 def _told(stack: Stack, story: Story, op: str | None) -> str:
@@ -155,29 +186,34 @@ def guard(step: Step | None) -> Branch | None:
     return next((b for b in reversed(branches) if b.test and "__name__" not in b.test), None)
 
 
-def story_of(case: Case, key: Key) -> list[Step]:
-    """The story of the thread a rank is judged by; empty where its stacks were not seen."""
-    stacks = case.record(key, "stacks")
-    if not isinstance(stacks, Stacks) or not stacks.threads:
-        return []
-    return main_story(stacks, case.record(key, "source"), case.rank_facts["stack"][key].thread)
-
-
-def main_story(stacks: Stacks, source: Source | None, thread: str | None) -> list[Step]:
-    stack = next((s for s in stacks.threads if s.name == thread), stacks.threads[0])
-    return tell(stack, source, stacks.globals)
-
-
 def is_busy(process: Process) -> bool:
     """True while a thread of the process, other than a process group's own, is on a core."""
-    return any(t.state == "R" for t in process.threads if not HARNESS_THREADS.search(t.comm))
+    return any(not of_harness(comm) for comm in [t.comm for t in process.threads if t.state == "R"])
+
+
+@lru_cache(maxsize=1024)
+def of_harness(comm: str) -> bool:
+    """The name of a thread that runs now and then without the rank doing anything."""
+    return bool(HARNESS_THREADS.search(comm))
 
 
 def circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Circumstances:
-    process, environ = case.record(key, "cpu"), case.record(key, "environ")
-    group = isinstance(process, Process) and any(GROUP_THREADS.search(t.comm) for t in process.threads)
-    mpi = isinstance(environ, Environ) and any(MPI_LAUNCH.match(name) for name in environ.variables)
-    return Circumstances(busy, mpi, group, stacks.native)
+    known: dict[Key, tuple[bool, bool]] = case.once("circumstances", dict)
+    if key not in known:
+        process, environ = case.record(key, "cpu"), case.record(key, "environ")
+        mpi = isinstance(environ, Environ) and not MPI_LAUNCH.isdisjoint(environ.variables)
+        known[key] = mpi, isinstance(process, Process) and any(_of_group(t.comm) for t in process.threads)
+    return _circumstances(busy, *known[key], stacks.native)
+
+
+@lru_cache(maxsize=32)
+def _circumstances(busy: bool | None, mpi: bool, group: bool, native: bool) -> Circumstances:
+    return Circumstances(busy, mpi, group, native)
+
+
+@lru_cache(maxsize=1024)
+def _of_group(comm: str) -> bool:
+    return bool(GROUP_THREADS.search(comm))
 
 
 def _main(told: Sequence[tuple[Stack, Story]], phases: Sequence[tuple[str, str | None]]) -> int:

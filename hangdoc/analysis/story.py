@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hangdoc.evidence import Frame, Place, Source, Stack, Variable
 
@@ -28,26 +29,52 @@ class Step:
 
 
 Story = Sequence[Step]  # outermost first
+Code = tuple[tuple[str, str], ...]  # file and function of each step: the same on all ranks that do the same
+Plan = tuple[tuple[int, Place | None], ...]  # the frames that a story is made of, outermost first, and their source
+Known = dict[tuple[int, int, int], Step]  # by the identities of what a step is made of, all of which must live on
 
 
 def tell(stack: Stack, source: Source | None, module: Sequence[Variable] | None) -> list[Step]:
     """The story of a thread: its Python frames, outermost first, without the interpreter's own start-up frames."""
+    return follow(plan(stack, source), stack, module, {})
+
+
+def plan(stack: Stack, source: Source | None) -> Plan:
+    """Which frames a story is made of: the same for all ranks that stand at the same place in the same source."""
     places = source.places if source else {}
-    frames = [frame for frame in reversed(stack.frames) if not frame.native and frame.line is not None]
-    first = next((i for i, frame in enumerate(frames) if not _launching(frame)), 0)
-    return [
-        Step(
-            frame.function,
-            frame.file,
-            frame.line or 0,
-            frame.short or frame.file,
-            places.get(f"{frame.file}:{frame.line}"),
-            {v.name: v for v in _variables(frame, module)},
-        )
-        for frame in frames[first:]
-    ]
+    python = [(i, frame) for i, frame in enumerate(stack.frames) if not frame.native and frame.line is not None][::-1]
+    first = next((n for n, (_, frame) in enumerate(python) if not _launching(frame.file)), 0)
+    return tuple([(i, places.get(f"{frame.file}:{frame.line}")) for i, frame in python[first:]])
 
 
+def follow(plan: Plan, stack: Stack, module: Sequence[Variable] | None, known: Known) -> list[Step]:
+    """The story by its plan; a step that is `known` already, as it is made of the same objects, is not made anew."""
+    frames = stack.frames
+    return [_step(frames[i], place, module, known) for i, place in plan]
+
+
+def variables_of(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Variable]:
+    """Those of a frame; those of the script's `module` where it has none of its own."""
+    return frame.variables or (module if frame.function in ROOT_FUNCTIONS else None) or ()
+
+
+def code_of(story: Story) -> Code:
+    """What a rank does, whatever its variables and on whichever lines."""
+    return tuple([(step.file, step.function) for step in story])
+
+
+def _step(frame: Frame, place: Place | None, module: Sequence[Variable] | None, known: Known) -> Step:
+    variables = variables_of(frame, module)
+    parts = (id(frame), id(place), id(variables))
+    step = known.get(parts)
+    if step is None:
+        named = {v.name: v for v in variables}
+        step = Step(frame.function, frame.file, frame.line or 0, frame.short or frame.file, place, named)
+        known[parts] = step
+    return step
+
+
+@lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """True for torch, site-packages, the standard library, frozen and compiled code: not the user's own."""
     return any(part in file for part in LIBRARIES) or file.startswith("<")
@@ -59,14 +86,7 @@ def user_step(story: Story) -> Step | None:
     return own[-1] if own else (story[-1] if story else None)
 
 
-def _launching(frame: Frame) -> bool:
+@lru_cache(maxsize=4096)
+def _launching(file: str) -> bool:
     """Frames of runpy, multiprocessing.spawn and the like, which stand above the user's code and say nothing."""
-    return (
-        frame.file.startswith("<frozen runpy") or "/multiprocessing/" in frame.file or frame.file.endswith("runpy.py")
-    )
-
-
-def _variables(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Variable]:
-    if frame.function in ROOT_FUNCTIONS and not frame.variables:
-        return module or ()
-    return frame.variables or ()
+    return file.startswith("<frozen runpy") or "/multiprocessing/" in file or file.endswith("runpy.py")

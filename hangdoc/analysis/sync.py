@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hangdoc.analysis import Case, Key, tcp
 from hangdoc.analysis.peers import data_connections
-from hangdoc.analysis.progress import Look, looks_at
+from hangdoc.analysis.progress import Look, looks_at, own_steps
 from hangdoc.analysis.story import Step, is_library
 from hangdoc.evidence import Connection
 
@@ -57,23 +58,34 @@ def _facts(case: Case, key: Key, data: Sequence[Connection]) -> SyncFacts:
     looks = looks_at(case, key)
     if not looks:
         return SyncFacts()
-    steps = [step for look in looks for step in look.story if not is_library(step.file)]
-    calls = {name for step in steps if step.place for name in step.place.around}
+    steps = own_steps(looks)
+    wraps = [(step, wrapped) for step in steps if (wrapped := _wrapped(step))]
+    around = {step.place.around for step in steps if step.place}
     return SyncFacts(
-        wrapped=next((v.name for step in steps for v in step.variables.values() if WRAPPER.search(v.text)), None),
+        wrapped=wraps[0][1] if wraps else None,
         bypass=next((site for step in steps if (site := _bypass(step))), None),
-        uncalled=next((site for step in steps if (site := _uncalled(step))), None),
-        trains=any(TRAINS.search(name) for name in calls),
+        uncalled=next((site for step, wrapped in wraps if (site := _uncalled(step, wrapped))), None),
+        trains=any(_calls_backward(calls) for calls in around),
         reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= OFTEN,
         bytes_per_s=_rate(case, key, data, next((look.at_s for look in looks if _trains(look)), None)),
-        deferred=any(ON_PURPOSE.search(name) for name in calls),
+        deferred=any(_defers(calls) for calls in around),
     )
 
 
 def _trains(look: Look) -> bool:
     """It is within a loop, in code that calls backward."""
     places = [step.place for step in look.story if step.place and not is_library(step.file)]
-    return any(place.loops for place in places) and any(TRAINS.search(n) for place in places for n in place.around)
+    return any(place.loops for place in places) and any(_calls_backward(place.around) for place in places)
+
+
+@lru_cache(maxsize=1024)
+def _calls_backward(around: tuple[str, ...]) -> bool:
+    return any(TRAINS.search(name) for name in around)
+
+
+@lru_cache(maxsize=1024)
+def _defers(around: tuple[str, ...]) -> bool:
+    return any(ON_PURPOSE.search(name) for name in around)
 
 
 def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float | None) -> float | None:
@@ -91,22 +103,30 @@ def _in_backward(look: Look) -> bool:
     return any(step.function == "_engine_run_backward" for step in look.story)
 
 
+def _wrapped(step: Step) -> str | None:
+    """The variable of a frame that holds a wrapped model."""
+    return next((v.name for v in step.variables.values() if WRAPPER.search(v.text)), None)
+
+
 def _bypass(step: Step) -> str | None:
     """The call of an unwrapped model in a function that never calls the wrapper itself."""
-    calls = step.place.around if step.place else ()
-    for name in calls:
+    call = _unwrapped(step.place.around) if step.place else None
+    return f"{call} in {_where(step)}" if call else None
+
+
+@lru_cache(maxsize=1024)
+def _unwrapped(around: tuple[str, ...]) -> str | None:
+    for name in around:
         found = UNWRAPPED.match(name)
-        if found and found.group(1) not in calls and not NO_FORWARD.match(found.group(2) or ""):
-            return f"{name} in {_where(step)}"
+        if found and found.group(1) not in around and not NO_FORWARD.match(found.group(2) or ""):
+            return name
     return None
 
 
-def _uncalled(step: Step) -> str | None:
+def _uncalled(step: Step, wrapped: str) -> str | None:
+    """A wrapped model that is not called in a function which calls backward."""
     calls = step.place.around if step.place else ()
-    wrapped = next((v.name for v in step.variables.values() if WRAPPER.search(v.text)), None)
-    if wrapped is None or wrapped in calls or not any(TRAINS.search(name) for name in calls):
-        return None
-    return f"{wrapped} in {_where(step)}"
+    return f"{wrapped} in {_where(step)}" if wrapped not in calls and _calls_backward(calls) else None
 
 
 def _where(step: Step) -> str:

@@ -125,19 +125,29 @@ def steps(case: Case, key: Key) -> bool:
     start, end = looks[0].at_s, looks[-1].at_s
     moved = {
         min(PARTS - 1, int(PARTS * (after.at_s - start) / max(1e-9, end - start)))
-        for before, after in pairwise(looks)
-        if _mark(before) != _mark(after)
+        for after, came_on in zip(looks[1:], _came_on(case, key), strict=True)
+        if came_on
     }
     return len(moved) == PARTS
 
 
 def stood(case: Case, key: Key) -> float:
     """Share of the looks that found a rank at the same place of the same step as the look before."""
-    pairs = list(pairwise(looks_at(case, key)))
-    return sum(_mark(before) == _mark(after) for before, after in pairs) / len(pairs) if pairs else 0.0
+    came_on = _came_on(case, key)
+    return came_on.count(False) / len(came_on) if came_on else 0.0
+
+
+def _came_on(case: Case, key: Key) -> list[bool]:
+    """Of each look but the first, whether it found the rank elsewhere than the look before."""
+    known: dict[Key, list[bool]] = case.once("came on", dict)
+    if key not in known:
+        looks = looks_at(case, key)
+        marks = {id(look.story): _mark(look) for look in {id(one.story): one for one in looks}.values()}
+        known[key] = [marks[id(a.story)] != marks[id(b.story)] for a, b in pairwise(looks)]
+    return known[key]
 
 
 def _mark(look: Look) -> tuple[object, ...]:
-    lines = tuple((step.function, step.line) for step in look.story if not is_library(step.file))
+    lines = tuple([(step.function, step.line) for step in look.story if not is_library(step.file)])
     numbers = tuple(v.number for step in look.story for _, v in sorted(step.variables.items()) if v.number is not None)
     return lines, numbers

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.places import named
 from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.story import is_library
 from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable
@@ -35,6 +36,12 @@ class Group:
     name: str
     ranks: tuple[int, ...]  # global, by rank in the group
     default: bool
+
+    def __hash__(self) -> int:
+        return hash((self.name, len(self.ranks), self.default))  # not of every rank in it, for every rank in it
+
+
+Known = Mapping[int, Group]  # the groups of one rank, by the address of the object there
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +72,13 @@ def _native(case: Case, stack: Mapping[Key, StackFacts]) -> dict[Chain, tuple[st
     found: dict[Chain, tuple[str, ...]] = {}
     for key, facts in stack.items():
         if facts.native:
-            frames = thread_of(case.record(key, "stacks"), facts.thread).frames
+            frames = named(case.record(key, "stacks"), facts.thread).frames
             found[_chain(frames)] = tuple(frame.function for frame in frames if frame.native)
     return found
 
 
 def _chain(frames: Sequence[Frame]) -> Chain:
     return tuple((frame.file, frame.function, frame.line) for frame in frames if not frame.native)
-
-
-def thread_of(stacks: Stacks, name: str | None) -> Stack:
-    """The thread a rank is judged by (see analysis `stack`)."""
-    return next((stack for stack in stacks.threads if stack.name == name), stacks.threads[0])
 
 
 def c10d_frame(stack: Stack) -> Frame | None:
@@ -91,7 +93,7 @@ def _whole(case: Case) -> Group | None:
     for key in case.ranks:
         for group in _groups(case, key):
             if group.default:
-                return _group(group)
+                return _group(case, group)
     size = max((evidence.target.world_size or 0 for evidence in case.ranks.values()), default=0)
     return Group("default_pg", tuple(range(size)), True) if size else None
 
@@ -101,15 +103,17 @@ def _groups(case: Case, key: Key) -> tuple[ProcessGroup, ...]:
     return record.groups if isinstance(record, Groups) else ()
 
 
-def _group(known: ProcessGroup) -> Group:
-    return Group(known.name, known.ranks, known.default)
+def _group(case: Case, known: ProcessGroup) -> Group:
+    """What its members know as one group is one object, so that it is compared at a glance."""
+    found = Group(known.name, known.ranks, known.default)
+    return case.once("groups", dict[Group, Group]).setdefault(found, found)
 
 
 def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: Mapping[Chain, Sequence[str]]) -> Wait:
-    stacks, known = case.record(key, "stacks"), _groups(case, key)
+    stacks, known = case.record(key, "stacks"), {group.address: _group(case, group) for group in _groups(case, key)}
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return Wait(facts.phase == "p2p", facts.op, None)
-    stack = thread_of(stacks, facts.thread)
+    stack = named(stacks, facts.thread)
     frame = c10d_frame(stack)
     if frame is None:
         if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # the reducer of DDP
@@ -130,12 +134,10 @@ def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: 
     return Wait(True, facts.op, found, label, peer, anyone, sends, _number(frame, ("tag",)), threads)
 
 
-def _hidden(
-    stack: Stack, facts: StackFacts, known: Sequence[ProcessGroup], source: Source | None, native: Sequence[str]
-) -> Wait:
+def _hidden(stack: Stack, facts: StackFacts, known: Known, source: Source | None, native: Sequence[str]) -> Wait:
     """A wait without a frame of c10d: for an asynchronous operation, or in MPI. A group that is alone is the one."""
     of_torch = facts.op in ("wait", "wait_tensor") or any(name.startswith(("c10d::", "gloo::")) for name in native)
-    only = _group(known[0]) if len(known) == 1 and of_torch else None
+    only = next(iter(known.values())) if len(known) == 1 and of_torch else None
     started_before = any(_BUFFER in name for name in native) or _starts_p2p(stack, source)
     return Wait(facts.phase == "p2p" or started_before, facts.op, only)
 
@@ -147,17 +149,17 @@ def _starts_p2p(stack: Stack, source: Source | None) -> bool:
     return any(name.rpartition(".")[2] in _STARTS for name in (place.around if place is not None else ()))
 
 
-def _of_frame(frame: Frame, known: Sequence[ProcessGroup], whole: Group | None) -> Group | None:
+def _of_frame(frame: Frame, known: Known, whole: Group | None) -> Group | None:
     """The group of an operation's frame."""
     if frame.variables is None:
         return None
     argument = _variable(frame, _GROUPS)
     if argument is None or argument.kind == "none":
         return whole
-    return next((_group(group) for group in known if group.address == argument.address), None)
+    return None if argument.address is None else known.get(argument.address)
 
 
-def _in_group(stack: Stack, known: Sequence[ProcessGroup], whole: Group | None, group: Group) -> bool:
+def _in_group(stack: Stack, known: Known, whole: Group | None, group: Group) -> bool:
     frame = c10d_frame(stack)
     return frame is not None and frame.function not in _LEAVES and _of_frame(frame, known, whole) == group
 

@@ -111,9 +111,8 @@ def _stacks(case: Case, key: Key, since_s: float) -> tuple[dict[int, Sequence[St
     """The newest stacks seen of each helper, and the source of their lines."""
     found: dict[int, Sequence[Stack]] = {}
     places: dict[str, Place] = {}
-    for shot in case.history:
-        rank = next((r for r in shot.ranks if (shot.host, r.target.pid) == key), None)
-        stacks, source = (rank.records.get("stacks"), rank.records.get("source")) if rank else (None, None)
+    for shot, rank in case.rounds(key):
+        stacks, source = rank.records.get("stacks"), rank.records.get("source")
         if isinstance(stacks, Stacks) and shot.at_s >= since_s:
             found.update(dict(stacks.children))
             places.update(source.places if isinstance(source, Source) and stacks.children else {})

@@ -3,9 +3,11 @@ that work at all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.others import Waiters
 from hangdoc.analysis.phases import WAITING
 from hangdoc.analysis.position import MUST_DIFFER
 from hangdoc.analysis.progress import Look, looks_at
@@ -21,21 +23,32 @@ USUAL = 0.75  # of the looks in which it had that size: a last batch is smaller
 Name = tuple[str, str, str]  # function, variable, and what is counted
 
 
-def more_work(case: Case, key: Key, others: Sequence[Key]) -> str | None:
+def more_work(case: Case, key: Key) -> str | None:
     """The size in the user's own frames in which a rank most exceeds all the others, who agree in it.
 
     "inputs in train: 128 rows, 64 on the others"; rows of tensors come before lengths and plain numbers.
     """
-    mine = _sizes(case, key)
-    theirs = [_sizes(case, other) for other in others]
+    usual = case.once("usual sizes", lambda: {one: _sizes(case, one) for one in case.ranks})
+    held = case.once("sizes held", lambda: _held(usual.values()))
     found = []
-    for name, size in mine.items():
-        there = {sizes[name] for sizes in theirs if name in sizes}
-        if len(there) == 1 and all(name in sizes for sizes in theirs) and size >= MORE * min(there) > 0:
+    for name, size in usual[key].items():
+        if len(held[name]) != 2 or held[name][size] != 1 or held[name].total() < len(usual):
+            continue  # the others do not agree, or not all of them have it
+        there = next(other for other in held[name] if other != size)
+        if size >= MORE * there > 0:
             function, variable, what = name
-            text = f"{variable} in {function}: {size:g}{what}, {min(there):g} on the others"
+            text = f"{variable} in {function}: {size:g}{what}, {there:g} on the others"
             found.append((what != " rows", what == "", name, text))
     return min(found)[-1] if found else None
+
+
+def _held(usual: Iterable[Mapping[Name, float]]) -> dict[Name, Counter[float]]:
+    """How many ranks have which size."""
+    found: dict[Name, Counter[float]] = defaultdict(Counter)
+    for sizes in usual:
+        for name, size in sizes.items():
+            found[name][size] += 1
+    return found
 
 
 def _sizes(case: Case, key: Key) -> dict[Name, float]:
@@ -64,28 +77,24 @@ def _size(variable: Variable) -> tuple[str, float] | None:
     return None
 
 
-def same_code(case: Case, key: Key, others: Sequence[Key]) -> bool | None:
+def same_code(case: Case, key: Key) -> bool | None:
     """Whether a rank, while most others wait, is where they are seen as well: an evaluation is at lines of its own.
 
     None where it was seen so too seldom.
     """
-    theirs = [looks_at(case, other) for other in others]
-    common = {_chain(look) for looks in theirs for look in looks}
-    mine = looks_at(case, key)
+    every = {one: looks_at(case, one) for one in case.ranks}
+    waiters = case.once("waiters", lambda: Waiters(every.values()))
+    lines = case.once("lines of looks", lambda: {one: {_chain(look) for look in every[one]} for one in every})
+    seen_at = case.once("ranks seen at lines", lambda: Counter(chain for one in lines.values() for chain in one))
+    mine = every[key]
     waited_for = [
         _chain(look)
         for look in mine
-        if look.phase not in WAITING and 2 * _waiting(theirs, look.at_s - mine[0].at_s) > len(theirs)
+        if look.phase not in WAITING and 2 * waiters.at(look.at_s - mine[0].at_s) > len(every) - 1
     ]
     if len(waited_for) < MIN_LOOKS - 1:
         return None
-    return sum(chain in common for chain in waited_for) >= SAME * len(waited_for)
-
-
-def _waiting(theirs: Sequence[Sequence[Look]], after_s: float) -> int:
-    """How many waited at that time; by the time since the first look, as clocks of hosts are not compared."""
-    nearest = (min(looks, key=lambda look: abs(look.at_s - looks[0].at_s - after_s)) for looks in theirs if looks)
-    return sum(look.phase in WAITING for look in nearest)
+    return sum(seen_at[chain] > (chain in lines[key]) for chain in waited_for) >= SAME * len(waited_for)
 
 
 def _chain(look: Look) -> tuple[tuple[str, str, int], ...]:
