@@ -1,4 +1,4 @@
-"""Addresses, default routes and links of a network namespace, by rtnetlink.
+"""Addresses, default routes, links and the rates they are held to in a network namespace, by rtnetlink.
 
 pyroute2 takes 12 MB to import. A process of its own gives them back, and starts in the namespace of the thread that
 asks: `look()` is for the observer, the rest of this file is that process.
@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 TIMEOUT_S = 10.0  # measured 0.2 s; a host with more runnable threads than cores needs longer
@@ -20,7 +21,8 @@ _ATTRIBUTES = ("IFLA_IFNAME", "IFLA_ADDRESS", "IFLA_MTU", "IFLA_OPERSTATE", "IFL
 
 
 def look() -> dict[str, Any]:
-    """`links` with their attributes, `addresses` as (link, address), `default` routes' links, as the kernel has them.
+    """`links` with their attributes, `addresses` as (link, address, length of the prefix), links of `default` routes,
+    `rates` as (link, kind, bytes per second), as the kernel has them.
 
     Raises OSError: the last line of what the process complained of.
     """
@@ -41,10 +43,27 @@ def _ask() -> dict[str, Any]:
     from pyroute2 import IPRoute
 
     with IPRoute() as route:
-        addresses = [(m["index"], m.get("IFA_LOCAL") or m.get("IFA_ADDRESS")) for m in route.get_addr()]
+        addresses = [(m["index"], m.get("IFA_LOCAL") or m.get("IFA_ADDRESS"), m["prefixlen"]) for m in route.get_addr()]
         routes = [m for family in (socket.AF_INET, socket.AF_INET6) for m in route.get_default_routes(family=family)]
         links = [_link(message) for message in route.get_links()]
-    return {"addresses": addresses, "default": [m.get("RTA_OIF") for m in routes], "links": links}
+        rates = list(_rates(route))
+    return {"addresses": addresses, "default": [m.get("RTA_OIF") for m in routes], "links": links, "rates": rates}
+
+
+def _rates(route: Any) -> Iterator[tuple[int, str, int]]:
+    """What queues hold their links to: a token bucket, or the one class that all of a link goes through."""
+    for queue in route.get_qdiscs():
+        index, kind, options = queue["index"], queue.get("TCA_KIND"), queue.get("TCA_OPTIONS")
+        if kind == "tbf" and options and (limits := options.get_attr("TCA_TBF_PARMS")):
+            yield index, kind, limits["rate"]
+        elif kind == "htb":
+            rates = [_class_rate(one) for one in route.get_classes(index=index)]
+            yield from ((index, kind, rate) for rate in rates[:1] if rate and len(rates) == 1)
+
+
+def _class_rate(one: Any) -> int | None:
+    limits = one.get("TCA_OPTIONS") and one.get("TCA_OPTIONS").get_attr("TCA_HTB_PARMS")
+    return int(limits["ceil"]) if limits else None
 
 
 def _link(message: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Probe `nics`: the network interfaces of each rank's namespace, and what its host's own name resolves to.
 
+Seen when a stall is examined, and before that where bytes pile up: a link may be slow, and nothing ever stands still.
 Interfaces come from rtnetlink inside the namespace; sysfs shows speed and radio, but belongs to a mount, so it is
 read through the rank's root and believed only where the hardware address agrees.
 """
@@ -9,11 +10,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hangdoc.evidence import Interface, Interfaces, Target, Unseen
+from hangdoc.evidence import Interface, Interfaces, Sockets, Target, Unseen
 from probes import Observation, Request, Tier, _links
 from probes._netns import call_inside, namespace
 
@@ -21,6 +23,8 @@ _IFF_UP = 0x1
 _HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 778, 823), "tunnel")}  # ARPHRD_*
 _TUNNELS = {"tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm"}
 _HOSTS_LIMIT = 1 << 20  # bytes of /etc/hosts, a text of the target's
+_PILED_BYTES = 6000  # unacknowledged, in two looks one after the other: several full segments
+_AGAIN_S = 60.0  # so often it looks where bytes go on piling up
 
 
 class NicsProbe:
@@ -28,13 +32,18 @@ class NicsProbe:
 
     name = "nics"
     scope = "rank"
-    tier = Tier.EXAMINE
+    tier = Tier.LOOK
     needs = "nothing"
     record = Interfaces
     order = 50
     steady = False
 
+    def __init__(self) -> None:
+        self._looked_s: dict[int, float] = {}  # PID -> when it was looked at because bytes piled up
+
     def observe(self, request: Request) -> Observation:
+        if request.tier < Tier.EXAMINE and not self._called_for(request):
+            return Observation({})
         unseen: list[Unseen] = []
         hosts: dict[tuple[int, int, int], list[Target]] = defaultdict(list)
         for target in request.targets:
@@ -54,6 +63,24 @@ class NicsProbe:
             records.update((target.pid, seen) for target in targets)
         return Observation(records, unseen=tuple(unseen))
 
+    def _called_for(self, request: Request) -> bool:
+        """Bytes pile up between ranks, and not all of them have been looked at for that reason lately."""
+        now, before = time.monotonic(), request.previous
+        due = [one.pid for one in request.targets if now - self._looked_s.get(one.pid, -_AGAIN_S) >= _AGAIN_S]
+        earlier = {one.target.pid: one.records for one in before.ranks} if before and due else {}
+        records = request.records or {}
+        if not any(_piled(records[pid]) and _piled(earlier.get(pid, {})) for pid in records):
+            return False
+        self._looked_s = {one.pid: now for one in request.targets}
+        return True
+
+
+def _piled(records: Mapping[str, Any]) -> bool:
+    """A connection has several segments on their way that the other end would take."""
+    seen = records.get("sockets")
+    connections = seen.connections if isinstance(seen, Sockets) else ()
+    return any(one.send_queue >= _PILED_BYTES and one.send_window != 0 for one in connections)
+
 
 def _look(pid: int, net: int, same_files: bool) -> Interfaces:
     interfaces = call_inside(pid, lambda: _interfaces(pid), timeout_s=_links.TIMEOUT_S)
@@ -67,23 +94,24 @@ def _look(pid: int, net: int, same_files: bool) -> Interfaces:
 def _interfaces(pid: int) -> tuple[Interface, ...]:
     """The interfaces of the calling thread's network namespace."""
     seen = _links.look()
-    addresses: dict[int, list[str]] = defaultdict(list)
-    for index, address in seen["addresses"]:
+    networks: dict[int, list[str]] = defaultdict(list)
+    for index, address, prefix in seen["addresses"]:
         if address:
-            addresses[index].append(address)
+            networks[index].append(f"{address}/{prefix}")
+    rates = {index: (kind, rate) for index, kind, rate in seen["rates"]}
     return tuple(
-        _interface(pid, link, tuple(addresses[link["index"]]), link["index"] in seen["default"])
+        _interface(pid, link, networks[link["index"]], link["index"] in seen["default"], rates.get(link["index"]))
         for link in seen["links"]
     )
 
 
-def _interface(pid: int, link: Any, addresses: tuple[str, ...], default: bool) -> Interface:
+def _interface(pid: int, link: Any, networks: list[str], default: bool, queue: tuple[str, int] | None) -> Interface:
     name = link.get("IFLA_IFNAME")
     sysfs = _sysfs(pid, name, link.get("IFLA_ADDRESS"))
     counters = link.get("IFLA_STATS64") or {}
     return Interface(
         name=name,
-        addresses=addresses,
+        addresses=tuple(network.partition("/")[0] for network in networks),
         kind=_kind(link, sysfs),
         up=bool(link["flags"] & _IFF_UP),
         carrier=_carrier(link),
@@ -94,6 +122,9 @@ def _interface(pid: int, link: Any, addresses: tuple[str, ...], default: bool) -
         rx_bytes=counters.get("rx_bytes"),
         tx_bytes=counters.get("tx_bytes"),
         default_route=default,
+        networks=tuple(networks),
+        queue=queue[0] if queue else None,
+        queue_rate=queue[1] if queue else None,
     )
 
 

@@ -14,9 +14,11 @@ from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Sta
 from hangdoc.launch import Launch, launch_of
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
+LINEAR = 4  # repetitions of a SYN, a second apart
 UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely slow
 SETTING_UP_S = 30.0  # from the start of a process until it wants to meet the others, as a rule
 SEEN_S = 5.0  # one that stands still for less may have come just now
+Timed = tuple[str, dict[str, Variable]]  # a frame's function, its variables by name
 RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
 
 
@@ -59,12 +61,14 @@ def arrival(case: Case, key: Key) -> Arrival:
     """What is known of one rank of the case."""
     meeting, process = case.record(key, "store"), case.record(key, "cpu")
     meeting = meeting if isinstance(meeting, Meeting) else None
-    looks = [record.connections for _, record in case.series(key, "sockets") if isinstance(record, Sockets)]
     port = meeting.port if meeting else None
+    sockets = (record for _, record in case.series(key, "sockets") if isinstance(record, Sockets))
+    looks = [record.connections for record in sockets] if port is not None else []
     newest = [one for one in (looks[-1] if looks else ()) if port in (one.remote_port, one.local_port)]
     connected = any(one.state == "established" for one in newest) if looks and port else None
     asked = [one for look in looks for one in look if one.state == "syn_sent" and one.remote_port == port]
-    waited = [_standing(case, key), _talked(newest, port), _rendezvous(case, key)]
+    frames = list(_frames(case, key))
+    waited = [_standing(case, key), _talked(newest, port), _rendezvous(case, key, frames)]
     return Arrival(
         meeting,
         launch_in(case, key),
@@ -72,7 +76,7 @@ def arrival(case: Case, key: Key) -> Arrival:
         next((f"{one.remote}:{one.remote_port}" for one in reversed(asked)), None),
         _unanswered(case, key, asked) if asked and connected is False else None,
         max((value for value in waited if value is not None), default=None),
-        _left(case, key),
+        _left(case, key, frames),
         process.age_s if isinstance(process, Process) else None,
     )
 
@@ -114,33 +118,37 @@ def _talked(newest: Sequence[Connection], port: int | None) -> float | None:
 
 
 def _unanswered(case: Case, key: Key, asked: Sequence[Connection]) -> float:
-    """How long connections have been asked for (s): as we watched, or as the newest was repeated, after 1, 3, 7 s."""
+    """How long connections have been asked for (s), at least: as we watched, or as the newest was repeated.
+
+    Linux >= 6.5 repeats a SYN four times a second apart (tcp_syn_linear_timeouts), then after 1, 2, 4 s.
+    """
     first = next(
         at
         for at, record in case.series(key, "sockets")
         if any(one.state == "syn_sent" and one.remote_port == asked[-1].remote_port for one in record.connections)
     )
     repeated = max((one.retransmits or 0) for one in asked)
-    return max(case.series(key, "sockets")[-1][0] - first, float(2**repeated - 1))
+    least = repeated if repeated <= LINEAR else LINEAR + 2 ** (repeated - LINEAR) - 1
+    return max(case.series(key, "sockets")[-1][0] - first, float(least))
 
 
-def _rendezvous(case: Case, key: Key) -> float | None:
+def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
     """Since torchelastic's launcher began its rendezvous (s), by the clock that it noted down."""
-    start = _entered(case, key)
-    shot = next((shot for shot in reversed(case.history) if shot.host == key[0]), None)
-    if start is None or shot is None:
+    start = _entered(frames)
+    shots = case.shots(key[0])
+    if start is None or not shots:
         return None
     try:
-        now = datetime.fromisoformat(shot.time.replace("Z", "+00:00")).timestamp()
+        now = datetime.fromisoformat(shots[-1].time.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return None
     return now - start if 0 <= now - start < 1e7 else None
 
 
-def _entered(case: Case, key: Key) -> float | None:
+def _entered(frames: Sequence[Timed]) -> float | None:
     """When torchelastic's timer, the frame around it, saw the rendezvous begin (Unix time)."""
     around = False
-    for function, variables in _frames(case, key):
+    for function, variables in frames:
         start = variables.get("start")
         if around and function == "wrapper" and start is not None:
             return start.number
@@ -148,17 +156,18 @@ def _entered(case: Case, key: Key) -> float | None:
     return None
 
 
-def _left(case: Case, key: Key) -> float | None:
+def _left(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
     """Until the deadline of a c10d rendezvous (s)."""
-    shot = next((shot for shot in reversed(case.history) if shot.host == key[0]), None)
-    for function, variables in _frames(case, key):
+    shots = case.shots(key[0])
+    for function, variables in frames:
         deadline = variables.get("deadline")
-        if function == "next_rendezvous" and deadline is not None and deadline.number is not None and shot is not None:
-            return max(0.0, deadline.number - shot.at_s)
+        if function == "next_rendezvous" and deadline is not None and deadline.number is not None and shots:
+            return max(0.0, deadline.number - shots[-1].at_s)
     return None
 
 
-def _frames(case: Case, key: Key) -> Iterator[tuple[str, dict[str, Variable]]]:
+def _frames(case: Case, key: Key) -> Iterator[Timed]:
+    """The frames of torchelastic, which keep the instants that it waits from and to."""
     stacks = case.record(key, "stacks")
     for thread in stacks.threads if isinstance(stacks, Stacks) else ():
         for frame in thread.frames:

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key, tcp
+from hangdoc.analysis.faults import Faults, History, faults
+from hangdoc.analysis.flow import NOTHING, Flow
+from hangdoc.analysis.interfaces import faster, holding, narrow, of_rank, told
 from hangdoc.analysis.peers import Data, End, data_connections, mirrored
-from hangdoc.evidence import Connection, Interface, Interfaces, Sockets
+from hangdoc.evidence import Connection, Interface, Sockets
 
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
@@ -40,6 +43,12 @@ class NetworkFacts:
     interfaces: tuple[str, ...] = ()  # that hold its ends of the data connections
     interface_down: tuple[str, ...] = ()  # of these, down or without carrier
     interface_up: bool | None = None  # all of them; None: the interfaces were not seen
+    faults: tuple[str, ...] = ()  # of the links it is at an end of (see `faults`): oversize dead lossy slow
+    blamed_for: tuple[str, ...] = ()  # of these, those that its host is to blame for
+    loses: str | None = None  # what it sends, what it receives, or both does not all arrive: sends | receives | both
+    mtu: tuple[int, ...] = ()  # bytes, of the interfaces of its data connections
+    narrow: str | None = None  # such an interface, where it makes the link slow by itself: "wlan0, wireless"
+    faster: str | None = None  # one that its host has besides and that reaches the same peers: "eth1 (10.0.1.2)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,11 @@ class LinkFacts:
     idle_s: float | None
     pmtu: int | None
     dead: bool | None  # at this end or the other: bytes repeated in vain, nothing heard for seconds
+    fault: str = ""  # of what this end sends (see `faults`): oversize dead lossy slow
+    sent: Flow = NOTHING  # what this end sent over the window
+    sent_a_step: float | None = None  # bytes, where the steps of the job are known
+    segment_bytes: int | None = None  # most that one segment carries
+    sacked: int | None = None  # segments that arrived, though one before them did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +107,23 @@ class NetworkAnalysis:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         dead = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
-        facts = {key: _rank(case, key, data[key], dead) if key in data else NetworkFacts() for key in case.ranks}
-        links = tuple(_link(case, one, dead) for ends in data.values() for one in ends)
+        histories = {key: [(at, _known(record)) for at, record in case.series(key, "sockets")] for key in data}
+        wrong = faults(case, data, histories)
+        facts = {
+            key: _rank(case, key, data[key], dead, histories[key], wrong) if key in data else NetworkFacts()
+            for key in case.ranks
+        }
+        links = tuple(_link(case, one, dead, wrong) for ends in data.values() for one in ends)
         return facts, _job(case, facts, links, dead)
 
 
-def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead) -> NetworkFacts:
+def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: History, wrong: Faults) -> NetworkFacts:
     mine = [one.connection for one in data]
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
-    history = [(at, _known(record)) for at, record in case.series(key, "sockets")]
     overall, recent = _traffic(mine, history)
-    interfaces = _interfaces(case, key)
+    interfaces = of_rank(case, key)
+    held = [one for connection in mine if (one := holding(connection, interfaces))]
+    used = next((one for one in held if narrow(one)), None)
     down = tuple(sorted({one.interface or one.local for one in mine if _up(one, interfaces) is False}))
     return NetworkFacts(
         connections=len(mine),
@@ -127,6 +147,12 @@ def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead) -> NetworkFact
         interfaces=tuple(sorted({one.interface for one in mine if one.interface})),
         interface_down=down,
         interface_up=None if interfaces is None else not down,
+        faults=wrong.at(data),
+        blamed_for=wrong.blamed.get(key, ()),
+        loses=wrong.direction(data, "lossy"),
+        mtu=tuple(sorted({one.mtu for one in held})),
+        narrow=told(used),
+        faster=faster(case, key, used, {one.peer for one in data if one.peer}) if used else None,
     )
 
 
@@ -148,8 +174,9 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: tuple[LinkFacts, 
     )
 
 
-def _link(case: Case, data: Data, dead: Dead) -> LinkFacts:
-    one = data.connection
+def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:
+    one, sent = data.connection, wrong.flows[data.end]
+    period_s = getattr(case.job_facts.get("progress"), "period_s", None)
     return LinkFacts(
         from_rank=_number(case, data.owner),
         to_rank=_number(case, data.peer),
@@ -158,7 +185,7 @@ def _link(case: Case, data: Data, dead: Dead) -> LinkFacts:
         local=_address(one.local, one.local_port),
         remote=_address(one.remote, one.remote_port),
         interface=one.interface,
-        interface_up=_up(one, _interfaces(case, data.owner)),
+        interface_up=_up(one, of_rank(case, data.owner)),
         state=one.state,
         unacked_bytes=one.send_queue,
         receive_queue=one.receive_queue,
@@ -170,14 +197,16 @@ def _link(case: Case, data: Data, dead: Dead) -> LinkFacts:
         idle_s=tcp.idle(one),
         pmtu=one.pmtu,
         dead=_is_dead(data.end, dead),
+        fault=wrong.of(data.end),
+        sent=sent,
+        sent_a_step=sent.bytes / sent.seconds * period_s if sent.bytes and sent.seconds and period_s else None,
+        segment_bytes=one.segment_bytes,
+        sacked=one.sacked,
     )
 
 
 def _known(record: Sockets) -> dict[tcp.Identity, Connection]:
     return {tcp.identity(one): one for one in record.connections}
-
-
-History = Sequence[tuple[float, Mapping[tcp.Identity, Connection]]]
 
 
 def _traffic(mine: Sequence[Connection], history: History) -> tuple[tcp.Traffic, tcp.Traffic | None]:
@@ -198,11 +227,6 @@ def _waiting_s(waiting: Sequence[Connection], history: History) -> float | None:
         if first is not None:
             ages.append(history[-1][0] - first)
     return max(ages, default=None)
-
-
-def _interfaces(case: Case, key: Key) -> tuple[Interface, ...] | None:
-    record = case.record(key, "nics")
-    return record.interfaces if isinstance(record, Interfaces) else None
 
 
 def _up(one: Connection, interfaces: tuple[Interface, ...] | None) -> bool | None:

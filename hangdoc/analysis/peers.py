@@ -27,6 +27,10 @@ class Data:
 
 def data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
     """The data connections of every rank whose sockets were seen, by rank."""
+    return case.once("data_connections", lambda: _data_connections(case))
+
+
+def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
     seen = {key: record for key in case.ranks if isinstance(record := case.record(key, "sockets"), Sockets)}
     owners = {
         _end(key, record, one): key

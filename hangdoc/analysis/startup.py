@@ -92,6 +92,7 @@ class StartupAnalysis:
             facts = {key: replace(one, stuck=one.stuck or _retries(case, key) or None) for key, one in facts.items()}
         waits = [one.waited_s for one in facts.values() if one.waits and one.waited_s is not None]
         ends = [one.timeout_s for one in facts.values() if one.waits and one.timeout_s is not None]
+        hosts = {rank.target.rank: rank.target.host for rank in case.ranks.values()}  # of a missing one, where known
         return facts, StartupJob(
             waiting=len(waiting),
             expected=roll.expected,
@@ -99,7 +100,7 @@ class StartupAnalysis:
             hosts=roll.hosts,
             missing=roll.missing,
             lacking=roll.lacking,
-            absent=tuple(Suspect(rank, None, _host(case, rank)) for rank in roll.missing),
+            absent=tuple(Suspect(rank, None, hosts.get(rank)) for rank in roll.missing),
             named=roll.named,
             strangers=_suspects(strange),
             displaced=(*_servers(case, strange), *_suspects(strange)),
@@ -107,7 +108,7 @@ class StartupAnalysis:
             here=roll.here,
             waited_s=min(waits, default=None),
             timeout_s=min(ends, default=None),
-            pending=bool(waiting) and not in_vain and roll.lacking != 0,
+            pending=bool(waiting) and not in_vain and (roll.lacking != 0 or case.job_facts["mesh"].pending),
         )
 
 
@@ -146,11 +147,6 @@ def _servers(case: Case, strange: Mapping[Key, Holder]) -> tuple[Suspect, ...]:
 def _retries(case: Case, key: Key) -> bool:
     """It is idle: between two attempts."""
     return case.ranks[key].alive is not False and case.rank_facts["stack"][key].phase == "idle"
-
-
-def _host(case: Case, rank: int) -> str | None:
-    """The host that a missing rank belongs on, where that is known."""
-    return next((one.target.host for one in case.ranks.values() if one.target.rank == rank), None)
 
 
 # --- in vain --------------------------------------------------------------------------------------

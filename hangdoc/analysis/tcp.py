@@ -10,6 +10,9 @@ from hangdoc.evidence import Connection
 # The kernel repeats a lost segment after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
 DEAD_AFTER_S = 3.0
 DEAD_REPEATS = 3
+NEARLY = 0.9  # full: TCP options that come and go take a few bytes
+YOUNG_SEGMENTS = 16  # acknowledged: a connection that has only said hello
+SMALL = 0.25  # of a full segment, on average
 
 Identity = tuple[str, int, str, int, int | None]
 
@@ -45,6 +48,28 @@ def dead(one: Connection) -> bool | None:
         return None
     silent = one.last_ack_s is None or one.last_ack_s > DEAD_AFTER_S
     return one.send_queue > 0 and (unanswered(one) or 0) >= DEAD_REPEATS and silent
+
+
+def oversize(one: Connection) -> bool | None:
+    """Full segments are repeated in vain while smaller ones arrive.
+
+    They do where the peer has told of some behind the hole (SACK), or where all that ever arrived was small.
+    """
+    if one.retransmits is None or one.unacked is None or not one.segment_bytes:
+        return None
+    on_the_way = one.send_queue - (one.not_sent or 0)
+    missing = one.unacked - (one.sacked or 0)
+    if one.retransmits < DEAD_REPEATS or missing < 1 or on_the_way < NEARLY * missing * one.segment_bytes:
+        return False
+    return (one.sacked or 0) > 0 or _only_small(one, one.segment_bytes)
+
+
+def _only_small(one: Connection, full: int) -> bool:
+    """Of the little that the peer has acknowledged hardly any can have been a full segment."""
+    acked, delivered = one.bytes_acked, one.delivered
+    if not acked or not delivered:
+        return False
+    return acked <= YOUNG_SEGMENTS * full and acked <= SMALL * full * delivered
 
 
 def window_shut(one: Connection) -> bool | None:

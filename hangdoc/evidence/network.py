@@ -41,6 +41,12 @@ class Connection:
     probes: int | None = None  # window or keepalive probes unanswered in a row (tcpi_probes)
     not_sent: int | None = None  # part of send_queue that was never sent (tcpi_notsent_bytes)
     send_window: int | None = None  # bytes the peer will take (tcpi_snd_wnd, Linux >= 5.4); 0: it does not read
+    segment_bytes: int | None = None  # most that one segment carries (tcpi_snd_mss)
+    sacked: int | None = None  # segments that arrived after one that did not (tcpi_sacked)
+    delivered: int | None = None  # segments that arrived, in all (tcpi_delivered)
+    data_segments_out: int | None = None  # with repetitions (tcpi_data_segs_out)
+    repeated_needlessly: int | None = None  # segments repeated that had arrived, as the peer said (tcpi_dsack_dups)
+    least_rtt_s: float | None = None  # tcpi_min_rtt, of the last minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,9 @@ class Interface:
     rx_bytes: int | None = None
     tx_bytes: int | None = None
     default_route: bool = False
+    networks: tuple[str, ...] = ()  # its addresses with the length of the prefix: "10.0.0.1/24"
+    queue: str | None = None  # the queueing discipline that it sends through, where that holds it to a rate: tbf, htb
+    queue_rate: int | None = None  # that rate, bytes per second
 
 
 @dataclass(frozen=True, slots=True)

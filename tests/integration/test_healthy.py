@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import netbed
 from jobs import HEALTHY, running
 from watching import hangdoc, watch_once
 
@@ -50,6 +51,8 @@ CASES = [  # two by two: one that leaves the other some of the cores
     Case("profiled", until=r"KiB of trace"),
     Case("loaders", args=("--how", "respawned")),
     Case("rank0_evaluates", until=r"evaluating", pause_s=6, args=("--evaluation-seconds", "60")),
+    Case("between_hosts", launcher="self", args=("--how", "loses_little")),
+    Case("between_hosts", launcher="self", args=("--how", "narrow")),
     Case("compile_warmup", until=r"compiling", pause_s=4, note=r"compile at main"),
 ]
 
@@ -66,6 +69,8 @@ def test_nothing_fires(pair: tuple[Case, Case]) -> None:
 
 
 def check(case: Case) -> None:
+    if case.script == "between_hosts":
+        netbed.require()
     with running(HEALTHY / f"{case.script}.py", case.ranks, case.args, launcher=case.launcher) as job:
         job.wait_log(case.until, 90)
         time.sleep(case.pause_s)

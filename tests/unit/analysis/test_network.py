@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -83,6 +84,7 @@ def test_a_receiver_that_does_not_read_is_no_dead_link() -> None:
         assert (job.quiet, job.dead_links, ranks[1].zero_window, ranks[0].zero_window) == (False, 0, True, False)
         assert job.idle_s is not None
         assert job.idle_s > 1
+        assert [one.faults for one in ranks] == [(), ()]
         watch.close()
 
 
@@ -114,6 +116,79 @@ def test_a_dead_link(break_it: str) -> None:
         # The sender repeats, so that its last send is young: the age of the silence is that of the last answer.
         assert job.idle_s is not None
         assert job.idle_s > 3
+        watch.close()
+
+
+def as_on_a_wire(bed: netbed.Bed) -> None:
+    """One segment a packet: else the kernel hands over many at once."""
+    for node in bed.nodes:
+        node.ip("link", "set", "eth0", "gso_max_segs", "1")
+
+
+def on(node: netbed.Node, *command: str) -> None:
+    subprocess.run(node.command(*command), check=True, capture_output=True)
+
+
+def test_a_link_that_loses_packets() -> None:
+    """What the second rank receives; what it sends arrives."""
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(*bed.nodes) as (server, client):
+        as_on_a_wire(bed)
+        join(server, client, bed.nodes[0].address, 7000)
+        drop = ("-m", "statistic", "--mode", "random", "--probability", "0.25", "-j", "DROP")
+        on(bed.nodes[1], "iptables", "-A", "INPUT", "-i", "eth0", *drop)
+        watch = Watch(server, client)
+        watch.look()
+        for one, other, count in ((server, client, 20_000_000), (client, server, 300_000)):
+            one.say(f"send {count} 30")
+            other.say(f"read {count}")
+        watch.until(lambda ranks, job: ranks[0].faults, 30.0)
+        ranks, job = watch.look()
+        assert [one.faults for one in ranks] == [("lossy",), ("lossy",)]
+        assert [one.loses for one in ranks] == ["sends", "receives"]
+        assert [one.blamed_for for one in ranks] == [("lossy",), ("lossy",)], "two hosts cannot be told apart"
+        (lossy,) = [one for one in job.links if one.fault]
+        assert (lossy.from_rank, lossy.to_rank, lossy.dead) == (0, 1, False)
+        assert 0.1 < (lossy.sent.lost or 0) < 0.4
+        watch.close()
+
+
+def test_full_segments_that_vanish() -> None:
+    netbed.require()
+    with netbed.netbed(3) as bed, talking(*bed.nodes) as (first, second, third):
+        as_on_a_wire(bed)
+        join(first, second, bed.nodes[0].address, 7000)
+        join(third, second, bed.nodes[2].address, 7000)
+        on(bed.nodes[2], "iptables", "-A", "INPUT", "-m", "length", "--length", "1400:65535", "-j", "DROP")
+        second.do("send 5000")
+        watch = Watch(first, second, third)
+        watch.until(lambda ranks, job: ranks[1].faults == ("oversize",))
+        ranks, job = watch.look()
+        assert [one.faults for one in ranks] == [(), ("oversize",), ("oversize",)]
+        assert [one.mtu for one in ranks] == [(1500,)] * 3
+        (stuck,) = [one for one in job.links if one.fault]
+        assert (stuck.from_rank, stuck.to_rank, stuck.pmtu, stuck.unacked_bytes) == (1, 2, 1500, 5000)
+        assert (stuck.segment_bytes or 0) > 1400
+        assert (stuck.sacked or 0) >= 1, "the end of the message is small, and has arrived"
+        watch.close()
+
+
+def test_a_slow_link_and_the_interface_that_makes_it_slow() -> None:
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(*bed.nodes) as (server, client):
+        join(server, client, bed.nodes[0].address, 7000)
+        shaper = ("tbf", "rate", "2mbit", "burst", "16kb", "limit", "400kb")
+        on(bed.nodes[1], "tc", "qdisc", "add", "dev", "eth0", "root", *shaper)
+        client.say("send 8000000 30")
+        server.say("read 8000000")
+        watch = Watch(server, client)
+        watch.until(lambda ranks, job: ranks[1].faults)
+        ranks, job = watch.look()
+        assert [one.blamed_for for one in ranks] == [(), ("slow",)]
+        assert [one.narrow for one in ranks] == [None, "eth0, held to 2 Mbit/s by tbf"]
+        (slow,) = [one for one in job.links if one.fault]
+        assert (slow.from_rank, slow.fault, slow.sent.queue_full) == (1, "slow", True)
+        assert 150_000 < (slow.sent.rate or 0) < 300_000
         watch.close()
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+from typing import Any
 
 import pytest
 
 import netbed
-from hangdoc.evidence import Interface, Interfaces
+from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Snapshot, Sockets
 from probes import Request, Tier
 from probes._netns import namespace
-from probes.nics import PROBE, _in_hosts
+from probes.nics import PROBE, NicsProbe, _in_hosts
 from talkers import Talker, talking
 
 
@@ -70,6 +72,44 @@ def test_a_cable_pulled() -> None:
         bed.unplug(0)
         eth0 = named(look(*ranks)[0], "eth0")
         assert (eth0.up, eth0.carrier) == (True, False)
+
+
+def test_the_rate_that_an_interface_is_held_to() -> None:
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(*bed.nodes) as ranks:
+        first, second = bed.nodes
+        tc(first, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "2mbit", "burst", "16kb", "latency", "50ms")
+        eth0 = named(look(ranks[0])[0], "eth0")
+        assert (eth0.queue, eth0.queue_rate) == ("tbf", 250_000)
+        assert f"{first.address}/24" in eth0.networks
+        eth0 = named(look(ranks[1])[0], "eth0")
+        assert (eth0.queue, eth0.queue_rate) == (None, None)
+        tc(second, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb", "default", "1")
+        tc(second, "class", "add", "dev", "eth0", "parent", "1:", "classid", "1:1", "htb", "rate", "5mbit")
+        eth0 = named(look(ranks[1])[0], "eth0")
+        assert (eth0.queue, eth0.queue_rate) == ("htb", 625_000)
+
+
+def tc(node: netbed.Node, *arguments: str) -> None:
+    subprocess.run(node.command("tc", *arguments), check=True, capture_output=True)
+
+
+def test_it_looks_by_itself_only_where_bytes_pile_up() -> None:
+    with talking(None) as (rank,):
+        target, probe = rank.target(0), NicsProbe()
+        idle, full = (
+            {"sockets": Sockets((Connection("::1", 1, "::1", 2, "established", 0, queue),))} for queue in (0, 9999)
+        )
+
+        def seen(before: dict[str, Any], now: dict[str, Any]) -> bool:
+            previous = Snapshot("here", 0.0, "", (RankEvidence(target, True, before),))
+            request = Request([target], Tier.LOOK, previous=previous, records={rank.pid: now})
+            return target.pid in probe.observe(request).by_pid
+
+        assert not seen(idle, idle)
+        assert not seen(idle, full), "that happens"
+        assert seen(full, full)
+        assert not seen(full, full), "it has just looked"
 
 
 def test_a_process_that_is_gone() -> None:

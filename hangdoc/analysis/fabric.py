@@ -1,0 +1,86 @@
+"""Analysis `fabric`: what the ranks that use NCCL were told of interfaces and adapters, and whether these are there.
+
+A rank that does not use NCCL, and a host without InfiniBand, have no such facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.addresses import NCCL, chosen_by_nccl
+from hangdoc.evidence import Environ, Process
+from probes.addresses import Addresses
+from probes.infiniband import Infiniband, Port
+
+ADAPTERS = "NCCL_IB_HCA"
+NCCL_THREAD = "pt_nccl"  # that watch over its communicators
+ACTIVE = "ACTIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class FabricFacts:
+    """One rank that uses NCCL; empty: nothing is known to be wrong."""
+
+    lacks: tuple[str, ...] = ()  # settings that mean nothing on its host: "NCCL_SOCKET_IFNAME=ib7"
+    exists: tuple[str, ...] = ()  # what they could mean
+    down: tuple[str, ...] = ()  # "mlx5_1 port 1 is DOWN (Polling)": ports that it uses
+    troubles: tuple[str, ...] = ()  # "mlx5_0 port 1: symbol_error 12": counters of its ports that have grown
+
+
+@dataclass(slots=True)
+class FabricAnalysis:
+    name: str = "fabric"
+    order: int = 42
+    rank_facts: type | None = FabricFacts
+    job_facts: type | None = None
+
+    def derive(self, case: Case) -> tuple[dict[Key, FabricFacts], None]:
+        ports: dict[str, list[Infiniband]] = {}
+        for host in {host for host, _ in case.ranks}:
+            ports[host] = [one for shot in case.shots(host) if (one := shot.records.get("infiniband")) is not None]
+        return {key: _facts(case, key, ports[key[0]]) for key in case.ranks}, None
+
+
+def _facts(case: Case, key: Key, seen: Sequence[Infiniband]) -> FabricFacts:
+    process, environ, held = (case.record(key, name) for name in ("cpu", "environ", "addresses"))
+    uses = isinstance(process, Process) and any(one.comm.startswith(NCCL_THREAD) for one in process.threads)
+    if not uses or not isinstance(environ, Environ):
+        return FabricFacts()
+    interfaces = [one.name for one in held.interfaces] if isinstance(held, Addresses) else []
+    ports = seen[-1].ports if seen else ()
+    adapters = list(dict.fromkeys(port.adapter for port in ports))
+    told = environ.variables
+    meant = chosen_by_nccl(told[ADAPTERS], adapters) if told.get(ADAPTERS) else tuple(adapters)
+    used = [port for port in ports if port.adapter in meant]
+    lacks = {
+        f"{name}={told[name]}": names
+        for name, names in ((NCCL, interfaces), (ADAPTERS, adapters))
+        if names and told.get(name) and not chosen_by_nccl(told[name], names)
+    }
+    # Of an adapter with two ports one often has no cable: such a port counts where it has been in use.
+    down = [port for port in used if port.state not in (None, ACTIVE) and port.sent_bytes]
+    return FabricFacts(
+        tuple(lacks),
+        tuple(name for names in lacks.values() for name in names),
+        tuple(
+            f"{port.adapter} port {port.number} is {port.state} ({port.physical or 'state unknown'})" for port in down
+        ),
+        tuple(_grown(seen[0].ports, used)) if len(seen) > 1 else (),
+    )
+
+
+def _grown(before: Sequence[Port], now: Sequence[Port]) -> list[str]:
+    """Counters of errors that have grown since."""
+    old: Mapping[tuple[str, int], dict[str, int]] = {(one.adapter, one.number): dict(one.troubles) for one in before}
+    found = []
+    for port in now:
+        counted = old.get((port.adapter, port.number), {})
+        for name, count in port.troubles:
+            if count > counted.get(name, 0):
+                found.append(f"{port.adapter} port {port.number}: {name} +{count - counted.get(name, 0)}")
+    return found
+
+
+ANALYSIS = FabricAnalysis()

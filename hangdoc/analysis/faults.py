@@ -1,0 +1,170 @@
+"""What is wrong with the links between the ranks of a job, and whose hosts are to blame.
+
+A fault belongs to one direction of a connection: `dead` (nothing passes), `oversize` (full segments do not), `lossy`,
+`slow` (it keeps both ends waiting). Where one host has all the bad links it is to blame, else both of their ends.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key, tcp
+from hangdoc.analysis.blame import blamed
+from hangdoc.analysis.flow import NOTHING, Flow, flow, since_start
+from hangdoc.analysis.interfaces import held_by, limit, narrow
+from hangdoc.analysis.peers import Data, End, mirrored
+from hangdoc.evidence import Connection, Sockets
+
+Node = tuple[str, int | str | None]  # a host's network namespace; of one not seen, its address
+Pair = tuple[Node, Node]  # who sends to whom
+History = Sequence[tuple[float, Mapping[tcp.Identity, Connection]]]
+
+MUCH_SEGMENTS = 50  # sent without loss: a good link
+GOOD_LOSS = 0.01
+GOOD_BYTES = 0.25  # of what the slow link carried ...
+GOOD_BUSY = 0.5  # ... in so much of its time, at most
+ANSWERS_LATE = 1.4  # times faster than the other direction
+WORST_FIRST = ("oversize", "dead", "lossy", "slow")
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """By end: what it sends, what is wrong with that; by rank: what its host is to blame for."""
+
+    flows: Mapping[End, Flow]
+    faults: Mapping[End, str]
+    blamed: Mapping[Key, tuple[str, ...]]
+
+    def of(self, end: End) -> str:
+        """The fault of what this end sends; empty where there is none."""
+        return self.faults.get(end, "")
+
+    def at(self, data: Iterable[Data]) -> tuple[str, ...]:
+        """The faults of what these ends send or receive."""
+        found = {self.of(end) for one in data for end in (one.end, mirrored(one.end))}
+        return tuple(fault for fault in WORST_FIRST if fault in found)
+
+    def direction(self, data: Iterable[Data], fault: str) -> str | None:
+        """Whether what these ends send has the fault, or what they receive: sends | receives | both."""
+        ends = [one.end for one in data]
+        sends = any(self.of(end) == fault for end in ends)
+        receives = any(self.of(mirrored(end)) == fault for end in ends)
+        return "both" if sends and receives else "sends" if sends else "receives" if receives else None
+
+
+def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Key, History]) -> Faults:
+    """Of all data connections of a job."""
+    ends = {one.end: one for mine in data.values() for one in mine}
+    flows = {end: _flow(one.connection, histories[one.owner]) for end, one in ends.items()}
+    pairs = {end: _pair(case, one) for end, one in ends.items()}
+    rates = _rates(flows, pairs)
+    judged = {end: _fault(case, one, flows[end], rates[end], pairs[end]) for end, one in ends.items()}
+    if any(fault in ("oversize", "dead") and since_start(ends[end].connection) for end, fault in judged.items()):
+        # It pauses, as a link that loses much does for seconds: then the window tells of none of them.
+        quiet = [end for end, fault in judged.items() if fault != "lossy" and _far(pairs[end])]
+        before = {end: lost for end in quiet if (lost := since_start(ends[end].connection))}
+        flows |= before
+        judged |= dict.fromkeys(before, "lossy")
+    found = {end: fault for end, fault in judged.items() if fault and not _answers_late(end, judged, rates)}
+    by_rank: dict[Key, list[str]] = defaultdict(list)
+    for fault in WORST_FIRST:
+        nodes = _blamed(case, fault, found, ends, flows, pairs)
+        for end, one in ends.items():
+            if _node(case, one.owner) in nodes and fault in (found.get(end), found.get(mirrored(end))):
+                by_rank[one.owner].append(fault)
+    return Faults(flows, found, {key: tuple(dict.fromkeys(mine)) for key, mine in by_rank.items()})
+
+
+def _flow(one: Connection, history: History) -> Flow:
+    """What was sent over one connection; looked at closely only where the whole window is suspicious."""
+    name = tcp.identity(one)
+    looks = ((at, known[name]) for at, known in history if name in known)
+    first = next(looks, None)
+    if first is None or first[1].bytes_sent == one.bytes_sent:
+        return NOTHING
+    whole = flow((first, (history[-1][0], one)))
+    return flow((first, *looks)) if whole.suspicious else whole
+
+
+def _node(case: Case, key: Key) -> Node:
+    record = case.record(key, "sockets")
+    return key[0], record.namespace if isinstance(record, Sockets) else None
+
+
+def _pair(case: Case, one: Data) -> Pair:
+    to: Node = ("", one.connection.remote) if one.peer is None else _node(case, one.peer)
+    return _node(case, one.owner), to
+
+
+def _rates(flows: Mapping[End, Flow], pairs: Mapping[End, Pair]) -> dict[End, float]:
+    """Bytes per second, while busy, of all that the connections of the sending or the receiving host carry."""
+    of_hosts: dict[tuple[str, Node], float] = defaultdict(float)
+    for end, (sender, to) in pairs.items():
+        for host in (("from", sender), ("to", to)):
+            of_hosts[host] += (flows[end].bytes or 0) if sender != to else 0
+    rates = {}
+    for end, (sender, to) in pairs.items():
+        busy_s = (flows[end].busy or 0.0) * (flows[end].seconds or 0.0)
+        rates[end] = max(of_hosts["from", sender], of_hosts["to", to]) / busy_s if busy_s > 0 else 0.0
+    return rates
+
+
+def _far(pair: Pair) -> bool:
+    """The two ends are on different hosts."""
+    return pair[0] != pair[1]
+
+
+def _answers_late(end: End, found: Mapping[End, str], rates: Mapping[End, float]) -> bool:
+    """Slow only because its answers stand in the queue of what comes the other way, which is slower still."""
+    other = mirrored(end)
+    return found[end] == found.get(other) == "slow" and rates[end] >= ANSWERS_LATE * rates[other]
+
+
+def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
+    if tcp.oversize(one.connection) and not sent.lossy:
+        return "oversize"
+    if tcp.dead(one.connection):
+        return "dead"
+    if not _far(pair):
+        return ""
+    if sent.lossy:
+        return "lossy"
+    return "slow" if sent.busy and sent.slow(rate, limit(case, one)) else ""
+
+
+def _blamed(
+    case: Case,
+    fault: str,
+    found: Mapping[End, str],
+    ends: Mapping[End, Data],
+    flows: Mapping[End, Flow],
+    pairs: Mapping[End, Pair],
+) -> frozenset[Node]:
+    bad = {end for end, kind in found.items() if kind == fault}
+    if not bad:
+        return frozenset()
+    if fault in ("oversize", "dead"):  # the same failure, seen at ends that can prove less
+        bad |= {end for end, kind in found.items() if kind in ("oversize", "dead")}
+        return blamed({pairs[end] for end in bad}, ())
+    worst = flows[min(bad, key=lambda end: flows[end].busy or 0.0)]
+    if fault == "lossy":
+        good = {
+            end for end, one in flows.items() if (one.segments or 0) >= MUCH_SEGMENTS and (one.lost or 0.0) < GOOD_LOSS
+        }
+        return blamed({pairs[end] for end in bad}, {pairs[end] for end in good - bad})
+    # Answers that stand in the same queue make the host's other links seem slow as well: that tells whose queue it is.
+    bad |= {end for end, one in flows.items() if one.queue_full and pairs[end][0] != pairs[end][1]}
+    good = {
+        end
+        for end, one in flows.items()
+        if (one.bytes or 0) >= GOOD_BYTES * (worst.bytes or 0) and (one.busy or 0.0) <= GOOD_BUSY * (worst.busy or 0.0)
+    }
+    nodes = blamed({pairs[end] for end in bad}, {pairs[end] for end in good - bad})
+    known: set[Node] = set()
+    for end in bad:
+        for key, sends in ((ends[end].owner, True), (ends[end].peer, False)):
+            if key is not None and narrow(held_by(case, key, ends[end], sends), sends):
+                known.add(_node(case, key))
+    return nodes & known or nodes

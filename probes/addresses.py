@@ -1,0 +1,160 @@
+"""Probe `addresses`: the addresses of the interfaces that a rank may be told to use, and what its host is called.
+
+Cheap, and asked as soon as a rank is seen: one that is told to use an interface which is not there ends at once.
+Interfaces and routes are those of its network namespace, the hosts file is the one that it would open itself. No name
+service is asked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hangdoc.evidence import Target, Unseen
+from probes import Observation, Request, Tier
+from probes._netns import call_inside, namespace
+
+HOSTS = "/etc/hosts"
+_MOST = 1 << 20  # bytes of a hosts file, a text of the target's
+_LONGEST = 160  # characters of a line of it
+_SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
+_IFREQ = struct.Struct("=16sH22x")  # struct ifreq: name, flags
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An interface, and the addresses that it holds."""
+
+    name: str
+    addresses: tuple[str, ...] = ()  # with the length of the network's prefix: "10.0.0.1/24"
+    up: bool = False
+    default: bool = False  # a default route leads out of it
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Of a rank's namespaces (record of probe `addresses`)."""
+
+    interfaces: tuple[Held, ...]
+    namespace: int | None = None  # inode of the network namespace
+    hostname: str | None = None
+    named: tuple[str, ...] | None = None  # addresses that the hosts file gives that name; None: it was not readable
+    line: str | None = None  # the first line of it that does: "/etc/hosts:2: 127.0.1.1 node-1"
+
+
+class AddressesProbe:
+    """Looks once a set of namespaces and hands the same record to every rank in it."""
+
+    name = "addresses"
+    scope = "rank"
+    tier = Tier.LOOK
+    needs = "nothing"
+    record = Addresses
+    order = 15
+    steady = True
+
+    def observe(self, request: Request) -> Observation:
+        unseen: list[Unseen] = []
+        seen: dict[tuple[int, int, int], Addresses] = {}
+        records: dict[int, Addresses] = {}
+        for target in request.targets:
+            try:
+                net, uts, mnt = (namespace(target.pid, kind) for kind in ("net", "uts", "mnt"))
+                if (net, uts, mnt) not in seen:
+                    seen[net, uts, mnt] = _look(target.pid, net)
+                records[target.pid] = seen[net, uts, mnt]
+            except OSError as error:
+                unseen.append(_unseen(target, error))
+        return Observation(records, unseen=tuple(unseen))
+
+
+def _look(pid: int, net: int) -> Addresses:
+    found = Addresses(call_inside(pid, _interfaces), net)
+    leading = set(_default_routes(pid))
+    held = tuple(replace(one, default=one.name in leading) for one in found.interfaces)
+    name = call_inside(pid, socket.gethostname, ("uts",))
+    try:
+        with open(f"/proc/{pid}/root{HOSTS}", encoding="utf-8", errors="replace") as file:
+            lines = list(_naming(file.read(_MOST), name))
+    except OSError:
+        return Addresses(held, net, name)
+    return Addresses(
+        held,
+        net,
+        name,
+        tuple(dict.fromkeys(address for address, _, _ in lines)),
+        next((f"{HOSTS}:{number}: {text}" for _, number, text in lines), None),
+    )
+
+
+def _interfaces() -> tuple[Held, ...]:
+    """The interfaces of the calling thread's network namespace."""
+    import psutil
+
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, held in psutil.net_if_addrs().items():
+        texts = (_with_prefix(one.address, one.netmask) for one in held)
+        found[name] += [text for text in texts if text]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        return tuple(Held(name, tuple(texts), _is_up(asking, name)) for name, texts in found.items())
+
+
+def _is_up(asking: socket.socket, name: str) -> bool:
+    """Of an interface of the socket's namespace; psutil would look in that of the process."""
+    request = _IFREQ.pack(name.encode()[:15], 0)
+    try:
+        return bool(_IFREQ.unpack(fcntl.ioctl(asking, _SIOCGIFFLAGS, request))[1] & _IFF_UP)
+    except OSError:  # it has just gone
+        return False
+
+
+def _with_prefix(address: str, mask: str | None) -> str | None:
+    """`10.0.0.1/24`; None where it is no IP address."""
+    try:
+        plain = ipaddress.ip_address(address.split("%")[0])
+        bits = int(ipaddress.ip_address(mask)) if mask else (1 << plain.max_prefixlen) - 1
+    except ValueError:  # a hardware address
+        return None
+    return f"{plain}/{bits.bit_count()}"
+
+
+def _default_routes(pid: int) -> Iterator[str]:
+    """Interfaces that a default route leads out of, from /proc/PID/net."""
+    for name, interface, networks in (("route", 0, (1, 7)), ("ipv6_route", 9, (0, 1))):
+        try:
+            with open(f"/proc/{pid}/net/{name}", encoding="ascii", errors="replace") as file:
+                rows = [line.split() for line in file]
+        except OSError:
+            continue
+        for row in rows:
+            if len(row) > 7 and all(set(row[at]) == {"0"} for at in networks) and row[interface] != "lo":
+                yield row[interface]
+
+
+def _naming(text: str, name: str) -> Iterator[tuple[str, int, str]]:
+    """Address, number and text of the lines of a hosts file that name `name`."""
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#")[0].split()
+        if name.lower() in (word.lower() for word in words[1:]):
+            try:
+                yield str(ipaddress.ip_address(words[0].split("%")[0])), number, " ".join(words)[:_LONGEST]
+            except ValueError:
+                continue
+
+
+def _unseen(target: Target, error: OSError) -> Unseen:
+    if isinstance(error, PermissionError):
+        why = "the addresses of its network namespace may not be read: run hangdoc as root"
+    elif isinstance(error, (FileNotFoundError, ProcessLookupError)):
+        why = f"process {target.pid} is gone"
+    else:
+        why = f"its addresses could not be read: {error.strerror or error}"
+    return Unseen("addresses", why, target.rank, target.pid, target.host)
+
+
+PROBE = AddressesProbe()

@@ -1,0 +1,115 @@
+"""Probe `firewall`: the rules of a rank's namespace that throw TCP packets away or refuse them, and have done so.
+
+Read by the tools that list them (`iptables-save`, `nft`), which change nothing, and only where a rank stands in the
+making of a process group: nobody else asks. Rules that have matched no packet are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hangdoc.evidence import Unseen
+from probes import Observation, Request, Tier
+from probes._netns import call_inside, namespace
+from probes.mesh import making_group
+
+TIMEOUT_S = 2.0
+MOST = 16  # rules kept
+_LONGEST = 200
+_IPTABLES = re.compile(r"\[(\d+):\d+\] (-A \S+ .*-j (DROP|REJECT)\b.*)")
+_POLICY = re.compile(r":(INPUT|OUTPUT|FORWARD) DROP \[(\d+):\d+\]")
+_NFT = re.compile(r"(.*\bcounter packets (\d+) bytes \d+ (drop|reject)\b.*)")
+_TABLE = re.compile(r"\*(\w+)")
+_OTHER = re.compile(r"-p (?!tcp\b|all\b)\w+|(?:ip|meta) (?:protocol|l4proto) (?!tcp\b)\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of a packet filter."""
+
+    text: str  # as the tool writes it
+    packets: int  # that it has matched since it was made
+    refuses: bool  # it answers; else the packet vanishes
+
+
+@dataclass(frozen=True, slots=True)
+class Firewall:
+    """Rules that let TCP packets not through (record of probe `firewall`)."""
+
+    rules: tuple[Rule, ...]
+
+
+class FirewallProbe:
+    """Looks once a network namespace and hands the same record to every rank in it that is asked for."""
+
+    name = "firewall"
+    scope = "rank"
+    tier = Tier.EXAMINE
+    needs = "root"
+    record = Firewall
+    order = 96
+    steady = False
+
+    def observe(self, request: Request) -> Observation:
+        seen: dict[int, Firewall | None] = {}
+        records: dict[int, Firewall] = {}
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            if not making_group((request.records or {}).get(target.pid, {}).get("stacks")) or os.geteuid() != 0:
+                continue
+            try:
+                where = namespace(target.pid)
+                if where not in seen:
+                    seen[where] = call_inside(target.pid, _look, timeout_s=3 * TIMEOUT_S)
+            except (OSError, subprocess.SubprocessError) as error:
+                unseen.append(Unseen(self.name, f"its firewall could not be read: {error}", target.rank, target.pid))
+                continue
+            if (found := seen[where]) is not None:
+                records[target.pid] = found
+        return Observation(records, unseen=tuple(unseen))
+
+
+def _look() -> Firewall | None:
+    """The rules of the calling thread's network namespace; None where no tool is there to list them."""
+    listed = [_listing(f"{name}tables-save", "-c") for name in ("ip", "ip6")]
+    if not any(listed):
+        listed = [_listing("nft", "list", "ruleset")]
+    texts = [text for text in listed if text is not None]
+    return Firewall(tuple(rule for text in texts for rule in rules_in(text))[:MOST]) if texts else None
+
+
+def _listing(tool: str, *arguments: str) -> str | None:
+    path = shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if path is None:
+        return None
+    done = subprocess.run(
+        [path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        timeout=TIMEOUT_S, check=False, cwd="/",
+    )  # fmt: skip
+    return done.stdout if done.returncode == 0 else None
+
+
+def rules_in(listing: str) -> Iterator[Rule]:
+    """The rules of a listing that have kept packets back which may have been TCP."""
+    table = ""
+    for line in map(str.strip, listing.splitlines()):
+        if named := _TABLE.fullmatch(line):
+            table = named[1]
+        if found := _IPTABLES.fullmatch(line):
+            rule = Rule(found[2][:_LONGEST], int(found[1]), found[3] == "REJECT")
+        elif (found := _POLICY.fullmatch(line)) and table == "filter":
+            rule = Rule(f"-P {found[1]} DROP", int(found[2]), False)
+        elif found := _NFT.fullmatch(line):
+            rule = Rule(found[1][:_LONGEST], int(found[2]), found[3] == "reject")
+        else:
+            continue
+        if rule.packets and not _OTHER.search(rule.text):
+            yield rule
+
+
+PROBE = FirewallProbe()

@@ -1,0 +1,126 @@
+"""Probe `infiniband`: the ports of a host's InfiniBand and RoCE adapters, their state and what went wrong on them.
+
+From /sys/class/infiniband (Documentation/ABI/stable/sysfs-class-infiniband). A host without adapters has no record.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes import Observation, Request, Tier
+
+ROOT = Path("/sys/class/infiniband")
+# Counters that stand still on a healthy port; `counters` are the port's, `hw_counters` the adapter's (RoCE).
+TROUBLES = (
+    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards"),
+    *("local_link_integrity_errors", "excessive_buffer_overrun_errors", "port_rcv_remote_physical_errors"),
+    *(
+        "local_ack_timeout_err",
+        "packet_seq_err",
+        "out_of_sequence",
+        "rnr_nak_retry_err",
+        "req_transport_retries_exceeded",
+    ),
+)
+_LONGEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of an adapter."""
+
+    adapter: str  # mlx5_0
+    number: int
+    state: str | None = None  # DOWN | INIT | ARMED | ACTIVE
+    physical: str | None = None  # LinkUp, Disabled, Polling, ...
+    layer: str | None = None  # InfiniBand | Ethernet
+    rate: str | None = None  # "400 Gb/sec (4X NDR)"
+    interface: str | None = None  # network interface of the same adapter
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    troubles: tuple[tuple[str, int], ...] = ()  # counters of errors that are not zero
+
+
+@dataclass(frozen=True, slots=True)
+class Infiniband:
+    """The ports of a host (record of host probe `infiniband`)."""
+
+    ports: tuple[Port, ...]
+
+
+class InfinibandProbe:
+    name = "infiniband"
+    scope = "host"
+    tier = Tier.EXAMINE
+    needs = "nothing"
+    record = Infiniband
+    order = 50
+    steady = False
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+
+    def observe(self, request: Request) -> Observation:
+        ports = tuple(_ports(self._root))
+        return Observation({}, Infiniband(ports) if ports else None)
+
+
+def _ports(root: Path) -> Iterator[Port]:
+    for adapter in _entries(root):
+        interface = next(iter(_entries(adapter / "device" / "net")), None)
+        for folder in _entries(adapter / "ports"):
+            if folder.name.isdecimal():
+                yield _port(adapter.name, folder, interface.name if interface else None)
+
+
+def _port(adapter: str, folder: Path, interface: str | None) -> Port:
+    counted = {name: _count(folder, name) for name in TROUBLES}
+    words = (_count(folder, name) for name in ("port_xmit_data", "port_rcv_data"))
+    sent, received = (None if count is None else 4 * count for count in words)  # the counters are of four bytes each
+    return Port(
+        adapter,
+        int(folder.name),
+        _named(folder / "state"),
+        _named(folder / "phys_state"),
+        _text(folder / "link_layer"),
+        _text(folder / "rate"),
+        interface,
+        sent,
+        received,
+        tuple((name, count) for name, count in counted.items() if count),
+    )
+
+
+def _entries(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [folder / name for name in sorted(os.listdir(folder))]
+    return []
+
+
+def _named(file: Path) -> str | None:
+    """`4: ACTIVE` as `ACTIVE`."""
+    text = _text(file)
+    return text.rpartition(":")[2].strip() if text else None
+
+
+def _count(folder: Path, name: str) -> int | None:
+    for group in ("counters", "hw_counters"):
+        text = _text(folder / group / name)
+        if text and text.isdecimal():
+            return int(text)
+    return None
+
+
+def _text(file: Path) -> str | None:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as opened:
+            return opened.read(_LONGEST).strip() or None
+    except OSError:
+        return None
+
+
+PROBE = InfinibandProbe()

@@ -1,0 +1,170 @@
+"""What is wrong with links, and whose hosts are to blame: on hand-made looks at three hosts, and on a recorded job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+import playbooks
+from hangdoc import playbook
+from hangdoc.analysis.network import ANALYSIS, NetworkFacts, NetworkJob
+from hangdoc.engine import evaluate
+from hangdoc.evidence import Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target
+from hangdoc.facts import Schema, derive, schema
+from hangdoc.recording import read
+from hangdoc.verdict import Finding
+
+Way = tuple[int, int]  # from rank, to rank
+
+FAST = {"rate": 5e8, "busy": 0.01}
+SLOW = {"rate": 2.5e5, "busy": 0.95, "queue": 60_000}
+LOSSY = {"rate": 3e4, "busy": 0.8, "queue": 3000, "lost": 2}
+STUCK = {"queue": 50_000, "repeated": 4, "sacked": 1}
+DEAD = {"queue": 50_000, "repeated": 4, "silent": 9.0}
+
+
+def sent(
+    way: Way, at: int, rate: float = 0.0, busy: float = 0.0, queue: int = 0, lost: int = 0, **now: Any
+) -> Connection:
+    """One end of the connection of two ranks, each on a host of its own, at second `at`."""
+    one, other = way
+    acked = int(rate * busy * at) + 200_000
+    lost_before = now.get("lost_before", 0)
+    segments = acked // 1448 + lost * at + lost_before
+    ports = (4000, 5000) if one < other else (5000, 4000)
+    repeated = now.get("repeated", 0)
+    return Connection(
+        f"10.0.0.{one + 1}",
+        ports[0] + one + other,
+        f"10.0.0.{other + 1}",
+        ports[1] + one + other,
+        "established",
+        send_queue=queue,
+        not_sent=0,
+        send_window=65536,
+        segment_bytes=1448,
+        unacked=-(-queue // 1448),
+        retransmits=repeated,
+        sacked=now.get("sacked", 0),
+        last_ack_s=now.get("silent", 0.1),
+        bytes_acked=acked,
+        bytes_sent=acked + lost * at * 1448,
+        bytes_received=9,
+        busy_s=busy * at,
+        data_segments_out=segments,
+        total_retransmits=lost * at + lost_before + repeated,
+        delivered=segments,
+        rtt_s=now.get("rtt_s", 0.001),
+        least_rtt_s=0.0002,
+        receiver_limited_s=0.0,
+        interface="eth0",
+    )
+
+
+def looked_at(flows: Mapping[Way, Mapping[str, Any]], namespaces: bool = True) -> tuple[list[NetworkFacts], NetworkJob]:
+    """The facts after ten seconds in which each rank sent so to each other."""
+    ranks = sorted({rank for way in flows for rank in way})
+    shots = [
+        Snapshot("here", float(at), "", tuple(evidence(rank, flows, at, namespaces) for rank in ranks))
+        for at in range(11)
+    ]
+    facts = derive(shots, schema((ANALYSIS,)))
+    return [one.network for one in facts.ranks], facts.job.network
+
+
+def evidence(rank: int, flows: Mapping[Way, Mapping[str, Any]], at: int, namespaces: bool) -> RankEvidence:
+    mine = tuple(sent(way, at, **how) for way, how in flows.items() if way[0] == rank)
+    record = Sockets(mine, 70 + rank if namespaces else 70)
+    return RankEvidence(Target(100 + rank, 1, "here", rank, world_size=3, job="j"), True, {"sockets": record})
+
+
+QUIET: dict[Way, dict[str, Any]] = {(a, b): {"rate": 100.0, "busy": 0.01} for a in range(3) for b in range(3) if a != b}
+RING = {**QUIET, (0, 2): FAST, (2, 1): FAST, (1, 0): FAST}
+
+
+QUEUED = {"rate": 1e9, "busy": 0.3, "queue": 9000, "rtt_s": 0.06}  # answers stand in a queue
+EARLIER = {"lost_before": 40}  # and nothing now
+PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("flows", "faults", "blamed"),
+    [
+        pytest.param({}, "", "", id="a fast ring"),
+        pytest.param({(2, 1): LOSSY, (1, 0): LOSSY}, "21 lossy, 10 lossy", "1", id="a lossy host"),
+        pytest.param({(2, 1): LOSSY}, "21 lossy", "12", id="one lossy way of a ring"),
+        pytest.param({(2, 1): LOSSY, (0, 1): FAST}, "21 lossy", "2", id="the receiver does well"),
+        pytest.param({(2, 1): SLOW, (1, 0): SLOW}, "21 slow, 10 slow", "1", id="a slow host"),
+        pytest.param({(1, 0): SLOW}, "10 slow", "01", id="one slow way of a ring"),
+        pytest.param({(1, 0): {**SLOW, "rtt_s": 0.07}, (2, 1): QUEUED}, "10 slow", "1", id="it slows its other link"),
+        pytest.param({(1, 0): SLOW, (0, 1): {**SLOW, "rate": 5e5}}, "10 slow", "01", id="answers come late"),
+        pytest.param({(2, 1): STUCK, (1, 0): STUCK}, "21 oversize, 10 oversize", "1", id="too large"),
+        pytest.param({(2, 1): STUCK, (1, 0): DEAD}, "21 oversize, 10 dead", "1", id="one can prove it"),
+        pytest.param({(2, 1): DEAD, (1, 0): DEAD}, "21 dead, 10 dead", "1", id="cut off"),
+        pytest.param({(2, 1): DEAD}, "21 dead", "12", id="a dead way"),
+        pytest.param({(2, 1): PAUSED}, "21 lossy", "12", id="it loses much, and pauses"),
+        pytest.param({(2, 1): {**PAUSED, "sacked": 1}}, "21 lossy", "12", id="it pauses at a full segment"),
+        pytest.param({(2, 1): PAUSED, (1, 0): EARLIER}, "21 lossy, 10 lossy", "1", id="others have nothing to send"),
+    ],
+)
+def test_faults(flows: dict[Way, dict[str, Any]], faults: str, blamed: str) -> None:
+    ranks, job = looked_at({**RING, **flows})
+    found = {f"{one.from_rank}{one.to_rank} {one.fault}" for one in job.links if one.fault}
+    assert found == set(faults.split(", ")) - {""}
+    kinds = {one.fault for one in job.links} - {""}
+    assert "".join(str(rank) for rank, one in enumerate(ranks) if kinds & set(one.blamed_for)) == blamed
+
+
+def test_within_a_host_nothing_is_slow() -> None:
+    _, job = looked_at({**RING, (1, 0): SLOW, (2, 1): LOSSY}, namespaces=False)
+    assert [one.fault for one in job.links if one.fault] == []
+
+
+def test_which_direction_loses() -> None:
+    ranks, _ = looked_at({**RING, (2, 1): LOSSY, (1, 0): LOSSY})
+    assert [one.loses for one in ranks] == ["receives", "both", "sends"]
+
+
+# --- a recorded job, with the interface that it might have had ------------------------------------------
+
+
+@cache
+def types_of_facts() -> Schema:
+    return schema()
+
+
+def told(**interface: Any) -> Finding:
+    """What is said of the recorded job on a slow line, had its interface been such a one."""
+    (recording,) = read(playbooks.ROOT / "slow-link" / "capture.jsonl.zst")
+    history = [replace(shot, ranks=tuple(_with(one, interface) for one in shot.ranks)) for shot in recording.snapshots]
+    library = playbook.load([playbooks.ROOT], types_of_facts())
+    findings, _ = evaluate(library, derive(history, types_of_facts()))
+    return findings[0]
+
+
+def _with(rank: RankEvidence, interface: Mapping[str, Any]) -> RankEvidence:
+    nics = rank.records.get("nics")
+    if rank.target.rank != 1 or not isinstance(nics, Interfaces):
+        return rank
+    held = tuple(replace(one, **interface) if one.name == "eth0" else one for one in nics.interfaces)
+    return replace(rank, records={**rank.records, "nics": replace(nics, interfaces=held)})
+
+
+@pytest.mark.parametrize(
+    ("interface", "culprits", "text"),
+    [
+        ({}, [1], "rank 1 uses eth0, held to 2 Mbit/s by tbf, and could use eth1"),
+        ({"kind": "wireless", "queue_rate": None, "speed_mbit": None}, [1], "eth0, wireless, and could use eth1"),
+        ({"queue_rate": None, "speed_mbit": 10}, [1], "eth0, 10 Mbit/s, and could use eth1"),
+        ({"queue_rate": None}, [0, 1], "at "),
+    ],
+)
+def test_the_interface_of_a_slow_line(interface: dict[str, Any], culprits: list[int], text: str) -> None:
+    finding = told(**interface)
+    assert finding.playbook == "slow-link"
+    assert [one.rank for one in finding.culprits] == culprits
+    assert text in finding.summary

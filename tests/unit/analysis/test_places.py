@@ -1,0 +1,70 @@
+"""Ranks that stand at one place, and what of their variables makes a difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hangdoc.analysis import Case
+from hangdoc.analysis.places import chain_in, compared, lines_of, story_of, variables_at
+from hangdoc.analysis.stack import StackFacts
+from hangdoc.evidence import Branch, Frame, Loop, Place, RankEvidence, Source, Stack, Stacks, Target, Variable
+
+LOOP = Loop(1, 9, "for step in range(9):", ("step",))
+SOURCE = Source({"/lib/python3.11/x.py:3": Place("wait()", (LOOP,), (Branch(2, "body", "flag > 1"),), ("wait",), 1, 9)})
+
+
+def number(name: str, value: int | None = None, address: int = 1) -> Variable:
+    return Variable(name, str(value), number=value, kind="int" if value is not None else "object", address=address)
+
+
+def case(*ranks: tuple[list[Variable], list[Variable]]) -> Case:
+    """Ranks with the variables of their own frame and of a library's."""
+    evidence = {}
+    for rank, (own, library) in enumerate(ranks):
+        frames = (
+            Frame("epoll_wait", "libc.so.6", None, native=True),
+            Frame("wait", "/lib/python3.11/x.py", 3, variables=tuple(library)),
+            Frame("train", "/job/train.py", 7, variables=tuple(own)),
+        )
+        records: dict[str, Any] = {"stacks": Stacks((Stack(rank, "MainThread", frames),)), "source": SOURCE}
+        evidence["here", rank] = RankEvidence(Target(rank, 1, "here", rank), True, records)
+    found = Case([], evidence)
+    found.rank_facts["stack"] = dict.fromkeys(evidence, StackFacts("idle", thread="MainThread"))
+    return found
+
+
+def test_a_place_is_one_object_and_a_story_has_each_ranks_own_variables() -> None:
+    found = case(([number("n", 1)], []), ([number("n", 2)], []))
+    first, second = found.ranks
+    stacks = [found.record(key, "stacks").threads[0] for key in found.ranks]
+    assert chain_in(found, stacks[0]) is chain_in(found, stacks[1])
+    assert lines_of(found, first) is lines_of(found, second)
+    assert [frame[0] for frame in lines_of(found, first)] == ["wait", "train"]
+    for key, value in ((first, 1), (second, 2)):
+        assert [step.function for step in story_of(found, key)] == ["train", "wait"]
+        assert story_of(found, key)[0].variables["n"].number == value
+        assert [one.number for one in variables_at(found, key, 0)] == [value]
+        assert story_of(found, key)[0] is story_of(found, key)[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "library", "same"),
+    [
+        ([number("n", 5)], [number("step", 5)], True),
+        ([number("n", 5, address=7)], [number("step", 5)], True),
+        ([number("n", 6)], [number("step", 5)], False),
+        ([number("n", 5)], [number("step", 6)], False),  # a loop counts with it
+        ([number("n", 5), number("flag", 2)], [number("step", 5), number("flag", 3)], False),
+        ([number("n", 5)], [number("step", 5), number("other", 9)], True),  # a library's own business
+        ([number("n", 5)], [number("step", 5), number("asked", 9)], False),  # the other side's condition names it
+        ([number("n", 5), number("rank", 1)], [number("step", 5)], True),
+        ([], [number("step", 5)], False),
+        ([number("n", 5)], [number("step", 1)], False),
+    ],
+)
+def test_what_is_compared(own: list[Variable], library: list[Variable], same: bool) -> None:
+    found = case(([number("n", 5)], [number("step", 5)]), (own, library))
+    first, second = (compared(found, key, frozenset({"asked"})) for key in found.ranks)
+    assert (first == second) is same

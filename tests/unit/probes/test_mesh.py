@@ -1,0 +1,127 @@
+"""Probe `mesh`: what a real store holds of a real gloo group, and what is no address."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hangdoc.evidence import Frame, Sockets, Stack, Stacks, Target, Variable
+from probes import Request, Tier
+from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
+from probes.sockets import SocketsProbe
+from probes.versions import Versions
+from unit.probes.attach import Program, started
+
+FILE = "/v/torch/distributed/distributed_c10d.py"
+
+
+def frame(**variables: object) -> Frame:
+    told = tuple(
+        Variable(name, str(value), number=float(value) if isinstance(value, int) else None)
+        for name, value in variables.items()
+    )
+    return Frame(MAKES_GROUP, FILE, 1, variables=told)
+
+
+def stacks(one: Frame) -> Stacks:
+    return Stacks((Stack(1, "MainThread", (one,)),))
+
+
+@pytest.fixture(scope="module")
+def rank() -> Iterator[Program]:
+    with started("gloo_program.py", "2") as program:
+        yield program
+
+
+def target(program: Program) -> Target:
+    return replace(program.target(), world_size=2, master=f"127.0.0.1:{program.said}")
+
+
+def test_what_the_store_holds(rank: Program) -> None:
+    seen = SocketsProbe().observe(Request([target(rank)], Tier.LOOK)).by_pid[rank.pid]
+    listening = {one.local_port for one in seen.connections if one.state == "listen" and one.local == "127.0.0.1"}
+    found = read(("127.0.0.1", rank.said), Group("0//", (4, 7)))
+    assert [(one.rank, one.address, one.hostname) for one in found.advertised] == [
+        (4, "127.0.0.1", socket.gethostname())
+    ]
+    assert {one.port for one in found.advertised} <= listening
+    assert found.missing == (7,)
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [
+        ({}, True),
+        ({"versions": Versions("2.0.1")}, False),  # its store would take our greeting for a request to write
+        ({"versions": None}, False),
+        ({"sockets": Sockets(())}, False),  # whoever listens there may be a stranger
+        ({"stacks": Stacks(())}, False),
+    ],
+)
+def test_who_is_asked(rank: Program, change: dict[str, Any], asked: bool) -> None:
+    one = target(rank)
+    records = {
+        "stacks": stacks(frame(group_size=2, group_name='"0"', global_ranks_in_group="[]")),
+        "versions": Versions("2.13.0+cpu"),
+        "sockets": SocketsProbe().observe(Request([one], Tier.LOOK)).by_pid[one.pid],
+        **change,
+    }
+    seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+    assert seen.unseen == ()
+    assert (one.pid in seen.by_pid) is asked
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(OSError, match="refused"):
+        read(("127.0.0.1", port), Group("0//", range(2)))
+
+
+@pytest.mark.parametrize(
+    ("variables", "group"),
+    [
+        ({"group_size": 3, "group_name": '"0"', "global_ranks_in_group": "[]"}, Group("0//", range(3))),
+        ({"group_size": 2, "group_name": '"5"', "global_ranks_in_group": "[1, 3]"}, Group("0//5//", [1, 3])),
+        ({"group_size": 9, "group_name": '"5"', "global_ranks_in_group": "[1, 3, ...]"}, None),  # cut short
+        ({"group_size": 2, "group_name": "'a/b'", "global_ranks_in_group": "[]"}, None),
+        ({}, Group("0//", range(4))),
+    ],
+)
+def test_group(variables: dict[str, object], group: Group | None) -> None:
+    assert group_of(frame(**variables), 4) == group
+
+
+def test_only_torch_makes_groups() -> None:
+    assert making_group(stacks(frame())) is not None
+    assert making_group(stacks(Frame(MAKES_GROUP, "/home/me/train.py", 1))) is None
+    assert making_group(None) is None
+
+
+def left(name: bytes, address: bytes) -> bytes:
+    return struct.pack("<Q", len(name)) + name + struct.pack("<Q", len(address)) + address + b"\0" * 8
+
+
+V4 = struct.pack("<H", socket.AF_INET) + struct.pack(">H", 4711) + socket.inet_aton("10.1.2.3")
+V6 = struct.pack("<H", socket.AF_INET6) + struct.pack(">HI", 4711, 0) + socket.inet_pton(socket.AF_INET6, "fd00::7")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (left(b"node-1", V4.ljust(136, b"\0")), Advertised(3, "10.1.2.3", 4711, "node-1")),
+        (left(b"node-1", V6.ljust(136, b"\0")), Advertised(3, "fd00::7", 4711, "node-1")),
+        (left(b"[red]\x1b", V4.ljust(136, b"\0")), Advertised(3, "10.1.2.3", 4711)),
+        (left(b"node-1", V4), None),
+        (left(b"node-1", b"\x63\x00" + b"\0" * 130), None),
+        (struct.pack("<Q", 1 << 60) + b"x", None),
+        (b"", None),
+    ],
+)
+def test_addresses(value: bytes, told: Advertised | None) -> None:
+    assert address_in(value, 3) == told
