@@ -12,7 +12,7 @@ from hangdoc.analysis import Key
 from hangdoc.facts import Facts
 from hangdoc.judge import Judge
 from hangdoc.session import PATIENCE_S as SHORT_PATIENCE_S
-from hangdoc.session import Options, Session, ended, may_be_stuck, quiet, stuck
+from hangdoc.session import Options, Session, ended, may_be_stuck, one_of_each, quiet, stuck
 from hangdoc.verdict import EXIT, Verdict
 
 PATIENCE_S = 10.0  # a stall younger than this is not said
@@ -118,7 +118,7 @@ class Live:
         seconds = facts.job.stall.seconds
         mine.since_s = self.session.at_s - (seconds or 0.0)
         self.emit(_event("stall", job=job, seconds=seconds))
-        mine.last = self.session.examine(job, self.judge, facts)
+        mine.last = self.session.examine(job, self.judge, one_of_each(facts))
         mine.state = "stalled"
         self._say(mine.last)
 

@@ -81,14 +81,15 @@ class Session:
         """One round that sees all there is to see, still without pausing any rank."""
         self._add(self.source.round(Tier.EXAMINE))
 
-    def examine(self, job: str, judge: Judge, facts: Facts) -> Verdict:
+    def examine(self, job: str, judge: Judge, still: Collection[Key]) -> Verdict:
         """Look closely at what stands still, then judge; a stall that ended meanwhile is judged as what it is."""
         asked: set[Key] = set()
         for _ in range(EXAMINATIONS):
-            asked.update(_one_of_each(facts))
+            asked.update(still)
             self._add(self.source.round(Tier.EXAMINE, asked))
             facts = self.facts(job, judge)
-            if asked.issuperset(_one_of_each(facts)):
+            still = one_of_each(facts)
+            if asked.issuperset(still):
                 break
         return judge.verdict(facts)
 
@@ -186,7 +187,7 @@ def may_be_stuck(facts: Facts) -> bool:
     return bool(facts.job.stall.stalled) or not facts.job.stall.settled or dying or facts.job.startup.pending
 
 
-def _one_of_each(facts: Facts) -> list[Key]:
+def one_of_each(facts: Facts) -> list[Key]:
     """The ranks whose native stacks are wanted: of the ranks that stand at one place one, since equal stacks tell once.
 
     Where a thread keeps the GIL, the rank stands where the others do, and another of its threads tells.

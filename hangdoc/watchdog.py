@@ -16,7 +16,7 @@ from hangdoc.judge import Judge
 from hangdoc.live import Event, Live
 from hangdoc.playbook import load
 from hangdoc.recording import Recorder
-from hangdoc.session import PATIENCE_S, Options, Session, ended, jobs_of, may_be_stuck, quiet, stuck
+from hangdoc.session import PATIENCE_S, Options, Session, ended, jobs_of, may_be_stuck, one_of_each, quiet, stuck
 from hangdoc.source import Here
 from hangdoc.verdict import Verdict
 
@@ -53,20 +53,32 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
             session.look()
             elapsed = time.monotonic() - started
             for job in sorted(undecided):
-                facts = session.facts(job, judge)
-                if stuck(facts, PATIENCE_S) or (facts.job.stall.parked and elapsed >= WATCH_S):
-                    say(f"job {job} stands still: examining")
-                    verdicts[job] = session.examine(job, judge, facts)
-                elif quiet(facts) and job not in inspected:
-                    inspected.add(job)
-                    session.inspect()
-                elif ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and not may_be_stuck(facts)):
-                    verdicts[job] = judge.verdict(facts)
+                verdict = _decided(session, job, judge, elapsed, inspected, say)
+                if verdict is not None:
+                    verdicts[job] = verdict
             undecided -= set(verdicts)
         for verdict in verdicts.values():
             if session.keep:
                 session.keep.verdict(verdict)
     return tuple(verdicts[job] for job in sorted(verdicts))
+
+
+def _decided(
+    session: Session, job: str, judge: Judge, elapsed: float, inspected: set[str], say: Callable[[str], None]
+) -> Verdict | None:
+    """The verdict, where enough was seen for one; a job that is quiet is looked at more closely, once."""
+    facts = session.facts(job, judge)
+    if stuck(facts, PATIENCE_S) or (facts.job.stall.parked and elapsed >= WATCH_S):
+        say(f"job {job} stands still: examining")
+        still = one_of_each(facts)
+        del facts  # of thousands of ranks they take much room, and new ones are made
+        return session.examine(job, judge, still)
+    if quiet(facts) and job not in inspected:
+        inspected.add(job)
+        session.inspect()
+        return None
+    over = ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and not may_be_stuck(facts))
+    return judge.verdict(facts) if over else None
 
 
 def watch(

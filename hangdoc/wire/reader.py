@@ -119,7 +119,8 @@ def _variables(raws: tuple[msgspec.Raw, ...]) -> tuple[Variable, ...]:
 
 @lru_cache(maxsize=4 * SAME)
 def _variable(raw: bytes) -> Variable:
-    return parse(raw, Variable)
+    variable = parse(raw, Variable)
+    return replace(variable, name=intern(variable.name), kind=variable.kind and intern(variable.kind))
 
 
 def _environ(raw: bytes) -> Environ:

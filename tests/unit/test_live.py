@@ -37,6 +37,8 @@ class Look:
             host="node-a",
             alive=self.alive,
             stall=SimpleNamespace(still=self.stalled),
+            position=SimpleNamespace(side=0),
+            gil=SimpleNamespace(stuck=None),
             progress=progress,
             stack=SimpleNamespace(phase="compute"),
             process=SimpleNamespace(exit="exit code 0"),
@@ -58,6 +60,7 @@ class Session:
     looks: list[Look]
     at_s: float = 0.0
     keep: None = None
+    shown: Any = None
     jobs: tuple[str, ...] = ("job",)
     away: list[dict[str, str]] = field(default_factory=list)
 
@@ -65,10 +68,12 @@ class Session:
         self.at_s += 10.0
 
     def facts(self, job: str, judge: Any) -> Any:
-        return self.looks.pop(0).facts()
+        self.shown = self.looks.pop(0).facts()
+        return self.shown
 
-    def examine(self, job: str, judge: Any, facts: Any) -> Verdict:
-        found: Verdict = judge.verdict(facts)
+    def examine(self, job: str, judge: Any, still: Any) -> Verdict:
+        assert list(still) == [("node-a", 100)]
+        found: Verdict = judge.verdict(self.shown)
         return found
 
     def wait(self, seconds: float) -> None:
