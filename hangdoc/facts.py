@@ -79,7 +79,8 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         for key, evidence in case.ranks.items()
     ]
     # What the analyses worked out on their way is not kept: of thousands of ranks it is as much as the facts.
-    return Facts(tuple(sorted(ranks, key=lambda r: (r.rank, r.host, r.pid))), job, Case(case.history, case.ranks))
+    case = Case(case.history, case.ranks, case.rank_facts, case.job_facts)
+    return Facts(tuple(sorted(ranks, key=lambda r: (r.rank, r.host, r.pid))), job, case)
 
 
 def _newest(history: Sequence[Snapshot]) -> dict[Key, RankEvidence]:
