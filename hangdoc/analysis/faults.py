@@ -150,12 +150,13 @@ def _blamed(
         return blamed({pairs[end] for end in bad}, ())
     worst = flows[min(bad, key=lambda end: flows[end].busy or 0.0)]
     if fault == "lossy":
-        good = {
-            end for end, one in flows.items() if (one.segments or 0) >= MUCH_SEGMENTS and (one.lost or 0.0) < GOOD_LOSS
-        }
+        much = {end: one for end, one in flows.items() if (one.segments or 0) >= MUCH_SEGMENTS}
+        good = {end for end, one in much.items() if (one.lost or 0.0) < GOOD_LOSS}
+        # Those that had little to send just now, and have lost much before.
+        bad |= {end for end in flows if end not in good and _far(pairs[end]) and since_start(ends[end].connection)}
         return blamed({pairs[end] for end in bad}, {pairs[end] for end in good - bad})
     # Answers that stand in the same queue make the host's other links seem slow as well: that tells whose queue it is.
-    bad |= {end for end, one in flows.items() if one.queue_full and pairs[end][0] != pairs[end][1]}
+    bad |= {end for end, one in flows.items() if one.queue_full and _far(pairs[end])}
     good = {
         end
         for end, one in flows.items()

@@ -1,24 +1,19 @@
-"""Data-parallel training on two hosts (network namespaces on one switch); the switch or a link fails under it.
+"""Data-parallel training on hosts (network namespaces on one switch); the switch, a link or a filter fails under it.
 
-python reproducer.py [--steps-before N] [--variant interface|cable|path]     needs root and `ip`
+python reproducer.py [--steps-before N] [--variant interface|cable|path|filter]     needs root, `ip` (and `iptables`)
 
 --variant   interface: the second host's interface goes down; cable: it stays up, but loses its carrier;
-            path: both ends keep their carrier, and nothing passes between them
+            path: both ends keep their carrier, and nothing passes between them;
+            filter: of three hosts the second one's firewall drops every packet
 """
 
 import argparse
 import os
-import shutil
-import signal
-import subprocess
 import sys
 
-FIRST_HOST = "10.88.0.1"
-BREAK = {
-    "interface": ("{host}", "link", "set", "eth0", "down"),
-    "cable": ("{switch}", "link", "set", "port1", "down"),
-    "path": ("{switch}", "link", "set", "port1", "nomaster"),
-}
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+VARIANTS = ("interface", "cable", "path", "filter")
 
 
 # --- the training script, started by torchrun on each host ------------------------------------------
@@ -52,78 +47,40 @@ def train(steps):
     dist.destroy_process_group()
 
 
-# --- two hosts and a switch -------------------------------------------------------------------------
+# --- the hosts and what happens to them -------------------------------------------------------------
 
 
-def ip(*arguments, check=True):
-    subprocess.run(["ip", *arguments], check=check, stderr=None if check else subprocess.DEVNULL)
-
-
-def build(switch, hosts):
-    for namespace in (switch, *hosts):
-        ip("netns", "add", namespace)
-    ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-    ip("-n", switch, "link", "set", "bridge", "up")
-    for index, host in enumerate(hosts):
-        ip("-n", switch, "link", "add", f"port{index}", "type", "veth", "peer", "name", "eth0", "netns", host)
-        ip("-n", switch, "link", "set", f"port{index}", "master", "bridge", "up")
-        ip("-n", host, "address", "add", f"10.88.0.{index + 1}/24", "dev", "eth0")
-        ip("-n", host, "link", "set", "lo", "up")
-        ip("-n", host, "link", "set", "eth0", "up")
-
-
-def start(host, index, steps, log):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(index)]
-    torchrun += ["--nproc-per-node", "1", "--master-addr", FIRST_HOST, "--master-port", "29500"]
-    return subprocess.Popen(
-        ["ip", "netns", "exec", host, *torchrun, os.path.abspath(__file__), "--steps", str(steps)],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0"},
-        stdout=log,
-        stderr=subprocess.STDOUT if log is subprocess.PIPE else None,
-        text=True,
-    )
-
-
-def remove(switch, hosts):
-    for namespace in (*hosts, switch):
-        inside = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
-        for pid in inside.stdout.split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        ip("netns", "delete", namespace, check=False)
+def cut(bed, variant):
+    if variant == "interface":
+        bed.ip(1, "link", "set", "eth0", "down")
+    elif variant == "cable":
+        bed.ip(None, "link", "set", "port1", "down")
+    elif variant == "path":
+        bed.ip(None, "link", "set", "port1", "nomaster")
+    else:
+        for chain in ("INPUT", "OUTPUT"):
+            bed.run(1, "iptables", "-A", chain, "-j", "DROP")
 
 
 def run(args):
-    switch = f"hangdoc-{os.getpid()}-switch"
-    hosts = [f"hangdoc-{os.getpid()}-host{index}" for index in range(2)]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(143))
-    try:
-        build(switch, hosts)
-        first = start(hosts[0], 0, args.steps, subprocess.PIPE)
-        second = start(hosts[1], 1, args.steps, None)
-        for line in first.stdout:
-            print(line, end="", flush=True)
+    from hosts import hosts
+
+    with hosts(3 if args.variant == "filter" else 2) as bed:
+
+        def on_line(line):
             if line.startswith(f"step {args.steps_before} "):
-                ip("-n", *(word.format(switch=switch, host=hosts[1]) for word in BREAK[args.variant]))
-        return first.wait() or second.wait()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        remove(switch, hosts)
+                cut(bed, args.variant)
+
+        return bed.job(__file__, sys.argv[1:], on_line)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps-before", type=int, default=20, help="steps that succeed")
-    parser.add_argument("--variant", choices=BREAK, default="interface")
+    parser.add_argument("--variant", choices=VARIANTS, default="interface")
     parser.add_argument("--steps", type=int, default=100_000)
     args = parser.parse_args()
     if "RANK" in os.environ:
         train(args.steps)
-    elif os.geteuid() != 0 or shutil.which("ip") is None:
-        sys.exit("this job builds network namespaces: run it as root, with `ip` installed (apt-get install iproute2)")
     else:
         sys.exit(run(args))

@@ -106,6 +106,7 @@ PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
         pytest.param({(2, 1): STUCK, (1, 0): DEAD}, "21 oversize, 10 dead", "1", id="one can prove it"),
         pytest.param({(2, 1): DEAD, (1, 0): DEAD}, "21 dead, 10 dead", "1", id="cut off"),
         pytest.param({(2, 1): DEAD}, "21 dead", "12", id="a dead way"),
+        pytest.param({(2, 1): LOSSY, (1, 0): EARLIER}, "21 lossy", "1", id="the other has little to send"),
         pytest.param({(2, 1): PAUSED}, "21 lossy", "12", id="it loses much, and pauses"),
         pytest.param({(2, 1): {**PAUSED, "sacked": 1}}, "21 lossy", "12", id="it pauses at a full segment"),
         pytest.param({(2, 1): PAUSED, (1, 0): EARLIER}, "21 lossy, 10 lossy", "1", id="others have nothing to send"),
