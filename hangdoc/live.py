@@ -101,7 +101,7 @@ class Live:
             mine.state = "new"
         elif mine.state != "stalled":
             self._unstuck(job, self._inspected(job, facts, mine), mine)
-        mine.calm = mine.state == "healthy" and any(rank.stall.still is False for rank in facts.ranks)
+        mine.calm = mine.state == "healthy" and _moves(facts)
         if mine.state == "stalled" and mine.last:
             mine.last = replace(mine.last, stalled_for_s=facts.job.stall.seconds)
         else:
@@ -180,6 +180,12 @@ def _patience_s(facts: Facts, mine: Watched) -> float:
     """A job of which a rank has died, or a link, does not merely pause."""
     broken = facts.job.exit.fault or facts.job.network.dead_links
     return SHORT_PATIENCE_S if broken else max(PATIENCE_S, 2 * mine.rhythm_s)
+
+
+def _moves(facts: Facts) -> bool:
+    """Somebody does, and nothing that was sent has to be sent again: that may be a link's end."""
+    repeated = any(rank.network.retransmitting for rank in facts.ranks)
+    return not repeated and any(rank.stall.still is False for rank in facts.ranks)
 
 
 def _longest_pause(facts: Facts) -> float:

@@ -56,7 +56,8 @@ class StallAnalysis:
         seen = [facts for facts in ranks.values() if facts.still is not None]
         complete = bool(seen) and len(seen) == len(ranks)
         network = case.job_facts.get("network")
-        moving = getattr(network, "moving", None)
+        # What crossed seconds ago is no sign of life where a link has died since.
+        moving = getattr(network, "moving", None) if not getattr(network, "dead_links", 0) else False
         works = any(facts.works for facts in ranks.values())
         stuck = any(_says(case, key, "stuck") for key in case.ranks)
         still = complete and all(facts.still for facts in seen)

@@ -11,6 +11,7 @@ from hangdoc.evidence import Connection
 DEAD_AFTER_S = 3.0
 DEAD_REPEATS = 3
 NEARLY = 0.9  # full: TCP options that come and go take a few bytes
+PART = 0.75  # of a full segment: what is smaller on average is not full
 YOUNG_SEGMENTS = 16  # acknowledged: a connection that has only said hello
 SMALL = 0.25  # of a full segment, on average
 
@@ -53,7 +54,8 @@ def dead(one: Connection) -> bool | None:
 def oversize(one: Connection) -> bool | None:
     """Full segments are repeated in vain while smaller ones arrive.
 
-    They do where the peer has told of some behind the hole (SACK), or where all that ever arrived was small.
+    They do where the peer has told of some behind the hole (SACK), or where all that ever arrived was small. Where
+    full ones have arrived behind it, it is chance that keeps this one back.
     """
     if one.retransmits is None or one.unacked is None or not one.segment_bytes:
         return None
@@ -61,7 +63,9 @@ def oversize(one: Connection) -> bool | None:
     missing = one.unacked - (one.sacked or 0)
     if one.retransmits < DEAD_REPEATS or missing < 1 or on_the_way < NEARLY * missing * one.segment_bytes:
         return False
-    return (one.sacked or 0) > 0 or _only_small(one, one.segment_bytes)
+    if one.sacked:
+        return on_the_way - missing * one.segment_bytes <= PART * one.segment_bytes * one.sacked
+    return _only_small(one, one.segment_bytes)
 
 
 def _only_small(one: Connection, full: int) -> bool:

@@ -23,7 +23,7 @@ Way = tuple[int, int]  # from rank, to rank
 FAST = {"rate": 5e8, "busy": 0.01}
 SLOW = {"rate": 2.5e5, "busy": 0.95, "queue": 60_000}
 LOSSY = {"rate": 3e4, "busy": 0.8, "queue": 3000, "lost": 2}
-STUCK = {"queue": 50_000, "repeated": 4, "sacked": 1}
+STUCK = {"queue": 34 * 1448 + 100, "repeated": 4, "sacked": 1}
 DEAD = {"queue": 50_000, "repeated": 4, "silent": 9.0}
 
 

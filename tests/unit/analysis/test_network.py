@@ -364,6 +364,32 @@ def test_dead_and_idle(fields: dict[str, Any], dead: bool | None, idle_s: float 
     assert (tcp.dead(one), tcp.idle(one)) == (dead, idle_s)
 
 
+HOLE = {"retransmits": 4, "segment_bytes": 1448, "not_sent": 0, "bytes_acked": 10**7, "delivered": 7000}
+
+
+@pytest.mark.parametrize(
+    ("fields", "oversize"),
+    [
+        ({"send_queue": 2596, "unacked": 3, "sacked": 2}, True),  # the end of a message, and the next one's head
+        ({"send_queue": 46 * 1448 + 100, "unacked": 47, "sacked": 1}, True),
+        ({"send_queue": 46 * 1448 + 9000, "not_sent": 8900, "unacked": 47, "sacked": 1}, True),
+        ({"send_queue": 20 * 1448, "unacked": 20, "sacked": 15}, False),  # full ones arrive
+        ({"send_queue": 20 * 1448, "unacked": 20, "sacked": 0}, False),  # nothing does
+        ({"send_queue": 200, "unacked": 1, "sacked": 0}, False),  # what is repeated is small
+        ({"send_queue": 2596, "unacked": 3, "sacked": 2, "retransmits": 2}, False),  # it may still come
+        (
+            {"send_queue": 14480, "unacked": 10, "sacked": 0, "bytes_acked": 900, "delivered": 12},
+            True,
+        ),  # new
+        ({"send_queue": 14480, "unacked": 10, "sacked": 0, "bytes_acked": 9000, "delivered": 7}, False),
+        ({"send_queue": 2596, "unacked": 3, "sacked": 2, "segment_bytes": None}, None),  # a kernel that does not tell
+        ({"send_queue": 2596, "retransmits": None}, None),
+    ],
+)
+def test_full_segments_repeated_in_vain(fields: dict[str, Any], oversize: bool | None) -> None:
+    assert tcp.oversize(connection(HERE, THERE, **{**HOLE, **fields})) is oversize
+
+
 def test_traffic_counts_repetitions_and_new_connections() -> None:
     old = connection(HERE, THERE, bytes_sent=1000, bytes_acked=900, bytes_received=50, bytes_retransmitted=100)
     new = replace(old, bytes_sent=3000, bytes_acked=2400, bytes_received=60, bytes_retransmitted=600)
