@@ -34,6 +34,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
     for command in _commands(commands, out):
         if command.do == "stop":
             return
+        here.drop(frozenset(command.forget))
         if command.fresh:
             here.rediscover()
         here.skip = frozenset(command.skip)

@@ -83,6 +83,10 @@ class Here:
     def forget(self, job: str) -> None:
         self.sampler.targets = tuple(t for t in self.targets if t.job != job)
 
+    def drop(self, pids: Collection[int]) -> None:
+        """Watch these no longer."""
+        self.sampler.targets = tuple(t for t in self.targets if t.pid not in pids)
+
     def wait(self, until_s: float) -> None:
         self.sampler.exits.wait(until_s)
 

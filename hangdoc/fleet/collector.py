@@ -140,7 +140,8 @@ class Fleet:
         for host in self._hosts.values():
             if host.asked is None and host.ended_s is None:
                 pids = tuple(pid for name, pid in still if name == host.name)
-                command = wire.Command(do, self._round, pids, skipped.get(host.name, ()), self._fresh)
+                over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
+                command = wire.Command(do, self._round, pids, skipped.get(host.name, ()), over, self._fresh)
                 host.asked = self._round
                 host.question()
                 self.carrier.send(host.name, wire.line(command))
@@ -240,6 +241,7 @@ class Fleet:
         )
         for host in live:
             host.news = False
+        self._forgotten &= {(host.name, target.pid, target.start_ticks) for host in live for target in host.about}
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         return (*shots, *(_nothing(name, why, now) for name, why in self.lost().items()))
 

@@ -38,6 +38,7 @@ class Command:
     id: int = 0
     still: tuple[int, ...] = ()  # PIDs that stand still: native stacks of them are wanted
     skip: tuple[int, ...] = ()  # PIDs that another agent watches
+    forget: tuple[int, ...] = ()  # PIDs whose job has ended
     fresh: bool = False  # look for new ranks first
 
 

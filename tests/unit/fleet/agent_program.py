@@ -47,7 +47,7 @@ def main() -> None:
     if SCENE == "motd":
         print("Welcome to the cluster!", flush=True)
     say(wire.Hello(hangdoc="0.0.1" if HOST == "n2" and SCENE == "version" else wire.Hello().hangdoc))
-    writer, number = Writer(), 0
+    writer, number, gone = Writer(), 0, set[int]()
     for line in sys.stdin.buffer:
         if HOST == "n2" and SCENE == "silent":
             time.sleep(3600)
@@ -64,7 +64,8 @@ def main() -> None:
             continue
         command = wire.parse(line, wire.Command)
         shot = snapshot(number)
-        shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in command.skip))
+        gone.update(command.forget)
+        shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*command.skip, *gone}))
         about = {rank.target: process(rank.target.pid) for rank in shot.ranks}
         say(writer.answer(command.id, shot, about))
 

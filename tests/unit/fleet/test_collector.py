@@ -116,6 +116,15 @@ def test_the_collector_does_not_grow_with_time() -> None:
         assert [len(host.reader._parts) for host in made._hosts.values()] == held
 
 
+def test_a_job_that_has_ended_is_forgotten_on_every_host() -> None:
+    with fleet("healthy") as made:
+        made.round(Tier.LOOK)
+        made.forget("none")
+        assert ranks(made.round(Tier.LOOK)) == []
+        assert ranks(made.round(Tier.LOOK)) == []
+        assert made._forgotten == set()
+
+
 def test_nothing_is_left_behind() -> None:
     with fleet("healthy") as made:
         made.round(Tier.LOOK)
