@@ -116,16 +116,23 @@ def _attr(values: Iterable[Any], path: str, digits: int | None = None) -> str:
 
 def _links(links: Iterable[Any]) -> str:
     """`ranks 0 and 1, ranks 1 and 2`: whom the links join."""
-    pairs = dict.fromkeys(tuple(sorted((link.from_rank, link.to_rank))) for link in links)
-    named = (f"ranks {' and '.join('?' if end < 0 else str(end) for end in pair)}" for pair in pairs)
-    return ", ".join(named) or "no link"
+    pairs = dict.fromkeys(
+        tuple(sorted(_ends(link), key=lambda end: (not end.isdecimal(), len(end), end))) for link in links
+    )
+    return ", ".join(f"ranks {' and '.join(pair)}" for pair in pairs) or "no link"
 
 
 def _ways(links: Iterable[Any]) -> str:
     """`from rank 0 to rank 1, from rank 2 to rank 1`: who sends to whom over the links."""
-    pairs = dict.fromkeys((link.from_rank, link.to_rank) for link in links)
-    named = (f"from rank {'?' if one < 0 else one} to rank {'?' if other < 0 else other}" for one, other in pairs)
-    return ", ".join(named) or "nowhere"
+    pairs = dict.fromkeys(_ends(link) for link in links)
+    return ", ".join(f"from rank {one} to rank {other}" for one, other in pairs) or "nowhere"
+
+
+def _ends(link: Any) -> tuple[str, str]:
+    """The ranks at the two ends of a link; of one that is not known the address."""
+    known = ((link.from_rank, link.local), (link.to_rank, link.remote))
+    one, other = (str(rank) if rank >= 0 else address.rpartition(":")[0] or "?" for rank, address in known)
+    return one, other
 
 
 def _sites(ranks: Iterable[Any]) -> str:

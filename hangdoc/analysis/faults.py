@@ -36,6 +36,7 @@ class Faults:
     flows: Mapping[End, Flow]
     faults: Mapping[End, str]
     blamed: Mapping[Key, tuple[str, ...]]
+    beyond: tuple[str, ...] = ()  # addresses of the hosts to blame that are not seen
 
     def of(self, end: End) -> str:
         """The fault of what this end sends; empty where there is none."""
@@ -69,12 +70,14 @@ def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Ke
         judged |= dict.fromkeys(before, "lossy")
     found = {end: fault for end, fault in judged.items() if fault and not _answers_late(end, judged, rates)}
     by_rank: dict[Key, list[str]] = defaultdict(list)
+    beyond: dict[str, None] = {}
     for fault in WORST_FIRST:
         nodes = _blamed(case, fault, found, ends, flows, pairs)
         for end, one in ends.items():
             if _node(case, one.owner) in nodes and fault in (found.get(end), found.get(mirrored(end))):
                 by_rank[one.owner].append(fault)
-    return Faults(flows, found, {key: tuple(dict.fromkeys(mine)) for key, mine in by_rank.items()})
+        beyond.update((str(address), None) for host, address in sorted(nodes, key=str) if not host)
+    return Faults(flows, found, {key: tuple(dict.fromkeys(mine)) for key, mine in by_rank.items()}, tuple(beyond))
 
 
 def _flow(one: Connection, history: History) -> Flow:

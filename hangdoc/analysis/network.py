@@ -6,7 +6,7 @@ Only connections between ranks of the job count (see `peers`). A fact is None wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key, tcp
 from hangdoc.analysis.faults import Faults, History, faults
@@ -82,6 +82,15 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """A host to blame of which nothing is seen: its address, and its rank where only one rank is not seen."""
+
+    host: str
+    rank: int | None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkJob:
     """The connections between all ranks seen."""
 
@@ -94,6 +103,7 @@ class NetworkJob:
     quiet: bool | None = None  # nothing unacknowledged, repeated or unanswered anywhere; None: not checked
     unacked_bytes: int | None = None  # most on one connection
     retransmit_share: float | None = None  # of the rank with the largest
+    beyond: tuple[Beyond, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,7 +124,7 @@ class NetworkAnalysis:
             for key in case.ranks
         }
         links = tuple(_link(case, one, dead, wrong) for ends in data.values() for one in ends)
-        return facts, _job(case, facts, links, dead)
+        return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, wrong))
 
 
 def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: History, wrong: Faults) -> NetworkFacts:
@@ -172,6 +182,11 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: tuple[LinkFacts, 
         unacked_bytes=max((one.unacked_bytes for one in seen if one.unacked_bytes is not None), default=None),
         retransmit_share=max((one.retransmit_share for one in seen if one.retransmit_share is not None), default=None),
     )
+
+
+def _beyond(case: Case, wrong: Faults) -> tuple[Beyond, ...]:
+    missing: tuple[int, ...] = getattr(case.job_facts.get("world"), "missing", None) or ()
+    return tuple(Beyond(address, missing[0] if len(missing) == 1 else None) for address in wrong.beyond)
 
 
 def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:

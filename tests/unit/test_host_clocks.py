@@ -179,3 +179,14 @@ def test_clocks_are_never_compared(name: str, hosts: int, shifts: list[float], o
     assert list(apart(before.ranks, after.ranks, "ranks")) == []
     assert list(apart(before.job, after.job, "job")) == []
     assert told(judge().verdict(after)) == told(judge().verdict(before))
+
+
+def test_a_dead_link_to_a_host_that_is_lost_names_that_host() -> None:
+    """Nothing is seen of it: its address stands for it, and its rank is the only one that is not seen."""
+    shots = [replace(shot, ranks=tuple(r for r in shot.ranks if r.target.rank == 0)) for shot in looks("dead-link")]
+    best = judge().verdict(judge().facts(shots)).findings[0]
+    assert best.playbook == "dead-link"
+    assert [(culprit.rank, culprit.pid is None) for culprit in best.culprits] == [(0, False), (1, True)]
+    assert best.culprits[1].host is not None
+    assert f"lead to {best.culprits[1].host}" in best.summary
+    assert "?" not in best.summary
