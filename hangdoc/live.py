@@ -72,6 +72,7 @@ class Live:
             calm = all(self.watched[job].calm for job in self.session.jobs if job in self.watched)
             if self.session.jobs:
                 self.session.wait(self.options.interval_s * (CALM if calm else 1))
+                self._lost()
         return self.code
 
     def _lost(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,10 +107,9 @@ class Session:
         self._died.pop(job, None)
         self.source.forget(job)
 
-    def lost(self) -> dict[str, str]:
-        """Hosts that are not seen, and why."""
-        last = [history[-1] for history in self.history.values() if history]
-        return {shot.host: shot.unseen[0].why for past in last for shot in past.shots if is_lost(shot)}
+    def lost(self) -> Mapping[str, str]:
+        """Hosts that are not seen now, and why."""
+        return self.source.lost()
 
     def _know(self) -> None:
         """A history for each job there is; that of a large one is short, so that memory stays within bounds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +33,9 @@ class Source(Protocol):
 
     def forget(self, job: str) -> None:
         """Watch the ranks of a job no longer."""
+
+    def lost(self) -> Mapping[str, str]:
+        """The hosts that are not seen now, and why."""
 
     def wait(self, until_s: float) -> None:
         """Sleep until that instant of this process's monotonic clock, or until something is worth a look."""
@@ -86,6 +89,9 @@ class Here:
     def drop(self, pids: Collection[int]) -> None:
         """Watch these no longer."""
         self.sampler.targets = tuple(t for t in self.targets if t.pid not in pids)
+
+    def lost(self) -> dict[str, str]:
+        return {}
 
     def wait(self, until_s: float) -> None:
         self.sampler.exits.wait(until_s)

@@ -103,7 +103,7 @@ def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> 
     session = Session(fleet, keep)
     session.look()
     if not fleet.targets:
-        raise HangdocError(f"no training rank on {_hosts(len(fleet.hosts))}{_told(session.lost() or fleet.lost())}")
+        raise HangdocError(f"no training rank on {_hosts(len(fleet.hosts))}{_told(fleet.lost())}")
     say(f"watching {_count(fleet.targets)} on {_hosts(len({target.host for target in fleet.targets}))}")
     return session
 

@@ -19,7 +19,7 @@ from hangdoc.source import AGENT
 from hangdoc.wire.reader import Reader
 from probes import Tier
 
-PING_S = 1.0  # a host not heard of for so long is asked whether it is there
+PING_S = 0.75  # a host not heard of for so long is asked whether it is there
 SILENT_S = 3.5  # one that has not answered anything for so long is lost
 START_S = 4.5  # the same for an agent that was started
 PATIENCE_S = 4.0  # a round waits no longer for those that are there and slow
