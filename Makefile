@@ -8,7 +8,7 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test matrix calm bench lint clean
+.PHONY: demo test matrix network calm bench lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -18,6 +18,9 @@ test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
+
+network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts (3 minutes)
+	$(BIN)/python -m pytest tests/integration/fleet_network.py
 
 calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for SECONDS: nothing may be raised
 	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)

@@ -189,5 +189,6 @@ def test_host_that_dies_hangs_or_is_cut_off_is_named_and_comes_back() -> None:
             # What happens there now is seen as if nothing had been.
             ranks = trial.rank_pids()
             psutil.Process(ranks[1]).kill()
-            died = watch.until("rank_exited")
-            assert (died["rank"], died["host"]) == (1, LOST)
+            # Its peers end with it, on hosts whose clocks are not compared: one look may see them all gone.
+            exits = iter(lambda: watch.until("rank_exited"), None)
+            assert next(died["host"] for died in exits if died["rank"] == 1) == LOST
