@@ -21,7 +21,7 @@ from probes import Tier
 
 HISTORY = 40  # rounds kept a job: what the shares and changes are judged over
 SHORTEST = 5  # of a job however large
-LOOKS = 20_000  # at single ranks, kept a job
+LOOKS = 8_000  # at single ranks, kept a job: what they cost to judge, and the memory that they take, stay bounded
 PATIENCE_S = 4.0  # what stands still for less may be an ordinary pause
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
 
