@@ -1,5 +1,5 @@
-"""Several hosts on one machine, for the reproducers of network failures: network namespaces on one switch, with
-torchrun started on each of them. Needs root and `ip`. All of it is named after this process and removed at the end.
+"""Several hosts on one machine, for the reproducers of network failures: network namespaces on one switch, each with
+its processes started there. Needs root and `ip`. All of it is named after this process and removed at the end.
 """
 
 from __future__ import annotations
@@ -9,20 +9,27 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-PORT = "29500"
+PORT = "29500"  # where the ranks meet, on the first host
+TOLD = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Namespaces with an interface `eth0` each, `PREFIX.1`, `PREFIX.2` ... on a switch whose ports are `port0` ..."""
+    """Namespaces with an interface each, `PREFIX.1`, `PREFIX.2` ... on a switch whose ports are `port0` ..."""
 
-    count: int
+    nics: Sequence[str]  # what the interface is called on each host
     prefix: str = "10.88.0"
+    names: dict[int, str] = field(default_factory=dict)  # of those that do not go by the machine's own
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.nics)
 
     @property
     def switch(self) -> str:
@@ -50,40 +57,66 @@ class Hosts:
         self.ip(index, "address", "add", f"{address}/24", "dev", interface)
         self.ip(index, "link", "set", interface, "up")
 
+    def call(self, index: int, name: str, *lines: str) -> None:
+        """Give a host a name and a hosts file: `ip netns exec` lays it over the machine's own."""
+        self.names[index] = name
+        folder = Path("/etc/netns", self.name(index))
+        folder.mkdir(parents=True)
+        (folder / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
+        (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+
+    # --- what runs there ---
+
+    def torchrun(self, index: int, script: str, *arguments: str, master: str | None = None) -> list[str]:
+        """The launcher of one host, with one rank; they meet on the first host."""
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.count)]
+        launcher += ["--node-rank", str(index), "--nproc-per-node", "1"]
+        launcher += ["--master-addr", master or self.address(0), "--master-port", PORT]
+        return [*launcher, os.path.abspath(script), *arguments]
+
+    def start(self, index: int, *command: str, **variables: str) -> None:
+        """Start a process on a host, with these variables; an empty one is not set."""
+        inherited = {key: value for key, value in os.environ.items() if key != TOLD}
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.names.get(index, "")]
+        self.started.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", self.name(index), *(named if index in self.names else ()), *command],
+                env={**inherited, **{key: value for key, value in variables.items() if value}},
+                stdout=None if self.started else subprocess.PIPE,
+                stderr=None if self.started else subprocess.STDOUT,
+                text=True,
+            )
+        )
+
+    def wait(self, on_line: Callable[[str], None] = lambda line: None) -> int:
+        """The exit code, when all have ended; `on_line` gets each line of the first one."""
+        for line in self.started[0].stdout or ():
+            print(line, end="", flush=True)
+            on_line(line)
+        return max(process.wait() for process in self.started)
+
     def job(
         self,
         script: str,
         arguments: Sequence[str],
         on_line: Callable[[str], None] = lambda line: None,
-        env: Mapping[str, str] | None = None,
+        told: Sequence[str] | None = None,
     ) -> int:
-        """Train with a rank on each host, and return the exit code; `on_line` gets each line of the first one."""
-        for index in range(self.count):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.count)]
-            torchrun += ["--node-rank", str(index), "--nproc-per-node", "1"]
-            torchrun += ["--master-addr", self.address(0), "--master-port", PORT]
-            self.started.append(
-                subprocess.Popen(
-                    ["ip", "netns", "exec", self.name(index), *torchrun, os.path.abspath(script), *arguments],
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", **(env or {})},
-                    stdout=subprocess.PIPE if index == 0 else None,
-                    stderr=subprocess.STDOUT if index == 0 else None,
-                    text=True,
-                )
-            )
-        for line in self.started[0].stdout or ():
-            print(line, end="", flush=True)
-            on_line(line)
-        return max(process.wait() for process in self.started)
+        """Train with a rank on each host, and return the exit code; `told`: which interface to use, by host."""
+        for index, interface in enumerate(told or self.nics):
+            self.start(index, *self.torchrun(index, script, *arguments), **{TOLD: interface})
+        return self.wait(on_line)
+
+    # --- the making of it ---
 
     def build(self) -> None:
         for name in (self.switch, *map(self.name, range(self.count))):
             subprocess.run(["ip", "netns", "add", name], check=True)
         self.ip(None, "link", "add", "bridge", "type", "bridge")
         self.ip(None, "link", "set", "bridge", "up")
-        for index in range(self.count):
+        for index, interface in enumerate(self.nics):
             self.ip(index, "link", "set", "lo", "up")
-            self.plug(index, "eth0", f"port{index}", self.address(index))
+            self.plug(index, interface, f"port{index}", self.address(index))
 
     def remove(self) -> None:
         for name in (*map(self.name, range(self.count)), self.switch):
@@ -94,16 +127,17 @@ class Hosts:
                 except ProcessLookupError:
                     continue
             subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
+            shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[Hosts]:
-    """So many hosts, taken down again whatever ends this process (but SIGKILL)."""
+def hosts(count: int, prefix: str = "10.88.0", nics: Sequence[str] = ()) -> Iterator[Hosts]:
+    """So many hosts, taken down again whatever ends this process (but SIGKILL); `nics`: where it is not `eth0`."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         sys.exit("this job builds network namespaces: run it as root, with `ip` installed (apt-get install iproute2)")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(143))
-    made = Hosts(count)
+    made = Hosts(tuple(nics) or ("eth0",) * count, prefix)
     try:
         made.build()
         yield made

@@ -8,15 +8,11 @@ python reproducer.py [--variant drop|reject|later]     needs root, `ip` and `ipt
 
 import argparse
 import os
-import pathlib
-import shutil
-import signal
-import subprocess
 import sys
 import time
 
-ADDRESS = "10.96.0.{}"
-PORT = "29575"
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 NAME = "worker{}"
 STEPS = 40  # until the script of `later` makes its second group
 
@@ -71,92 +67,31 @@ def train(later):
     dist.destroy_process_group()
 
 
-# --- hosts, each with a name, a hosts file and a switch between them ------------------------------------
+# --- two hosts, each with a firewall --------------------------------------------------------------------
 
 
-def ip(*arguments, check=True):
-    subprocess.run(["ip", *arguments], check=check, stderr=None if check else subprocess.DEVNULL)
-
-
-def build(switch, hosts):
-    for namespace in (switch, *hosts):
-        ip("netns", "add", namespace)
-    ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-    ip("-n", switch, "link", "set", "bridge", "up")
-    for index, host in enumerate(hosts):
-        ip("-n", switch, "link", "add", f"port{index}", "type", "veth", "peer", "name", "eth0", "netns", host)
-        ip("-n", switch, "link", "set", f"port{index}", "master", "bridge", "up")
-        ip("-n", host, "address", "add", f"{ADDRESS.format(index + 1)}/24", "dev", "eth0")
-        ip("-n", host, "link", "set", "lo", "up")
-        ip("-n", host, "link", "set", "eth0", "up")
-
-
-def write_names(host, lines):
-    """What /etc/hosts is on that host: `ip netns exec` lays it over the machine's own."""
-    folder = pathlib.Path("/etc/netns", host)
-    folder.mkdir(parents=True)
-    (folder / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
-    (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-
-
-def start(host, index, command, **variables):
-    named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', NAME.format(index)]
-    environment = {key: value for key, value in os.environ.items() if key != "GLOO_SOCKET_IFNAME"}
-    return subprocess.Popen(
-        ["ip", "netns", "exec", host, *named, *command],
-        env={**environment, **variables},
-        stdout=None if index else subprocess.PIPE,
-        text=True,
-    )
-
-
-def torchrun(index, *options):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(index)]
-    launcher += ["--master-addr", ADDRESS.format(1), "--master-port", PORT]
-    return [*launcher, os.path.abspath(__file__), *options]
-
-
-def remove(switch, hosts):
-    for namespace in (*hosts, switch):
-        inside = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
-        for pid in inside.stdout.split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        ip("netns", "delete", namespace, check=False)
-        shutil.rmtree(f"/etc/netns/{namespace}", ignore_errors=True)
-
-
-def close(hosts, target):
+def close(bed, port, target):
     """Let nobody in but to the ports for ssh and for the store; what stands goes on."""
-    for host in hosts:
-        rule = ["iptables", "-w", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn"]
-        rule += ["-m", "multiport", "!", "--dports", f"22,{PORT}", "-j", target]
-        subprocess.run(["ip", "netns", "exec", host, *rule], check=True)
+    rule = ["iptables", "-w", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn"]
+    rule += ["-m", "multiport", "!", "--dports", f"22,{port}", "-j", target]
+    for index in range(bed.count):
+        bed.run(index, *rule)
 
 
 def run(variant):
-    switch = f"hangdoc-{os.getpid()}-switch"
-    hosts = [f"hangdoc-{os.getpid()}-host{index}" for index in range(2)]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(143))
-    try:
-        build(switch, hosts)
-        for index, host in enumerate(hosts):
-            write_names(host, [f"{ADDRESS.format(index + 1)} {NAME.format(index)}"])
+    from hosts import PORT, hosts
+
+    with hosts(2, "10.96.0") as bed:
+        for index in range(bed.count):
+            bed.call(index, NAME.format(index), f"{bed.address(index)} {NAME.format(index)}")
         if variant != "later":
-            close(hosts, "REJECT" if variant == "reject" else "DROP")
-        processes = [start(host, index, torchrun(index, "--variant", variant)) for index, host in enumerate(hosts)]
-        for line in processes[0].stdout:
-            print(line, end="", flush=True)
+            close(bed, PORT, "REJECT" if variant == "reject" else "DROP")
+
+        def on_line(line):
             if variant == "later" and line.startswith("step 10 "):
-                close(hosts, "DROP")
-        return max(process.wait() for process in processes)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        remove(switch, hosts)
+                close(bed, PORT, "DROP")
+
+        return bed.job(__file__, sys.argv[1:], on_line, told=("", ""))
 
 
 if __name__ == "__main__":
@@ -165,7 +100,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if "RANK" in os.environ:
         train(args.variant == "later")
-    elif os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("iptables") is None:
-        sys.exit("this job builds network namespaces: run it as root, with `ip` and `iptables` installed")
     else:
         sys.exit(run(args.variant))

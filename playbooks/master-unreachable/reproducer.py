@@ -11,14 +11,12 @@ Needs root and `ip`; filtered and launcher need `iptables` as well.
 import argparse
 import os
 import pathlib
-import signal
-import subprocess
 import sys
 import time
 
-ADDRESS = "10.90.0.{}"
-PORT = "29571"
-WRONG = {"address": ADDRESS.format(9), "name": "trainer-0.cluster.invalid"}
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+WRONG = {"address": "10.90.0.9", "name": "trainer-0.cluster.invalid"}
 
 
 # --- the training script ---------------------------------------------------------------------------------
@@ -64,53 +62,17 @@ def train():
     dist.destroy_process_group()
 
 
-# --- two hosts and a switch ------------------------------------------------------------------------------
+# --- two hosts, of which one may have a firewall ---------------------------------------------------------
 
 
-def ip(*arguments, check=True):
-    subprocess.run(["ip", *arguments], check=check, stderr=None if check else subprocess.DEVNULL)
-
-
-def build(switch, hosts):
-    for namespace in (switch, *hosts):
-        ip("netns", "add", namespace)
-    ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-    ip("-n", switch, "link", "set", "bridge", "up")
-    for index, host in enumerate(hosts):
-        ip("-n", switch, "link", "add", f"port{index}", "type", "veth", "peer", "name", "eth0", "netns", host)
-        ip("-n", switch, "link", "set", f"port{index}", "master", "bridge", "up")
-        ip("-n", host, "address", "add", f"{ADDRESS.format(index + 1)}/24", "dev", "eth0")
-        ip("-n", host, "link", "set", "lo", "up")
-        ip("-n", host, "link", "set", "eth0", "up")
-
-
-def close(host):
-    """The host's firewall lets nothing in to the port."""
-    rule = ["iptables", "-w", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--dport", PORT, "-j", "DROP"]
-    subprocess.run(["ip", "netns", "exec", host, *rule], check=True)
-
-
-def start(host, index, variant):
-    address = WRONG.get(variant, ADDRESS.format(1)) if index else ADDRESS.format(1)
-    script, environment = os.path.abspath(__file__), {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
+def start(bed, port, index, variant):
+    master = WRONG.get(variant, bed.address(0)) if index else bed.address(0)
     if variant == "launcher":
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(index)]
-        command += ["--master-addr", address, "--master-port", PORT, script]
+        command, where = bed.torchrun(index, __file__, master=master), {}
     else:
-        command = [sys.executable, script]
-        environment |= {"RANK": str(index), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": PORT}
-    return subprocess.Popen(["ip", "netns", "exec", host, *command], env=environment)
-
-
-def remove(switch, hosts):
-    for namespace in (*hosts, switch):
-        inside = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
-        for pid in inside.stdout.split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        ip("netns", "delete", namespace, check=False)
+        command = [sys.executable, os.path.abspath(__file__)]
+        where = {"RANK": str(index), "WORLD_SIZE": "2", "MASTER_ADDR": master, "MASTER_PORT": port}
+    bed.start(index, *command, GLOO_SOCKET_IFNAME="eth0", **where)
 
 
 def compare(processes):
@@ -124,22 +86,16 @@ def compare(processes):
 
 
 def run(variant):
-    switch = f"hangdoc-{os.getpid()}-switch"
-    hosts = [f"hangdoc-{os.getpid()}-host{index}" for index in range(2)]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(143))
-    try:
-        build(switch, hosts)
-        if variant in ("filtered", "launcher"):
-            close(hosts[0])
-        processes = [start(host, index, variant) for index, host in enumerate(hosts)]
+    from hosts import PORT, hosts
+
+    with hosts(2, "10.90.0") as bed:
+        if variant in ("filtered", "launcher"):  # the host's firewall lets nothing in to the port
+            bed.run(0, "iptables", "-w", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--dport", PORT, "-j", "DROP")
+        for index in range(bed.count):
+            start(bed, PORT, index, variant)
         if variant == "launcher":
-            compare(processes)
-        return max(process.wait() for process in processes)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        remove(switch, hosts)
+            compare(bed.started)
+        return bed.wait()
 
 
 if __name__ == "__main__":
@@ -148,7 +104,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if "RANK" in os.environ:
         train()
-    elif os.geteuid() != 0:
-        sys.exit("this job builds network namespaces: run it as root, with `ip` installed (apt-get install iproute2)")
     else:
         sys.exit(run(args.variant))
