@@ -29,6 +29,11 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(distinct) > 1 else ''} {fold_ranks(distinct)}"
 
 
+def endpoint(address: str, port: int) -> str:
+    """`10.0.0.1:29500`, `[fe80::1]:29500`."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def fold_hosts(hosts: Iterable[str]) -> str:
     """`node[01-16]`; host names that ClusterShell would read as syntax are only joined."""
     names = sorted(set(hosts))

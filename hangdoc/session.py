@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hangdoc.analysis import Key
-from hangdoc.evidence import Snapshot, Target
+from hangdoc.evidence import AGENT, Snapshot, Target
 from hangdoc.facts import Facts
 from hangdoc.fleet.via import Wish
 from hangdoc.judge import Judge
 from hangdoc.recording import Recorder
 from hangdoc.sampler import of_job
-from hangdoc.source import AGENT, Source
+from hangdoc.source import Source
 from hangdoc.verdict import Verdict
 from probes import Tier
 

@@ -15,8 +15,6 @@ from hangdoc.remains import identified
 from hangdoc.sampler import Sampler
 from probes import Tier
 
-AGENT = "agent"  # the name, in `Unseen`, of what a host that is lost would have shown
-
 
 class Source(Protocol):
     """What a session needs of those who observe."""

@@ -17,11 +17,9 @@ from dataclasses import dataclass, replace
 
 from hangdoc.evidence import Target, Unseen
 from probes import Observation, Request, Tier
+from probes._hosts_file import HOSTS, MOST, naming
 from probes._netns import call_inside, namespace
 
-HOSTS = "/etc/hosts"
-_MOST = 1 << 20  # bytes of a hosts file, a text of the target's
-_LONGEST = 160  # characters of a line of it
 _SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
 _IFREQ = struct.Struct("=16sH22x")  # struct ifreq: name, flags
 
@@ -80,7 +78,7 @@ def _look(pid: int, net: int) -> Addresses:
     name = call_inside(pid, socket.gethostname, ("uts",))
     try:
         with open(f"/proc/{pid}/root{HOSTS}", encoding="utf-8", errors="replace") as file:
-            lines = list(_naming(file.read(_MOST), name))
+            lines = list(naming(file.read(MOST), name))
     except OSError:
         return Addresses(held, net, name)
     return Addresses(
@@ -134,17 +132,6 @@ def _default_routes(pid: int) -> Iterator[str]:
         for row in rows:
             if len(row) > 7 and all(set(row[at]) == {"0"} for at in networks) and row[interface] != "lo":
                 yield row[interface]
-
-
-def _naming(text: str, name: str) -> Iterator[tuple[str, int, str]]:
-    """Address, number and text of the lines of a hosts file that name `name`."""
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#")[0].split()
-        if name.lower() in (word.lower() for word in words[1:]):
-            try:
-                yield str(ipaddress.ip_address(words[0].split("%")[0])), number, " ".join(words)[:_LONGEST]
-            except ValueError:
-                continue
 
 
 def _unseen(target: Target, error: OSError) -> Unseen:

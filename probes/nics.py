@@ -1,4 +1,4 @@
-"""Probe `nics`: the network interfaces of each rank's namespace, and what its host's own name resolves to.
+"""Probe `nics`: the network interfaces of each rank's namespace.
 
 Seen when a stall is examined, and before that where bytes pile up: a link may be slow, and nothing ever stands still.
 Interfaces come from rtnetlink inside the namespace; sysfs shows speed and radio, but belongs to a mount, so it is
@@ -7,12 +7,11 @@ read through the rank's root and believed only where the hardware address agrees
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from hangdoc.evidence import Interface, Interfaces, Sockets, Target, Unseen
@@ -22,7 +21,6 @@ from probes._netns import call_inside, namespace
 _IFF_UP = 0x1
 _HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 778, 823), "tunnel")}  # ARPHRD_*
 _TUNNELS = {"tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm"}
-_HOSTS_LIMIT = 1 << 20  # bytes of /etc/hosts, a text of the target's
 _PILED_BYTES = 6000  # unacknowledged, in two looks one after the other: several full segments
 _AGAIN_S = 60.0  # so often it looks where bytes go on piling up
 
@@ -45,22 +43,21 @@ class NicsProbe:
         if request.tier < Tier.EXAMINE and not self._called_for(request):
             return Observation({})
         unseen: list[Unseen] = []
-        hosts: dict[tuple[int, int, int], list[Target]] = defaultdict(list)
+        networks: dict[int, list[Target]] = defaultdict(list)
         for target in request.targets:
             try:
-                net, uts, mnt = (namespace(target.pid, kind) for kind in ("net", "uts", "mnt"))
+                networks[namespace(target.pid)].append(target)
             except OSError as error:
                 unseen.append(_unseen(target, error))
-                continue
-            hosts[net, uts, mnt].append(target)
         records: dict[int, Interfaces] = {}
-        for (net, _, mnt), targets in hosts.items():
+        for network, targets in networks.items():
+            pid = targets[0].pid
             try:
-                seen = _look(targets[0].pid, net, mnt == namespace("self", "mnt"))
+                held = call_inside(pid, partial(_interfaces, pid), timeout_s=_links.TIMEOUT_S)
             except Exception as error:  # whatever the other process or a namespace answers
                 unseen.extend(_unseen(target, error) for target in targets)
                 continue
-            records.update((target.pid, seen) for target in targets)
+            records.update(dict.fromkeys((one.pid for one in targets), Interfaces(held, network)))
         return Observation(records, unseen=tuple(unseen))
 
     def _called_for(self, request: Request) -> bool:
@@ -80,15 +77,6 @@ def _piled(records: Mapping[str, Any]) -> bool:
     seen = records.get("sockets")
     connections = seen.connections if isinstance(seen, Sockets) else ()
     return any(one.send_queue >= _PILED_BYTES and one.send_window != 0 for one in connections)
-
-
-def _look(pid: int, net: int, same_files: bool) -> Interfaces:
-    interfaces = call_inside(pid, lambda: _interfaces(pid), timeout_s=_links.TIMEOUT_S)
-    try:
-        names: tuple[str, ...] | None = call_inside(pid, lambda: _own_addresses(pid, same_files), ("net", "uts"))
-    except OSError:
-        names = None
-    return Interfaces(interfaces, net, names)
 
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
@@ -169,36 +157,6 @@ def _text(path: str, limit: int = 4096) -> str | None:
             return file.read(limit).strip()
     except OSError:  # sysfs says EINVAL for the speed of a link that is down
         return None
-
-
-def _own_addresses(pid: int, same_files: bool) -> tuple[str, ...] | None:
-    """What the rank's host's name resolves to: by /etc/hosts of its root, else by our resolver where it is the same."""
-    name = socket.gethostname()
-    hosts = _text(f"/proc/{pid}/root/etc/hosts", _HOSTS_LIMIT)
-    found = [] if hosts is None else _in_hosts(hosts, name)
-    if not found and same_files:
-        found = _unique(lambda: [str(entry[4][0]) for entry in socket.getaddrinfo(name, None)])
-    return tuple(found) or None
-
-
-def _in_hosts(text: str, name: str) -> list[str]:
-    """Addresses that /etc/hosts gives `name`, in its order."""
-    found = []
-    for line in text.splitlines():
-        words = line.split("#")[0].split()
-        if name.lower() in (word.lower() for word in words[1:]):
-            try:
-                found.append(str(ipaddress.ip_address(words[0].split("%")[0])))
-            except ValueError:
-                continue
-    return found
-
-
-def _unique(resolve: Callable[[], list[str]]) -> list[str]:
-    try:
-        return list(dict.fromkeys(address.split("%")[0] for address in resolve()))
-    except OSError:  # the name resolves to nothing
-        return []
 
 
 def _unseen(target: Target, error: Exception) -> Unseen:

@@ -11,7 +11,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 from hangdoc.evidence import Kin, Meeting, Stacks, Target, Unseen
 from probes import Observation, Request, Tier
 from probes._holders import Holders
+from probes._hosts_file import HOSTS, naming
 from probes._kin import Relatives
 from probes._memory import Memory, Unreadable
 from probes._netns import call_inside, namespace
@@ -124,7 +125,7 @@ def resolve(pid: int, name: str) -> tuple[str, ...] | None:
     """What a host name stands for to `pid`: empty where it gets no address for it, None where that cannot be told."""
     with suppress(ValueError):
         return (str(ipaddress.ip_address(name)),)
-    found = tuple(dict.fromkeys(_in_hosts(_file(pid, "/etc/hosts") or "", name)))
+    found = tuple(dict.fromkeys(address for address, _, _ in naming(_file(pid, HOSTS) or "", name)))
     if found or name == "localhost":
         return found or ("127.0.0.1", "::1")
     if not _same_resolver(pid):
@@ -145,14 +146,6 @@ def _ask(name: str) -> tuple[str, ...] | None:
         return () if error.errno in known else None
     except UnicodeError:  # no name that could be asked for
         return ()
-
-
-def _in_hosts(text: str, name: str) -> Iterator[str]:
-    for line in text.splitlines():
-        words = line.split("#")[0].split()
-        if name.lower() in (word.lower() for word in words[1:]):
-            with suppress(ValueError):
-                yield str(ipaddress.ip_address(words[0].split("%")[0]))
 
 
 def _same_resolver(pid: int) -> bool:

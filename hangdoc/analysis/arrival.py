@@ -9,12 +9,12 @@ from datetime import datetime
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.progress import ProgressFacts
 from hangdoc.analysis.stack import StackFacts
-from hangdoc.analysis.tcp import least
+from hangdoc.analysis.tcp import asked_s, least
 from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable
+from hangdoc.fold import endpoint
 from hangdoc.launch import Launch, launch_of
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
-LINEAR = 4  # repetitions of a SYN, a second apart
 UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely slow
 SETTING_UP_S = 30.0  # from the start of a process until it wants to meet the others, as a rule
 SEEN_S = 5.0  # one that stands still for less may have come just now
@@ -73,7 +73,7 @@ def arrival(case: Case, key: Key) -> Arrival:
         meeting,
         launch_in(case, key),
         connected,
-        next((f"{one.remote}:{one.remote_port}" for one in reversed(asked)), None),
+        next((endpoint(one.remote, one.remote_port) for one in reversed(asked)), None),
         _unanswered(case, key, asked) if asked and connected is False else None,
         max((value for value in waited if value is not None), default=None),
         _left(case, key, frames),
@@ -118,18 +118,13 @@ def _talked(newest: Sequence[Connection], port: int | None) -> float | None:
 
 
 def _unanswered(case: Case, key: Key, asked: Sequence[Connection]) -> float:
-    """How long connections have been asked for (s), at least: as we watched, or as the newest was repeated.
-
-    Linux >= 6.5 repeats a SYN four times a second apart (tcp_syn_linear_timeouts), then after 1, 2, 4 s.
-    """
+    """How long connections have been asked for (s), at least: as we watched, or as one was repeated."""
     first = next(
         at
         for at, record in case.series(key, "sockets")
         if any(one.state == "syn_sent" and one.remote_port == asked[-1].remote_port for one in record.connections)
     )
-    repeated = max((one.retransmits or 0) for one in asked)
-    least = repeated if repeated <= LINEAR else LINEAR + 2 ** (repeated - LINEAR) - 1
-    return max(case.series(key, "sockets")[-1][0] - first, float(least))
+    return max(case.series(key, "sockets")[-1][0] - first, *map(asked_s, asked))
 
 
 def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.addresses import Place
-from hangdoc.analysis.tcp import identity
+from hangdoc.analysis.tcp import asked_s, identity
 from hangdoc.evidence import Connection, Environ, Process, Sockets
+from hangdoc.fold import endpoint
 from hangdoc.jobs import on_loopback
 from probes.mesh import Advertised, Mesh, making_group
 from probes.store import place_of
@@ -70,7 +71,7 @@ def tried(case: Case, key: Key, whose: Mapping[tuple[str, int], int]) -> dict[st
     ]
     if not newest:
         return {}
-    return {_named(one, whose): max(_watched(one, series), float(one.retransmits or 0)) for one in newest}
+    return {_named(one, whose): max(_watched(one, series), asked_s(one)) for one in newest}
 
 
 def whose_addresses(
@@ -93,5 +94,4 @@ def _watched(one: Connection, series: Sequence[tuple[float, Sockets]]) -> float:
 
 def _named(one: Connection, whose: Mapping[tuple[str, int], int]) -> str:
     rank = whose.get((one.remote, one.remote_port))
-    where = f"[{one.remote}]" if ":" in one.remote else one.remote
-    return f"{where}:{one.remote_port}" + (f" (rank {rank})" if rank is not None else "")
+    return endpoint(one.remote, one.remote_port) + (f" (rank {rank})" if rank is not None else "")

@@ -22,7 +22,7 @@ from hangdoc.analysis.addresses import (
     unknown_to_gloo,
 )
 from hangdoc.analysis.making import in_store, incomplete, makes, strangers, tried, whose_addresses
-from hangdoc.fold import fold_hosts
+from hangdoc.fold import endpoint, fold_hosts
 from probes.addresses import Held
 from probes.firewall import Firewall
 from probes.mesh import Advertised, Mesh
@@ -177,7 +177,7 @@ def _host(case: Case, key: Key, place: Place) -> str:
 def _address(place: Place) -> str | None:
     if place.address is None or place.port is None:
         return place.address
-    return f"[{place.address}]:{place.port}" if ":" in place.address else f"{place.address}:{place.port}"
+    return endpoint(place.address, place.port)
 
 
 # --- and of the group -----------------------------------------------------------------------------

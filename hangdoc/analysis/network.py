@@ -13,7 +13,9 @@ from hangdoc.analysis.faults import Faults, History, faults
 from hangdoc.analysis.flow import NOTHING, Flow
 from hangdoc.analysis.interfaces import faster, holding, narrow, of_rank, told
 from hangdoc.analysis.peers import Data, End, data_connections, mirrored
+from hangdoc.analysis.suspect import Suspect
 from hangdoc.evidence import Connection, Interface, Sockets
+from hangdoc.fold import endpoint
 
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
@@ -82,15 +84,6 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
-    """A host to blame of which nothing is seen: its address, and its rank where only one rank is not seen."""
-
-    host: str
-    rank: int | None
-    pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class NetworkJob:
     """The connections between all ranks seen."""
 
@@ -103,7 +96,7 @@ class NetworkJob:
     quiet: bool | None = None  # nothing unacknowledged, repeated or unanswered anywhere; None: not checked
     unacked_bytes: int | None = None  # most on one connection
     retransmit_share: float | None = None  # of the rank with the largest
-    beyond: tuple[Beyond, ...] = ()
+    beyond: tuple[Suspect, ...] = ()  # hosts to blame of which nothing is seen: addresses; a rank where only one is
 
 
 @dataclass(slots=True)
@@ -153,7 +146,7 @@ def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: Histo
         dead_links=sum(_is_dead(one.end, dead) is True for one in data),
         syn_sent=len(waiting),
         syn_sent_s=_waiting_s(waiting, history),
-        syn_sent_to=tuple(sorted({_address(one.remote, one.remote_port) for one in waiting})),
+        syn_sent_to=tuple(sorted({endpoint(one.remote, one.remote_port) for one in waiting})),
         interfaces=tuple(sorted({one.interface for one in mine if one.interface})),
         interface_down=down,
         interface_up=None if interfaces is None else not down,
@@ -184,9 +177,9 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: tuple[LinkFacts, 
     )
 
 
-def _beyond(case: Case, wrong: Faults) -> tuple[Beyond, ...]:
+def _beyond(case: Case, wrong: Faults) -> tuple[Suspect, ...]:
     missing: tuple[int, ...] = getattr(case.job_facts.get("world"), "missing", None) or ()
-    return tuple(Beyond(address, missing[0] if len(missing) == 1 else None) for address in wrong.beyond)
+    return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in wrong.beyond)
 
 
 def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:
@@ -197,8 +190,8 @@ def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:
         to_rank=_number(case, data.peer),
         from_pid=data.owner[1],
         to_pid=data.peer[1] if data.peer else None,
-        local=_address(one.local, one.local_port),
-        remote=_address(one.remote, one.remote_port),
+        local=endpoint(one.local, one.local_port),
+        remote=endpoint(one.remote, one.remote_port),
         interface=one.interface,
         interface_up=_up(one, of_rank(case, data.owner)),
         state=one.state,
@@ -235,8 +228,8 @@ def _traffic(mine: Sequence[Connection], history: History) -> tuple[tcp.Traffic,
 
 
 def _waiting_s(waiting: Sequence[Connection], history: History) -> float | None:
-    """How long the oldest of them has waited, at least: as we watched, or as it was repeated, once a second or less."""
-    ages = [float(one.retransmits or 0) for one in waiting]
+    """How long the oldest of them has waited, at least: as we watched, or as it was repeated."""
+    ages = [tcp.asked_s(one) for one in waiting]
     for one in waiting:
         first = next((at for at, known in history if tcp.identity(one) in known), None)
         if first is not None:
@@ -267,10 +260,6 @@ def _any(values: Iterable[bool | None]) -> bool | None:
 def _number(case: Case, key: Key | None) -> int:
     rank = None if key is None else case.ranks[key].target.rank
     return -1 if rank is None else rank
-
-
-def _address(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 ANALYSIS = NetworkAnalysis()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.arrival import UNANSWERED_S, Arrival, arrival, assembles
 from hangdoc.analysis.roll import Roll, roll_call
+from hangdoc.analysis.suspect import Suspect
 from hangdoc.evidence import Holder, RankEvidence
 
 HERE_S = 6.0  # patience where the missing belong on this host and none of them is on its way
@@ -41,15 +42,6 @@ class StartupFacts:
     holder_age_s: float | None = None
     sure: bool | None = None  # that the holder is a stranger is certain: it is none of any training job
     stuck: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A culprit that is no rank among those seen."""
-
-    rank: int | None
-    pid: int | None = None
-    host: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

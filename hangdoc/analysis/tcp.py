@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hangdoc.evidence import Connection
 
+LINEAR = 4  # repetitions of a SYN, a second apart
 # The kernel repeats a lost segment after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
 DEAD_AFTER_S = 3.0
 DEAD_REPEATS = 3
@@ -74,6 +75,15 @@ def _only_small(one: Connection, full: int) -> bool:
     if not acked or not delivered:
         return False
     return acked <= YOUNG_SEGMENTS * full and acked <= SMALL * full * delivered
+
+
+def asked_s(one: Connection) -> float:
+    """For how long a connection in syn_sent has been asked for (s), at least, by its repetitions.
+
+    Linux >= 6.5 repeats a SYN four times a second apart (tcp_syn_linear_timeouts), then after 1, 2, 4 s.
+    """
+    repeated = one.retransmits or 0
+    return float(repeated if repeated <= LINEAR else LINEAR + 2 ** (repeated - LINEAR) - 1)
 
 
 def window_shut(one: Connection) -> bool | None:

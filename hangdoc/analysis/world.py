@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
+from hangdoc.evidence import AGENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class WorldAnalysis:
             hosts=len({r.target.host for r in ranks}),
             lost=tuple(
                 sorted(
-                    {lack.host for shot in case.history for lack in shot.unseen if lack.probe == "agent" and lack.host}
+                    {lack.host for shot in case.history for lack in shot.unseen if lack.probe == AGENT and lack.host}
                 )
             ),
         )

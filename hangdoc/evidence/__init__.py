@@ -17,9 +17,10 @@ from hangdoc.evidence.network import Connection, Interface, Interfaces, Sockets
 from hangdoc.evidence.process import ChildProcess, Process, ThreadCpu
 from hangdoc.evidence.python import Branch, Frame, Handed, Loop, Place, Source, Stack, Stacks, Tensor, Variable
 from hangdoc.evidence.snapshot import End, Host, RankEvidence, Snapshot
-from hangdoc.evidence.target import Target, Unseen
+from hangdoc.evidence.target import AGENT, Target, Unseen
 
 __all__ = [
+    "AGENT",
     "Branch",
     "ChildProcess",
     "Connection",

@@ -80,4 +80,3 @@ class Interfaces:
 
     interfaces: tuple[Interface, ...]
     namespace: int | None = None
-    hostname_addresses: tuple[str, ...] | None = None  # what the host's own name resolves to

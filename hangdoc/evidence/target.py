@@ -23,6 +23,9 @@ class Target:
     role: str = "rank"  # rank | agent: a launcher that waits for other hosts and has no rank yet; its `rank` is None
 
 
+AGENT = "agent"  # the probe named in `Unseen` where a whole host is lost
+
+
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """What a probe could not see, and why: said to the user, and it lowers the confidence."""

@@ -10,12 +10,11 @@ from datetime import datetime, timezone
 
 from hangdoc import __version__, codec, wire
 from hangdoc.analysis import Key
-from hangdoc.evidence import RankEvidence, Snapshot, Target, Unseen
+from hangdoc.evidence import AGENT, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.fleet.carrier import Carrier, Event
 from hangdoc.fleet.merge import Owners, jobs
 from hangdoc.fleet.via import Wish, hosts_of, way_of
 from hangdoc.fold import fold_hosts
-from hangdoc.source import AGENT
 from hangdoc.wire.reader import Reader
 from probes import Tier
 

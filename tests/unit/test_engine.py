@@ -221,7 +221,7 @@ def test_links(tmp_path: Path) -> None:
         Link(0, 1, "10.0.0.1:1", "10.0.0.2:2", "eth0"),
         Link(0, None, "10.0.0.1:3", "10.0.0.9:9", None),
     )
-    assert found.summary == "ranks 0 and 1, ranks ? and 0 over eth0, eth1"
+    assert found.summary == "ranks 0 and 1, ranks 0 and 10.0.0.9 over eth0, eth1"
 
 
 def test_a_line_for_each(tmp_path: Path) -> None:

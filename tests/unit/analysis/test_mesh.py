@@ -115,7 +115,7 @@ def test_a_group_that_is_just_being_made() -> None:
 def test_an_address_that_does_not_answer() -> None:
     found = facts(One(0), One(1, dials="10.0.0.1"))
     assert mesh(found)[1].tried == (f"10.0.0.1:{LISTENS} (rank 0)",)
-    assert (mesh(found)[1].tried_s, mesh(found)[1].answers) == (8.0, True)
+    assert (mesh(found)[1].tried_s, mesh(found)[1].answers) == (19.0, True)  # eight repetitions take so long
     assert [one.fault for one in mesh(found)] == [None, None]
     assert found.job.stall.stalled
     assert found.job.mesh.met

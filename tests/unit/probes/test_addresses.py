@@ -12,7 +12,7 @@ import pytest
 import netbed
 from hangdoc.evidence import Target
 from probes import Request, Tier
-from probes.addresses import PROBE, Addresses, Held, _naming, _with_prefix
+from probes.addresses import PROBE, Addresses, Held, _with_prefix
 from talkers import talking
 
 WAIT = "print('ready', flush=True); input()"
@@ -89,18 +89,6 @@ def test_a_process_that_is_gone() -> None:
     seen = PROBE.observe(Request([Target(2**22 - 1, 0, "here", 3)], Tier.LOOK))
     assert seen.by_pid == {}
     assert [(one.rank, "is gone" in one.why) for one in seen.unseen] == [(3, True)]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("127.0.0.1 a\n10.0.0.1 b a", [("127.0.0.1", 1), ("10.0.0.1", 2)]),
-        ("nonsense a\n::1 a", [("::1", 2)]),
-        ("127.0.0.1 ab\n#127.0.0.1 a", []),
-    ],
-)
-def test_lines_that_name(text: str, found: list[tuple[str, int]]) -> None:
-    assert [(address, number) for address, number, _ in _naming(text, "a")] == found
 
 
 @pytest.mark.parametrize(

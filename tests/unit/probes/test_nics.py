@@ -1,4 +1,4 @@
-"""Probe `nics` on real namespaces: kinds, states, addresses, routes, and what the host's name resolves to."""
+"""Probe `nics` on real namespaces: kinds, states, addresses, routes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import socket
 import subprocess
 from typing import Any
 
-import pytest
-
 import netbed
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Snapshot, Sockets
 from probes import Request, Tier
 from probes._netns import namespace
-from probes.nics import PROBE, NicsProbe, _in_hosts
+from probes.nics import PROBE, NicsProbe
 from talkers import Talker, talking
 
 
@@ -118,30 +116,3 @@ def test_a_process_that_is_gone() -> None:
     seen = PROBE.observe(Request([target], Tier.EXAMINE))
     assert seen.by_pid == {}
     assert [one.pid for one in seen.unseen] == [target.pid]
-
-
-def test_what_the_own_name_resolves_to() -> None:
-    with talking(None) as ranks:
-        known = look(*ranks)[0].hostname_addresses
-        try:
-            expected = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}
-        except OSError:
-            assert known is None
-        else:
-            assert known is not None
-            assert set(known) & expected
-
-
-@pytest.mark.parametrize(
-    ("text", "addresses"),
-    [
-        ("127.0.0.1 localhost\n127.0.1.1 node-a\n", ["127.0.1.1"]),
-        ("10.0.0.1 node-a.site node-a # the real one\n::1 node-a", ["10.0.0.1", "::1"]),
-        ("10.0.0.1 NODE-A", ["10.0.0.1"]),
-        ("# 10.0.0.1 node-a\n10.0.0.2 node-ab\n", []),
-        ("[red]evil\x1b[2J node-a\nfe80::1%eth0 node-a", ["fe80::1"]),
-        ("", []),
-    ],
-)
-def test_hosts_file(text: str, addresses: list[str]) -> None:
-    assert _in_hosts(text, "node-a") == addresses
