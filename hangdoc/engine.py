@@ -149,7 +149,7 @@ def _judge(playbook: Playbook, view: _View) -> tuple[Finding, int] | Considered:
     try:
         scope = _Scope(playbook, view, lacking)
         if playbook.expressions[("when",)].holds(scope):
-            return _finding(playbook, scope, unseen)
+            return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
     except Exception as error:  # whatever a rule runs into on facts nobody foresaw, the others must go on
         return Considered(playbook.id, "unknown", f"its rule failed: {_told(error)}")
     if lacking:
@@ -168,13 +168,18 @@ def _unseen(view: _View, lacking: Mapping[int, Sequence[str]]) -> str:
     return f"{' and '.join(probes)} not seen of {who}"
 
 
-def _finding(playbook: Playbook, scope: Mapping[str, Any], unseen: str) -> tuple[Finding, int]:
+def _doubt(facts: Facts) -> str:
+    """Why all evidence of the job is worth less than what was watched; empty where it is not."""
+    return str(getattr(getattr(facts.job, "aftermath", None), "doubt", ""))
+
+
+def _finding(playbook: Playbook, scope: Mapping[str, Any], doubts: Sequence[str]) -> tuple[Finding, int]:
     envelope = playbook.envelope
     raised = _reasons(playbook, scope, "raise")
     lowered = _reasons(playbook, scope, "lower")
     level = CONFIDENCES.index(envelope.confidence.base) + len(raised) - len(lowered)
     # What was not seen counts after the rest is clipped: no number of good reasons makes up for it.
-    level = min(max(level, 0), len(CONFIDENCES) - 1) - bool(unseen)
+    level = min(max(level, 0), len(CONFIDENCES) - 1) - len(doubts)
     texts = _Texts(playbook, scope)
     finding = Finding(
         playbook=playbook.id,
@@ -188,7 +193,7 @@ def _finding(playbook: Playbook, scope: Mapping[str, Any], unseen: str) -> tuple
         actions=tuple(text for i in range(len(envelope.actions)) if (text := texts.one(("actions", i)))),
         status=envelope.status,
     )
-    reasons = (*raised, *lowered, *([unseen] if unseen else []), *texts.failures)
+    reasons = (*raised, *lowered, *doubts, *texts.failures)
     return replace(finding, reasons=reasons), len(raised)
 
 

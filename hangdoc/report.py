@@ -1,35 +1,112 @@
-"""Post-mortem: recorded evidence through the same analysis and playbooks as the live watch."""
+"""Post-mortem: what is left of a job, through the same analysis and playbooks as the live watch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from hangdoc.assemble import snapshots
 from hangdoc.errors import HangdocError
-from hangdoc.recording import NotARecording, Recording, read
+from hangdoc.evidence import Snapshot
+from hangdoc.facts import Facts
+from hangdoc.readers import Found, Notes, Reader, Source, load
+from hangdoc.readers._source import gather
 from hangdoc.sampler import of_job
 from hangdoc.verdict import Verdict
 from hangdoc.watchdog import judge_with
 
+Say = Callable[[str], None]
+PROBLEMS = 20  # said one by one; the rest is counted
 
-def replay(
-    sources: Sequence[Path], playbooks: Sequence[Path] = (), say: Callable[[str], None] = lambda text: None
-) -> tuple[Verdict, ...]:
-    """The verdict of every job in the recordings; raises HangdocError where nothing recorded is found."""
-    judge = judge_with(playbooks, say)
-    recordings = [recording for source in sources for recording in _recorded(source)]
-    for problem in (problem for recording in recordings for problem in recording.problems):
+
+class Unrecognised(HangdocError):
+    """Nothing in the sources is of a kind that says anything; the text says what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A source, and what it was taken for."""
+
+    source: Source
+    kind: str | None  # name of the reader; None: not recognised
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One job's verdict, and what it rests on."""
+
+    verdict: Verdict
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    accounts: tuple[Account, ...]
+    read: tuple[Read, ...]
+    problems: tuple[str, ...]  # a sentence for each thing that could not be read
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return tuple(account.verdict for account in self.accounts)
+
+
+def report(
+    sources: Sequence[Path],
+    playbooks: Sequence[Path] = (),
+    say: Say = lambda text: None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Report:
+    """The verdict of every job of which something is left; raises Unrecognised where nothing is."""
+    problems: list[str] = []
+    readers = load()
+    read: list[Read] = []
+    files = gather(sources, problems.append)
+    shots = snapshots(_found(files, readers, Notes(problems.append, progress), read))
+    for problem in problems[:PROBLEMS]:
         say(problem)
-    history = [shot for recording in recordings for shot in recording.snapshots]
-    jobs = dict.fromkeys(rank.target.job for shot in history for rank in shot.ranks)
-    if not jobs:
-        names = ", ".join(str(source) for source in sources)
-        raise HangdocError(f"no snapshot in {names}: make a recording with `hangdoc watch --record DIR`")
-    return tuple(judge.verdict(judge.facts([of_job(shot, job) for shot in history])) for job in jobs)
+    if len(problems) > PROBLEMS:
+        say(f"and {len(problems) - PROBLEMS} more that could not be read")
+    jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
+    if not jobs and not any(shot.records for shot in shots):
+        raise Unrecognised(_nothing(sources, readers))
+    judge = judge_with(playbooks, say)
+    accounts = []
+    for job in jobs or {"none": None}:
+        facts = judge.facts(_of(shots, job))
+        accounts.append(Account(judge.verdict(facts), facts))
+    return Report(tuple(accounts), tuple(read), tuple(problems))
 
 
-def _recorded(source: Path) -> tuple[Recording, ...]:
+def _of(shots: Sequence[Snapshot], job: str) -> list[Snapshot]:
+    """The history of one job; a host without a rank of it may still have something to say."""
+    mine = [of_job(shot, job) for shot in shots]
+    return [part for part, shot in zip(mine, shots, strict=True) if part.ranks or not shot.ranks]
+
+
+def _found(sources: Sequence[Source], readers: Sequence[Reader], notes: Notes, read: list[Read]) -> Iterator[Found]:
+    for source in sources:
+        reader = next((one for one in readers if one.knows(source)), None) if source.head else None
+        read.append(Read(source, reader.name if reader else None))
+        if reader is None:
+            notes.problem(f"{source.name}: {'not of a kind that hangdoc reads' if source.head else _empty(source)}")
+            notes.progress(source.size)
+            continue
+        try:
+            yield from reader.read(source, notes)
+        except OSError as error:
+            notes.problem(f"{source.name}: {error.strerror or error}; read up to there")
+
+
+def _empty(source: Source) -> str:
     try:
-        return read(source)
-    except (NotARecording, OSError) as error:
-        raise HangdocError(f"{error}; make a recording with `hangdoc watch --record DIR`") from error
+        with source.open() as file:
+            return "empty" if not file.read(1) else "not readable"
+    except (OSError, EOFError) as error:
+        return getattr(error, "strerror", None) or str(error)
+
+
+def _nothing(sources: Sequence[Path], readers: Sequence[Reader]) -> str:
+    names = ", ".join(str(source) for source in sources)
+    helps = "\n".join(f"  {reader.name}: {reader.help}" for reader in readers)
+    return f"nothing in {names} tells of a training job. What would, and how to keep it next time:\n{helps}"

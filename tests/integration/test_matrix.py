@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc import demo
-from hangdoc.report import replay
+from hangdoc.report import report
 from jobs import PLAYBOOKS
 
 CAPTURES = sorted(PLAYBOOKS.glob("*/capture.jsonl.zst"))
@@ -23,6 +23,6 @@ def test_every_reproducer_has_a_small_capture(id: str) -> None:
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.parent.name)
 def test_only_its_own_playbook_fires(capture: Path) -> None:
     job = demo.broken(capture.parent.name)
-    verdicts = replay([capture])
+    verdicts = report([capture]).verdicts
     assert job.meets(verdicts), verdicts
     assert [finding.playbook for verdict in verdicts for finding in verdict.findings] == [job.playbook]

@@ -69,7 +69,10 @@ stub = types.ModuleType("hangdoc.watchdog")
 vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_once)
 sys.modules["hangdoc.watchdog"] = stub
 report = types.ModuleType("hangdoc.report")
-vars(report).update(replay=lambda sources, playbooks, say: (getattr(samples, SCENE)(),))
+vars(report).update(
+    report=lambda sources, playbooks, say: types.SimpleNamespace(verdicts=(getattr(samples, SCENE)(),)),
+    Unrecognised=type("Unrecognised", (HangdocError,), {}),
+)
 sys.modules["hangdoc.report"] = report
 os.environ.pop("HANGDOC_DEBUG", None)
 cli.main()

@@ -1,0 +1,150 @@
+"""Pieces of evidence from many sources put together: one target a rank, one snapshot a look, one job a run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from hangdoc.evidence import End, RankEvidence, Snapshot, Target
+from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.evidence.logs import Logs
+from hangdoc.readers import Found, Piece
+
+UNKNOWN_HOST = "unknown host"
+APART_S = 5.0  # between two looks that do not say when they were taken
+
+Identity = tuple[int | None, str | None, int | None]  # rank; where that is not known host and PID
+Whole = Mapping[str | None, Sequence[Logs]]  # what was said of a host, or (None) of no process in particular
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What was found of one process."""
+
+    rank: int | None
+    host: str | None = None
+    pid: int | None = None
+    looks: dict[str, list[tuple[float | None, Any]]] = field(default_factory=lambda: defaultdict(list))
+    end: End | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.host = self.host or piece.who.host
+        self.pid = self.pid if self.pid is not None else piece.who.pid
+        if isinstance(piece.record, End):
+            self.end = self.end or piece.record
+        else:
+            self.looks[piece.probe].append((piece.at, piece.record))
+
+
+def snapshots(found: Iterable[Found]) -> tuple[Snapshot, ...]:
+    """A history such as a watched job has; the runs of a job that was restarted are jobs of their own."""
+    taken: list[Snapshot] = []
+    runs: dict[int, list[Piece]] = defaultdict(list)
+    for one in found:
+        if isinstance(one, Snapshot):
+            taken.append(one)
+        else:
+            runs[one.who.run].append(one)
+    known = _known(taken)
+    made = [_run(pieces, run if len(runs) > 1 else None, known) for run, pieces in sorted(runs.items())]
+    return (*taken, *(shot for shots in made for shot in shots))
+
+
+def _known(taken: Sequence[Snapshot]) -> dict[int, Target]:
+    """The ranks of recordings, where these are of one job: what else is found of them belongs to the same processes."""
+    jobs = {rank.target.job for shot in taken for rank in shot.ranks}
+    if len(jobs) != 1:
+        return {}
+    return {rank.target.rank: rank.target for shot in taken for rank in shot.ranks if rank.target.rank is not None}
+
+
+def _run(pieces: Sequence[Piece], run: int | None, known: Mapping[int, Target]) -> list[Snapshot]:
+    job, launcher = (next((v for p in pieces if (v := getattr(p, name))), None) for name in ("job", "launcher"))
+    size = max((piece.world_size for piece in pieces if piece.world_size), default=None)
+    name = (job or "none") + (f" (restart {run})" if run is not None else "")
+    hosts: dict[str, list[tuple[Target, _Rank]]] = defaultdict(list)
+    for one in _ranks(pieces):
+        pid = one.pid if one.pid is not None else -1 - (one.rank or 0)
+        made = Target(pid, 0, one.host or UNKNOWN_HOST, one.rank, world_size=size, job=name, launcher=launcher)
+        target = made if one.rank is None else known.get(one.rank, made)
+        hosts[target.host].append((target, one))
+    whole: dict[str | None, list[Logs]] = defaultdict(list)
+    for piece in pieces:
+        if isinstance(piece.record, Logs) and piece.who.rank is None and piece.who.pid is None:
+            whole[piece.who.host].append(piece.record)
+    for host in whole.keys() - hosts.keys() - {None}:
+        hosts[host or UNKNOWN_HOST] = []
+    return [shot for host, mine in (hosts or {UNKNOWN_HOST: []}).items() for shot in _looks(host, mine, whole)]
+
+
+def _ranks(pieces: Sequence[Piece]) -> list[_Rank]:
+    """One for each process; what says only a PID belongs to the rank of which another piece tells both."""
+    number: dict[int, set[int]] = defaultdict(set)
+    for piece in pieces:
+        if piece.who.rank is not None and piece.who.pid is not None:
+            number[piece.who.pid].add(piece.who.rank)
+    found: dict[Identity, _Rank] = {}
+    for piece in pieces:
+        rank, pid = piece.who.rank, piece.who.pid
+        if rank is None and pid is None:
+            continue
+        if rank is None and pid is not None and len(told := number.get(pid, set())) == 1:
+            (rank,) = told
+        key: Identity = (rank, None, None) if rank is not None else (None, piece.who.host, pid)
+        found.setdefault(key, _Rank(rank)).add(piece)
+    return list(found.values())
+
+
+def _looks(host: str, ranks: Sequence[tuple[Target, _Rank]], whole: Whole) -> Iterator[Snapshot]:
+    """The k-th look at every rank in the k-th snapshot of its host."""
+    rounds: list[dict[int, dict[str, Any]]] = [{}]
+    times: list[float | None] = [None]
+    for target, one in ranks:
+        for probe, looks in one.looks.items():
+            if probe == "logs":  # one log in several files
+                looks = [(None, merged([record for _, record in looks]))]
+            for number, (at, record) in enumerate(looks):
+                if number == len(rounds):
+                    rounds.append({})
+                    times.append(None)
+                rounds[number].setdefault(target.pid, {})[probe] = record
+                times[number] = times[number] if times[number] is not None else at
+    said = [log for of in (host, None) for log in whole.get(of, ())]
+    told = {"logs": merged(said)} if said else {}
+    start = next((at for at in times if at is not None), 0.0)
+    at_s = -APART_S
+    for seen, at in zip(rounds, times, strict=True):
+        at_s = max(at - start, at_s) if at is not None else at_s + APART_S
+        yield Snapshot(host, at_s, _iso(at), tuple(_evidence(*rank, seen) for rank in ranks), told, tier="examine")
+
+
+def _evidence(target: Target, one: _Rank, seen: Mapping[int, dict[str, Any]]) -> RankEvidence:
+    from probes._exit import text
+
+    records = {**seen.get(target.pid, {}), "aftermath": Aftermath(tuple(sorted(one.looks)))}
+    if one.end is None:
+        return RankEvidence(target, None, records)
+    return RankEvidence(target, False, records, text(one.end), one.end)
+
+
+def merged(logs: Sequence[Logs]) -> Logs:
+    """Several logs of one writer as one, in order of time where every line of them has one."""
+    if len(logs) == 1:
+        return logs[0]
+    said = [one for log in logs for one in log.said]
+    if all(one.at is not None for one in said):
+        said.sort(key=lambda one: one.at or 0.0)
+    firsts = [log.first for log in logs if log.first is not None]
+    lasts = [log.last for log in logs if log.last is not None]
+    lines = sum(log.lines for log in logs)
+    return Logs(tuple(said), lines, min(firsts, default=None), max(lasts, default=None))
+
+
+def _iso(at: float | None) -> str:
+    try:
+        return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds") if at is not None else ""
+    except (ValueError, OverflowError, OSError):
+        return ""

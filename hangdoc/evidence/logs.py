@@ -1,0 +1,28 @@
+"""What a job's logs say (record `logs`, made by readers: no probe sees it)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of a log that means something to us."""
+
+    kind: str  # as hangdoc/readers/lines.yaml names it: collective_timeout, connection_closed, ...
+    text: str  # the message, prefixes and colours stripped, shortened and redacted
+    source: str  # file
+    line: int  # number in that file, from 1
+    at: float | None = None  # Unix time (s) where the line says it; clocks of two hosts are never compared
+    fields: Mapping[str, str] = field(default_factory=dict)  # what it names: group, sequence, op, ranks, address, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """What one rank, or of a host or launcher as a whole, was said; in the order it was written."""
+
+    said: tuple[Said, ...] = ()
+    lines: int = 0  # read in all
+    first: float | None = None  # Unix time of the first line with a time, and of the last
+    last: float | None = None

@@ -1,0 +1,89 @@
+"""Readers: what is left of a job, as the evidence that live probes would have given.
+
+A reader is a module here with a `READER` that satisfies `Reader`; adding one touches nothing else. It knows its files
+by what they hold, not by their names, reads them as a stream, runs nothing of what it reads, and yields pieces of
+evidence. What it cannot read it says through `Notes`; it raises nothing but OSError.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from hangdoc.evidence import End, Snapshot
+from hangdoc.readers._source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """As much as a source says of the process that a piece is about; None: it does not say."""
+
+    rank: int | None = None  # global rank
+    host: str | None = None
+    pid: int | None = None
+    run: int = 0  # how often the job had been restarted
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A record of one process, such as a probe would have made; several of one process and probe are successive looks.
+
+    `probe` is the name of the probe whose record it is, or `logs`, or `end` with an `End` as record: how the process
+    ended. `who` with neither rank nor PID speaks of the host, else of the job as a whole.
+    """
+
+    who: Who
+    probe: str
+    record: Any
+    at: float | None = None  # Unix time (s) by the clock of its host
+    world_size: int | None = None
+    job: str | None = None
+    launcher: str | None = None
+
+
+Found = Piece | Snapshot
+
+
+@dataclass(slots=True)
+class Notes:
+    """What readers have to say to the user."""
+
+    problem: Callable[[str], None]  # one sentence for each thing that could not be read
+    progress: Callable[[int], None] = lambda count: None  # bytes read since the last call
+    kinds: dict[str, int] = field(default_factory=dict)  # reader -> sources read
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """One format.
+
+    `order`: those with a lower one are asked first (the strict ones; logs, which take any text, last).
+    """
+
+    name: str  # for people: "Flight Recorder dump"
+    order: int
+    help: str  # how to collect one next time, one line
+
+    def knows(self, source: Source) -> bool:
+        """Whether the source is of this format, by its head."""
+        ...
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+        """What it holds; stops at damage, says so, and keeps what came before."""
+        ...
+
+
+def load() -> tuple[Reader, ...]:
+    """Every reader in this package, in the order they are asked."""
+    found: list[Reader] = []
+    for module in pkgutil.iter_modules(__path__):
+        reader = getattr(importlib.import_module(f"{__name__}.{module.name}"), "READER", None)
+        if isinstance(reader, Reader):
+            found.append(reader)
+    return tuple(sorted(found, key=lambda reader: (reader.order, reader.name)))
+
+
+__all__ = ["End", "Found", "Notes", "Piece", "Reader", "Source", "Who", "load"]

@@ -1,0 +1,104 @@
+"""A file to be read: found in a folder, unpacked where it is packed, known by its head."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+HEAD = 64 * 2**10  # bytes by which a source is known
+MOST_FILES = 200_000
+MOST_UNPACKED = 64 * 2**30  # bytes: more is a bomb
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_RANK_IN_NAME = re.compile(
+    r"(?:rank|worker|proc|task)[_.\-]?(\d{1,6})(?!\d)|(?:^|[_.\-])(\d{1,6})(?=(?:\.[a-z]+)*$)", re.I
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A regular file; `name` is what the user is told."""
+
+    path: Path
+    name: str
+    size: int  # bytes on disk when it was found
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes, unpacked; empty where they cannot be read."""
+        try:
+            with self.open() as file:
+                return file.read(HEAD)
+        except (OSError, EOFError, ValueError):
+            return b""
+
+    @cached_property
+    def rank_in_name(self) -> int | None:
+        """The rank that the file's name says it is of."""
+        match = None
+        for match in _RANK_IN_NAME.finditer(self.path.name):
+            if match[1]:
+                break
+        return int(match[1] or match[2]) if match else None
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """Its bytes, unpacked (gzip, zstd). What damage raises is an OSError."""
+        with _opened(self.path) as file:
+            magic = file.peek(4)[:4]  # type: ignore[attr-defined]
+            if magic[:2] == _GZIP:
+                import gzip
+
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield unpacked  # type: ignore[misc]
+            elif magic == _ZSTD:
+                from zstandard import ZstdDecompressor
+
+                with ZstdDecompressor(max_window_size=2**27).stream_reader(file, read_across_frames=True) as unpacked:
+                    yield unpacked
+            else:
+                yield file
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A regular file; one that has become a FIFO since must not hold us up."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(fd, "rb")
+
+
+def gather(paths: Sequence[Path], problem: Callable[[str], None]) -> tuple[Source, ...]:
+    """The regular files among `paths` and in the folders among them, each once; links to folders are not followed."""
+    found: dict[tuple[int, int], Source] = {}
+    for path in paths:
+        for file in _files(path, problem):
+            if len(found) >= MOST_FILES:
+                problem(f"{path}: more than {MOST_FILES} files; the rest is not read")
+                return tuple(found.values())
+            try:
+                status = file.stat()
+            except OSError as error:
+                problem(f"{file}: {error.strerror or error}")
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found.setdefault((status.st_dev, status.st_ino), Source(file, str(file), status.st_size))
+            elif file == path:
+                problem(f"{file}: neither a file nor a folder; not read")
+    return tuple(found.values())
+
+
+def _files(path: Path, problem: Callable[[str], None]) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    for folder, folders, names in os.walk(path, onerror=lambda error: problem(f"{error.filename}: {error.strerror}")):
+        folders.sort()
+        yield from (Path(folder, name) for name in sorted(names))
