@@ -90,6 +90,8 @@ def talking(*nodes: Node | None) -> Iterator[tuple[Talker, ...]]:
     try:
         for node in nodes:
             talkers.append(Talker.start(node))
+        for talker in talkers:
+            talker.do("nothing")  # before it has answered it may still be in our namespace
         yield tuple(talkers)
     finally:
         for talker in talkers:

@@ -16,6 +16,7 @@ from hangdoc.analysis.flow import NOTHING, Flow, flow, since_start
 from hangdoc.analysis.interfaces import held_by, limit, narrow
 from hangdoc.analysis.peers import Data, End, mirrored
 from hangdoc.evidence import Connection, Sockets
+from probes.echo import UNASKED, Echo, Echoes
 
 Node = tuple[str, int | str | None]  # a host's network namespace; of one not seen, its address
 Pair = tuple[Node, Node]  # who sends to whom
@@ -125,11 +126,18 @@ def _answers_late(end: End, found: Mapping[End, str], rates: Mapping[End, float]
     return found[end] == found.get(other) == "slow" and rates[end] >= ANSWERS_LATE * rates[other]
 
 
+def echo(case: Case, one: Data) -> Echo:
+    """What the host at the other end answered, where it was asked."""
+    record = case.record(one.owner, "echo")
+    heard = record.echoes if isinstance(record, Echoes) else ()
+    return next((answer for answer in heard if answer.remote == one.connection.remote), UNASKED)
+
+
 def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
     if tcp.oversize(one.connection) and not sent.lossy:
         return "oversize"
     if tcp.dead(one.connection):
-        return "dead"
+        return {"small": "oversize", "some": "lossy"}.get(echo(case, one).passes, "dead")
     if not _far(pair):
         return ""
     if sent.lossy:

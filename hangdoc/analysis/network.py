@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key, tcp
-from hangdoc.analysis.faults import Faults, History, faults
+from hangdoc.analysis.faults import Faults, History, echo, faults
 from hangdoc.analysis.flow import NOTHING, Flow
 from hangdoc.analysis.interfaces import faster, holding, narrow, of_rank, told
 from hangdoc.analysis.peers import Data, End, data_connections, mirrored
 from hangdoc.analysis.suspect import Suspect
 from hangdoc.evidence import Connection, Interface, Sockets
 from hangdoc.fold import endpoint
+from probes.echo import UNASKED, Echo
 
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
@@ -81,6 +82,8 @@ class LinkFacts:
     sent_a_step: float | None = None  # bytes, where the steps of the job are known
     segment_bytes: int | None = None  # most that one segment carries
     sacked: int | None = None  # segments that arrived, though one before them did not
+    echo: Echo = UNASKED  # what the other end's host answered to requests of small and of full size
+    passes: str = ""  # of these: all | some | small | none; empty: it was not asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ def _beyond(case: Case, wrong: Faults) -> tuple[Suspect, ...]:
 
 
 def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:
-    one, sent = data.connection, wrong.flows[data.end]
+    one, sent, heard = data.connection, wrong.flows[data.end], echo(case, data)
     period_s = getattr(case.job_facts.get("progress"), "period_s", None)
     return LinkFacts(
         from_rank=_number(case, data.owner),
@@ -210,6 +213,8 @@ def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:
         sent_a_step=sent.bytes / sent.seconds * period_s if sent.bytes and sent.seconds and period_s else None,
         segment_bytes=one.segment_bytes,
         sacked=one.sacked,
+        echo=heard,
+        passes=heard.passes,
     )
 
 

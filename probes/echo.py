@@ -1,0 +1,173 @@
+"""Probe `echo`: whether small and full-size packets pass between hosts, where a rank's bytes are repeated in vain.
+
+What TCP repeats is always the same segment: it does not tell a dead path from one on which only full-size packets
+vanish, nor from one that has swallowed that segment several times by chance. Ten ICMP echo requests to the host at the
+other end do. They come from hangdoc itself, inside the rank's network namespace: nothing is sent to the job. A host
+that answers none may merely not be allowed to.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from hangdoc.evidence import Sockets, Target, Unseen
+from probes import Observation, Request, Tier
+from probes._netns import call_inside, namespace
+
+REPEATED = 2  # times in a row a segment was repeated
+MOST = 8  # hosts asked from one namespace
+TIMES = 5  # for each size
+APART_S = 0.1
+PATIENCE_S = 0.6  # for the last answer
+SMALL = 64  # bytes of the IP packet
+HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # IP and ICMP
+REQUEST = {socket.AF_INET: 8, socket.AF_INET6: 128}  # ICMP type
+REPLY = {socket.AF_INET: 0, socket.AF_INET6: 129}
+_DISCOVER = {socket.AF_INET: 10, socket.AF_INET6: 23}  # IP_MTU_DISCOVER, IPV6_MTU_DISCOVER
+_NEVER_FRAGMENT = 3  # IP_PMTUDISC_PROBE: whatever the kernel believes of the path
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """How many echo requests of each size a host has answered."""
+
+    remote: str = ""
+    asked: int = 0  # of each size; 0: it was not asked
+    small: int = 0
+    full: int = 0
+    full_bytes: int = 0  # of the whole IP packet: what the kernel believes the path to take
+
+    @property
+    def passes(self) -> str:
+        """all | some: it comes through by chance | small: full-size packets do not | none | "": not told."""
+        if not self.asked:
+            return ""
+        if not self.small and not self.full:
+            return "none"
+        if not self.full:
+            return "small" if self.small > self.asked // 2 else ""
+        return "all" if self.small == self.full == self.asked else "some"
+
+
+UNASKED = Echo()
+
+
+@dataclass(frozen=True, slots=True)
+class Echoes:
+    """Of the hosts at the other ends of a rank's connections (record of probe `echo`)."""
+
+    echoes: tuple[Echo, ...]
+
+
+class EchoProbe:
+    """Asks once a namespace, all hosts side by side, and hands the answers to every rank in it."""
+
+    name = "echo"
+    scope = "rank"
+    tier = Tier.EXAMINE
+    needs = "root"
+    record = Echoes
+    order = 97
+    steady = False
+
+    def observe(self, request: Request) -> Observation:
+        wanted: dict[int, dict[str, int]] = defaultdict(dict)
+        members: dict[int, list[Target]] = defaultdict(list)
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            remotes = dict(_in_vain((request.records or {}).get(target.pid, {}).get("sockets")))
+            try:
+                if remotes:
+                    where = namespace(target.pid)
+                    wanted[where] |= remotes
+                    members[where].append(target)
+            except OSError:
+                continue  # it is gone, as other probes say
+        records: dict[int, Echoes] = {}
+        for where, remotes in wanted.items():
+            first = members[where][0]
+            try:
+                heard = Echoes(ask(first.pid, dict(list(remotes.items())[:MOST])))
+            except OSError as error:
+                why = f"no echo request could be sent: {error.strerror or error}; run hangdoc as root"
+                unseen.append(Unseen(self.name, why, first.rank, first.pid, first.host))
+                continue
+            records |= dict.fromkeys((target.pid for target in members[where]), heard)
+        return Observation(records, unseen=tuple(unseen))
+
+
+def _in_vain(record: object) -> Iterator[tuple[str, int]]:
+    """Addresses to which a segment is repeated again and again, and the bytes of a packet that should get there."""
+    for one in record.connections if isinstance(record, Sockets) else ():
+        if one.send_queue and (one.retransmits or 0) >= REPEATED and one.remote != one.local:
+            yield one.remote, min(max(one.pmtu or 1500, 2 * SMALL), 9000)
+
+
+def ask(pid: int, remotes: Mapping[str, int]) -> tuple[Echo, ...]:
+    """What hosts answer to the namespace of `pid`; `remotes`: address -> bytes of a full packet. Raises OSError."""
+    limit_s = TIMES * APART_S + PATIENCE_S + 2.0
+    found: list[Echo] = []
+    for family in HEADERS:
+        asked = {remote: size for remote, size in remotes.items() if (":" in remote) == (family == socket.AF_INET6)}
+        if asked:
+            found += call_inside(pid, partial(_ask, family, asked), timeout_s=limit_s)
+    return tuple(found)
+
+
+def _ask(family: socket.AddressFamily, remotes: Mapping[str, int]) -> list[Echo]:
+    """Requests are numbered by turn, host and size; who answers one says its number."""
+    ip, icmp = (socket.IPPROTO_IP, socket.IPPROTO_ICMP), (socket.IPPROTO_IPV6, socket.IPPROTO_ICMPV6)
+    level, protocol = ip if family == socket.AF_INET else icmp
+    mine = os.getpid() & 0xFFFF
+    sizes = [(host, size) for host, full in remotes.items() for size in (SMALL, full)]
+    heard: set[int] = set()
+    with socket.socket(family, socket.SOCK_RAW | socket.SOCK_NONBLOCK, protocol) as link:
+        link.setsockopt(level, _DISCOVER[family], _NEVER_FRAGMENT)
+        for turn in range(TIMES):
+            for number, (host, size) in enumerate(sizes, turn * len(sizes)):
+                with suppress(OSError):  # no route, an interface that is down: no answer either
+                    link.sendto(_request(family, mine, number, size), (host, 0))
+            _listen(link, family, mine, heard, APART_S if turn < TIMES - 1 else PATIENCE_S, (turn + 1) * len(sizes))
+    answered = Counter(sizes[number % len(sizes)] for number in heard if number < TIMES * len(sizes))
+    return [Echo(host, TIMES, answered[host, SMALL], answered[host, full], full) for host, full in remotes.items()]
+
+
+def _request(family: socket.AddressFamily, mine: int, number: int, size: int) -> bytes:
+    body = struct.pack("!HH", mine, number) + bytes(size - HEADERS[family])
+    checksum = 0
+    if family == socket.AF_INET:  # of ICMPv6 the kernel makes it
+        data = struct.pack("!BBH", REQUEST[family], 0, 0) + body
+        total = sum(struct.unpack(f"!{len(data) // 2}H", data[: len(data) & ~1])) + (data[-1] << 8) * (len(data) & 1)
+        total = (total >> 16) + (total & 0xFFFF)
+        checksum = ~(total + (total >> 16)) & 0xFFFF
+    return struct.pack("!BBH", REQUEST[family], 0, checksum) + body
+
+
+def _listen(
+    link: socket.socket, family: socket.AddressFamily, mine: int, heard: set[int], limit_s: float, all_of: int
+) -> None:
+    """Notes the numbers of the answers that come within `limit_s`, or until all have come."""
+    until = time.monotonic() + limit_s
+    while len(heard) < all_of and select.select([link], [], [], max(0.0, until - time.monotonic()))[0]:
+        try:
+            packet = link.recv(256)
+        except OSError:  # an error of an earlier request
+            continue
+        start = (packet[0] & 15) * 4 if family == socket.AF_INET and packet else 0
+        answer = packet[start : start + 8]
+        if len(answer) == 8 and answer[0] == REPLY[family]:
+            identifier, number = struct.unpack_from("!HH", answer, 4)
+            if identifier == mine:
+                heard.add(number)
+
+
+PROBE = EchoProbe()

@@ -1,0 +1,73 @@
+"""Probe `echo` between real namespaces: nothing passes, all, small packets only, or some by chance."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+import netbed
+from hangdoc.evidence import Connection, Sockets
+from probes import Request, Tier
+from probes.echo import PROBE, Echo, ask
+from talkers import talking
+
+ALL = ("INPUT", "-j", "DROP")
+LARGE = ("INPUT", "-m", "length", "--length", "1400:65535", "-j", "DROP")
+EVERY_THIRD = ("INPUT", "-m", "statistic", "--mode", "nth", "--every", "3", "--packet", "0", "-j", "DROP")
+
+
+@pytest.mark.parametrize(
+    ("rule", "passes"), [((), "all"), (ALL, "none"), (LARGE, "small"), (EVERY_THIRD, "some")], ids=str
+)
+def test_what_passes(rule: tuple[str, ...], passes: str) -> None:
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+        if rule:
+            subprocess.run(bed.nodes[1].command("iptables", "-w", "-A", *rule), check=True)
+        (echo,) = ask(rank.pid, {bed.nodes[1].address: 1500})
+        assert (echo.remote, echo.asked, echo.full_bytes) == (bed.nodes[1].address, 5, 1500)
+        assert echo.passes == passes, echo
+
+
+def test_both_families_and_an_answer_that_is_late_for_nobody() -> None:
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+        for node, address in zip(bed.nodes, ("fd00:1::1", "fd00:1::2"), strict=True):
+            node.ip("address", "add", f"{address}/64", "dev", "eth0", "nodad")
+        began = time.monotonic()
+        echoes = ask(rank.pid, {"fd00:1::2": 1500, bed.nodes[1].address: 1500})
+        assert {echo.remote: echo.passes for echo in echoes} == {"fd00:1::2": "all", bed.nodes[1].address: "all"}
+        assert time.monotonic() - began < 1.9, "when all have answered nothing more is waited for"
+
+
+def test_an_address_without_a_route() -> None:
+    netbed.require()
+    with netbed.netbed(1) as bed, talking(bed.nodes[0]) as (rank,):
+        assert [echo.passes for echo in ask(rank.pid, {"192.0.2.1": 1500})] == ["none"]
+
+
+def test_it_asks_only_where_bytes_are_repeated_in_vain() -> None:
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+        target, peer = rank.target(0), bed.nodes[1].address
+
+        def seen(**state: int) -> bool:
+            one = Connection(bed.nodes[0].address, 1, peer, 2, "established", **state)
+            request = Request([target], Tier.EXAMINE, records={rank.pid: {"sockets": Sockets((one,))}})
+            return rank.pid in PROBE.observe(request).by_pid
+
+        assert not seen()
+        assert not seen(send_queue=9000)
+        assert not seen(send_queue=9000, retransmits=1)
+        assert seen(send_queue=9000, retransmits=3)
+
+
+@pytest.mark.parametrize(
+    ("small", "full", "passes"),
+    [(5, 5, "all"), (0, 0, "none"), (5, 0, "small"), (3, 0, "small"), (2, 0, ""), (0, 1, "some"), (5, 4, "some")],
+)
+def test_what_is_made_of_it(small: int, full: int, passes: str) -> None:
+    assert Echo("10.0.0.1", 5, small, full, 1500).passes == passes
+    assert Echo().passes == ""
