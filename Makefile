@@ -8,19 +8,30 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test matrix network calm bench lint clean
+.PHONY: demo test unit network matrix calm bench lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
 
-test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too
+# What only computes, or waits for a network, runs side by side; the live jobs, whose pace is judged, alone.
+BESIDE_UNIT := tests/integration/test_fleet_network.py tests/integration/test_recordings.py tests/integration/test_matrix.py
+
+test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too; TESTS=... for some
+ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
+else
+	$(MAKE) --jobs=2 --output-sync=target unit network
+	$(BIN)/python -m pytest tests/integration $(BESIDE_UNIT:%=--ignore=%)
+endif
+
+unit: $(VENV)/test.stamp $(VENV)/system.stamp  ## the tests of single modules
+	$(BIN)/python -m pytest tests/unit
+
+network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts; all recordings, judged again
+	$(BIN)/python -m pytest $(BESIDE_UNIT)
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
-
-network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts (3 minutes)
-	$(BIN)/python -m pytest tests/integration/fleet_network.py
 
 calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for SECONDS: nothing may be raised
 	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)

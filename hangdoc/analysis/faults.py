@@ -45,11 +45,15 @@ class Faults:
 
     def at(self, data: Iterable[Data]) -> tuple[str, ...]:
         """The faults of what these ends send or receive."""
+        if not self.faults:
+            return ()
         found = {self.of(end) for one in data for end in (one.end, mirrored(one.end))}
         return tuple(fault for fault in WORST_FIRST if fault in found)
 
     def direction(self, data: Iterable[Data], fault: str) -> str | None:
         """Whether what these ends send has the fault, or what they receive: sends | receives | both."""
+        if not self.faults:
+            return None
         ends = [one.end for one in data]
         sends = any(self.of(end) == fault for end in ends)
         receives = any(self.of(mirrored(end)) == fault for end in ends)
@@ -74,7 +78,7 @@ def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Ke
     beyond: dict[str, None] = {}
     for fault in WORST_FIRST:
         nodes = _blamed(case, fault, found, ends, flows, pairs)
-        for end, one in ends.items():
+        for end, one in ends.items() if nodes else ():
             if _node(case, one.owner) in nodes and fault in (found.get(end), found.get(mirrored(end))):
                 by_rank[one.owner].append(fault)
         beyond.update((str(address), None) for host, address in sorted(nodes, key=str) if not host)
@@ -145,6 +149,13 @@ def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
     return "slow" if sent.busy and sent.slow(rate, limit(case, one)) else ""
 
 
+def _lost_among(case: Case, nodes: frozenset[Node]) -> frozenset[Node]:
+    """Of the two ends of a dead link the one that we do not reach either."""
+    unseen = frozenset(node for node in nodes if not node[0])
+    world = case.job_facts.get("world")
+    return unseen if len(nodes) == 2 and len(unseen) == 1 and getattr(world, "lost", ()) else frozenset()
+
+
 def _blamed(
     case: Case,
     fault: str,
@@ -158,7 +169,8 @@ def _blamed(
         return frozenset()
     if fault in ("oversize", "dead"):  # the same failure, seen at ends that can prove less
         bad |= {end for end, kind in found.items() if kind in ("oversize", "dead")}
-        return blamed({pairs[end] for end in bad}, ())
+        nodes = blamed({pairs[end] for end in bad}, ())
+        return _lost_among(case, nodes) or nodes
     worst = flows[min(bad, key=lambda end: flows[end].busy or 0.0)]
     if fault == "lossy":
         much = {end: one for end, one in flows.items() if (one.segments or 0) >= MUCH_SEGMENTS}

@@ -12,11 +12,13 @@ import pytest
 import playbooks
 from hangdoc import playbook
 from hangdoc.analysis.network import ANALYSIS, NetworkFacts, NetworkJob
+from hangdoc.analysis.world import ANALYSIS as WORLD
 from hangdoc.engine import evaluate
-from hangdoc.evidence import Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target
+from hangdoc.evidence import AGENT, Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target, Unseen
 from hangdoc.facts import Schema, derive, schema
 from hangdoc.recording import read
 from hangdoc.verdict import Finding
+from probes.echo import Echo, Echoes
 
 Way = tuple[int, int]  # from rank, to rank
 
@@ -32,6 +34,7 @@ def sent(
 ) -> Connection:
     """One end of the connection of two ranks, each on a host of its own, at second `at`."""
     one, other = way
+    now.pop("echo", None)
     acked = int(rate * busy * at) + 200_000
     lost_before = now.get("lost_before", 0)
     segments = acked // 1448 + lost * at + lost_before
@@ -77,9 +80,15 @@ def looked_at(flows: Mapping[Way, Mapping[str, Any]], namespaces: bool = True) -
 
 
 def evidence(rank: int, flows: Mapping[Way, Mapping[str, Any]], at: int, namespaces: bool) -> RankEvidence:
-    mine = tuple(sent(way, at, **how) for way, how in flows.items() if way[0] == rank)
+    mine = tuple(sent(way, at, **how) for way, how in of(rank, flows))
     record = Sockets(mine, 70 + rank if namespaces else 70)
-    return RankEvidence(Target(100 + rank, 1, "here", rank, world_size=3, job="j"), True, {"sockets": record})
+    heard = tuple(Echo(f"10.0.0.{to + 1}", 5, *how["echo"], 1500) for (_, to), how in of(rank, flows) if "echo" in how)
+    records = {"sockets": record, **({"echo": Echoes(heard)} if heard else {})}
+    return RankEvidence(Target(100 + rank, 1, "here", rank, world_size=3, job="j"), True, records)
+
+
+def of(rank: int, flows: Mapping[Way, Mapping[str, Any]]) -> list[tuple[Way, Mapping[str, Any]]]:
+    return [(way, how) for way, how in flows.items() if way[0] == rank]
 
 
 QUIET: dict[Way, dict[str, Any]] = {(a, b): {"rate": 100.0, "busy": 0.01} for a in range(3) for b in range(3) if a != b}
@@ -106,6 +115,11 @@ PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
         pytest.param({(2, 1): STUCK, (1, 0): DEAD}, "21 oversize, 10 dead", "1", id="one can prove it"),
         pytest.param({(2, 1): DEAD, (1, 0): DEAD}, "21 dead, 10 dead", "1", id="cut off"),
         pytest.param({(2, 1): DEAD}, "21 dead", "12", id="a dead way"),
+        pytest.param({(2, 1): {**DEAD, "echo": (0, 0)}}, "21 dead", "12", id="no ping passes either"),
+        pytest.param({(2, 1): {**DEAD, "echo": (5, 5)}}, "21 dead", "12", id="only pings pass"),
+        pytest.param({(2, 1): {**DEAD, "echo": (5, 0)}}, "21 oversize", "12", id="only small pings pass"),
+        pytest.param({(2, 1): {**DEAD, "echo": (3, 4)}}, "21 lossy", "12", id="some pings pass"),
+        pytest.param({(2, 1): {**STUCK, "echo": (0, 0)}}, "21 oversize", "12", id="pings are not answered at all"),
         pytest.param({(2, 1): LOSSY, (1, 0): EARLIER}, "21 lossy", "1", id="the other has little to send"),
         pytest.param({(2, 1): PAUSED}, "21 lossy", "12", id="it loses much, and pauses"),
         pytest.param({(2, 1): {**PAUSED, "sacked": 1}}, "21 lossy", "12", id="it pauses at a full segment"),
@@ -118,6 +132,18 @@ def test_faults(flows: dict[Way, dict[str, Any]], faults: str, blamed: str) -> N
     assert found == set(faults.split(", ")) - {""}
     kinds = {one.fault for one in job.links} - {""}
     assert "".join(str(rank) for rank, one in enumerate(ranks) if kinds & set(one.blamed_for)) == blamed
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_of_two_ends_the_one_that_we_do_not_reach_either(lost: bool) -> None:
+    flows = {way: how for way, how in {**RING, (1, 2): DEAD}.items() if way[0] != 2}
+    shots = [
+        Snapshot("here", float(at), "", tuple(evidence(rank, flows, at, True) for rank in (0, 1))) for at in range(5)
+    ]
+    gone = Snapshot("far", 0.0, "", (), unseen=(Unseen(AGENT, "silent", host="far"),))
+    facts = derive([gone, *shots] if lost else shots, schema((WORLD, ANALYSIS)))
+    assert [one.rank for one in facts.ranks if "dead" in one.network.blamed_for] == ([] if lost else [1])
+    assert [(one.rank, one.host) for one in facts.job.network.beyond] == [(2, "10.0.0.3")]
 
 
 def test_within_a_host_nothing_is_slow() -> None:

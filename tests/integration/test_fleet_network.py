@@ -23,6 +23,7 @@ from sshbed import SshBed
 
 HOSTS = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 GATEWAY = "10.77.0.254"
+LOSES = ("-m", "statistic", "--mode", "random", "--probability", "0.2")
 THIRD = 2  # the host that most faults concern, counted from 0
 SHAPER = ("tbf", "rate", "2mbit", "burst", "16kb", "limit", "400kb")
 UNTOLD = ("-u", "GLOO_SOCKET_IFNAME")
@@ -58,6 +59,23 @@ def filtered(bed: SshBed) -> AbstractContextManager[None]:
     return firewall(
         (THIRD, ("INPUT", "-s", peers, "-j", "DROP")), (THIRD, ("OUTPUT", "-d", peers, "-j", "DROP")), bed=bed
     )
+
+
+@contextmanager
+def cut_off(bed: SshBed) -> Iterator[None]:
+    """The interface of the third host is down, for the job and for us."""
+    bed.hosts[THIRD].node.link("down")
+    try:
+        yield
+    finally:
+        bed.hosts[THIRD].node.link("up")
+
+
+def lossy(bed: SshBed) -> AbstractContextManager[None]:
+    """A fifth of what the third host and its peers send one another is lost, and of what the collector sends it."""
+    arrives = (THIRD, ("INPUT", "-i", "eth0", *LOSES, "-j", "DROP"))
+    leaves = [(index, ("INPUT", "-s", HOSTS[THIRD], *LOSES, "-j", "DROP")) for index in range(THIRD)]
+    return firewall(arrives, *leaves, bed=bed)
 
 
 def closed(bed: SshBed) -> AbstractContextManager[None]:
@@ -154,11 +172,17 @@ class Case:
     loud_s: float | None = None  # for a job that never falls silent: judged so long after its first lines
     ranks: tuple[int, ...] = (0, 1, 2)  # who is still there
     status: str | None = None  # None: that of the playbook
+    lost: tuple[int, ...] = ()  # hosts that the collector does not reach either
 
 
 NOWHERE = r"unacknowledged, repeated \d+ times without an answer"
 CASES = (
     Case("dead-link", (2,), (NOWHERE,), strikes=filtered),
+    Case("dead-link", (2,), (NOWHERE,), strikes=cut_off, ranks=(0, 1), lost=(THIRD,)),
+    Case(
+        "packet-loss", (2,), (r"\d+ of \d+ segments retransmitted|pings from rank",),
+        strikes=lossy, loud_s=demo.UNDER_WAY_S,
+    ),
     Case("slow-link", (2,), ("KiB a step", "eth0, held to 2 Mbit/s by tbf"), begins=shaped, loud_s=demo.UNDER_WAY_S),
     # Only the first rank has sent much when the job comes to a halt: the two ends of one link cannot be told apart.
     Case("mtu-blackhole", (0, 2), (r"repeated \d+ times in vain",), begins=narrow),
@@ -220,7 +244,7 @@ def judged(bed: SshBed, trial: Trial, job: demo.Broken, loud_s: float | None) ->
             return result
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.playbook)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.playbook + " lost" * bool(case.lost))
 def test_network_between_hosts_is_blamed(bed: SshBed, case: Case) -> None:
     job = expected(case)
     hosts = [
@@ -240,4 +264,5 @@ def test_network_between_hosts_is_blamed(bed: SshBed, case: Case) -> None:
     assert [line["rank"] for line in verdict["job"]["ranks"]] == list(case.ranks), result.told()
     seen = {line["rank"]: line["host"] for line in verdict["job"]["ranks"] if line["pid"]}
     assert seen.items() <= dict(enumerate(HOSTS)).items(), result.told()
-    assert [lack for lack in verdict["unseen"] if lack["probe"] == "agent"] == [], result.told()
+    lost = [lack["host"] for lack in verdict["unseen"] if lack["probe"] == "agent"]
+    assert lost == [HOSTS[index] for index in case.lost], result.told()
