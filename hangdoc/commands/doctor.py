@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hangdoc.commands.options import AgentCommand, Container, JobId, Namespace, Nodes, Selector, ViaWhat, wish
 from hangdoc.commands.output import stdout_console, write
 
 if TYPE_CHECKING:
@@ -28,20 +29,33 @@ def command(
             show_default=False,
         ),
     ] = sys.executable,
+    nodes: Nodes = None,
+    via: ViaWhat = None,
+    agent_command: AgentCommand = "hangdoc",
+    jobid: JobId = None,
+    selector: Selector = None,
+    namespace: Namespace = None,
+    container: Container = None,
 ) -> int:
-    """What hangdoc may see here, and how to let it.
+    """What hangdoc may see here, or on other hosts, and how to let it.
 
     \b
     hangdoc doctor
+    hangdoc doctor --nodes node[1-64]                  are they reached, and what may be seen there
     hangdoc doctor --json | jq 'select(.ok == false)'
     ONEDNN_MAX_CPU_ISA=AVX2 hangdoc doctor --bf16      with the job's variables
 
     Exit codes: 0 all is well, 3 something cannot be seen.
     """
-    if bf16:
+    fleet = wish(nodes, via, agent_command, jobid, selector, namespace, container)
+    if fleet:
+        from hangdoc.fleet.reach import reach
+
+        found: tuple[Check, ...] = reach(fleet)
+    elif bf16:
         from hangdoc.bf16 import measure
 
-        found: tuple[Check, ...] = (measure(python),)
+        found = (measure(python),)
     else:
         from hangdoc.doctor import checks
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hangdoc.fleet.via import Wish
 
 Playbooks = Annotated[
     list[Path] | None,
@@ -17,3 +21,45 @@ Playbooks = Annotated[
         help="Add playbooks of your own. May be repeated.",
     ),
 ]
+
+
+# --- which hosts, and how they are reached --------------------------------------------------------
+
+
+class Via(str, Enum):
+    """What carries the agents."""
+
+    ssh = "ssh"
+    srun = "srun"
+    kubectl = "kubectl"
+    local = "local"
+
+
+Nodes = Annotated[str | None, typer.Option(metavar="NODESET", help="These hosts: node[1-64], n1,n2, @slurmjob:123.")]
+ViaWhat = Annotated[
+    Via | None, typer.Option(help="How to reach the hosts (ssh). By srun, kubectl: their own nodes by default.")
+]
+AgentCommand = Annotated[str, typer.Option(metavar="COMMAND", help="How hangdoc is called there; %h: the host.")]
+JobId = Annotated[str | None, typer.Option(metavar="N", help="Slurm job, for --via srun; else the one we are in.")]
+Selector = Annotated[str | None, typer.Option(metavar="LABEL=VALUE", help="Pods, for --via kubectl.")]
+Namespace = Annotated[str | None, typer.Option(metavar="NAME", help="Of the pods.")]
+Container = Annotated[str | None, typer.Option(metavar="NAME", help="In the pods.")]
+
+
+def wish(
+    nodes: str | None,
+    via: Via | None,
+    agent: str,
+    jobid: str | None,
+    selector: str | None,
+    namespace: str | None,
+    container: str | None,
+) -> Wish | None:
+    """What these options ask for; None: nothing, this host is meant."""
+    hints = ((Via.srun, jobid), (Via.kubectl, selector), (Via.ssh, nodes))
+    way = via or next((way for way, hint in hints if hint), None)
+    if way is None:
+        return None
+    from hangdoc.fleet.via import Wish
+
+    return Wish(way.value, nodes, agent, jobid, selector, namespace, container)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hangdoc.commands.options import Playbooks
+from hangdoc.commands.options import (
+    AgentCommand,
+    Container,
+    JobId,
+    Namespace,
+    Nodes,
+    Playbooks,
+    Selector,
+    ViaWhat,
+    wish,
+)
 from hangdoc.commands.output import reader_gone, say, stdout_console, write
 
 if TYPE_CHECKING:
     from hangdoc.verdict import Verdict
     from hangdoc.watchdog import Options
-
-
-class Via(str, Enum):
-    """What carries the agents."""
-
-    ssh = "ssh"
-    srun = "srun"
-    kubectl = "kubectl"
-    local = "local"
 
 
 Pids = Annotated[
@@ -51,22 +51,13 @@ def command(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples; longer while all is well.")
     ] = 1.0,
-    nodes: Annotated[
-        str | None,
-        typer.Option(metavar="NODESET", help="Watch the ranks of these hosts: node[1-64], n1,n2, @slurmjob:123."),
-    ] = None,
-    via: Annotated[
-        Via | None, typer.Option(help="How to reach the hosts (ssh). By srun, kubectl: their own nodes by default.")
-    ] = None,
-    agent_command: Annotated[
-        str, typer.Option(metavar="COMMAND", help="How hangdoc is called there; %h: the host.")
-    ] = "hangdoc",
-    jobid: Annotated[
-        str | None, typer.Option(metavar="N", help="Slurm job, for --via srun; else the one we are in.")
-    ] = None,
-    selector: Annotated[str | None, typer.Option(metavar="LABEL=VALUE", help="Pods, for --via kubectl.")] = None,
-    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Of the pods.")] = None,
-    container: Annotated[str | None, typer.Option(metavar="NAME", help="In the pods.")] = None,
+    nodes: Nodes = None,
+    via: ViaWhat = None,
+    agent_command: AgentCommand = "hangdoc",
+    jobid: JobId = None,
+    selector: Selector = None,
+    namespace: Namespace = None,
+    container: Container = None,
 ) -> int:
     """Say why training ranks are stuck or slow, live.
 
@@ -83,17 +74,13 @@ def command(
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     wanted = parse_pids(pids or [], context.args)
-    way = via or next(
-        (way for way, hint in ((Via.srun, jobid), (Via.kubectl, selector), (Via.ssh, nodes)) if hint), None
-    )
-    if way and wanted:
+    fleet = wish(nodes, via, agent_command, jobid, selector, namespace, container)
+    if fleet and wanted:
         raise typer.BadParameter("PIDs are of this host: leave --pids or --nodes out", param_hint="--pids")
-    if not way:
+    if not fleet:
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
-    from hangdoc.fleet.via import Wish
     from hangdoc.watchdog import Options
 
-    fleet = Wish(way.value, nodes, agent_command, jobid, selector, namespace, container) if way else None
     options = Options(wanted, record, tuple(playbooks or ()), interval, fleet)
     return _once(options, json) if once else _live(options, json)
 

@@ -54,11 +54,11 @@ def hosts_of(wish: Wish) -> list[str]:
     return hosts
 
 
-def way_of(wish: Wish) -> Way:
-    """How to start agents; raises HangdocError where what it needs is not there."""
+def way_of(wish: Wish, verb: str = "agent") -> Way:
+    """How to start `hangdoc VERB` on hosts; raises HangdocError where what it needs is not there."""
 
     def run(host: str) -> str:
-        return f"{wish.agent.replace('%h', shlex.quote(host))} agent"
+        return f"{wish.agent.replace('%h', shlex.quote(host))} {verb}"
 
     if wish.via == "ssh":
         # Silence for so long means that the host, or the way to it, is gone.

@@ -192,3 +192,17 @@ def test_host_that_dies_hangs_or_is_cut_off_is_named_and_comes_back() -> None:
             # Its peers end with it, on hosts whose clocks are not compared: one look may see them all gone.
             exits = iter(lambda: watch.until("rank_exited"), None)
             assert next(died["host"] for died in exits if died["rank"] == 1) == LOST
+
+
+def test_doctor_says_which_hosts_are_reached() -> None:
+    sshbed.require()
+    with sshbed.sshbed() as bed:
+        done = bed.hangdoc("doctor", "--nodes", bed.nodes, "--json")
+        (seen,) = map(json.loads, done.stdout.splitlines())
+        assert (seen["name"], seen["ok"], done.returncode) == (bed.nodes, True, 0), done
+        bed.stop(1)
+        done = bed.hangdoc("doctor", "--nodes", bed.nodes, "--json")
+        told = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+        assert {name: line["ok"] for name, line in told.items()} == {"10.77.0.[1,3]": True, LOST: False}, done
+        assert "refused" in told[LOST]["detail"], done
+        assert done.returncode == 3

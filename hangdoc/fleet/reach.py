@@ -1,0 +1,65 @@
+"""Which hosts `hangdoc watch --nodes` would reach, and what hangdoc may see there: `doctor` on each of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from hangdoc.doctor import Check
+from hangdoc.fleet.carrier import Carrier, Event
+from hangdoc.fleet.via import Wish, hosts_of, way_of
+from hangdoc.fold import fold_hosts
+
+LIMIT_S = 20.0  # for a host to be reached and to have looked around
+
+
+@dataclass(slots=True)
+class _Host:
+    checks: list[Check] = field(default_factory=list)
+    ended: str | None = None  # why; empty: as it should
+
+
+def reach(wish: Wish, limit_s: float = LIMIT_S) -> tuple[Check, ...]:
+    """A check for all hosts of which the same is to be said; raises HangdocError where no host is named."""
+    names = hosts_of(wish)
+    hosts = {name: _Host() for name in names}
+    carrier = Carrier(way_of(wish, "doctor --json"))
+    try:
+        carrier.start(names)
+        until_s = time.monotonic() + limit_s
+        while (left_s := until_s - time.monotonic()) > 0 and any(host.ended is None for host in hosts.values()):
+            event = carrier.next(min(left_s, 0.5))
+            if event is not None:
+                _note(hosts[event.host], event)
+    finally:
+        carrier.close()
+    said: dict[Check, list[str]] = defaultdict(list)
+    for name, host in hosts.items():
+        for check in _of_host(host, wish.via, limit_s):
+            said[check].append(name)
+    return tuple(
+        Check(f"{fold_hosts(at)}: {check.name}" if check.name else fold_hosts(at), check.ok, check.detail, check.fix)
+        for check, at in said.items()
+    )
+
+
+def _note(host: _Host, event: Event) -> None:
+    if event.kind == "ended":
+        host.ended = event.text.decode(errors="replace")[:300]
+    elif event.kind == "line":
+        try:
+            told = json.loads(event.text)
+            host.checks.append(Check(*(told[key] for key in ("name", "ok", "detail", "fix"))))
+        except (ValueError, TypeError, KeyError):
+            return  # what the host's shell greets with
+
+
+def _of_host(host: _Host, via: str, limit_s: float) -> list[Check]:
+    if not host.checks:
+        why = host.ended if host.ended is not None else f"no answer in {limit_s:g} s"
+        fix = "`ssh HOST hangdoc --version` must answer without a question; --agent-command says where hangdoc is"
+        return [Check("", False, f"not reached by {via}: {why or 'no answer'}", fix)]
+    bad = [check for check in host.checks if check.ok is False]
+    return bad or [Check("", True, f"reached by {via}, and all is seen there")]
