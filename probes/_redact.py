@@ -25,10 +25,16 @@ _SHAPES = re.compile(
     r"|\beyJ[\w-]{8,}(?:\.[\w-]*)*"
     r"|\b[0-9a-fA-F]{32,}\b"
 )
-_URL_PASSWORD = re.compile(r"(\b\w{1,20}://[^\s/:@]*:)[^\s/@]+@")
+_URL_PASSWORD = re.compile(r"(\b\w{1,20}://[^\s/:@]*:)[^\s/]+@")
 _PAIR = re.compile(
-    r"""((?:(?:token(?!i[sz])|secret|passw|credential|api_?key|access_?key|auth(?!ors?\b))[\w-]{0,40})["']?\s*[:=]\s*)"""
-    r"""("[^"]*"?|'[^']*'?|[^\s"',;&}\])]+)""",
+    r"""((?:(?:token(?!i[sz])|secret|passw|passphrase|credential|(?:api|access|private)[_-]?key|cookie|auth(?!ors?\b))"""
+    r"""[\w-]{0,40})["']?\s*[:=]\s*)"""
+    r"""("[^"]*"?|'[^']*'?|(?:(?:Bearer|Basic|Token)\s+)?[^\s"',;&}\])]+)""",
+    re.IGNORECASE,
+)
+_OPTION = re.compile(  # of a command line: `--token abc`
+    r"(--[\w-]{0,40}?(?:token(?!i[sz])|secret|passw|passphrase|credential|(?:api|access|private)[_-]?key)[\w-]{0,40}\s+)"
+    r"(?!-)(\S+)",
     re.IGNORECASE,
 )
 _DENSE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
@@ -44,9 +50,17 @@ def redact(name: str, text: str) -> str:
     if _NAME.search(_CAMEL.sub("_", name)):
         return HIDDEN
     text = _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text)
-    text = _PAIR.sub(lambda pair: pair[0] if _HARMLESS.fullmatch(pair[2]) else pair[1] + HIDDEN, text)
+    for pattern in (_PAIR, _OPTION):
+        text = pattern.sub(lambda pair: pair[0] if _HARMLESS.fullmatch(pair[2]) else pair[1] + HIDDEN, text)
     text = _SHAPES.sub(HIDDEN, text)
-    return _DENSE.sub(lambda match: HIDDEN if _random(match[0]) else match[0], text)
+    return _DENSE.sub(lambda match: _without_random(match[0]), text)
+
+
+def _without_random(text: str) -> str:
+    """A long run of base64 letters; of what is a path only parts can be secrets."""
+    if text.startswith("/") and text.count("/") >= 3:
+        return "/".join([HIDDEN if len(part) >= 32 and _random(part) else part for part in text.split("/")])
+    return HIDDEN if _random(text) else text
 
 
 def _random(text: str) -> bool:

@@ -25,6 +25,7 @@ need iproute2 ip tc
 need iptables iptables
 need g++ g++
 need openssh-client ssh ssh-keygen
+need chromium chromium
 
 [ -z "$packages" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -152,8 +152,8 @@ def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
 def _lost_among(case: Case, nodes: frozenset[Node]) -> frozenset[Node]:
     """Of the two ends of a dead link the one that we do not reach either."""
     unseen = frozenset(node for node in nodes if not node[0])
-    world = case.job_facts.get("world")
-    return unseen if len(nodes) == 2 and len(unseen) == 1 and getattr(world, "lost", ()) else frozenset()
+    lost: tuple[str, ...] = getattr(case.job_facts.get("world"), "lost", ())
+    return unseen if len(nodes) == 2 and len(unseen) == 1 and lost else frozenset()
 
 
 def _blamed(

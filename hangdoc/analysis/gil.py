@@ -118,7 +118,7 @@ def _asleep(processes: Sequence[tuple[float, Process]], tid: int) -> bool:
 def _spins(processes: Sequence[tuple[float, Process]], tid: int) -> bool:
     """It burns its core, alone, and takes no memory and gives none back."""
     threads = [thread for _, one in processes if (thread := _thread(one, tid))]
-    if len(threads) != len(processes):
+    if not threads or len(threads) != len(processes):
         return False
     share = _share(processes, [thread.cpu_s + (thread.run_delay_s or 0.0) for thread in threads])
     sizes = [one.rss_bytes for _, one in processes]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,3 +55,27 @@ def say(text: str) -> None:
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     sys.stderr.write(f"\x1b[2m{line}\x1b[0m\n" if dim else f"{line}\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def progress(every_s: float = 1.0) -> Iterator[Callable[[int], None]]:
+    """Counts bytes that are read, and says how many on a terminal while it lasts; one line, gone at the end."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    read, said_s, shown = 0, time.monotonic(), False
+
+    def note(count: int) -> None:
+        nonlocal read, said_s, shown
+        read += count
+        if time.monotonic() - said_s >= every_s:
+            said_s, shown = time.monotonic(), True
+            sys.stderr.write(f"\rhangdoc: {read / 2**20:,.0f} MiB read")
+            sys.stderr.flush()
+
+    try:
+        yield note
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hangdoc.commands.options import Playbooks
-from hangdoc.commands.output import say, write
+from hangdoc.commands.output import progress, say, write
 from hangdoc.commands.watch import print_verdicts, worst
 
 
@@ -23,6 +23,9 @@ def command(
     ],
     json: Annotated[bool, typer.Option("--json", help="Write the verdict as JSON, one object a line.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write a ticket in Markdown.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page to FILE as well.")
+    ] = None,
     playbooks: Playbooks = None,
 ) -> int:
     """Say afterwards why a job was stuck or failed, from whatever is left of it.
@@ -31,22 +34,37 @@ def command(
     hangdoc report incidents              recordings of `hangdoc watch --record incidents`
     hangdoc report logs/ /tmp/fr_dumps    logs and Flight Recorder dumps together
     hangdoc report stacks.txt --markdown  pasted `py-spy dump` output, as a ticket
+    hangdoc report logs/ --html page.html a page that needs nothing else, to attach to it
 
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     if json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
+    from hangdoc.dossier import dossiers
+    from hangdoc.masking import mask_text
     from hangdoc.report import Unrecognised, report
 
+    def told(text: str) -> None:
+        for line in text.splitlines():
+            say(mask_text(line))
+
     try:
-        told = report(tuple(sources), tuple(playbooks or ()), say)
+        with progress() as read:
+            found = report(tuple(sources), tuple(playbooks or ()), told, read)
     except Unrecognised as error:
-        say(str(error))
+        told(str(error))
         return 3
+    made = dossiers(found, hashed=bool(html or markdown))
+    verdicts, files = [one.verdict for one in made], made[0].files
+    if html:
+        from hangdoc.render.html import page
+
+        html.write_text(page(made), encoding="utf-8")
+        say(f"wrote {html}")
     if markdown:
         from hangdoc.render.markdown import document
 
-        write(document(told.verdicts).rstrip("\n"))
+        write(document(verdicts, files, made[0].problems).rstrip("\n"))
     else:
-        print_verdicts(told.verdicts, json)
-    return worst(told.verdicts)
+        print_verdicts(verdicts, json, files)
+    return worst(verdicts)

@@ -23,6 +23,7 @@ from hangdoc.commands.options import (
 from hangdoc.commands.output import reader_gone, say, stdout_console, write
 
 if TYPE_CHECKING:
+    from hangdoc.dossier import File
     from hangdoc.verdict import Verdict
     from hangdoc.watchdog import Options
 
@@ -110,7 +111,7 @@ def _once(options: Options, json: bool) -> int:
     return worst(verdicts)
 
 
-def print_verdicts(verdicts: Sequence[Verdict], json: bool) -> None:
+def print_verdicts(verdicts: Sequence[Verdict], json: bool, files: Sequence[File] = ()) -> None:
     """To stdout: as a person reads them, or one JSON object a line."""
     if json:
         from hangdoc.render.json import verdict_line
@@ -120,7 +121,7 @@ def print_verdicts(verdicts: Sequence[Verdict], json: bool) -> None:
         return
     from hangdoc.render.terminal import show
 
-    show(verdicts, stdout_console())
+    show(verdicts, stdout_console(), files)
 
 
 def worst(verdicts: Sequence[Verdict]) -> int:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from hangdoc import __version__
 from hangdoc.fold import seconds
 from hangdoc.render.groups import WAITING, fold, name
+from hangdoc.render.sources import about, summary
 from hangdoc.render.terminal import culprit_groups, job_text, link_texts, unseen_texts
 from hangdoc.render.text import clean
 from hangdoc.verdict import Finding, Job, Verdict
 
+if TYPE_CHECKING:
+    from hangdoc.dossier import File
+
 MOST = 5  # items of a list; twice as many proofs
+MOST_FILES = 3
+MOST_TEXT = 300  # characters of a file's name or a problem
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
-def document(verdicts: Sequence[Verdict]) -> str:
-    """All verdicts, one ticket after the other."""
-    return "\n---\n\n".join(ticket(verdict) for verdict in verdicts)
+def document(verdicts: Sequence[Verdict], files: Sequence[File] = (), problems: Sequence[str] = ()) -> str:
+    """All verdicts, one ticket after the other; each says which files it rests on, and what could not be read."""
+    return "\n---\n\n".join(ticket(verdict, files, problems) for verdict in verdicts)
 
 
-def ticket(verdict: Verdict) -> str:
+def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str] = ()) -> str:
     """One verdict."""
     age = f" {seconds(verdict.stalled_for_s)}" if verdict.stalled_for_s is not None else ""
     first = verdict.findings[0] if verdict.findings else None
@@ -41,7 +48,24 @@ def ticket(verdict: Verdict) -> str:
         lines += _section("What the ranks do", groups, MOST)
     lines += _section("Also possible", (_other(f) for f in verdict.findings[1:]), MOST // 2)
     lines += _section("Could not see", map(escape, unseen_texts(verdict.unseen)), MOST // 2)
+    lines += _rests_on(files, problems)
     return "\n".join([*lines, "", f"hangdoc {__version__}", ""])
+
+
+def _rests_on(files: Sequence[File], problems: Sequence[str]) -> list[str]:
+    lines = []
+    if files:
+        shown = [f"{code(_short(file.name))} ({escape(about(file))})" for file in files[:MOST_FILES]]
+        more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
+        lines += ["", f"Rests on {escape(summary(files))}: {', '.join(shown)}{more}."]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        lines += ["", f"Not read: {escape(_short(problems[0]))}{more}"]
+    return lines
+
+
+def _short(text: str) -> str:
+    return clean(text, MOST_TEXT)
 
 
 def _finding(finding: Finding, job: Job) -> list[str]:

@@ -13,11 +13,14 @@ from hangdoc.evidence import Unseen
 from hangdoc.fold import seconds
 from hangdoc.render.groups import WAITING, Group, fold, hosts_text, name
 from hangdoc.render.page import Page, Part, Row
+from hangdoc.render.sources import summary
 from hangdoc.render.text import clean
 from hangdoc.verdict import Culprit, Finding, Job, Link, RankLine, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from hangdoc.dossier import File
 
 STYLES = {
     "stalled": "bold red",
@@ -35,13 +38,16 @@ MOST_UNSEEN = 6
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def show(verdicts: Sequence[Verdict], console: Console) -> None:
-    """Print verdicts, one under the other."""
+def show(verdicts: Sequence[Verdict], console: Console, files: Sequence[File] = ()) -> None:
+    """Print verdicts, one under the other, and which files they rest on."""
     page = Page(console)
     for verdict in verdicts:
         if page.lines:
             page.blank()
         page.lines += lines(verdict, console)
+    if files:
+        page.blank()
+        page.paragraph(f"rests on {summary(files)}", 2, "dim")
     page.print()
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "render"))
-import samples
-from hangdoc import cli
+import verdicts
+from hangdoc import cli, dossier
 from hangdoc.errors import HangdocError
 
 SCENE = sys.argv.pop(1)
@@ -46,22 +46,22 @@ def watch_once(options: Options, say: Any) -> tuple[Any, ...]:
     if SCENE == "disk":
         raise OSError(28, "No space left on device", "/x")
     if SCENE == "both":
-        return samples.healthy(), samples.uneven()
+        return verdicts.healthy(), verdicts.uneven()
     if SCENE == "long":
-        return (replace(samples.uneven(), findings=samples.uneven().findings * 2000),)
-    return (getattr(samples, SCENE)(),)
+        return (replace(verdicts.uneven(), findings=verdicts.uneven().findings * 2000),)
+    return (getattr(verdicts, SCENE)(),)
 
 
 def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
     emit(Event("started", data={"job": "none", "ranks": [0, 1, 2]}))
-    status(samples.healthy())
+    status(verdicts.healthy())
     if SCENE == "uneven":
-        emit(Event("verdict", verdict=samples.uneven()))
-        status(samples.uneven())
+        emit(Event("verdict", verdict=verdicts.uneven()))
+        status(verdicts.uneven())
         return 2
     for _ in range(300):
         time.sleep(0.1)
-        status(samples.healthy())
+        status(verdicts.healthy())
     return 0
 
 
@@ -70,9 +70,10 @@ vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_on
 sys.modules["hangdoc.watchdog"] = stub
 report = types.ModuleType("hangdoc.report")
 vars(report).update(
-    report=lambda sources, playbooks, say: types.SimpleNamespace(verdicts=(getattr(samples, SCENE)(),)),
+    report=lambda sources, playbooks, say, progress: None,
     Unrecognised=type("Unrecognised", (HangdocError,), {}),
 )
 sys.modules["hangdoc.report"] = report
+dossier.dossiers = lambda report, hashed: (dossier.Dossier(getattr(verdicts, SCENE)()),)  # type: ignore[misc]
 os.environ.pop("HANGDOC_DEBUG", None)
 cli.main()

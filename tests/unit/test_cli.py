@@ -138,6 +138,9 @@ def test_report_in_each_form(tmp_path: Path) -> None:
     done = hangdoc("uneven", "report", str(tmp_path), "--json")
     assert json.loads(done.stdout)["status"] == "stalled"
     assert done.returncode == 2
+    done = hangdoc("uneven", "report", str(tmp_path), "--html", str(tmp_path / "page.html"))
+    assert "culprit  rank 2" in done.stdout
+    assert "uneven-batches" in (tmp_path / "page.html").read_text()
 
 
 def test_live_events_as_json_lines() -> None:

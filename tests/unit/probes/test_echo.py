@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_it_asks_only_where_bytes_are_repeated_in_vain() -> None:
     with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
         target, peer = rank.target(0), bed.nodes[1].address
 
-        def seen(**state: int) -> bool:
+        def seen(**state: Any) -> bool:
             one = Connection(bed.nodes[0].address, 1, peer, 2, "established", **state)
             request = Request([target], Tier.EXAMINE, records={rank.pid: {"sockets": Sockets((one,))}})
             return rank.pid in PROBE.observe(request).by_pid

@@ -29,6 +29,12 @@ PARTLY = [
     ("command", '"train --token=abc --lr 1"', "abc", "--lr 1"),
     ("headers", "{'Authorization': 'Bearer abc'}", "Bearer abc", "Authorization"),
     ("cut", '{"secret": "abcdef...', "abcdef", "secret"),
+    ("header", "Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz", "Authorization"),
+    ("header", "Set-Cookie: session=abcdef; Path=/", "abcdef", "Path=/"),
+    ("command", "train.py --hub-token abc --lr 1", "abc", "--lr 1"),
+    ("command", "train.py --api-key=abc --lr 1", "abc", "--lr 1"),
+    ("url", "redis://me:p@ss@host:6379/0", "ss@", "@host:6379/0"),
+    ("path", "/home/me/aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC1dF/x/y", "aB3dE5", "/home/me"),
 ]
 
 PLAIN = [
@@ -46,6 +52,8 @@ PLAIN = [
     ("stats", '{"tokens": 5, "token_rate": 1.5e-3, "author": "me"}'),
     ("layer", '"transformer.h.11.attn.c_proj.weight"'),
     ("url", '"tcp://10.0.0.1:29500"'),
+    ("path", "/mnt/Data2/users/JohnSmith9/projects/LLM_Train_7b/src/train.py"),
+    ("command", "train.py --max-tokens 512 --tokenizer gpt2 --token-dropout --seed 1"),
 ]
 
 

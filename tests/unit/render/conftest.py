@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from samples import MakeConsole
+from verdicts import MakeConsole
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hangdoc.render.json import event_line
 from hangdoc.render.live import Closed, Lines, Screen, event_parts
 from hangdoc.verdict import Verdict
 from hangdoc.watchdog import Event
-from samples import HOSTILE, MakeConsole, dead_link, healthy, uneven, written
+from verdicts import HOSTILE, MakeConsole, dead_link, healthy, uneven, written
 
 TIME = "2026-11-21T01:37:00.123+00:00"
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import re
+import unicodedata
 from dataclasses import replace
 
 import pytest
 
+from dossiers import ENEMY
+from hangdoc.dossier import File
 from hangdoc.evidence import Unseen
 from hangdoc.render.markdown import document, ticket
 from hangdoc.verdict import Proof, RankLine, Verdict
-from samples import ALL, dead_link, hostile, uneven
+from verdicts import ALL, dead_link, hostile, uneven
 
 
 @pytest.mark.parametrize("verdict", ALL, ids=lambda v: v.status)
@@ -49,3 +53,13 @@ def test_hostile_text_makes_no_markup() -> None:
 
 def test_several_jobs_are_several_tickets() -> None:
     assert document([uneven(), dead_link()]).count("\n---\n") == 1
+
+
+def test_long_hostile_names_do_not_make_long_tickets() -> None:
+    file = File(ENEMY, ENEMY, 1, ENEMY)
+    text = ticket(hostile(ENEMY), [file] * 50, [ENEMY] * 50)
+    assert len(text.splitlines()) < 60
+    assert len(text) < 100_000
+    outside = re.sub(r"(?<!\\)`[^`\n]*`", "", text)  # in code nothing is markup
+    assert not re.search(r"(?<!\\)[<{\[]", outside)
+    assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"]

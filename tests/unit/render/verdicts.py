@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from hangdoc.evidence import Unseen
-from hangdoc.verdict import Culprit, Finding, Job, Link, Proof, RankLine, Verdict
+from hangdoc.verdict import Considered, Culprit, Finding, Job, Link, Proof, RankLine, Verdict
 
 MakeConsole = Callable[..., Console]
 
@@ -123,8 +123,9 @@ def unknown() -> Verdict:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m[bold red]x[/] <b>&`|*_\r\n\u202egnp.exe\x9b31m\ud800\x00 :skull: " + "y" * 90
 
 
-def hostile() -> Verdict:
-    h = HOSTILE
+def hostile(text: str = HOSTILE) -> Verdict:
+    """Every text in it is this one."""
+    h = text
     finding = Finding(
         "user-playbook",
         h,
@@ -137,7 +138,8 @@ def hostile() -> Verdict:
         (h,),
     )
     job = Job(h, 1, h, (h,), (RankLine(0, 1, h, h, h, h), RankLine(1, 2, h, h, h)))
-    return Verdict("stalled", 1.0, job, (finding, finding), (Unseen(h, h, 0, 1, h), Unseen(h, h)), h)
+    unseen = (Unseen(h, h, 0, 1, h), Unseen(h, h))
+    return Verdict("stalled", 1.0, job, (finding, finding), unseen, h, (Considered(h, "no", h),))
 
 
 ALL = (uneven(), dead_link(), healthy(), unknown(), hostile())

@@ -1,0 +1,172 @@
+"""All that a report shows of a job: the verdict, and what it rests on. Renderers decide nothing beyond it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hangdoc.analysis import Key
+from hangdoc.analysis.network import LinkFacts
+from hangdoc.facts import Facts
+from hangdoc.garbage import uncollected
+from hangdoc.masking import hidden, masked
+from hangdoc.sides import Side, sides
+from hangdoc.timeline import Member, Timeline, member, timeline
+from hangdoc.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hangdoc.readers import Source
+    from hangdoc.report import Report
+
+MOST_LINKS = 40
+FEW_LINKS = 8  # where nothing is wrong with any
+_PIECE = 2**20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that was read."""
+
+    name: str  # as the user named it
+    kind: str  # of reader: "Flight Recorder dump"
+    size: int | None = None  # bytes on disk
+    sha256: str = ""  # first 16 hexadecimal digits; "" where it was not taken
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Ranks that do the same at the same place; shares 0..1, None: not seen."""
+
+    members: tuple[Member, ...]
+    hosts: tuple[str, ...]
+    phase: str
+    op: str | None
+    site: str | None
+    wait_share: float | None  # mean share of the looks in which they waited for other ranks
+    cpu_share: float | None  # mean cores used by a rank, 1.0 = one core
+    blamed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dossier:
+    """One job."""
+
+    verdict: Verdict  # `considered` and `unseen` are in it
+    files: tuple[File, ...] = ()
+    problems: tuple[str, ...] = ()  # what readers could not read
+    standings: tuple[Standing, ...] = ()  # culprits first, then the largest
+    blamed: tuple[int, ...] = ()  # culprits, as indices of `verdict.job.ranks`
+    missing: tuple[int, ...] = ()  # ranks of the job that nothing was seen of
+    sides: tuple[Side, ...] = ()
+    timeline: Timeline = field(default_factory=Timeline)
+    links: tuple[LinkFacts, ...] = ()  # the worst first
+    more_links: int = 0
+    hidden: int = 0  # texts in which a secret is masked
+
+
+def dossier(verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems: Iterable[str] = ()) -> Dossier:
+    """What a report shows of one job; secrets are masked in every text of it, the verdict's too."""
+    with uncollected():
+        blamed = frozenset(_culprits(verdict, facts))
+        links = sorted(facts.job.network.links, key=_badness)
+        shown = min(MOST_LINKS, max(FEW_LINKS, sum(map(_suspicious, links))))
+        made = Dossier(
+            verdict=verdict,
+            files=tuple(files),
+            problems=tuple(problems),
+            standings=_standings(facts, blamed),
+            blamed=tuple(i for i, rank in enumerate(facts.ranks) if (rank.host, rank.pid) in blamed),
+            missing=facts.job.world.missing or (),
+            sides=sides(facts, blamed),
+            timeline=timeline(facts, blamed),
+            links=tuple(links[:shown]),
+            more_links=max(len(links) - shown, 0),
+        )
+        made = masked(made)
+        return replace(made, hidden=hidden(made))
+
+
+def dossiers(report: Report, hashed: bool = True) -> tuple[Dossier, ...]:
+    """One for each job of a report; every file is read once more where its hash is wanted."""
+    read = [(one.source, one.kind) for one in report.read if one.kind]
+    files = tuple(
+        [fingerprint(source, kind) if hashed else File(source.name, kind, source.size) for source, kind in read]
+    )
+    return tuple(dossier(one.verdict, one.facts, files, report.problems) for one in report.accounts)
+
+
+def fingerprint(source: Source, kind: str) -> File:
+    """A file with its hash, packed as it is on disk; without the hash where it can no longer be read."""
+    digest = hashlib.sha256()
+    try:
+        fd = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return File(source.name, kind, source.size)
+            piece, size = bytearray(_PIECE), 0
+            while size < source.size and (count := file.readinto(piece)):  # what is added meanwhile was not read
+                digest.update(memoryview(piece)[: min(count, source.size - size)])
+                size += count
+    except OSError:
+        return File(source.name, kind, source.size)
+    return File(source.name, kind, source.size, digest.hexdigest()[:16])
+
+
+def _culprits(verdict: Verdict, facts: Facts) -> list[Key]:
+    """The culprits of the best finding, as keys of the case; of a process whose PID is not known by its rank."""
+    finding = verdict.findings[0] if verdict.findings else None
+    by_rank = {rank.rank: (rank.host, rank.pid) for rank in facts.ranks if rank.rank >= 0}
+    found = []
+    for culprit in finding.culprits if finding else ():
+        key = (culprit.host or "", culprit.pid or 0)
+        if key not in facts.case.ranks and culprit.rank is not None:
+            key = by_rank.get(culprit.rank, key)
+        if key in facts.case.ranks:
+            found.append(key)
+    return found
+
+
+def _standings(facts: Facts, blamed: frozenset[Key]) -> tuple[Standing, ...]:
+    alike = defaultdict(list)
+    for rank in facts.ranks:
+        stack = rank.stack
+        alike[stack.phase, stack.op, stack.site, (rank.host, rank.pid) in blamed].append(rank)
+    found = [
+        Standing(
+            tuple(member(facts.case, (rank.host, rank.pid)) for rank in ranks),
+            tuple(sorted({rank.host for rank in ranks})),
+            *kind[:3],
+            _mean(rank.progress.wait_share for rank in ranks if rank.progress.looks > 1),
+            _mean(rank.progress.cpu_share for rank in ranks),
+            kind[3],
+        )
+        for kind, ranks in alike.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (not one.blamed, -len(one.members))))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _suspicious(link: LinkFacts) -> bool:
+    return bool(link.dead or link.fault or link.interface_up is False or link.retransmits or link.unacked_bytes)
+
+
+def _badness(link: LinkFacts) -> tuple[object, ...]:
+    return (
+        not link.dead,
+        not link.fault,
+        link.interface_up is not False,
+        -(link.retransmits or 0),
+        -link.unacked_bytes,
+        -link.receive_queue,
+        link.from_rank,
+        link.to_rank,
+    )

@@ -1,0 +1,137 @@
+"""A report as one self-contained page: no script, no external address, for screens, phones and paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from hangdoc import __version__
+from hangdoc.assemble import UNKNOWN_HOST
+from hangdoc.dossier import Dossier
+from hangdoc.fold import name_ranks, percent, seconds, size
+from hangdoc.render import svg
+from hangdoc.render.groups import WAITING, fold, hosts_text, name
+from hangdoc.render.terminal import culprit_groups, job_name, job_text, link_texts, unseen_texts
+from hangdoc.render.text import clean
+from hangdoc.verdict import CONFIDENCES, STATUSES, Finding
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+WORDS = frozenset((*STATUSES, *CONFIDENCES))  # that are names in the style sheet too
+LONGEST = 400  # characters of one text
+MOST_GROUPS = 12
+MOST_ROWS = 24
+MOST_FILES = 500
+MOST_NAMED = 200  # characters
+
+
+def page(dossiers: Sequence[Dossier]) -> str:
+    """All jobs of a report on one page of HTML."""
+    return _environment().get_template("report.html.j2").render(dossiers=list(dossiers), version=__version__)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("hangdoc.render", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        prose=_prose,
+        parts=lambda text: [part for part in re.split(r" {2,}", clean(text, LONGEST)) if part],
+        duration=lambda value: "" if value is None else seconds(value),
+        size=lambda value: "" if value is None else size(value),
+        percent=lambda value: "" if value is None else percent(value),
+        path=_path,
+        ago=_ago,
+        clock=_clock,
+        phase=svg.phase_class,
+        members=name,
+        hosts=_hosts,
+        end=_end,
+        ranks=name_ranks,
+        fold=fold,
+        links=link_texts,
+        unseen=unseen_texts,
+        job_name=job_name,
+        job_text=job_text,
+        waits=lambda phase: phase in WAITING,
+        word=lambda text: text if text in WORDS else "unknown",
+    )
+    made.globals.update(
+        grid=svg.grid,
+        bars=svg.bars,
+        ticks=svg.ticks,
+        phases=svg.shown_phases,
+        culprits=culprit_groups,
+        victims=_victims,
+        most_groups=MOST_GROUPS,
+        most_rows=MOST_ROWS,
+        most_files=MOST_FILES,
+    )
+    return made
+
+
+def _shown(value: Any) -> Any:
+    """Every text that a template writes passes here, before it is escaped: hostile characters and lengths end here."""
+    return clean(value, LONGEST) if type(value) is str else value
+
+
+def _path(text: str) -> Markup:
+    """A path of SVG that we have made ourselves, however long."""
+    from markupsafe import Markup, escape
+
+    return Markup(escape(text))
+
+
+def _prose(text: str) -> Markup:
+    """A sentence; what stands between backticks in it is code."""
+    from markupsafe import Markup, escape
+
+    words = clean(text, 2 * LONGEST).split("`")
+    if len(words) % 2 == 0:  # one is not closed
+        return Markup(escape("`".join(words)))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(word) if i % 2 else escape(word) for i, word in enumerate(words)
+    )
+
+
+def _ago(age_s: float) -> str:
+    """`−13 s`."""
+    return f"−{seconds(abs(age_s))}" if round(age_s, 1) else "0"
+
+
+def _clock(at: float | None) -> str:
+    """`2026-11-21 03:29:31`, as the log has it."""
+    try:
+        return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S}" if at is not None else ""
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _end(path: str) -> str:
+    """`…/attempt_0/rank3.log`: as much as tells files apart on sight."""
+    parts = path.split("/")
+    return path if len(parts) <= 2 else "/".join(["…", *parts[-2:]])
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    text = hosts_text(host for host in hosts if host != UNKNOWN_HOST)
+    return text if len(text) <= MOST_NAMED else f"{len(hosts)} hosts"
+
+
+def _victims(finding: Finding, dossier: Dossier) -> list[Any]:
+    """The ranks that are not blamed, folded."""
+    blamed = {(one.host, one.pid) for one in finding.culprits}
+    return fold(line for line in dossier.verdict.job.ranks if (line.host, line.pid) not in blamed)

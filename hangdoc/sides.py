@@ -1,0 +1,193 @@
+"""The stack of the culprit beside that of the ranks it keeps waiting, with what differs between the two."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.phases import Chain
+from hangdoc.analysis.places import chain_in, thread_of
+from hangdoc.analysis.position import MUST_DIFFER
+from hangdoc.analysis.story import is_library, variables_of
+from hangdoc.evidence import Frame, Source, Variable
+from hangdoc.facts import Facts
+from hangdoc.timeline import Member, member
+from probes._redact import redact
+
+MOST_FRAMES = 60
+MOST_LOCALS = 6  # of a frame of the user's own code
+MOST_TEXT = 120  # characters of a value
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A variable of a frame."""
+
+    name: str
+    text: str
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One frame."""
+
+    function: str
+    file: str
+    line: int | None
+    text: str = ""  # the source there
+    own: bool = False  # the user's own code
+    native: bool = False
+    differs: bool = False  # the other side has no such frame
+    locals: tuple[Local, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Ranks that stand at the same place; outermost frame first."""
+
+    title: str
+    members: tuple[Member, ...]
+    phase: str
+    op: str | None
+    thread: str | None
+    lines: tuple[Line, ...]
+    left_out: int = 0  # frames in the middle that are not among the lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Ranks that stand at one place, and the frames of the first of them, outermost first."""
+
+    keys: tuple[Key, ...]
+    frames: tuple[Frame, ...]
+    variables: tuple[Sequence[Variable], ...]
+
+
+def sides(facts: Facts, blamed: Collection[Key]) -> tuple[Side, ...]:
+    """The culprits' largest group and the majority; without culprits the two largest groups; what is there of them."""
+    case = facts.case
+    guilty = _places(case, [key for key in case.ranks if key in blamed])
+    rest = _places(case, [key for key in case.ranks if key not in blamed])
+    if guilty:
+        titles = ("Culprit", "Waiting" if rest and _waits(case, rest[0]) else "Majority")
+        chosen = (*guilty[:1], *rest[:1])
+    else:
+        chosen = rest[:2]
+        titles = (_title(case, chosen), "Others")
+    models = [{(f.file, f.function): v for f, v in zip(p.frames, p.variables, strict=True)} for p in chosen]
+    marked = _marked([place.frames for place in chosen])
+    return tuple(
+        _side(case, title, place, differs, models[1 - i] if len(models) > 1 else {})
+        for i, (title, place, differs) in enumerate(zip(titles, chosen, marked, strict=False))
+    )
+
+
+def _title(case: Case, chosen: Sequence[_Place]) -> str:
+    """What the first of several places is called where nobody is to blame."""
+    if chosen and len(chosen[0].keys) == len(case.ranks):
+        return "Every rank"
+    return "Majority" if len(chosen) < 2 or len(chosen[0].keys) > len(chosen[1].keys) else "Some"
+
+
+def _waits(case: Case, place: _Place) -> bool:
+    return bool(case.rank_facts["stack"][place.keys[0]].waits)
+
+
+def _places(case: Case, keys: Collection[Key]) -> tuple[_Place, ...]:
+    """The largest first; ranks whose stacks were not seen are nowhere."""
+    alike: dict[Chain, list[Key]] = defaultdict(list)
+    for key in keys:
+        found = thread_of(case, key)
+        if found is not None and found[1].frames:
+            alike[tuple(one for one in chain_in(case, found[1]) if not one[3])].append(key)
+    return tuple(_place(case, alike[chain]) for chain in sorted(alike, key=lambda chain: -len(alike[chain])))
+
+
+def _place(case: Case, keys: Sequence[Key]) -> _Place:
+    """Of the ranks there one with native frames is shown, if any."""
+    threads = [found for key in keys if (found := thread_of(case, key))]
+    stacks, stack = next((one for one in threads if one[0].native), threads[0])
+    frames = tuple(frame for frame in stack.frames[::-1] if not (frame.native and frame.function.startswith("0x")))
+    return _Place(tuple(keys), frames, tuple(variables_of(frame, stacks.globals) for frame in frames))
+
+
+def _marked(found: Sequence[Sequence[Frame]]) -> list[list[bool]]:
+    """Which frames of each side the other lacks. Native frames are compared among native ones only."""
+    if len(found) < 2:
+        return [[False] * len(frames) for frames in found]
+    names = [[(f.function, f.file, f.line) for f in frames] for frames in found]
+    marks = [[True] * len(frames) for frames in found]
+    for block in SequenceMatcher(None, names[0], names[1], autojunk=False).get_matching_blocks():
+        for side, start in ((0, block.a), (1, block.b)):
+            marks[side][start : start + block.size] = [False] * block.size
+    if not all(any(f.native for f in frames) for frames in found):  # native frames were asked of one side only
+        for side, frames in enumerate(found):
+            marks[side] = [mark and not f.native for mark, f in zip(marks[side], frames, strict=True)]
+    return marks
+
+
+def _side(
+    case: Case,
+    title: str,
+    place: _Place,
+    differs: Sequence[bool],
+    other: Mapping[tuple[str, str], Sequence[Variable]],
+) -> Side:
+    key = place.keys[0]
+    source, facts = case.record(key, "source"), case.rank_facts["stack"][key]
+    lines = [
+        _line(frame, source if isinstance(source, Source) else None, variables, mark, other)
+        for frame, variables, mark in zip(place.frames, place.variables, differs, strict=True)
+    ]
+    left_out = max(len(lines) - MOST_FRAMES, 0)
+    half = MOST_FRAMES // 2
+    shown = lines if not left_out else lines[:half] + lines[-half:]
+    members = tuple(member(case, key) for key in place.keys)
+    return Side(title, members, facts.phase, facts.op, facts.thread, tuple(shown), left_out)
+
+
+def _line(
+    frame: Frame,
+    source: Source | None,
+    variables: Sequence[Variable],
+    differs: bool,
+    other: Mapping[tuple[str, str], Sequence[Variable]],
+) -> Line:
+    place = source.places.get(f"{frame.file}:{frame.line}") if source else None
+    own = not frame.native and not is_library(frame.file)
+    there = {v.name: v for v in other.get((frame.file, frame.function), ())}
+    told = [_local(v, there.get(v.name)) for v in variables if _tells(v)] if own else []
+    told.sort(key=lambda one: not one.differs)
+    return Line(
+        frame.function,
+        frame.file if own else frame.short or frame.file,
+        frame.line,
+        place.text if place else "",
+        own,
+        frame.native,
+        differs,
+        tuple(told[:MOST_LOCALS]),
+    )
+
+
+def _tells(variable: Variable) -> bool:
+    """Numbers, texts and what has a length; not what is only an address."""
+    return variable.number is not None or variable.length is not None or variable.kind in ("str", "none")
+
+
+def _local(variable: Variable, there: Variable | None) -> Local:
+    own = any(word in variable.name.lower() for word in MUST_DIFFER)  # the rank's number: another on each
+    differs = there is not None and not own and _value(variable) != _value(there)
+    if variable.number is None and variable.length is not None and variable.kind != "str":
+        return Local(f"len({variable.name})", str(variable.length), differs)
+    text = redact(variable.name, variable.text)
+    return Local(variable.name, text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…", differs)
+
+
+def _value(variable: Variable) -> tuple[object, ...]:
+    text = variable.text if variable.kind in ("str", "none") else None
+    return variable.number, variable.length, text
