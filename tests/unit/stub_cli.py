@@ -74,6 +74,6 @@ vars(report).update(
     Unrecognised=type("Unrecognised", (HangdocError,), {}),
 )
 sys.modules["hangdoc.report"] = report
-dossier.dossiers = lambda report, hashed: (dossier.Dossier(getattr(verdicts, SCENE)()),)  # type: ignore[misc]
+vars(dossier).update(dossiers=lambda report, hashed: (dossier.Dossier(getattr(verdicts, SCENE)()),))
 os.environ.pop("HANGDOC_DEBUG", None)
 cli.main()

@@ -82,7 +82,11 @@ def looked_at(flows: Mapping[Way, Mapping[str, Any]], namespaces: bool = True) -
 def evidence(rank: int, flows: Mapping[Way, Mapping[str, Any]], at: int, namespaces: bool) -> RankEvidence:
     mine = tuple(sent(way, at, **how) for way, how in of(rank, flows))
     record = Sockets(mine, 70 + rank if namespaces else 70)
-    heard = tuple(Echo(f"10.0.0.{to + 1}", 5, *how["echo"], 1500) for (_, to), how in of(rank, flows) if "echo" in how)
+    heard = tuple(
+        Echo(f"10.0.0.{to + 1}", 5, how["echo"][0], how["echo"][1], 1500)
+        for (_, to), how in of(rank, flows)
+        if "echo" in how
+    )
     records = {"sockets": record, **({"echo": Echoes(heard)} if heard else {})}
     return RankEvidence(Target(100 + rank, 1, "here", rank, world_size=3, job="j"), True, records)
 
