@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -39,8 +39,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
             here.rediscover()
         here.skip = frozenset(command.skip)
         (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in command.still])
-        seen = {rank.target: about.process(rank.target) for rank in shot.ranks}
-        out.write(writer.answer(command.id, shot, seen))
+        out.write(writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks])))
 
 
 class Out:
@@ -95,6 +94,14 @@ class About:
     Two agents may see one process: two Slurm nodes on one kernel, an agent in a pod and one on its host. A process is
     known by the kernel it runs on, its innermost PID namespace, its PID there, and its start.
     """
+
+    def __init__(self) -> None:
+        self._known: dict[Target, tuple[str, int]] = {}  # of the last round
+
+    def processes(self, targets: Iterable[Target]) -> dict[Target, tuple[str, int]]:
+        """`process` of each; what is known of one stays."""
+        self._known = {target: self._known.get(target) or self.process(target) for target in targets}
+        return self._known
 
     @cached_property
     def _boot(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
-from hangdoc.analysis import Analysis, Case, Key, load
+from hangdoc.analysis import Analysis, Case, Key, load, rounds
 from hangdoc.evidence import RankEvidence, Snapshot
 
 
@@ -40,7 +40,7 @@ def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
         [(a.name, a.job_facts) for a in found if a.job_facts is not None],
         frozen=True,
     )
-    rank = make_dataclass(
+    rank: type = make_dataclass(
         "RankFacts",
         [
             ("rank", int),  # -1: not known
@@ -52,6 +52,7 @@ def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
             *((a.name, a.rank_facts) for a in found if a.rank_facts is not None),
         ],
         frozen=True,
+        slots=True,
     )
     return Schema(rank, job, found)
 
@@ -66,15 +67,17 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         if analysis.job_facts is not None:
             case.job_facts[analysis.name] = of_job
     job = types.job(**case.job_facts)
+    groups = [case.rank_facts[a.name] for a in types.analyses if a.rank_facts is not None]  # as the type has them
+    seen: dict[tuple[str, ...], tuple[str, ...]] = {}  # one object for all ranks of which the same was seen
     ranks = [
         types.rank(
-            rank=-1 if evidence.target.rank is None else evidence.target.rank,
-            pid=evidence.target.pid,
-            host=evidence.target.host,
-            alive=evidence.alive,
-            seen=tuple(sorted(evidence.records)),
-            job=job,
-            **{name: facts[key] for name, facts in case.rank_facts.items()},
+            -1 if evidence.target.rank is None else evidence.target.rank,
+            evidence.target.pid,
+            evidence.target.host,
+            evidence.alive,
+            seen.setdefault(probes := tuple(sorted(evidence.records)), probes),
+            job,
+            *[facts[key] for facts in groups],
         )
         for key, evidence in case.ranks.items()
     ]
@@ -86,18 +89,14 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
 def _newest(history: Sequence[Snapshot]) -> dict[Key, RankEvidence]:
     """The newest evidence of each rank; records a later, cheaper round did not renew are carried over."""
     newest: dict[Key, RankEvidence] = {}
-    for shot in history:
-        for rank in shot.ranks:
-            key = (rank.target.host, rank.target.pid)
-            before = newest.get(key)
-            records = {**(before.records if before else {}), **rank.records}
-            newest[key] = RankEvidence(
-                rank.target,
-                rank.alive,
-                records,
-                rank.exit or (before.exit if before else None),
-                rank.end or (before.end if before else None),
-            )
+    for key, seen in rounds(history).items():
+        records: dict[str, Any] = {}
+        for _, rank in seen:
+            records.update(rank.records)
+        last = seen[-1][1]
+        how = next((rank.exit for _, rank in reversed(seen) if rank.exit), None)
+        end = next((rank.end for _, rank in reversed(seen) if rank.end), None)
+        newest[key] = RankEvidence(last.target, last.alive, records, how, end)
     # By rank, whichever host was heard first: of two sides that are alike in all else the first is told of.
     return dict(sorted(newest.items(), key=lambda item: (_number(item[1]), item[0])))
 

@@ -18,6 +18,7 @@ from hangdoc.verdict import EXIT, Verdict
 PATIENCE_S = 10.0  # a stall younger than this is not said
 WINDOW_S = 9.0  # healthy or slow is said after so long
 CALM = 3  # so many times less often it looks while every job is healthy and moves
+CALM_CORES, CALM_S = 0.3, 10.0  # and then takes about so much of a core, but looks that often: ranks may be thousands
 REDISCOVER_S = 10.0  # how often it looks for new ranks
 
 
@@ -59,21 +60,27 @@ class Live:
     code: int = 0
 
     def run(self) -> int:
-        """Returns the exit code of the last verdict."""
-        looked_for = time.monotonic()
+        """Follow what the session has seen, and see more; returns the exit code of the last verdict."""
+        looked_for, used_s = time.monotonic(), time.process_time()
         while self.session.jobs:
-            self.session.look()
             self._lost()
             for job in self.session.jobs:
                 self._follow(job)
             if time.monotonic() - looked_for > REDISCOVER_S:
                 self.session.rediscover()
                 looked_for = time.monotonic()
-            calm = all(self.watched[job].calm for job in self.session.jobs if job in self.watched)
+            round_s, used_s = time.process_time() - used_s, time.process_time()
             if self.session.jobs:
-                self.session.wait(self.options.interval_s * (CALM if calm else 1))
+                self.session.wait(self._pause_s(round_s))
                 self._lost()
+                self.session.look()
         return self.code
+
+    def _pause_s(self, round_s: float) -> float:
+        """From one look to the next; `round_s`: CPU time that a look and what was made of it took."""
+        if not all(self.watched[job].calm for job in self.session.jobs if job in self.watched):
+            return self.options.interval_s
+        return max(self.options.interval_s * CALM, min(round_s / CALM_CORES, CALM_S))
 
     def _lost(self) -> None:
         """Say once which hosts are not seen any more."""
@@ -95,18 +102,21 @@ class Live:
         if ended(facts):
             self._over(job, facts, mine)
             return
-        if stuck(facts, _patience_s(facts, mine)) and mine.state != "stalled":
+        was_stalled = mine.state == "stalled"
+        if stuck(facts, _patience_s(facts, mine)) and not was_stalled:
             self._stalled(job, facts, mine)
-        elif mine.state == "stalled" and not facts.job.stall.stalled:
+        elif was_stalled and not facts.job.stall.stalled:
             self.emit(_event("recovered", job=job, seconds=round(self.session.at_s - mine.since_s, 1)))
             mine.state = "new"
-        elif mine.state != "stalled":
-            self._unstuck(job, self._inspected(job, facts, mine), mine)
-        mine.calm = mine.state == "healthy" and _moves(facts)
+        elif not was_stalled:
+            facts = self._inspected(job, facts, mine)
         if mine.state == "stalled" and mine.last:
             mine.last = replace(mine.last, stalled_for_s=facts.job.stall.seconds)
         else:
             mine.last = self.judge.verdict(facts, mine.step_s)
+            if not was_stalled:
+                self._unstuck(job, facts, mine, mine.last)
+        mine.calm = mine.state == "healthy" and _moves(facts)
         self.status(mine.last)
 
     def _unseen(self, job: str) -> None:
@@ -133,14 +143,13 @@ class Live:
             return self.session.facts(job, self.judge)
         return facts
 
-    def _unstuck(self, job: str, facts: Facts, mine: Watched) -> None:
+    def _unstuck(self, job: str, facts: Facts, mine: Watched, verdict: Verdict) -> None:
         """Healthy or slow: said once, when it has been watched long enough to tell."""
         if not facts.job.stall.settled or may_be_stuck(facts):
             return
         mine.rhythm_s = max(mine.rhythm_s, _longest_pause(facts))
         if (facts.job.progress.window_s or 0) < WINDOW_S:
             return
-        verdict = self.judge.verdict(facts, mine.step_s)
         period_s = facts.job.progress.period_s
         if verdict.status == "healthy" and period_s is not None:
             mine.step_s = min(period_s, mine.step_s or period_s)

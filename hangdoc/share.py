@@ -7,26 +7,37 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+from hangdoc.evidence import Variable
+
+PLAIN = frozenset({type(None), bool, int, float, str})
+
 
 def share(new: Any, old: Any) -> Any:
     """What equals `new`, made of the parts of `old` wherever they are equal: tuples and dataclasses are taken apart."""
-    if new is old or type(new) is not type(old):
+    kind = new.__class__
+    if new is old or kind is not old.__class__:
         return new
     if new == old:
         return old
-    if isinstance(new, tuple):
+    if kind is tuple:
         # Aligned at the end: the outer frames of two stacks agree, however deep the inner ones go.
         apart = len(new) - len(old)
-        return tuple(share(part, old[i - apart] if i >= apart else None) for i, part in enumerate(new))
-    if is_dataclass(new):
-        kind: Any = type(new)
-        values = _values(kind)
-        return kind(*map(share, values(new)[:-1], values(old)[:-1]))
-    return new
+        pairs = zip(new[max(0, apart) :], old[max(0, -apart) :], strict=True)
+        return (*new[: max(0, apart)], *[one if one is two else share(one, two) for one, two in pairs])
+    values = _values(kind)
+    if values is None or kind is Variable:  # of which many ranks may have the very same
+        return new
+    parts = [
+        (two if one == two and type(one) is type(two) else one) if type(one) in PLAIN else share(one, two)
+        for one, two in zip(values(new), values(old), strict=True)
+    ]
+    return kind(*parts[:-1])
 
 
 @cache
-def _values(kind: type) -> attrgetter[Any]:
-    """Reads all fields of a dataclass at once, as a tuple."""
+def _values(kind: Any) -> attrgetter[Any] | None:
+    """Reads all fields of a dataclass at once, as a tuple; the first comes again at the end."""
+    if not is_dataclass(kind):
+        return None
     names = [field.name for field in fields(kind)]
     return attrgetter(*names, *names[:1])  # of one name alone it would not be a tuple

@@ -43,7 +43,6 @@ def watch_once(options: Options, say: Callable[[str], None]) -> tuple[Verdict, .
     """One verdict a job. Raises HangdocError where there is no rank to watch."""
     with ExitStack() as stack:
         session = _session(options, stack, say)
-        session.look()
         judge = judge_with(options.playbooks, say)
         started = time.monotonic()  # on a busy host the playbooks take seconds to load: they are no watching
         undecided, inspected = set(session.jobs), set[str]()
@@ -95,7 +94,9 @@ def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> 
     """What is to be watched, seen for the first time. Raises HangdocError where there is no rank."""
     keep = stack.enter_context(Recorder(options.record, platform.node())) if options.record else None
     if options.fleet is None:
-        return Session(_here(options, say), keep)
+        session = Session(_here(options, say), keep)
+        session.look()
+        return session
     from hangdoc.fleet.collector import started
 
     fleet = started(options.fleet, say)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -28,12 +28,13 @@ class Case:
     job_facts: dict[str, Any] = field(default_factory=dict)  # group -> facts
     looks: dict[Key, Any] = field(default_factory=dict)  # rank -> what `progress` made of each look at it
     _kept: dict[Any, Any] = field(default_factory=dict)  # what was worked out once, see `once`
+    _series: dict[str, dict[Key, list[tuple[float, Any]]]] = field(default_factory=dict)  # by probe
 
     def record(self, key: Key, probe: str) -> Any:
         """The newest record of `probe` on one rank, or None."""
         return self.ranks[key].records.get(probe)
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def once(self, name: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, worked out at the first call with this name and kept for the life of the case."""
         if name not in self._kept:
             self._kept[name] = make()
@@ -42,7 +43,7 @@ class Case:
 
     def rounds(self, key: Key) -> Sequence[tuple[Snapshot, RankEvidence]]:
         """The snapshots that one rank is in, oldest first, with what was seen of it."""
-        return self.once("rounds", self._rounds).get(key, ())
+        return self.once("rounds", lambda: rounds(self.history)).get(key, ())
 
     def shots(self, host: str) -> Sequence[Snapshot]:
         """The snapshots of one host, oldest first."""
@@ -50,26 +51,32 @@ class Case:
 
     def series(self, key: Key, probe: str) -> Sequence[tuple[float, Any]]:
         """All records of `probe` on one rank with their instants (s, that host's clock), oldest first."""
-        series = self.once("series", dict[tuple[Key, str], list[tuple[float, Any]]])
-        found = series.get((key, probe))
-        if found is None:
-            rounds = self.rounds(key)
-            found = [(shot.at_s, rank.records[probe]) for shot, rank in rounds if probe in rank.records]
-            series[key, probe] = found
-        return found
+        known = self._series.get(probe)
+        if known is None:
+            known = self._series[probe] = self._records(probe)
+        return known.get(key, ())
 
-    def _rounds(self) -> dict[Key, list[tuple[Snapshot, RankEvidence]]]:
-        found: dict[Key, list[tuple[Snapshot, RankEvidence]]] = {}
-        for shot in self.history:
-            for rank in shot.ranks:
-                found.setdefault((shot.host, rank.target.pid), []).append((shot, rank))
-        return found
+    def _records(self, probe: str) -> dict[Key, list[tuple[float, Any]]]:
+        seen = self.once("rounds", lambda: rounds(self.history))
+        return {
+            key: [(shot.at_s, rank.records[probe]) for shot, rank in mine if probe in rank.records]
+            for key, mine in seen.items()
+        }
 
     def _shots(self) -> dict[str, list[Snapshot]]:
         found: dict[str, list[Snapshot]] = {}
         for shot in self.history:
             found.setdefault(shot.host, []).append(shot)
         return found
+
+
+def rounds(history: Sequence[Snapshot]) -> dict[Key, list[tuple[Snapshot, RankEvidence]]]:
+    """By rank the snapshots that it is in, in their order, with what was seen of it."""
+    found: dict[Key, list[tuple[Snapshot, RankEvidence]]] = {}
+    for shot in history:
+        for rank in shot.ranks:
+            found.setdefault((rank.target.host, rank.target.pid), []).append((shot, rank))
+    return found
 
 
 @runtime_checkable

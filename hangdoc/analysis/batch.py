@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.progress import looks_at
-from hangdoc.analysis.story import Story, is_library
+from hangdoc.analysis.progress import Look, distinct, looks_at
 
 MIN_LOOKS = 4
 USUAL_SHARE = 0.75  # of the looks: the last batch of an epoch is often smaller, and a batch may be cut before its use
@@ -62,21 +61,26 @@ def _facts(odd: list[BatchFacts], compared: bool) -> BatchFacts:
 def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     """Shapes that the tensors in the user's own frames have in nearly all of the looks."""
     looks = looks_at(case, key)
-    in_story = {id(look.story): list(_shapes(look.story)) for look in {id(one.story): one for one in looks}.values()}
-    shapes: dict[Name, Counter[tuple[int, ...]]] = defaultdict(Counter)
-    for look in looks:
-        for name, shape in in_story[id(look.story)]:
-            shapes[name][shape] += 1
-    usual = {name: (seen.most_common(1)[0], seen.total()) for name, seen in shapes.items()}
-    return {n: shape for n, ((shape, times), all_) in usual.items() if times >= max(MIN_LOOKS, USUAL_SHARE * all_)}
+    if len(looks) < MIN_LOOKS:
+        return {}
+    times = Counter([id(look.story) for look in looks])
+    shapes: dict[Name, dict[tuple[int, ...], int]] = {}
+    for look in distinct(looks):
+        for name, shape in _shapes(look):
+            seen = shapes.setdefault(name, {})
+            seen[shape] = seen.get(shape, 0) + times[id(look.story)]
+    return {
+        name: max(seen, key=lambda shape: seen[shape])
+        for name, seen in shapes.items()
+        if max(seen.values()) >= max(MIN_LOOKS, USUAL_SHARE * sum(seen.values()))
+    }
 
 
-def _shapes(story: Story) -> Iterator[tuple[Name, tuple[int, ...]]]:
-    for step in story:
-        if not is_library(step.file):
-            for variable in step.variables.values():
-                if variable.tensor is not None and variable.tensor.shape:
-                    yield (step.function, variable.name), variable.tensor.shape
+def _shapes(look: Look) -> Iterator[tuple[Name, tuple[int, ...]]]:
+    for step in look.own:
+        for variable in step.variables.values():
+            if variable.tensor is not None and variable.tensor.shape:
+                yield (step.function, variable.name), variable.tensor.shape
 
 
 ANALYSIS = BatchAnalysis()

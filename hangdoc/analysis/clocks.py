@@ -37,7 +37,10 @@ class Spent:
 
 def processes(case: Case, key: Key) -> list[tuple[float, Process]]:
     """A rank's records of probe `cpu` with their instants, oldest first."""
-    return [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
+    known: dict[Key, list[tuple[float, Process]]] = case.once("processes", dict)
+    if key not in known:
+        known[key] = [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
+    return known[key]
 
 
 def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
@@ -50,19 +53,14 @@ def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
     before: Mapping[int, ThreadCpu] = {}
     queued_s: dict[int, float] = {}
     for at_s, process in series:
-        elapsed_s = at_s - found[-1].at_s if found else 0.0
-        threads = {thread.tid: thread for thread in process.threads if not of_harness(thread.comm)}
-        for tid, thread in threads.items():
-            stood = tid in before and thread.state == before[tid].state == "R" and _ran_s(before[tid], thread) < _RAN_S
-            queued_s[tid] = queued_s.get(tid, 0.0) + elapsed_s if stood else 0.0
-        found.append(
-            Clock(
-                at_s,
-                {tid: thread.cpu_s for tid, thread in threads.items()},
-                {t: r.run_delay_s + queued_s[t] for t, r in threads.items() if r.run_delay_s is not None},
-            )
-        )
-        before = threads
+        threads = [thread for thread in process.threads if not of_harness(thread.comm)]
+        runnable = {thread.tid: thread for thread in threads if thread.state == "R"}
+        stood = [tid for tid, new in runnable.items() if (old := before.get(tid)) and _ran_s(old, new) < _RAN_S]
+        queued_s = {tid: queued_s.get(tid, 0.0) + at_s - found[-1].at_s for tid in stood}
+        delays = {t.tid: t.run_delay_s for t in threads if t.run_delay_s is not None}
+        delays.update((tid, delays[tid] + more) for tid, more in queued_s.items() if tid in delays)
+        found.append(Clock(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays))
+        before = runnable
     return found
 
 
@@ -75,7 +73,10 @@ def spent(found: Sequence[Clock]) -> Spent:
     if len(found) < 2:
         return Spent(0.0, 0.0, None, {})
     first, last = found[0], found[-1]
-    cpu_s = {tid: max(0.0, now - first.cpu_s.get(tid, 0.0)) for tid, now in last.cpu_s.items()}
-    delay_s = {tid: max(0.0, now - first.delay_s.get(tid, 0.0)) for tid, now in last.delay_s.items()}
+    cpu_s, delay_s = _grown(first.cpu_s, last.cpu_s), _grown(first.delay_s, last.delay_s)
     whole = {tid: time + delay_s.get(tid, 0.0) for tid, time in cpu_s.items()}
     return Spent(last.at_s - first.at_s, sum(cpu_s.values()), sum(delay_s.values()) if delay_s else None, whole)
+
+
+def _grown(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
+    return {tid: max(0.0, value - before.get(tid, 0.0)) for tid, value in now.items()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.progress import looks_at
+from hangdoc.analysis.progress import Look, looks_at, spots
 from hangdoc.evidence import Environ, Host, Stacks, Tensor, Variable
 from probes.types import Types
 
@@ -56,13 +56,13 @@ class ComputeAnalysis:
 def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
     found = list(_tensors(case, key))
     on_cpu = [(t, where) for t, where in found if (t.device == "cpu" and "float" in t.dtype) or t.dtype == "half"]
-    kinds = Counter(t.dtype for t, _ in on_cpu)
+    kinds = [t.dtype for t, _ in on_cpu]
     where = next((place for t, place in on_cpu if t.dtype == "bfloat16"), None)
     kernel = _bf16_kernel(case, key)
     environ, types = case.record(key, "environ"), case.record(key, "types")
     limit = _limit(environ.variables) if isinstance(environ, Environ) else None
     return ComputeFacts(
-        dtype=kinds.most_common(1)[0][0] if kinds else None,
+        dtype=max(dict.fromkeys(kinds), key=kinds.count) if kinds else None,
         bf16=where is not None or kernel is not None if found or kernel else None,
         bf16_units=_units(host, limit),
         bf16_where=where or kernel,
@@ -82,20 +82,24 @@ def _tensors(case: Case, key: Key) -> Iterator[tuple[Tensor, str]]:
         if not isinstance(stacks, Stacks) or id(stacks) in read:
             continue
         read.add(id(stacks))
-        for frame in [f for stack in stacks.threads for f in stack.frames if f.variables and id(f) not in read]:
-            read.add(id(frame))
-            tensors = [one for one in frame.variables or () if one.tensor is not None]
-            if tensors and "/torch/distributed/" not in frame.file:  # what is only sent in a smaller type
-                yield from _held(tensors, f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})", seen)
-        yield from _held(stacks.globals or (), "the script's module", seen)
+        for frame in (frame for stack in stacks.threads for frame in stack.frames):
+            if frame.variables and id(frame) not in read:
+                read.add(id(frame))
+                tensors = [one for one in frame.variables if one.tensor is not None]
+                if tensors and "/torch/distributed/" not in frame.file:  # what is only sent in a smaller type
+                    yield from _held(tensors, f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})", seen)
+        if stacks.globals and id(stacks.globals) not in read:
+            read.add(id(stacks.globals))
+            yield from _held(stacks.globals, "the script's module", seen)
 
 
 def _held(variables: Sequence[Variable], where: str, seen: set[tuple[str, Tensor]]) -> Iterator[tuple[Tensor, str]]:
     for variable in variables:
-        place = f"{variable.name} in {where}"
-        if variable.tensor is not None and (place, variable.tensor) not in seen:
-            seen.add((place, variable.tensor))
-            yield variable.tensor, place
+        if variable.tensor is not None:
+            place = f"{variable.name} in {where}"
+            if (place, variable.tensor) not in seen:
+                seen.add((place, variable.tensor))
+                yield variable.tensor, place
 
 
 def _bf16_kernel(case: Case, key: Key) -> str | None:
@@ -114,7 +118,12 @@ def _names_bf16(function: str) -> bool:
 
 def _busiest(case: Case, key: Key) -> str | None:
     """The innermost places at which a rank was seen computing most often."""
-    computing = [look.story[-1] for look in looks_at(case, key) if look.phase == "compute" and look.story]
+    looks = looks_at(case, key)
+    return case.once(("busiest", spots(looks)), lambda: _most_at(looks))
+
+
+def _most_at(looks: Sequence[Look]) -> str | None:
+    computing = [look.story[-1] for look in looks if look.phase == "compute" and look.story]
     names = Counter("code of torch.compile" if COMPILED.search(step.file) else step.site for step in computing)
     return ", ".join(name for name, _ in names.most_common(MOST_KERNELS)) or None
 

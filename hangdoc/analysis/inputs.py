@@ -15,8 +15,8 @@ from itertools import pairwise
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.helpers import LOADER, loads, waits_for_helpers
 from hangdoc.analysis.peers import data_connections
-from hangdoc.analysis.progress import Look, ProgressFacts, looks_at
-from hangdoc.analysis.story import Code, Step, Story, is_library
+from hangdoc.analysis.progress import Look, ProgressFacts, looks_at, spots
+from hangdoc.analysis.story import Code, Step
 from hangdoc.analysis.tcp import identity, idle, least
 from hangdoc.analysis.workers import user_line, worker_story
 from hangdoc.evidence import Process, Sockets, Source, Stacks
@@ -53,18 +53,18 @@ class InputAnalysis:
     job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, InputFacts], None]:
-        waiting = sum(_waits(case, key) for key in case.ranks)
-        return {key: _facts(case, key, waiting - _waits(case, key) > 0) for key in case.ranks}, None
+        waits = {key: _waits(case, key) for key in case.ranks}
+        waiting = sum(waits.values())
+        return {key: _facts(case, key, waiting > waits[key]) for key in case.ranks}, None
 
 
 def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return InputFacts()
-    loading = [look for look in looks if _feeds(look.code)]
-    preparing = sum(_prepares(look.code) for look in looks)
-    made = [*_by_itself(looks), *_by_workers(case, key)]
-    worker, step, share = _most(made)
+    code = case.once(("inputs", spots(looks)), lambda: _code(looks))
+    loading = [looks[at] for at in code.loading]
+    worker, step, share = _most([*code.made, *_by_workers(case, key)])
     gaps = _gaps(case, key, loading)
     starved_s, batch_s = max(_later(case, key, gaps), default=0.0 if gaps else None), _batch_s(looks)
     return InputFacts(
@@ -72,7 +72,7 @@ def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
         starved_s=starved_s,
         batch_s=batch_s,
         gap_s=batch_s if starved_s is None else starved_s,
-        prepare_share=preparing / len(looks),
+        prepare_share=code.preparing / len(looks),
         where=step.site if step else None,
         text=step.place.text if step and step.place else None,
         where_share=share,
@@ -80,6 +80,20 @@ def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
         awaited=awaited,
         advancing=(bool(loading) and loading[-1] is looks[-1] and _sleeps(case, key)) or None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What the places tell that a rank was seen at."""
+
+    loading: tuple[int, ...]  # looks that found it in its loader
+    preparing: int
+    made: tuple[tuple[None, Step], ...]  # where it makes the data itself
+
+
+def _code(looks: Sequence[Look]) -> _Code:
+    loading = tuple(at for at, look in enumerate(looks) if _feeds(look.code))
+    return _Code(loading, sum(_prepares(look.code) for look in looks), tuple(_by_itself(looks)))
 
 
 def _waits(case: Case, key: Key) -> bool:
@@ -131,7 +145,7 @@ def _later(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator
     for look, age in gaps:
         process = processes.get(look.at_s)
         made = [child.age_s for child in process.children if child.age_s is not None] if process else []
-        if min(made) > age + GAP_S if made else several or _counters(look.story):
+        if min(made) > age + GAP_S if made else several or _counters(look):
             yield age
 
 
@@ -139,35 +153,39 @@ def _batch_s(looks: Sequence[Look]) -> float | None:
     """By the counter that grew, of a loop outside the loader's frames."""
     if looks[0].story is looks[-1].story:
         return None
-    first, last = _counters(looks[0].story), _counters(looks[-1].story)
+    first, last = _counters(looks[0]), _counters(looks[-1])
     grown = max((last[name] - first[name] for name in last if name in first), default=0.0)
     return (looks[-1].at_s - looks[0].at_s) / grown if grown > 0 else None
 
 
-def _counters(story: Story) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for step in story:
-        if LOADER.search(step.file):
-            break
-        for name in (name for loop in step.place.loops for name in loop.counters) if step.place else ():
-            number = step.variables[name].number if name in step.variables else None
-            if number is not None and not is_library(step.file):
-                found[f"{step.function}.{name}"] = number
-    return found
+def _counters(look: Look) -> dict[str, float]:
+    """Of the loops outside the loader's frames."""
+    inside = next((at for at, step in enumerate(look.story) if _of_loader(step.file)), len(look.story))
+    steps = ((look.story[at], name) for at, name in look.spot.counters if at < inside)
+    return {
+        f"{step.function}.{name}": one.number
+        for step, name in steps
+        if (one := step.variables.get(name)) and one.number is not None
+    }
+
+
+@lru_cache(maxsize=1024)
+def _of_loader(file: str) -> bool:
+    return bool(LOADER.search(file))
 
 
 def _most(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | None, float | None]:
     """The function seen most: the process and the line seen most in it, and its share of the looks."""
-    functions = Counter((step.file, step.function) for _, step in made)
-    if not functions:
+    if not made:
         return None, None, None
+    functions = Counter((step.file, step.function) for _, step in made)
     function, often = functions.most_common(1)[0]
     inside = [(pid, step) for pid, step in made if (step.file, step.function) == function]
     worker, site = Counter((pid, step.site) for pid, step in inside).most_common(1)[0][0]
     return worker, next(step for pid, step in inside if (pid, step.site) == (worker, site)), often / len(made)
 
 
-def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[int | None, Step]]:
+def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[None, Step]]:
     """The user's lines below the frames of the loader."""
     for look in (look for look in looks if loads(look.code)):
         inside = [i for i, step in enumerate(look.story) if LOADER.search(step.file)]
@@ -178,6 +196,8 @@ def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[int | None, Step]]:
 
 def _by_workers(case: Case, key: Key) -> Iterator[tuple[int | None, Step]]:
     """The user's lines that its workers were seen at."""
+    if not any(stacks.children for _, stacks in case.series(key, "stacks") if isinstance(stacks, Stacks)):
+        return
     for _, rank in case.rounds(key):
         stacks, source = rank.records.get("stacks"), rank.records.get("source")
         for pid, threads in stacks.children if isinstance(stacks, Stacks) else ():

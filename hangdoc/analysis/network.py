@@ -20,7 +20,7 @@ from probes.echo import UNASKED, Echo
 
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
-Dead = Mapping[End, bool | None]
+Dead = Mapping[End, bool | None]  # of data connections, judged at either end
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ class NetworkAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, NetworkFacts], NetworkJob]:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
-        dead = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
+        alone = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
+        dead = {end: _any((is_dead, alone.get(mirrored(end)))) for end, is_dead in alone.items()}
         histories = {key: [(at, _known(record)) for at, record in case.series(key, "sockets")] for key in data}
         wrong = faults(case, data, histories)
         facts = {
@@ -146,7 +147,7 @@ def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: Histo
         bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
         zero_window=_any(tcp.window_shut(one) for one in mine),
         close_wait=sum(one.state == "close_wait" for one in mine),
-        dead_links=sum(_is_dead(one.end, dead) is True for one in data),
+        dead_links=sum([dead[one.end] is True for one in data]),
         syn_sent=len(waiting),
         syn_sent_s=_waiting_s(waiting, history),
         syn_sent_to=tuple(sorted({endpoint(one.remote, one.remote_port) for one in waiting})),
@@ -207,7 +208,7 @@ def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:
         last_send_s=one.last_send_s,
         idle_s=tcp.idle(one),
         pmtu=one.pmtu,
-        dead=_is_dead(data.end, dead),
+        dead=dead[data.end],
         fault=wrong.of(data.end),
         sent=sent,
         sent_a_step=sent.bytes / sent.seconds * period_s if sent.bytes and sent.seconds and period_s else None,
@@ -229,7 +230,8 @@ def _traffic(mine: Sequence[Connection], history: History) -> tuple[tcp.Traffic,
     newest = history[-1][0]
     start, first = history[0]
     since, recent = next(((at, known) for at, known in reversed(history[:-1]) if newest - at >= RECENT_S), history[0])
-    return tcp.traffic(first, mine, newest - start), tcp.traffic(recent, mine, newest - since)
+    overall = tcp.traffic(first, mine, newest - start)
+    return overall, overall if recent is first else tcp.traffic(recent, mine, newest - since)
 
 
 def _waiting_s(waiting: Sequence[Connection], history: History) -> float | None:
@@ -250,10 +252,6 @@ def _up(one: Connection, interfaces: tuple[Interface, ...] | None) -> bool | Non
         if one.local in held.addresses or held.name == one.interface:
             return held.up and held.carrier is not False
     return None if one.interface is None else False  # the interface is gone altogether
-
-
-def _is_dead(end: End, dead: Dead) -> bool | None:
-    return _any((dead.get(end), dead.get(mirrored(end))))
 
 
 def _any(values: Iterable[bool | None]) -> bool | None:

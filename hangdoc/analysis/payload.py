@@ -105,8 +105,8 @@ def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple
 def _held(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     """What the variables that a function hands to collectives held, look after look, wherever in it the rank was."""
     found: list[tuple[Call, Tensor]] = []
-    sources = {id(one.places): one for _, one in case.series(key, "source") if isinstance(one, Source)}
-    places = {at: place for source in sources.values() for at, place in _handing(case, source).items()}
+    sources = [one for _, one in case.series(key, "source") if isinstance(one, Source)]
+    places = {at: place for source in sources for at, place in _handing(case, source).items()}
     for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if places else ():
         place = places.get(f"{frame.file}:{frame.line}")
         tensors = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None} if place else {}
@@ -131,8 +131,11 @@ def _threads(case: Case, key: Key) -> list[Stack]:
 
 def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     """What a rank was seen handing over, oldest first."""
+    found: dict[int, tuple[Call, Tensor] | None] = {}
     threads = _threads(case, key)
-    found = {id(stack): _argument(stack.frames) for stack in {id(stack): stack for stack in threads}.values()}
+    for stack in threads:
+        if id(stack) not in found:
+            found[id(stack)] = _argument(stack.frames)
     return [one for stack in threads if (one := found[id(stack)]) is not None]
 
 

@@ -26,12 +26,13 @@ def chain_in(case: Case, stack: Stack) -> Chain:
 
 
 def python_in(case: Case, stack: Stack) -> Chain:
-    """The same without native frames."""
+    """The same without native frames; one object for all that stand there."""
     chain = chain_in(case, stack)
     known: dict[int, Chain] = case.once("python", dict)
     found = known.get(id(chain))
     if found is None:
-        found = known[id(chain)] = tuple([one for one in chain if not one[3] and one[2] is not None])
+        found = tuple([one for one in chain if not one[3] and one[2] is not None])
+        found = known[id(chain)] = case.once("places", dict[Chain, Chain]).setdefault(found, found)
     return found
 
 

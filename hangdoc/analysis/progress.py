@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import is_
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import WAITING, Circumstances, phase_of
-from hangdoc.analysis.places import chain_in, named, story_in
+from hangdoc.analysis.clocks import processes
+from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.places import chain_in, named, plan_in, story_in
 from hangdoc.analysis.stack import circumstances, is_busy
-from hangdoc.analysis.story import Code, Step, code_of, is_library
+from hangdoc.analysis.story import Code, Step, code_of, is_library, own_of
 from hangdoc.evidence import Process, Source, Stacks
 
 SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
+COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
 MIN_RECENT = 6  # looks that tell how long a step takes now
 
 
@@ -47,16 +50,35 @@ class ProgressJob:
     recent_s: float | None = None  # the same in the newest third of the window
 
 
-Numbers = tuple[tuple[str, float | None], ...]
+@dataclass(frozen=True, slots=True, eq=False)
+class Spot:
+    """Where a thread stands and what it does there: one object for all ranks and looks of a case that find the same."""
+
+    phase: str
+    op: str | None
+    code: Code
+    lines: tuple[tuple[str, int], ...]  # function and line of each step
+    counters: tuple[tuple[int, str], ...]  # of the loops of the user's own code: which step, the name
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     at_s: float
-    story: list[Step]
-    phase: str
-    op: str | None
-    code: Code  # of the story
+    story: Sequence[Step]
+    own: Sequence[Step]  # those steps of it that are the user's own code
+    spot: Spot
+
+    @property
+    def phase(self) -> str:
+        return self.spot.phase
+
+    @property
+    def op(self) -> str | None:
+        return self.spot.op
+
+    @property
+    def code(self) -> Code:
+        return self.spot.code
 
 
 @dataclass(slots=True)
@@ -90,7 +112,16 @@ def looks_at(case: Case, key: Key) -> list[Look]:
 
 def own_steps(looks: Sequence[Look]) -> list[Step]:
     """The steps of the user's own code in these looks, each object once, in order."""
-    return list({id(step): step for look in looks for step in look.story if not is_library(step.file)}.values())
+    return list({id(step): step for look in distinct(looks) for step in look.own}.values())
+
+
+def distinct(looks: Sequence[Look]) -> list[Look]:
+    """Of the looks that found the same only the first."""
+    found: list[Look] = []
+    for look in looks:
+        if not any(look.story is one.story for one in found):
+            found.append(look)
+    return found
 
 
 def _looks(case: Case, key: Key) -> list[Look]:
@@ -105,7 +136,7 @@ def _looks(case: Case, key: Key) -> list[Look]:
             seen = (id(stacks), id(source), busy)
             if seen == before:  # nothing of it has changed: it need not be told again
                 last = found[-1]
-                found.append(Look(shot.at_s, last.story, last.phase, last.op, last.code))
+                found.append(Look(shot.at_s, last.story, last.own, last.spot))
             else:
                 about = circumstances(case, key, busy, stacks)
                 found.append(_look(case, shot.at_s, stacks, source, thread, about, found[-1] if found else None))
@@ -124,18 +155,36 @@ def _look(
 ) -> Look:
     """A look; what it has in common with the one before is one object."""
     stack = named(stacks, thread)
-    story = story_in(case, stack, source, stacks)
-    if before and len(story) == len(before.story) and all(a is b for a, b in zip(story, before.story, strict=True)):
-        story = before.story
-    phase, op = phase_of(chain_in(case, stack), story, about)
-    return Look(at_s, story, phase, op, code_of(story))
+    story: Sequence[Step] = story_in(case, stack, source, stacks)
+    own: Sequence[Step] | None = None
+    if before and len(story) == len(before.story) and all(map(is_, story, before.story)):
+        story, own = before.story, before.own
+    chain, plan = chain_in(case, stack), plan_in(case, stack, source)
+    spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
+    return Look(at_s, story, own_of(story) if own is None else own, spot)
+
+
+def _spot(chain: Chain, story: Sequence[Step], about: Circumstances) -> Spot:
+    counters = [
+        (at, name)
+        for at, step in enumerate(story)
+        if step.place and not is_library(step.file)
+        for loop in step.place.loops
+        for name in loop.counters
+    ]
+    lines = tuple([(step.function, step.line) for step in story])
+    return Spot(*phase_of(chain, story, about), code_of(story), lines, tuple(counters))
+
+
+def spots(looks: Sequence[Look]) -> tuple[Spot, ...]:
+    """Equal for ranks that were at the same places, look after look."""
+    return tuple([look.spot for look in looks])
 
 
 def rank_facts(case: Case, key: Key) -> ProgressFacts:
     """What changed on one rank."""
     looks = looks_at(case, key)
-    numbers: dict[int, Numbers] = case.once("numbers", dict)
-    changes = [b.at_s for a, b in pairwise(looks) if a.story is not b.story and _differ(a.story, b.story, numbers)]
+    changes = [b.at_s for a, b in pairwise(looks) if a.story is not b.story and _differ(a, b)]
     window = looks[-1].at_s - looks[0].at_s if len(looks) > 1 else None
     last = changes[-1] if changes else looks[0].at_s if looks else None
     counter, period = _step(looks)
@@ -150,43 +199,32 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         pause_s=max(ended, default=None),
         cpu_share=_cpu_share(case, key),
         wait_share=_share(looks, WAITING),
-        compute_share=_share(looks, {"compute"}),
-        input_share=_share(looks, {"input"}),
-        sites=len({_lines(story) for story in {id(look.story): look.story for look in looks}.values()}),
+        compute_share=_share(looks, COMPUTES),
+        input_share=_share(looks, READS),
+        sites=len({spot.lines for spot in {look.spot for look in looks}}),
         counter=counter,
         period_s=period,
         recent_s=period if len(recent) == len(looks) else _step(recent)[1],
     )
 
 
-def _lines(story: Sequence[Step]) -> tuple[tuple[str, int], ...]:
-    return tuple([(step.function, step.line) for step in story])
-
-
-def _differ(a: Sequence[Step], b: Sequence[Step], known: dict[int, Numbers]) -> bool:
+def _differ(a: Look, b: Look) -> bool:
     """In the lines of the whole chain, or the numbers in its variables."""
-    if _lines(a) != _lines(b):
+    if a.spot is not b.spot and a.spot.lines != b.spot.lines:
         return True
-    pairs = zip(a, b, strict=True)
-    return any(old is not new and _numbers(old, known) != _numbers(new, known) for old, new in pairs)
+    pairs = zip(a.story, b.story, strict=True)
+    return any(old is not new and _numbers(old) != _numbers(new) for old, new in pairs)
 
 
-def _numbers(step: Step, known: dict[int, Numbers]) -> Numbers:
-    """Of its variables, by name; `known`: of the steps that were asked for before, by identity."""
-    found = known.get(id(step))
-    if found is None:
-        found = tuple(sorted([(name, v.number) for name, v in step.variables.items() if v.number is not None]))
-        known[id(step)] = found
-    return found
+def _numbers(step: Step) -> dict[str, float]:
+    return {name: v.number for name, v in step.variables.items() if v.number is not None}
 
 
-def _step(looks: list[Look]) -> tuple[str | None, float | None]:
+def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
     """The loop counter that grew most over the looks, and the seconds one of its steps takes."""
     grown: dict[str, float] = {}
-    for before, after in pairwise(looks):
-        if after.story is before.story:
-            continue
-        old, new = _counters(before.story), _counters(after.story)
+    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.story is not b.story]]
+    for old, new in pairwise(map(_counters, moved)):
         for name, value in new.items():
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
     seconds = looks[-1].at_s - looks[0].at_s if looks else 0.0
@@ -195,24 +233,18 @@ def _step(looks: list[Look]) -> tuple[str | None, float | None]:
     return (name, periods[name]) if name else (None, None)
 
 
-def _counters(story: list[Step]) -> dict[str, float]:
+def _counters(look: Look) -> dict[str, float]:
     """Values of the counters of the loops a rank is in, outside libraries."""
-    return {
-        name: variable.number
-        for step in story
-        if step.place and not is_library(step.file)
-        for loop in step.place.loops
-        for name in loop.counters
-        if (variable := step.variables.get(name)) and variable.number is not None
-    }
+    variables = ((name, look.story[at].variables.get(name)) for at, name in look.spot.counters)
+    return {name: one.number for name, one in variables if one and one.number is not None}
 
 
-def _share(looks: list[Look], phases: frozenset[str] | set[str]) -> float | None:
-    return sum(look.phase in phases for look in looks) / len(looks) if looks else None
+def _share(looks: Sequence[Look], phases: Collection[str]) -> float | None:
+    return sum([look.phase in phases for look in looks]) / len(looks) if looks else None
 
 
 def _cpu_share(case: Case, key: Key) -> float | None:
-    series = [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
+    series = processes(case, key)
     if len(series) < 2 or series[-1][0] <= series[0][0]:
         return None
     (start, first), (end, last) = series[0], series[-1]

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.position import PositionFacts
-from hangdoc.analysis.progress import ProgressFacts, looks_at
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.progress import ProgressFacts, looks_at, own_steps
 from hangdoc.evidence import Environ, Io
 
 WAITS = 0.5  # share of the looks
@@ -73,6 +72,8 @@ def _sources(case: Case, key: Key) -> dict[str, Place]:
     """The folders that a rank's variables name, and the one most of its open files were in."""
     records = [io for _, io in case.series(key, "io") if isinstance(io, Io)]
     entries = {folder.path: folder.entries for io in records for folder in io.folders}
+    if not entries:
+        return {}
     found: dict[str, Place] = {}
     for name, path in _named(case, key):
         if path in entries:
@@ -85,11 +86,9 @@ def _sources(case: Case, key: Key) -> dict[str, Place]:
 
 
 def _named(case: Case, key: Key) -> Iterator[tuple[str, str]]:
-    stories = {id(look.story): look.story for look in looks_at(case, key)}
-    for step in (step for story in stories.values() for step in story if not is_library(step.file)):
+    for step in own_steps(looks_at(case, key)):
         for variable in step.variables.values():
-            match = PATH.match(variable.text) if "/" in variable.text else None
-            if match is not None:
+            if "/" in variable.text and (match := PATH.match(variable.text)):
                 where = f"{step.function} ({step.short.rsplit('/', 1)[-1]})"
                 yield f"{variable.name} in {where}", match[1].rstrip("/") or "/"
 

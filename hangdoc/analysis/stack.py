@@ -17,6 +17,7 @@ from hangdoc.analysis.places import chain_in, python_in, story_in
 from hangdoc.analysis.process import is_stopped
 from hangdoc.analysis.story import Step, Story, user_step
 from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
+from hangdoc.evidence.aftermath import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # comm of the threads that a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
@@ -64,7 +65,7 @@ def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     """What native frames say of one rank holds for every rank with the same Python stack."""
     if not any(one.native for one in facts.values()):
         return facts
-    python = {key: _python(case, key, one.thread) for key, one in facts.items()}
+    python = {key: id(_python(case, key, one.thread)) for key, one in facts.items()}  # one object a place
     told = {python[key]: one for key, one in facts.items() if one.native}
     return {
         key: _as_told(one, told[python[key]])
@@ -95,15 +96,15 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
 
 def last_seen(case: Case, key: Key) -> StackFacts:
     """What a rank did when it was last seen, be it gone by now."""
-    process = case.record(key, "cpu")
+    records = case.ranks[key].records
+    process, stacks = records.get("cpu"), records.get("stacks")
     stopped = is_stopped(case, key)
     busy = is_busy(process) if isinstance(process, Process) else None
-    stacks = case.record(key, "stacks")
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return _without_stack("stopped" if stopped else "unknown", busy)
     about = circumstances(case, key, busy, stacks)
-    default = _default_group(case.record(key, "groups"))
-    return _from_stacks(case, stacks, case.record(key, "source"), about, stopped, default)
+    default = _default_group(records.get("groups"))
+    return _from_stacks(case, stacks, records.get("source"), about, stopped, default)
 
 
 def _default_group(groups: Groups | None) -> int | None:
@@ -203,7 +204,11 @@ def circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Ci
         process, environ = case.record(key, "cpu"), case.record(key, "environ")
         mpi = isinstance(environ, Environ) and not MPI_LAUNCH.isdisjoint(environ.variables)
         known[key] = mpi, isinstance(process, Process) and any(_of_group(t.comm) for t in process.threads)
-    return _circumstances(busy, *known[key], stacks.native)
+    mpi, group = known[key]
+    if busy is None and isinstance(case.record(key, "aftermath"), Aftermath):
+        # What is left of a job: a dump tells which threads ran, and of ranks of a job each has a process group.
+        busy, group = any(stack.active for stack in stacks.threads), len(case.ranks) > 1
+    return _circumstances(busy, mpi, group, stacks.native)
 
 
 @lru_cache(maxsize=32)

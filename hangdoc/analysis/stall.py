@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.position import PositionFacts
@@ -114,16 +113,12 @@ def _rank(case: Case, key: Key) -> StallFacts:
 
 def _says(case: Case, key: Key, what: str) -> bool:
     """Whether an analysis that ran before says so of a rank."""
-    return any(getattr(facts.get(key), what, None) is True for facts in _telling(case, what))
+    return key in case.once(f"said {what}", lambda: _said(case, what))
 
 
-def _telling(case: Case, what: str) -> list[dict[Key, Any]]:
-    """The facts of those analyses that may say so."""
-
-    def telling() -> list[dict[Key, Any]]:
-        return [facts for facts in case.rank_facts.values() if any(hasattr(one, what) for one in facts.values())]
-
-    return case.once(f"telling {what}", telling)
+def _said(case: Case, what: str) -> set[Key]:
+    groups = [facts for facts in case.rank_facts.values() if hasattr(next(iter(facts.values()), None), what)]
+    return {key for facts in groups for key, one in facts.items() if getattr(one, what) is True}
 
 
 ANALYSIS = StallAnalysis()

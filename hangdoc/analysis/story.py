@@ -80,9 +80,14 @@ def is_library(file: str) -> bool:
     return any(part in file for part in LIBRARIES) or file.startswith("<")
 
 
+def own_of(story: Story) -> list[Step]:
+    """The steps of the user's own code."""
+    return [step for step in story if not is_library(step.file)]
+
+
 def user_step(story: Story) -> Step | None:
     """The innermost frame of the user's own code, or the innermost of all where there is none."""
-    own = [step for step in story if not is_library(step.file)]
+    own = own_of(story)
     return own[-1] if own else (story[-1] if story else None)
 
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from hangdoc.analysis import Case, Key, tcp
 from hangdoc.analysis.peers import data_connections
-from hangdoc.analysis.progress import Look, looks_at, own_steps
-from hangdoc.analysis.story import Step, is_library
+from hangdoc.analysis.progress import Look, looks_at, own_steps, spots
+from hangdoc.analysis.story import Step
 from hangdoc.evidence import Connection
 
 WRAPPER = re.compile(r"<(DistributedDataParallel|FullyShardedDataParallel|DDP|FSDP) at ")
@@ -58,23 +58,45 @@ def _facts(case: Case, key: Key, data: Sequence[Connection]) -> SyncFacts:
     looks = looks_at(case, key)
     if not looks:
         return SyncFacts()
-    steps = own_steps(looks)
-    wraps = [(step, wrapped) for step in steps if (wrapped := _wrapped(step))]
-    around = {step.place.around for step in steps if step.place}
+    own = own_steps(looks)
+    wraps = [(step, wrapped) for step in own if (wrapped := _wrapped(step))]
+    code = case.once(("sync", spots(looks)), lambda: _code(looks, own))
     return SyncFacts(
         wrapped=wraps[0][1] if wraps else None,
-        bypass=next((site for step in steps if (site := _bypass(step))), None),
+        bypass=code.bypass,
         uncalled=next((site for step, wrapped in wraps if (site := _uncalled(step, wrapped))), None),
+        trains=code.trains,
+        reduced=code.reduced,
+        bytes_per_s=None if code.since is None else _rate(case, key, data, looks[code.since].at_s),
+        deferred=code.deferred,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What the places tell that a rank was seen at."""
+
+    bypass: str | None
+    trains: bool
+    reduced: bool
+    deferred: bool
+    since: int | None  # the first look that found it training
+
+
+def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
+    around = {step.place.around for step in own if step.place}
+    return _Code(
+        bypass=next((site for step in own if (site := _bypass(step))), None),
         trains=any(_calls_backward(calls) for calls in around),
         reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= OFTEN,
-        bytes_per_s=_rate(case, key, data, next((look.at_s for look in looks if _trains(look)), None)),
         deferred=any(_defers(calls) for calls in around),
+        since=next((at for at, look in enumerate(looks) if _trains(look)), None),
     )
 
 
 def _trains(look: Look) -> bool:
     """It is within a loop, in code that calls backward."""
-    places = [step.place for step in look.story if step.place and not is_library(step.file)]
+    places = [step.place for step in look.own if step.place]
     return any(place.loops for place in places) and any(_calls_backward(place.around) for place in places)
 
 
@@ -88,9 +110,9 @@ def _defers(around: tuple[str, ...]) -> bool:
     return any(ON_PURPOSE.search(name) for name in around)
 
 
-def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float | None) -> float | None:
+def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> float | None:
     """Before it trains a wrapper sends the whole model round: that is no gradient."""
-    shots = [(at, record) for at, record in case.series(key, "sockets") if since_s is not None and at >= since_s]
+    shots = [(at, record) for at, record in case.series(key, "sockets") if at >= since_s]
     if len(shots) < 2 or not data:
         return None
     (start, first), (end, _) = shots[0], shots[-1]
@@ -105,7 +127,7 @@ def _in_backward(look: Look) -> bool:
 
 def _wrapped(step: Step) -> str | None:
     """The variable of a frame that holds a wrapped model."""
-    return next((v.name for v in step.variables.values() if WRAPPER.search(v.text)), None)
+    return next((v.name for v in step.variables.values() if " at " in v.text and WRAPPER.search(v.text)), None)
 
 
 def _bypass(step: Step) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from hangdoc.evidence import Connection
 
@@ -110,11 +111,9 @@ def traffic(before: Mapping[Identity, Connection], after: Iterable[Connection], 
     crossed = sent = repeated = 0
     known = counted = True
     for new in after:
-        old = before.get(identity(new))
-        received, acked = (_grown(old, new, name) for name in ("bytes_received", "bytes_acked"))
-        out, again = (_grown(old, new, name) for name in ("bytes_sent", "bytes_retransmitted"))
+        received, acked, out, again, segments, repeats = _grown(before.get(identity(new)), new)
         if out is None or again is None:  # before Linux 4.19
-            out, again = (_grown(old, new, name) for name in ("segments_out", "total_retransmits"))
+            out, again = segments, repeats
         known = known and received is not None and acked is not None
         counted = counted and out is not None and again is not None
         crossed += (received or 0) + (acked or 0)
@@ -123,10 +122,17 @@ def traffic(before: Mapping[Identity, Connection], after: Iterable[Connection], 
     return Traffic(seconds, crossed if known else None, sent if counted else None, repeated if counted else None)
 
 
-def _grown(old: Connection | None, new: Connection, name: str) -> int | None:
-    value: int | None = getattr(new, name)
-    start: int | None = getattr(old, name) if old is not None else 0
-    return None if value is None else value - (start or 0)
+_COUNTERS = attrgetter(
+    "bytes_received", "bytes_acked", "bytes_sent", "bytes_retransmitted", "segments_out", "total_retransmits"
+)
+
+
+def _grown(old: Connection | None, new: Connection) -> Sequence[int | None]:
+    """By how much each of the counters did."""
+    values: tuple[int | None, ...] = _COUNTERS(new)
+    if old is None:
+        return values
+    return [None if now is None else now - (was or 0) for now, was in zip(values, _COUNTERS(old), strict=True)]
 
 
 def least(values: Iterable[float | None]) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from typing import Any
 
 from hangdoc import __version__, codec, wire
 from hangdoc.analysis import Key
@@ -15,6 +16,7 @@ from hangdoc.fleet.carrier import Carrier, Event
 from hangdoc.fleet.merge import Owners, jobs
 from hangdoc.fleet.via import Wish, hosts_of, way_of
 from hangdoc.fold import fold_hosts
+from hangdoc.garbage import collect_rarely
 from hangdoc.wire.reader import Reader
 from probes import Tier
 
@@ -23,13 +25,14 @@ SILENT_S = 3.5  # one that has not answered anything for so long is lost
 START_S = 4.5  # the same for an agent that was started
 PATIENCE_S = 4.0  # a round waits no longer for those that are there and slow
 EXAMINE_S = 12.0  # the same where native stacks are wanted, which take a while each
+AT_ONCE = 128  # hosts that are asked and have not answered: what all say at once takes much room
 RETRY_S = (5.0, 10.0, 20.0, 60.0)  # after which an agent that ended is started anew
 
 
 def started(wish: Wish, say: Callable[[str], None]) -> Fleet:
     """The fleet that the user means, its agents on their way; raises HangdocError."""
     hosts, way = hosts_of(wish), way_of(wish)
-    gc.set_threshold(100_000, 20, 20)  # evidence has no cycles, and of thousands of ranks a collection takes seconds
+    collect_rarely()
     say(f"starting agents on {len(hosts)} host{'s' * (len(hosts) != 1)} by {wish.via}")
     return Fleet(hosts, Carrier(way), say)
 
@@ -72,6 +75,11 @@ class Fleet:
     _hosts: dict[str, Host] = field(default_factory=dict)
     _owners: Owners = field(init=False)
     _kinds: Mapping[str, type] = field(init=False)
+    _models: dict[str, Any] = field(default_factory=dict)  # what all hosts' readers share
+    _to_ask: deque[tuple[Host, bytes]] = field(default_factory=deque)
+    _open: set[str] = field(default_factory=set)  # hosts that were asked and have not answered
+    _patience_s: float = 0.0
+    _until_s: float = 0.0  # a round waits for answers
     _round: int = 0
     _fresh: bool = False
     _forgotten: set[tuple[str, int, int]] = field(default_factory=set)
@@ -82,7 +90,7 @@ class Fleet:
         registry = codec.registry()
         self._kinds = {**registry.rank, **registry.host}
         self._owners = Owners({host: at for at, host in enumerate(self.hosts)})
-        self._hosts = {host: Host(host, Reader(self._kinds)) for host in self.hosts}
+        self._hosts = {host: Host(host, Reader(self._kinds, self._models)) for host in self.hosts}
         self.carrier.start(list(self.hosts))
 
     # --- the source -------------------------------------------------------------------------------
@@ -95,9 +103,9 @@ class Fleet:
         """Ask every host that is not busy with an earlier question; who does not answer in time is lost."""
         self._round += 1
         self._revive()
+        self._patience_s = EXAMINE_S if still else PATIENCE_S if self._round > 1 else START_S
         self._ask(tier, still)
-        until_s = time.monotonic() + (EXAMINE_S if still else PATIENCE_S if self._round > 1 else START_S)
-        while (left_s := until_s - time.monotonic()) > 0 and self._awaited():
+        while (left_s := self._until_s - time.monotonic()) > 0 and self._awaited():
             self._hark(left_s)
         return self._snapshots()
 
@@ -129,22 +137,33 @@ class Fleet:
             pause_s = RETRY_S[min(host.tries, len(RETRY_S) - 1)]
             if self.again and host.ended_s is not None and now_s - host.ended_s >= pause_s:
                 why = host.lost
-                host = Host(host.name, Reader(self._kinds), lost=why, tries=host.tries + 1)
+                host = Host(host.name, Reader(self._kinds, self._models), lost=why, tries=host.tries + 1)
                 self._hosts[host.name] = host
                 self.carrier.start([host.name])
 
     def _ask(self, tier: Tier, still: Collection[Key]) -> None:
+        """Prepare a question for every host that is not busy, and put the first of them."""
         skipped = self._owners.skipped()
         do = "look" if tier < Tier.EXAMINE else "examine" if still else "inspect"
         for host in self._hosts.values():
             if host.asked is None and host.ended_s is None:
                 pids = tuple(pid for name, pid in still if name == host.name)
                 over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
-                command = wire.Command(do, self._round, pids, skipped.get(host.name, ()), over, self._fresh)
                 host.asked = self._round
-                host.question()
-                self.carrier.send(host.name, wire.line(command))
+                command = wire.Command(do, self._round, pids, skipped.get(host.name, ()), over, self._fresh)
+                self._to_ask.append((host, wire.line(command)))
         self._fresh = False
+        self._put()
+
+    def _put(self) -> None:
+        """Put as many questions as may be open at once."""
+        while self._to_ask and len(self._open) < AT_ONCE:
+            host, line = self._to_ask.popleft()
+            if host.asked is not None:  # else it has ended meanwhile
+                self._open.add(host.name)
+                self._until_s = time.monotonic() + self._patience_s
+                host.question()
+                self.carrier.send(host.name, line)
 
     def _awaited(self) -> bool:
         return any(host.asked == self._round and host.lost is None for host in self._hosts.values())
@@ -168,8 +187,10 @@ class Fleet:
         event = self.carrier.next(min(seconds, PING_S / 4))
         while event is not None:
             self._handle(event)
+            self._put()
             event = self.carrier.next(0.0)
         self._check()
+        self._put()
         self._tell()
 
     def _handle(self, event: Event) -> None:
@@ -201,6 +222,7 @@ class Fleet:
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
             host.shot, host.news, host.asked = host.reader.snapshot(host.name, answer), True, None
+            self._open.discard(host.name)
             host.about = {
                 rank.target: (one.process, one.near) for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
             }
@@ -214,6 +236,7 @@ class Fleet:
         if host.lost is None:
             self._news.setdefault(f"not seen: {why}", []).append(host.name)
         host.lost = why
+        self._open.discard(host.name)
 
     def _tell(self) -> None:
         """Say which hosts were lost and came back since; those of one fate in one line."""

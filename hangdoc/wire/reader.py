@@ -27,6 +27,8 @@ from hangdoc.share import share
 from hangdoc.wire import KEEP, Answer, Seen, parse
 from hangdoc.wire.forms import SAME, Code, GroupsForm, StacksForm, ThreadForm, members
 
+NOWHERE = b'"address":null'
+
 
 @dataclass(slots=True)
 class _Part:
@@ -41,9 +43,11 @@ class _Part:
 class Reader:
     """Puts the snapshots of one agent together."""
 
-    def __init__(self, kinds: Mapping[str, type]) -> None:
-        """`kinds`: the record of each probe, by its name."""
+    def __init__(self, kinds: Mapping[str, type], models: dict[str, Any] | None = None) -> None:
+        """`kinds`: the record of each probe, by its name; `models`: one of each that was read, by this reader or by
+        others that have the same `models`: what a record has in common with it is kept once."""
         self._kinds = kinds
+        self._models = {} if models is None else models
         self._parts: dict[int, _Part] = {}
         self._answers = 0
         self._before: dict[int, Mapping[str, Any]] = {}  # by PID the records of the answer before
@@ -68,7 +72,9 @@ class Reader:
     def _records(self, numbers: Mapping[str, int], before: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, number in numbers.items():
             if name in self._kinds:  # else a probe of a newer version
-                yield intern(name), self._made(number, self._kinds[name], before.get(name))
+                record = self._made(number, self._kinds[name], before.get(name, self._models.get(name)))
+                self._models.setdefault(name, record)
+                yield intern(name), record
 
     def _made(self, number: int, kind: type, before: Any = None) -> Any:
         """What a part says; `before`: what equals it is made of this."""
@@ -94,10 +100,8 @@ class Reader:
             part.value, part.raw = _frames(part.raw), b""
         frames: tuple[Frame, ...] = part.value
         if thread.variables:
-            frames = tuple(
-                replace(frame, variables=_variables(thread.variables[at])) if at in thread.variables else frame
-                for at, frame in enumerate(frames)
-            )
+            told = thread.variables
+            frames = tuple([_with(frame, told[at]) if at in told else frame for at, frame in enumerate(frames)])
         return Stack(thread.tid, thread.name, frames, thread.holds_gil, thread.active)
 
     def _named(self, number: int) -> _Part:
@@ -113,14 +117,21 @@ def _source(raw: bytes) -> Source:
     return parse(raw, Source)
 
 
-def _variables(raws: tuple[msgspec.Raw, ...]) -> tuple[Variable, ...]:
-    return tuple(_variable(bytes(raw)) for raw in raws)
+def _with(frame: Frame, raws: tuple[msgspec.Raw, ...]) -> Frame:
+    variables = tuple([_common(one) if NOWHERE in one else _variable(one) for one in map(bytes, raws)])
+    return Frame(frame.function, frame.file, frame.line, frame.short, frame.native, variables)
 
 
 @lru_cache(maxsize=4 * SAME)
+def _common(raw: bytes) -> Variable:
+    """One without an address, which many ranks may have alike."""
+    return _variable(raw)
+
+
 def _variable(raw: bytes) -> Variable:
-    variable = parse(raw, Variable)
-    return replace(variable, name=intern(variable.name), kind=variable.kind and intern(variable.kind))
+    v = parse(raw, Variable)
+    name, kind = intern(v.name), v.kind and intern(v.kind)
+    return Variable(name, v.text, v.argument, v.number, v.length, kind, v.address, v.tensor)
 
 
 def _environ(raw: bytes) -> Environ:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangdoc.analysis.others import Values, Waiters
-from hangdoc.analysis.progress import Look
+from hangdoc.analysis.progress import Look, Spot
 
 NUMBERS = st.lists(st.floats(-9, 9), min_size=2, max_size=9)
 
@@ -23,7 +23,8 @@ def test_median_of_the_others(values: Sequence[float]) -> None:
 
 
 def looks(at_s: float, phases: str) -> list[Look]:
-    return [Look(at_s + i, [], "collective" if phase == "w" else "compute", None, ()) for i, phase in enumerate(phases)]
+    spots = {phase: Spot(name, None, (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
+    return [Look(at_s + i, [], [], spots[phase]) for i, phase in enumerate(phases)]
 
 
 @pytest.mark.parametrize(
