@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -28,17 +29,19 @@ def serve(commands: int, answers: BinaryIO) -> None:
     Raises HangdocError for a line that is no command.
     """
     out = Out(answers)
-    out.write(wire.Hello(host=platform.node()))
+    token = secrets.token_hex(8)
+    out.write(wire.Hello(host=platform.node(), token=token))
     here = Here(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
     writer, about = Writer(), About()
     for command in _commands(commands, out):
         if command.do == "stop":
             return
-        here.drop(frozenset(command.forget))
+        own = command.of(token)
+        here.drop(frozenset(own.forget))
         if command.fresh:
             here.rediscover()
-        here.skip = frozenset(command.skip)
-        (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in command.still])
+        here.skip = frozenset(own.skip)
+        (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in own.still])
         out.write(writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks])))
 
 
@@ -70,7 +73,7 @@ def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
         os._exit(1)
 
     Thread(target=read, name="commands", daemon=True).start()
-    while line := waiting.get():
+    while line := _newest(waiting):
         try:
             command = wire.parse(line, wire.Command)
             if command.do not in (*TIERS, "stop"):
@@ -78,6 +81,14 @@ def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
         except ValueError:
             raise HangdocError(f"no command of an agent: {line[:80]!r}; `hangdoc watch --nodes` talks to it") from None
         yield command
+
+
+def _newest(waiting: SimpleQueue[bytes]) -> bytes:
+    """The next line; of several that have come while a round took long the last, for each asks for all of it."""
+    line = waiting.get()
+    while line and not waiting.empty():
+        line = waiting.get()
+    return line
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:

@@ -1,13 +1,15 @@
 """Agents on many hosts, carried by ClusterShell: starts them, writes to them, hands on what they write.
 
 ClusterShell's engine runs in a thread of its own. Each host has its own worker, so that one that ends is started anew
-without the others noticing.
+without the others noticing. Where the site's topology file asks for a tree, the hosts that are started first share one
+worker: a gateway passes what is written on to the hosts of one worker only, and to all of these (ClusterShell 1.10).
 """
 
 from __future__ import annotations
 
+import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -41,6 +43,7 @@ class Carrier:
         self._way = way
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._workers: dict[str, Any] = {}  # of the task's thread alone
+        self._sharing: frozenset[str] = frozenset()  # hosts of one worker
         self._ready = Flag()
         self._ending = False
         self._thread = Thread(target=self._run, name="fleet", daemon=True)
@@ -51,8 +54,16 @@ class Carrier:
             self._make_room(len(hosts))
             self._thread.start()
             self._ready.wait()
+            if self._branches and len(hosts) > 1 and len(set(map(self._way.command, hosts))) == 1:
+                self._sharing = frozenset(hosts)
+                self._ask(self._start_all, hosts)
+                return
         for host in hosts:
             self._ask(self._start, host)
+
+    def shares(self, host: str) -> bool:
+        """Whether what is sent to the agent of a host reaches those of other hosts as well."""
+        return host in self._sharing
 
     def send(self, host: str, line: bytes) -> None:
         """Write a line to the agent of a host; it is lost where none runs."""
@@ -95,47 +106,57 @@ class Carrier:
             self._task.set_info(option, value)
         for name in ("stdout_msgtree", "stderr_msgtree"):  # else every line ever read is kept
             self._task.set_default(name, False)
-        self._port = self._task.port(_Calls(self._ready))
+        self._branches = self._way.remote and _tree(self._task)
+        self._port: Any = self._task.port(_Calls(self._ready))
         with suppress(KeyboardInterrupt):
             self._task.run()
 
     def _ask(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._port.msg_send((function, arguments))
+        if port := self._port:
+            port.msg_send((function, arguments))
 
     def _start(self, host: str) -> None:
         if host in self._workers:
             return
-        where = {"nodes": host} if self._way.remote else {"key": host}
-        handler = _Worker(host, self._events, self._closed)
+        where = {"nodes": host, "tree": False} if self._way.remote else {"key": host}
+        handler = _Worker([host], self._events, self._closed)
         self._workers[host] = self._task.shell(self._way.command(host), handler=handler, stderr=True, **where)
+
+    def _start_all(self, hosts: Collection[str]) -> None:
+        handler = _Worker(hosts, self._events, self._closed)
+        command = self._way.command(next(iter(hosts)))  # the same for all
+        worker = self._task.shell(command, nodes=",".join(hosts), handler=handler, stderr=True)
+        self._workers.update(dict.fromkeys(hosts, worker))
 
     def _write(self, host: str, line: bytes) -> None:
         if host in self._workers:
             self._workers[host].write(line)
 
     def _abort(self, host: str) -> None:
-        if host in self._workers:
+        if host in self._workers and host not in self._sharing:
             self._workers[host].abort()
 
     def _end(self) -> None:
         self._ending = True
-        for worker in list(self._workers.values()):
+        for worker in set(self._workers.values()):
             worker.set_write_eof()
         self._leave()
 
     def _cut(self) -> None:
-        for worker in list(self._workers.values()):
+        for worker in set(self._workers.values()):
             worker.abort()
 
     def _leave(self) -> None:
         """With the last worker the engine ends, when no port is left either."""
-        if self._ending and not self._workers:
+        if self._ending and not self._workers and self._port is not None:
             self._task.remove_port(self._port)
+            self._port = None
 
     def _closed(self, host: str, worker: Any, why: bytes) -> None:
         if self._workers.get(host) is worker:
             del self._workers[host]
-        self._events.put(Event("ended", host, why))
+            self._sharing -= {host}
+            self._events.put(Event("ended", host, why))
         self._leave()
 
 
@@ -154,23 +175,37 @@ class _Calls(EventHandler):  # type: ignore[misc]  # ClusterShell has no types
 
 
 class _Worker(EventHandler):  # type: ignore[misc]
-    """What happens at one host, as events."""
+    """What happens at the hosts of one worker, as events."""
 
-    def __init__(self, host: str, events: SimpleQueue[Event], closed: Callable[[str, Any, bytes], None]) -> None:
-        self._host, self._events, self._closed = host, events, closed
-        self._said = b""  # last line on stderr
+    def __init__(
+        self, hosts: Collection[str], events: SimpleQueue[Event], closed: Callable[[str, Any, bytes], None]
+    ) -> None:
+        self._hosts, self._events, self._closed = hosts, events, closed
+        self._said: dict[str, bytes] = {}  # last line on stderr
 
     def ev_pickup(self, worker: Any, node: str) -> None:
-        self._events.put(Event("started", self._host))
+        self._events.put(Event("started", node))
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         if sname == "stdout":
-            self._events.put(Event("line", self._host, msg))
+            self._events.put(Event("line", node, msg))
         elif msg.strip():
-            self._said = msg.strip()
+            self._said[node] = msg.strip()
 
     def ev_hup(self, worker: Any, node: str, rc: int | None) -> None:
-        self._said = self._said or f"it ended with exit code {rc}".encode()
+        self._said.setdefault(node, f"it ended with exit code {rc}".encode())
+        if len(self._hosts) > 1:  # the worker goes on
+            self._closed(node, worker, self._said[node])
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        self._closed(self._host, worker, self._said)
+        for host in self._hosts:
+            self._closed(host, worker, self._said.get(host, b""))
+
+
+def _tree(task: Task) -> bool:
+    """Whether the site has a topology file, and wants it to be followed."""
+    for file in reversed(task.TOPOLOGY_CONFIGS):
+        if os.path.exists(file):
+            task.load_topology(file)
+            return task.topology is not None and bool(task.default("auto_tree"))
+    return False

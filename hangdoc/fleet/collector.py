@@ -13,6 +13,7 @@ from hangdoc import __version__, codec, wire
 from hangdoc.analysis import Key
 from hangdoc.evidence import AGENT, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.fleet.carrier import Carrier, Event
+from hangdoc.fleet.host import Host
 from hangdoc.fleet.merge import Owners, jobs
 from hangdoc.fleet.via import Wish, hosts_of, way_of
 from hangdoc.fold import fold_hosts
@@ -38,33 +39,6 @@ def started(wish: Wish, say: Callable[[str], None]) -> Fleet:
 
 
 @dataclass(slots=True)
-class Host:
-    """One host, as the collector knows it; instants are the collector's."""
-
-    name: str
-    reader: Reader
-    asked: int | None = None  # the command it has not answered yet
-    started: bool = False
-    heard_s: float | None = None  # when it wrote a line last
-    open_s: float | None = None  # when the first question was put that it has not answered, with anything
-    shot: Snapshot | None = None  # the newest
-    about: Mapping[Target, tuple[str, int]] = field(default_factory=dict)  # which process a rank in it is, how near
-    named: dict[Target, Target] = field(default_factory=dict)  # as the agent names it -> as the fleet does
-    news: bool = False  # since the last round
-    lost: str | None = None  # why
-    ended_s: float | None = None  # when its agent ended
-    tries: int = 0
-    version: str | None = None
-
-    def question(self) -> None:
-        if self.started and self.open_s is None:
-            self.open_s = time.monotonic()
-
-    def silent_s(self) -> float:
-        return 0.0 if self.open_s is None else time.monotonic() - self.open_s
-
-
-@dataclass(slots=True)
 class Fleet:
     """A source of snapshots: agents on hosts. To be closed."""
 
@@ -76,7 +50,7 @@ class Fleet:
     _owners: Owners = field(init=False)
     _kinds: Mapping[str, type] = field(init=False)
     _models: dict[str, Any] = field(default_factory=dict)  # what all hosts' readers share
-    _to_ask: deque[tuple[Host, bytes]] = field(default_factory=deque)
+    _to_ask: deque[tuple[list[Host], wire.Command]] = field(default_factory=deque)
     _open: set[str] = field(default_factory=set)  # hosts that were asked and have not answered
     _patience_s: float = 0.0
     _until_s: float = 0.0  # a round waits for answers
@@ -145,32 +119,43 @@ class Fleet:
         """Prepare a question for every host that is not busy, and put the first of them."""
         skipped = self._owners.skipped()
         do = "look" if tier < Tier.EXAMINE else "examine" if still else "inspect"
+        shared: list[Host] = []
+        own: dict[str, wire.Own] = {}
         for host in self._hosts.values():
             if host.asked is None and host.ended_s is None:
                 pids = tuple(pid for name, pid in still if name == host.name)
                 over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
+                mine = wire.Own(pids, skipped.get(host.name, ()), over)
                 host.asked = self._round
-                command = wire.Command(do, self._round, pids, skipped.get(host.name, ()), over, self._fresh)
-                self._to_ask.append((host, wire.line(command)))
+                if self.carrier.shares(host.name):
+                    shared.append(host)
+                    own |= {host.token: mine} if mine != wire.Own() and host.token else {}
+                else:
+                    told = {"": mine} if mine != wire.Own() else {}
+                    self._to_ask.append(([host], wire.Command(do, self._round, told, self._fresh)))
+        if shared:
+            self._to_ask.append((shared, wire.Command(do, self._round, own, self._fresh)))
         self._fresh = False
         self._put()
 
     def _put(self) -> None:
         """Put as many questions as may be open at once."""
         while self._to_ask and len(self._open) < AT_ONCE:
-            host, line = self._to_ask.popleft()
-            if host.asked is not None:  # else it has ended meanwhile
+            hosts, command = self._to_ask.popleft()
+            asked = [host for host in hosts if host.asked is not None]  # the others have ended meanwhile
+            for host in asked:
                 self._open.add(host.name)
-                self._until_s = time.monotonic() + self._patience_s
                 host.question()
-                self.carrier.send(host.name, line)
+            if asked:
+                self._until_s = time.monotonic() + self._patience_s
+                self.carrier.send(asked[0].name, wire.line(command))
 
     def _awaited(self) -> bool:
         return any(host.asked == self._round and host.lost is None for host in self._hosts.values())
 
     def _check(self) -> None:
         """Ask those that are silent whether they are there; those that do not say so are lost."""
-        now_s = time.monotonic()
+        now_s, heard_by_all = time.monotonic(), False
         for host in self._hosts.values():
             if host.ended_s is not None:
                 continue
@@ -180,7 +165,10 @@ class Fleet:
                 self._lost(host, f"its agent {what} for {limit_s:g} s")
             elif host.heard_s is not None and host.open_s is None and now_s - host.heard_s >= PING_S:
                 host.question()
-                self.carrier.send(host.name, wire.PING)
+                shared = self.carrier.shares(host.name)
+                if not (shared and heard_by_all):
+                    self.carrier.send(host.name, wire.PING)
+                heard_by_all |= shared
 
     def _hark(self, seconds: float) -> None:
         """Wait for news for so long, or less, and take all there is."""
@@ -217,7 +205,7 @@ class Fleet:
                 raise ValueError(f"it speaks {hello.schema[:40]}")
             if hello.hangdoc not in (host.version, __version__):
                 self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
-            host.version = hello.hangdoc
+            host.version, host.token = hello.hangdoc, hello.token
             return
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)

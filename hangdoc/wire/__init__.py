@@ -28,18 +28,30 @@ class Hello:
     schema: str = SCHEMA
     hangdoc: str = __version__
     host: str = ""  # as the host calls itself
+    token: str = ""  # no other agent has it
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What of a command differs from host to host."""
+
+    still: tuple[int, ...] = ()  # PIDs that stand still: native stacks of them are wanted
+    skip: tuple[int, ...] = ()  # PIDs that another agent watches
+    forget: tuple[int, ...] = ()  # PIDs whose job has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A line to the agent. At the end of its input it ends."""
+    """A line to the agent, or to several that hear the same. At the end of its input it ends."""
 
     do: str  # look | inspect | examine | ping | stop
     id: int = 0
-    still: tuple[int, ...] = ()  # PIDs that stand still: native stacks of them are wanted
-    skip: tuple[int, ...] = ()  # PIDs that another agent watches
-    forget: tuple[int, ...] = ()  # PIDs whose job has ended
+    own: dict[str, Own] = field(default_factory=dict)  # by the agent's token; by "" to the only one that hears it
     fresh: bool = False  # look for new ranks first
+
+    def of(self, token: str) -> Own:
+        """What concerns one agent."""
+        return self.own.get(token) or self.own.get("") or Own()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,3 +208,30 @@ def test_doctor_says_which_hosts_are_reached() -> None:
         assert {name: line["ok"] for name, line in told.items()} == {"10.77.0.[1,3]": True, LOST: False}, done
         assert "refused" in told[LOST]["detail"], done
         assert done.returncode == 3
+
+
+def test_a_tree_where_the_site_asks_for_one() -> None:
+    """The second and third host are reached through the first, as a topology file of ClusterShell says."""
+    sshbed.require()
+    job = uneven()
+    with sshbed.sshbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+        trial.wait_log("loss", 90)
+        trial.wait_still(3)
+        folder = bed.folder / "clustershell"
+        folder.mkdir()
+        here = platform.node().partition(".")[0]
+        (folder / "topology.conf").write_text(f"[routes]\n{here}: node-1\nnode-1: node-[2-3]\n")
+        site = {"CLUSTERSHELL_CFGDIR": str(folder), "CLUSTERSHELL_GW_PYTHON_EXECUTABLE": sys.executable}
+        command = bed.collector.command("hangdoc", "watch", "--nodes", "node-[1-3]", "--once", "--json")
+        watch = subprocess.Popen(command, env=bed.environment() | site, stdout=subprocess.PIPE, text=True)
+        through = ""  # what runs on the gateway
+        while watch.poll() is None:
+            with suppress(psutil.NoSuchProcess):  # it ended while we looked
+                through += "".join(" ".join(one.cmdline()) + "\n" for one in bed.sessions(0))
+            time.sleep(0.3)
+        assert watch.stdout is not None
+        verdict = json.loads(watch.stdout.read())
+    assert "ClusterShell.Gateway" in through, through
+    assert lost_hosts(verdict) == []
+    assert {line["rank"]: line["host"] for line in verdict["job"]["ranks"]} == {0: "node-1", 1: "node-2", 2: "node-3"}
+    assert [(one["rank"], one["host"]) for one in verdict["findings"][0]["culprits"]] == [(2, "node-3")]

@@ -60,11 +60,20 @@ def test_it_is_there_while_it_is_busy() -> None:
     """A ping overtakes the command before it."""
     with agent() as process:
         hello(process)
-        lines = [ask(process, wire.line(wire.Command("inspect", 1)) * 20 + wire.PING)]
+        assert ask(process, wire.line(wire.Command("inspect", 1)) + wire.PING).startswith(b'{"pong"')
+
+
+def test_of_the_questions_that_have_come_meanwhile_it_answers_the_last() -> None:
+    """An agent that shares its input with others may be asked again before it has answered."""
+    with agent() as process:
+        hello(process)
+        answers = [
+            wire.parse(ask(process, b"".join(wire.line(wire.Command("look", n)) for n in range(20))), wire.Answer)
+        ]
         assert process.stdout is not None
-        while not lines[-1].startswith(b'{"pong"'):
-            lines.append(process.stdout.readline())
-        assert len(lines) < 20
+        while answers[-1].to != 19:
+            answers.append(wire.parse(process.stdout.readline(), wire.Answer))
+        assert len(answers) < 10
 
 
 def test_stop_ends_it() -> None:

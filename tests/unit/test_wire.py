@@ -129,3 +129,10 @@ def test_a_record_of_a_probe_that_is_not_known_here_is_passed_over() -> None:
 def test_what_is_no_answer_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         wire.parse(text, wire.Answer)
+
+
+def test_of_a_command_that_several_hear_each_takes_its_own() -> None:
+    mine, all_of_it = wire.Own(skip=(7,)), wire.Own(still=(1,))
+    several = wire.parse(wire.line(wire.Command("look", 1, {"a": mine})), wire.Command)
+    assert (several.of("a"), several.of("b")) == (mine, wire.Own())
+    assert wire.Command("look", 1, {"": all_of_it}).of("b") == all_of_it

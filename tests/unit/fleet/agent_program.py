@@ -64,8 +64,9 @@ def main() -> None:
             continue
         command = wire.parse(line, wire.Command)
         shot = snapshot(number)
-        gone.update(command.forget)
-        shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*command.skip, *gone}))
+        own = command.own.get("", wire.Own())
+        gone.update(own.forget)
+        shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*own.skip, *gone}))
         about = {rank.target: process(rank.target.pid) for rank in shot.ranks}
         say(writer.answer(command.id, shot, about))
 

@@ -1,0 +1,38 @@
+"""One host of a fleet, as the collector knows it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hangdoc.evidence import Snapshot, Target
+from hangdoc.wire.reader import Reader
+
+
+@dataclass(slots=True)
+class Host:
+    """Instants are the collector's."""
+
+    name: str
+    reader: Reader
+    asked: int | None = None  # the command it has not answered yet
+    started: bool = False
+    heard_s: float | None = None  # when it wrote a line last
+    open_s: float | None = None  # when the first question was put that it has not answered, with anything
+    shot: Snapshot | None = None  # the newest
+    about: Mapping[Target, tuple[str, int]] = field(default_factory=dict)  # which process a rank in it is, how near
+    named: dict[Target, Target] = field(default_factory=dict)  # as the agent names it -> as the fleet does
+    news: bool = False  # since the last round
+    lost: str | None = None  # why
+    ended_s: float | None = None  # when its agent ended
+    tries: int = 0
+    version: str | None = None
+    token: str = ""  # of its agent
+
+    def question(self) -> None:
+        if self.started and self.open_s is None:
+            self.open_s = time.monotonic()
+
+    def silent_s(self) -> float:
+        return 0.0 if self.open_s is None else time.monotonic() - self.open_s
