@@ -13,22 +13,23 @@ SECONDS ?= 240
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
 
-# What only computes, or waits for a network, runs side by side; the live jobs, whose pace is judged, alone.
-BESIDE_UNIT := tests/integration/test_fleet_network.py tests/integration/test_recordings.py tests/integration/test_matrix.py
+# What only computes, and what mostly waits for a network, run side by side; the live jobs, whose pace is judged, alone.
+COMPUTING := tests/integration/test_matrix.py tests/integration/test_recordings.py
+WAITING := tests/integration/test_fleet_network.py
 
 test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too; TESTS=... for some
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
 	$(MAKE) --jobs=2 --output-sync=target unit network
-	$(BIN)/python -m pytest tests/integration $(BESIDE_UNIT:%=--ignore=%)
+	$(BIN)/python -m pytest tests/integration $(patsubst %,--ignore=%,$(COMPUTING) $(WAITING))
 endif
 
-unit: $(VENV)/test.stamp $(VENV)/system.stamp  ## the tests of single modules
-	$(BIN)/python -m pytest tests/unit
+unit: $(VENV)/test.stamp $(VENV)/system.stamp  ## the tests of single modules; every capture and recording judged again
+	$(BIN)/python -m pytest tests/unit $(COMPUTING)
 
-network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts; all recordings, judged again
-	$(BIN)/python -m pytest $(BESIDE_UNIT)
+network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts
+	$(BIN)/python -m pytest $(WAITING)
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
@@ -37,7 +38,7 @@ calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for
 	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
-	missed=0; for script in stack_merge many_ranks verdict_time look_cost footprint; do \
+	missed=0; for script in stack_merge many_ranks logs verdict_time look_cost footprint; do \
 	    PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || missed=1; done; exit $$missed
 
 lint: $(VENV)/test.stamp  ## style and types

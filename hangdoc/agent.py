@@ -87,7 +87,10 @@ def _newest(waiting: SimpleQueue[bytes]) -> bytes:
     """The next line; of several that have come while a round took long the last, for each asks for all of it."""
     line = waiting.get()
     while line and not waiting.empty():
-        line = waiting.get()
+        if not (newer := waiting.get()):  # the end comes after the answer
+            waiting.put(newer)
+            break
+        line = newer
     return line
 
 

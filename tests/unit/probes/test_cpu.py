@@ -122,8 +122,10 @@ def test_threads_children_and_where_they_wait() -> None:
 def test_a_stopped_rank_says_so() -> None:
     with program(THREADS) as target:
         os.kill(target.pid, signal.SIGSTOP)
-        seen = until(lambda: observe(target).by_pid[target.pid], lambda now: now.state == "T")
-        assert {thread.state for thread in seen.threads} == {"T"}
+        seen = until(  # the threads stop one after the other
+            lambda: observe(target).by_pid[target.pid], lambda now: {one.state for one in now.threads} == {"T"}
+        )
+        assert seen.state == "T"
         resting = observe(target, seen).by_pid[target.pid]
         os.kill(target.pid, signal.SIGCONT)
         until(lambda: observe(target, resting).by_pid[target.pid], lambda now: now.state == "S")
