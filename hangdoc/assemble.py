@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
 from hangdoc.evidence.aftermath import Aftermath
-from hangdoc.evidence.logs import Logs
+from hangdoc.evidence.logs import LOST, WAITED, Logs
 from hangdoc.readers import Found, Piece
 
 UNKNOWN_HOST = "unknown host"
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # also what comes of it when threads are torn down
 APART_S = 5.0  # between two looks that do not say when they were taken
 
 Identity = tuple[int | None, str | None, int | None]  # rank; where that is not known host and PID
-Whole = Mapping[str | None, Sequence[Logs]]  # what was said of a host, or (None) of no process in particular
+Whole = Mapping[str | None, Sequence[Piece]]  # what was said of a host, or (None) of no process in particular
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class _Rank:
         self.host = self.host or piece.who.host
         self.pid = self.pid if self.pid is not None else piece.who.pid
         if isinstance(piece.record, End):
-            self.end = self.end or piece.record
+            self.end = _told_twice(self.end, piece.record) if self.end else piece.record
         else:
             self.looks[piece.probe].append((piece.at, piece.record))
 
@@ -66,15 +68,19 @@ def _run(pieces: Sequence[Piece], run: int | None, known: Mapping[int, Target]) 
     size = max((piece.world_size for piece in pieces if piece.world_size), default=None)
     name = (job or "none") + (f" (restart {run})" if run is not None else "")
     hosts: dict[str, list[tuple[Target, _Rank]]] = defaultdict(list)
-    for one in _ranks(pieces):
+    ranks = _ranks(pieces)
+    if any(_says(one, WAITED) for one in ranks):
+        for one in ranks:
+            one.end = None if one.end and _followed(one, one.end) else one.end
+    for one in ranks:
         pid = one.pid if one.pid is not None else -1 - (one.rank or 0)
         made = Target(pid, 0, one.host or UNKNOWN_HOST, one.rank, world_size=size, job=name, launcher=launcher)
         target = made if one.rank is None else known.get(one.rank, made)
         hosts[target.host].append((target, one))
-    whole: dict[str | None, list[Logs]] = defaultdict(list)
+    whole: dict[str | None, list[Piece]] = defaultdict(list)
     for piece in pieces:
-        if isinstance(piece.record, Logs) and piece.who.rank is None and piece.who.pid is None:
-            whole[piece.who.host].append(piece.record)
+        if piece.who.rank is None and piece.who.pid is None:
+            whole[piece.who.host].append(piece)
     for host in whole.keys() - hosts.keys() - {None}:
         hosts[host or UNKNOWN_HOST] = []
     return [shot for host, mine in (hosts or {UNKNOWN_HOST: []}).items() for shot in _looks(host, mine, whole)]
@@ -112,13 +118,19 @@ def _looks(host: str, ranks: Sequence[tuple[Target, _Rank]], whole: Whole) -> It
                     times.append(None)
                 rounds[number].setdefault(target.pid, {})[probe] = record
                 times[number] = times[number] if times[number] is not None else at
-    said = [log for of in (host, None) for log in whole.get(of, ())]
-    told = {"logs": merged(said)} if said else {}
+    told = _of_host([piece for of in (host, None) for piece in whole.get(of, ())])
     start = next((at for at in times if at is not None), 0.0)
     at_s = -APART_S
     for seen, at in zip(rounds, times, strict=True):
         at_s = max(at - start, at_s) if at is not None else at_s + APART_S
         yield Snapshot(host, at_s, _iso(at), tuple(_evidence(*rank, seen) for rank in ranks), told, tier="examine")
+
+
+def _of_host(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """What was said of a host, by probe: the newest, and of its logs all."""
+    told = {piece.probe: piece.record for piece in pieces}
+    logs = [piece.record for piece in pieces if isinstance(piece.record, Logs)]
+    return told | ({"logs": merged(logs)} if logs else {})
 
 
 def _evidence(target: Target, one: _Rank, seen: Mapping[int, dict[str, Any]]) -> RankEvidence:
@@ -128,6 +140,25 @@ def _evidence(target: Target, one: _Rank, seen: Mapping[int, dict[str, Any]]) ->
     if one.end is None:
         return RankEvidence(target, None, records)
     return RankEvidence(target, False, records, text(one.end), one.end)
+
+
+def _told_twice(end: End, other: End) -> End:
+    """An end as two sources tell it: what the kernel said of it is kept."""
+    return replace(end, oom_kills=end.oom_kills or other.oom_kills, kernel=(*end.kernel, *other.kernel))
+
+
+def _followed(one: _Rank, end: End) -> bool:
+    """In a job of which a rank waited until a timeout: it ended only because that rank did, or it waited as well.
+
+    As it was before that it is to be judged.
+    """
+    told = end.signal == signal.SIGTERM  # by its launcher
+    return told or ((bool(end.code) or end.signal in _CRASHES) and _says(one, WAITED | LOST))
+
+
+def _says(one: _Rank, kinds: frozenset[str]) -> bool:
+    logs = [record for _, record in one.looks.get("logs", ()) if isinstance(record, Logs)]
+    return any(said.kind in kinds for log in logs for said in log.said)
 
 
 def merged(logs: Sequence[Logs]) -> Logs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from hangdoc.evidence import Snapshot
 from hangdoc.facts import Facts
 from hangdoc.readers import Found, Notes, Reader, Source, load
 from hangdoc.readers._source import gather
+from hangdoc.readers.script import SCRIPTS
 from hangdoc.sampler import of_job
+from hangdoc.scripts import with_source
 from hangdoc.verdict import Verdict
 from hangdoc.watchdog import judge_with
 
@@ -62,7 +65,9 @@ def report(
     readers = load()
     read: list[Read] = []
     files = gather(sources, problems.append)
-    shots = snapshots(_found(files, readers, Notes(problems.append, progress), read))
+    notes = Notes(problems.append, progress)
+    shots = snapshots(_found(files, readers, notes, read))
+    shots = with_source(shots, notes.shared.get(SCRIPTS, ()), _written(files), problems.append)
     for problem in problems[:PROBLEMS]:
         say(problem)
     if len(problems) > PROBLEMS:
@@ -96,6 +101,17 @@ def _found(sources: Sequence[Source], readers: Sequence[Reader], notes: Notes, r
             yield from reader.read(source, notes)
         except OSError as error:
             notes.problem(f"{source.name}: {error.strerror or error}; read up to there")
+
+
+def _written(files: Sequence[Source]) -> float | None:
+    """When the newest of them, scripts aside, was written (Unix time)."""
+    times = []
+    for source in files:
+        with suppress(OSError):
+            if source.path.suffix == ".py":
+                continue
+            times.append(source.path.stat().st_mtime)
+    return max(times, default=None)
 
 
 def _empty(source: Source) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hangdoc.evidence.python import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,14 @@ class Recorded:
     dtypes: tuple[str, ...]
     retired: bool  # it is over
     p2p: bool = False
+    state: str = ""  # scheduled | started | completed, as torch has it; gloo always says scheduled
+    outputs: str = ""  # sizes of its outputs
+    output_dtypes: tuple[str, ...] = ()
+    frames: tuple[Frame, ...] = ()  # where it was called, innermost first; none: not recorded
+    sender: int | None = None  # p2p: rank in the group, not the global one
+    receiver: int | None = None
+    timeout_s: float | None = None
+    thread: int | None = None  # that called it, numbered as they appear in the record; None: not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +59,9 @@ class FlightRecorder:
     entries: tuple[Recorded, ...]  # oldest first
     enqueued: Mapping[str, int]  # by group: the last collective begun
     completed: Mapping[str, int]  # and the last one done
+    final: bool = False  # a dump that is left of a job: what is not over in it never ended
+    groups: tuple[ProcessGroup, ...] = ()  # those of which it names the members (gloo: none)
+    labels: Mapping[str, str] = field(default_factory=dict)  # by group: what the job calls it
+    begun: tuple[float, ...] = ()  # Unix time (s) at which the newest entries were made, by this rank's clock
+    missed: int = 0  # operations before the first entry, which have been overwritten or lost
+    library: str | None = None  # version of the communication library

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Kinds of line that a rank writes which waited for others until a timeout: how it ended then is no fault of its own.
+WAITED = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout", "dump_signal"})
+LOST = frozenset({"connection_closed"})  # and of one whose peer was gone
+
 
 @dataclass(frozen=True, slots=True)
 class Said:

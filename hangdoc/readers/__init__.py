@@ -54,6 +54,7 @@ class Notes:
     problem: Callable[[str], None]  # one sentence for each thing that could not be read
     progress: Callable[[int], None] = lambda count: None  # bytes read since the last call
     kinds: dict[str, int] = field(default_factory=dict)  # reader -> sources read
+    shared: dict[str, Any] = field(default_factory=dict)  # what a reader keeps from one source for the next
 
 
 @runtime_checkable

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 HEAD = 64 * 2**10  # bytes by which a source is known
 MOST_FILES = 200_000
 MOST_UNPACKED = 64 * 2**30  # bytes: more is a bomb
+_CHUNK = 2**16  # bytes unpacked at a time: what stands before a damage in one is lost
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|proc|task)[_.\-]?(\d{1,6})(?!\d)|(?:^|[_.\-])(\d{1,6})(?=(?:\.[a-z]+)*$)", re.I
@@ -31,12 +33,12 @@ class Source:
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes, unpacked; empty where they cannot be read."""
-        try:
-            with self.open() as file:
-                return file.read(HEAD)
-        except (OSError, EOFError, ValueError):
-            return b""
+        """The first bytes, unpacked; those before a damage; empty where they cannot be read."""
+        found = b""
+        with suppress(OSError, EOFError, ValueError), self.open() as file:
+            while len(found) < HEAD and (data := file.read1(HEAD - len(found))):  # type: ignore[attr-defined]
+                found += data
+        return found
 
     @cached_property
     def rank_in_name(self) -> int | None:
@@ -56,14 +58,63 @@ class Source:
                 import gzip
 
                 with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield unpacked  # type: ignore[misc]
+                    yield _Buffered(_Unpacked(unpacked), _CHUNK)
             elif magic == _ZSTD:
                 from zstandard import ZstdDecompressor
 
-                with ZstdDecompressor(max_window_size=2**27).stream_reader(file, read_across_frames=True) as unpacked:
-                    yield unpacked
+                with ZstdDecompressor(max_window_size=2**27).stream_reader(file, read_across_frames=True) as packed:
+                    yield _Buffered(_Unpacked(packed), _CHUNK)
             else:
                 yield file
+
+
+class _Unpacked(io.RawIOBase):
+    """What an archive holds; damage, which gzip, zlib and zstd each have an exception for, is an OSError here."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data: bytes = self._stream.read1(len(buffer))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise OSError(f"damaged archive ({error})") from error
+        self._size += len(data)
+        if self._size > MOST_UNPACKED:
+            raise OSError(f"more than {MOST_UNPACKED >> 30} GiB unpacked")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _Buffered(io.BufferedReader):
+    """`read` gives what comes before a damage; whoever reads on is told."""
+
+    _damage: str | None = None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._damage is not None:
+            raise OSError(self._damage)
+        parts: list[bytes] = []
+        left = size if size is not None and size >= 0 else MOST_UNPACKED
+        while left > 0:
+            try:
+                data = self.read1(min(left, _CHUNK))
+            except OSError as error:
+                if not parts:
+                    raise
+                self._damage = str(error)
+                break
+            if not data:
+                break
+            parts.append(data)
+            left -= len(data)
+        return b"".join(parts)
 
 
 def _opened(path: Path) -> IO[bytes]:

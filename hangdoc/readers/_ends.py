@@ -1,0 +1,105 @@
+"""How processes ended, as launchers, schedulers and the kernel write it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hangdoc.evidence import End
+from hangdoc.readers._authors import Author
+from hangdoc.readers._lines import Spot
+from hangdoc.readers._prefixes import ANSI, Line
+from hangdoc.readers._tracebacks import HEADING, Raised, read
+
+MOST_TASKS = 4096
+LATER_S = 0.0  # of those that did not end first; the first has no time, which means before all the others
+_ENTRY = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
+_EXIT = re.compile(r"(?P<code>-?\d{1,10})\s+\(pid: (?P<pid>\d{1,10})\)")
+_OOM = re.compile(r"python|pt_main|pt_data|torchrun|train", re.IGNORECASE)
+_SLURM = (
+    ("out of memory", signal.SIGKILL),
+    ("killed", signal.SIGKILL),
+    ("segmentation fault", signal.SIGSEGV),
+    ("aborted", signal.SIGABRT),
+    ("bus error", signal.SIGBUS),
+    ("terminated", signal.SIGTERM),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An entry in the table that torchelastic's agent writes."""
+
+    rank: int | None
+    host: str | None
+    pid: int | None
+    end: End
+    raised: Raised | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+def failure(spot: Spot) -> Failure:
+    """The entry around the line that names the rank."""
+    above = [ANSI.sub("", text) for text in spot.before(6)]
+    entry: dict[str, str] = {}
+    for text in above[:2]:
+        if (match := _ENTRY.search(text)) and match["name"] in ("host", "time"):
+            entry[match["name"]] = match["value"].strip()
+    below = [ANSI.sub("", text) for text in spot.after(400)]
+    raised = None
+    for number, text in enumerate([ANSI.sub("", spot.text), *below[:4]]):
+        if match := _ENTRY.search(text):
+            entry[match["name"]] = match["value"].strip()
+            if match["name"] == "traceback" and HEADING in text:
+                raised = read(line.removeprefix("  ") for line in below[number:])
+    rank = re.match(r"\d{1,7}", entry.get("rank", ""))
+    how = _EXIT.search(entry.get("exitcode", ""))
+    root = any("Root Cause" in text for text in above[:4])
+    code = int(how["code"]) if how else 1
+    end = End(code=code if code >= 0 else None, signal=-code if code < 0 else None, at_s=None if root else LATER_S)
+    fields = {name: entry[name] for name in ("time", "host") if name in entry} | {"code": str(code)}
+    if root:
+        fields["root"] = "yes"
+    pid = int(how["pid"]) if how else None
+    return Failure(int(rank[0]) if rank else None, entry.get("host"), pid, end, raised, fields)
+
+
+def ends_of(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple[Author, End]]:
+    """The ends that a line tells of."""
+    if kind == "mpi_end":
+        who = Author(rank=int(fields["rank"]), host=fields["host"], pid=int(fields["pid"]))
+        yield who, End(signal=int(fields["signal"]))
+    elif kind == "failed" and "pid" in fields:
+        code = int(fields["code"])
+        end = End(code=code) if code >= 0 else End(signal=-code)
+        yield Author(local=int(fields["local_rank"]), pid=int(fields["pid"])), end
+    elif kind == "oom_kill" and _OOM.search(fields["command"]):
+        end = End(signal=signal.SIGKILL, oom_kills=1, kernel=(line.text[:200],))
+        yield Author(host=line.host, pid=int(fields["pid"])), end
+    elif kind == "slurm_task":
+        end_of_task = _slurm(fields["how"])
+        if end_of_task is not None:
+            for task in _tasks(fields["tasks"]):
+                yield Author(rank=task, host=fields["host"]), end_of_task
+
+
+def _slurm(how: str) -> End | None:
+    if match := re.search(r"[Ee]xit(?:ed with exit)? code (\d{1,3})", how):
+        return End(code=int(match[1]))
+    number = next((number for words, number in _SLURM if words in how.lower()), None)
+    return End(signal=number, oom_kills=1 if "emory" in how else None) if number is not None else None
+
+
+def _tasks(text: str) -> Iterator[int]:
+    """ "0-2,5": 0, 1, 2, 5."""
+    count = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            for task in range(int(first), int(last or first) + 1):
+                count += 1
+                if count > MOST_TASKS:
+                    return
+                yield task

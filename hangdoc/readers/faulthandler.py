@@ -1,0 +1,118 @@
+"""Dumps of Python's faulthandler: on a signal, after a timeout, or as the last words of a process that crashed.
+
+CPython 3.8-3.14 (Python/traceback.c, Modules/faulthandler.c): `Thread 0x... (most recent call first):`, 3.14 with the
+thread's name, `Stack (most recent call first):` where only one thread was asked for; the main thread comes last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from hangdoc.evidence import End
+from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.readers import _paste as paste
+from hangdoc.readers._frames import MOST_THREADS, Thread, python_frame, stacks
+from hangdoc.readers._processes import Dumped, pieces
+
+_HEADER = re.compile(
+    r"(?:(Current thread|Thread) (0x[0-9a-f]{1,16})(?: \[(.*)\])?|Stack) \(most recent call first\):?\s*"
+)
+_FRAME = re.compile(r'\s*File "(.*)", line (\d{1,9}|\?\?\?) in (.+?)\s*')
+_FATAL = re.compile(r"Fatal Python error: (.{1,200})")
+_TIMEOUT = re.compile(r"Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!\s*")
+_REST = re.compile(r"\s*(?:\.\.\.|<no Python frame>|<tstate is freed>|Garbage-collecting)\s*")
+OPENING = re.compile(
+    r"(?:Current thread|Thread) 0x[0-9a-f]{1,16}(?: \[.*\])? \(most recent call first\)"
+    r"|Stack \(most recent call first\)|Fatal Python error: |Timeout \(\d+:\d\d:\d\d"
+)
+_SIGNALS = {"Segmentation fault": 11, "Bus error": 7, "Floating": 8, "Illegal instruction": 4}
+_ABORT = 6  # every other fatal error ends in abort()
+_LOOKS_LIKE = re.compile(
+    r"\(most recent call first\):?[ \t]*\r?\n"
+    r'(?:[^\n]{0,80}?File "[^\n]*", line \d+ in |[^\n]*<no Python frame>)'
+)
+
+
+class FaulthandlerReader:
+    name = "faulthandler dump"
+    order = 30
+    help = (
+        "`faulthandler.register(signal.SIGUSR1)` in the script, then `kill -USR1 PID`; PYTHONFAULTHANDLER=1 for crashes"
+    )
+
+    def knows(self, source: Source) -> bool:
+        head = source.head.decode("utf-8", "replace")
+        if not _LOOKS_LIKE.search(head):
+            return False
+        rows = [row for row in head.splitlines() if row.strip()]
+        mine = sum(bool(OPENING.search(row) or re.search(r'File "[^"]*", line \d+ in ', row)) for row in rows)
+        return 3 * mine >= len(rows)  # else a log in which there is a dump
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+        return pieces(dumps(paste.lines(source, notes)), source, notes)
+
+
+def dumps(texts: Iterable[str]) -> Iterator[Dumped]:
+    """Every dump in these lines; of whom, as far as the lines say."""
+    for piece in paste.read(texts, OPENING, _Parser):
+        yield piece.record
+
+
+class _Parser:
+    """One channel of a paste."""
+
+    def __init__(self, claim: paste.Claim) -> None:
+        self.pieces: list[Piece] = []
+        self._claim = claim
+        self._who: Who | None = None
+        self._threads: list[Thread] = []
+        self._fatal: int | None = None  # the signal it died of
+
+    def feed(self, text: str) -> bool:
+        if found := _HEADER.fullmatch(text.strip()):
+            self._header(int(found[2], 16) if found[2] else 0, found[3])
+            return True
+        if found := _FATAL.match(text):
+            self.end()
+            self._begin()
+            self._fatal = next((number for name, number in _SIGNALS.items() if found[1].startswith(name)), _ABORT)
+            return True
+        if _TIMEOUT.fullmatch(text):
+            self.end()
+            self._begin()
+            return True
+        if self._threads and (found := _FRAME.fullmatch(text)):
+            line = int(found[2]) if found[2].isdigit() else None
+            self._threads[-1].add(python_frame(found[3], found[1], line))
+            return True
+        return self._who is not None and bool(not text.strip() or _REST.fullmatch(text))
+
+    def _begin(self) -> None:
+        self._who = self._claim.take()
+
+    def _header(self, tid: int, name: str | None) -> None:
+        again = any(_is_main(thread) or (tid and thread.tid == tid) for thread in self._threads)
+        if again or (self._claim.said and self._threads):
+            self.end()
+        if self._who is None:
+            self._begin()
+        if len(self._threads) < MOST_THREADS:
+            self._threads.append(Thread(tid, name))
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.name = thread.name or ("MainThread" if _is_main(thread) else None)
+        record = stacks(self._threads)
+        if self._who is not None and record is not None:
+            more = (Piece(self._who, "end", End(signal=self._fatal)),) if self._fatal is not None else ()
+            self.pieces.append(Piece(self._who, "stacks", Dumped(self._who, record, more=more)))
+        self._who, self._threads, self._fatal = None, [], None
+
+
+def _is_main(thread: Thread) -> bool:
+    """It began with a module, as no thread of `threading` does."""
+    return bool(thread.frames) and thread.frames[-1].function == "<module>"
+
+
+READER = FaulthandlerReader()

@@ -1,0 +1,200 @@
+"""What NCCL's RAS says of a running job: output of `ncclras` (text, `-v`) and `ncclras -f json`.
+
+NCCL 2.24 to 2.30, src/ras/client_support.cc. RAS counts the operations that each rank has launched, not those that
+are over, and asks ranks one after another: ranks that differ by a few are healthy, ranks that do so again in a later
+query of the same paste, or do not answer, are not. Ranks are numbered in their communicator: those of the one that has
+every process of the job are the job's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.readers import _paste as paste
+from hangdoc.readers._json import whole
+from hangdoc.readers._ras import Communicator, Ras, RasRank, pieces
+
+_COMMUNICATOR = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)\s*")
+_OPERATION = re.compile(
+    r"\s*Communicator ranks have different (\w+) operation counts\s*|\s*(Communicator ranks have different status)\s*"
+)
+_MANY = re.compile(r"\s*(\d{1,9}) ranks have (?:launched up to operation (\d{1,19})|(not) launched any operations)\s*")
+_RANK = re.compile(
+    r"\s*Rank (\d{1,7})(?: has (?:launched up to operation (\d{1,19})|(not) launched any operations|status (\w+))"
+    r"| reported ([\w ]+?))? -- (?:GPU [\d, ]+(?:\(NVML [\d,]+\))? ?managed by process (\d{1,9}) on node ([\w.:\-]+)"
+    r"|\[process information not found\])\s*"
+)
+_DEAD = re.compile(r"\s*Process (\d{1,9}) on node ([\w.:\-]+) managing GPUs? .*")
+_SIZES = re.compile(
+    r"\s*(\d{1,6})\s+(\d{1,9})\s+\d{1,7}\s+[\d\-]{1,15}\s+(\d{1,9})\s+(\d{1,9})\s+[A-Z]+\s+[A-Z,+ ]+\s*"
+)
+_SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT)\s*")
+_START = re.compile(r"NCCL version [\d.]+.*|Job summary\s*")
+OPENING = re.compile(r"NCCL version \d[\d.]* compiled with CUDA|Job summary\s*$")
+MOST = 64 * 2**20  # bytes of JSON
+MOST_RANKS = 1_000_000
+
+
+class NcclRasReader:
+    name = "ncclras output"
+    order = 34
+    help = "`ncclras -v` beside a rank of the job (NCCL 2.24 or later), twice, ten seconds apart"
+
+    def knows(self, source: Source) -> bool:
+        head = source.head
+        if b'"communicators_count"' in head and b'"nccl_version"' in head:
+            return True
+        return b"Job summary" in head and b"Communicators..." in head and b"======" in head
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+        if b'"communicators_count"' in source.head:
+            queries = [ras for one in whole(source, notes, MOST) if (ras := _of_json(one)) is not None]
+        else:
+            queries = [piece.record for piece in paste.read(paste.lines(source, notes), OPENING, _Parser)]
+        return pieces(queries, source)
+
+
+class _Parser:
+    """The text form."""
+
+    def __init__(self, claim: paste.Claim) -> None:
+        self.pieces: list[Piece] = []
+        self._claim = claim
+        self._open = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._found: dict[str, dict[str, Any]] = {}
+        self._dead: list[tuple[str, int]] = []
+        self._sizes: dict[str, int] = {}  # ranks of the communicators, by the number of their group
+        self._size: int | None = None
+        self._now: dict[str, Any] | None = None
+        self._kind = self._op = ""
+        self._count: int | None = None
+
+    def feed(self, text: str) -> bool:
+        if _START.fullmatch(text):
+            if self._size is not None:
+                self.end()
+            self._open = True
+            return True
+        if not self._open:
+            return False
+        if found := _SECTION.fullmatch(text):
+            self._now, self._kind = None, found[1]
+        elif found := _SIZES.fullmatch(text):
+            self._sizes[found[1]] = int(found[3])
+            self._size = max(self._size or 0, int(found[3]))
+        elif found := _COMMUNICATOR.fullmatch(text):
+            empty: dict[str, Any] = {"ranks": {}, "missing": {}, "most": {}, "size": self._sizes.get(found[1])}
+            self._now = self._found.setdefault(found[2], empty)
+            self._kind, self._op, self._count = found[3], "", None
+        elif found := _OPERATION.fullmatch(text):
+            self._op, self._count = found[1] or "", None
+        elif found := _MANY.fullmatch(text):
+            self._count = int(found[2] or 0)
+            if self._now is not None and self._op:
+                self._now["most"].setdefault(self._op, self._count)  # the most numerous come first
+        elif found := _RANK.fullmatch(text):
+            self._rank(found)
+        elif self._kind == "DEAD" and (found := _DEAD.fullmatch(text)) and len(self._dead) < MOST_RANKS:
+            self._dead.append((found[2], int(found[1])))
+        return True
+
+    def _rank(self, found: re.Match[str]) -> None:
+        if self._now is None:
+            return
+        number, pid = int(found[1]), int(found[6]) if found[6] else None
+        into = self._now["missing" if self._kind == "INCOMPLETE" else "ranks"]
+        if len(into) >= MOST_RANKS:
+            return
+        one = into.setdefault(number, {"host": found[7], "pid": pid, "launched": {}, "said": None})
+        count = int(found[2]) if found[2] else 0 if found[3] else self._count
+        if self._op and count is not None:
+            one["launched"][self._op] = count
+        one["said"] = found[4] or found[5] or one["said"]
+
+    def end(self) -> None:
+        if self._open and (self._size is not None or self._found or self._dead):
+            dead = set(self._dead)
+            communicators = tuple(
+                Communicator(name, one["size"], _ranks(one["ranks"]), _ranks(one["missing"], dead), one["most"])
+                for name, one in self._found.items()
+            )
+            self.pieces.append(Piece(Who(), "ras", Ras(communicators, tuple(self._dead), self._size)))
+        self._open = False
+        self._reset()
+
+
+def _ranks(
+    found: Mapping[int, Mapping[str, Any]], dead: Iterable[tuple[str, int]] | None = None
+) -> tuple[RasRank, ...]:
+    return tuple(
+        RasRank(
+            number, one["host"], one["pid"], one["launched"],
+            None if dead is None else (one["host"], one["pid"]) in dead, one["said"],
+        )
+        for number, one in sorted(found.items())
+    )  # fmt: skip
+
+
+def _of_json(one: object) -> Ras | None:
+    found = one.get("communicators") if isinstance(one, dict) else None
+    if not isinstance(found, list):
+        return None
+    communicators = tuple(_communicator(entry) for entry in found if isinstance(entry, dict))
+    missing = [rank for one in communicators for rank in one.missing if rank.dead]
+    dead = {(rank.host or "", rank.pid): None for rank in missing if rank.pid is not None}
+    sizes = [one.size for one in communicators if one.size is not None]
+    return Ras(communicators, tuple((host, pid) for host, pid in dead if pid is not None), max(sizes, default=None))
+
+
+def _communicator(one: Mapping[str, Any]) -> Communicator:
+    ranks, missing = (tuple(_rank_of(entry) for entry in _dicts(one.get(name))) for name in ("ranks", "missing_ranks"))
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for rank in ranks:
+        for op, count in rank.launched.items():
+            counts[op][count] += 1
+    most = {op: seen.most_common(1)[0][0] for op, seen in counts.items()}
+    name = one.get("hash")
+    return Communicator(str(name)[:20].removeprefix("0x"), _number(one.get("size")), ranks, missing, most)
+
+
+def _rank_of(one: Mapping[str, Any]) -> RasRank:
+    host, pid, status, counts = (
+        one.get("host"),
+        _number(one.get("pid")),
+        one.get("status"),
+        one.get("collective_counts"),
+    )
+    status = status if isinstance(status, dict) else {}
+    counts = counts if isinstance(counts, dict) else {}
+    launched = {str(op)[:40]: count for op, value in list(counts.items())[:64] if (count := _number(value)) is not None}
+    said = (
+        "ABORT" if status.get("abort_flag") is True else "FINALIZE" if status.get("finalize_called") is True else None
+    )
+    dead = status.get("considered_dead") if "considered_dead" in status else None
+    known = host[:253] if isinstance(host, str) and host != "unknown" else None
+    return RasRank(
+        _number(one.get("rank")) or 0,
+        known,
+        pid if pid and pid > 0 else None,
+        launched,
+        dead if isinstance(dead, bool) else None,
+        said,
+    )
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value[:MOST_RANKS] if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+READER = NcclRasReader()

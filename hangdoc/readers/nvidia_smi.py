@@ -1,0 +1,254 @@
+"""`nvidia-smi` (the table, and the essentials of `-q`): which PID is on which GPU, how busy it is, what is broken.
+
+Drivers 418 to 580. A GPU that the driver has lost shows `ERR!` in the table, or a sentence in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hangdoc.evidence.logs import Logs, Said
+from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.readers import _paste as paste
+
+_BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
+_TITLE = re.compile(r"\|\s*NVIDIA-SMI\s+(\S{1,40})\s+(?:Driver Version|KMD Version):\s*(\S{1,40}).*")
+_GPU = re.compile(
+    rf"\|\s{{1,6}}(\d{{1,3}})\s+(\S.*?)\s+(?:On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*\|\s*({_BUS})\s+\S*\s*\|\s*(\S+)?\s*\|\s*"
+)
+_STATE = re.compile(
+    r"\|\s*(?:\d{1,3}%|N/A|ERR!)\s+(\d{1,3}C|N/A|ERR!)\s+(P\d{1,2}|N/A|ERR!)\s+(\S+?)W?\s*/\s*(\S+?)W?\s*\|"
+    r"\s*(\d{1,9}|N/A|ERR!)(?:MiB)?\s*/\s*(\d{1,9}|N/A|ERR!)(?:MiB)?\s*\|\s*(\d{1,3}%|N/A|ERR!)\s+.*"
+)
+_LOST_ROW = re.compile(r"\|.*\bGPU is lost\b.*")
+_PROCESS = re.compile(
+    r"\|\s{1,6}(\d{1,3})\s+(?:(?:N/A|\d{1,3})\s+(?:N/A|\d{1,3})\s+)?(\d{1,9})\s+(C|G|C\+G|M\+C)\s+(\S.*?)\s+(\d{1,9}|N/A)(?:MiB)?\s*\|\s*"
+)
+_LOST = re.compile(
+    rf"Unable to determine the device handle for (?:GPU|gpu)\s?\d*:?\s?({_BUS}).{{0,20}}?:\s*(.{{1,80}})"
+)
+_LOG = re.compile(r"=+\s*NVSMI LOG\s*=+\s*")
+_Q_GPU = re.compile(rf"GPU ({_BUS})\s*")
+_Q_PAIR = re.compile(r"(\s*)(\S[^:]{0,60}?)\s*:\s(.{0,200}?)\s*")
+_Q_HEAD = re.compile(r"\s+(\S[^:]{0,60}?)\s*")
+_SLOW = ("Slowdown", "Thermal", "Power Brake")  # of the reasons for which clocks are held down
+OPENING = re.compile(r"\|\s*NVIDIA-SMI\s+\d|=+NVSMI LOG=+|Unable to determine the device handle for ")
+MOST = 4096  # GPUs, and processes, of a table
+_RANKS = re.compile(r"python|^ray::|mpi|torch|train", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU; None: not shown."""
+
+    index: int
+    name: str | None = None
+    bus: str | None = None
+    utilisation: int | None = None  # percent of the last second in which a kernel ran
+    memory_bytes: int | None = None  # in use
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    state: str | None = None  # P0 to P12
+    uncorrected: int | None = None  # ECC errors since the driver was loaded
+    lost: bool = False  # the driver cannot reach it
+    slowed: tuple[str, ...] = ()  # why its clocks are held down
+    pids: tuple[int, ...] = ()  # of compute processes
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs of a host, or those of one process (record `gpu`)."""
+
+    gpus: tuple[Gpu, ...]
+    driver: str | None = None
+
+
+class NvidiaSmiReader:
+    name = "nvidia-smi output"
+    order = 35
+    help = "`nvidia-smi` and `nvidia-smi -q` on every host, while the job stands still"
+
+    def knows(self, source: Source) -> bool:
+        head = source.head.decode("utf-8", "replace")
+        if not re.search(rf"^.{{0,{paste.PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE):
+            return False
+        rows = [row for row in head.splitlines() if row.strip()]
+        mine = sum(
+            bool(re.search(r"\|\s*$|[+|][-=+]{20,}|^\s*[A-Z][^:]* : |^\s{4,}\S|handle for GPU", row)) for row in rows
+        )
+        return 3 * mine >= len(rows)
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+        for piece in paste.read(paste.lines(source, notes), OPENING, _Parser):
+            yield from _pieces(piece.who, piece.record, source)
+
+
+@dataclass(slots=True)
+class _Parser:
+    """One channel of a paste."""
+
+    claim: paste.Claim
+    pieces: list[Piece] = field(default_factory=list)
+    _who: Who | None = None
+    _driver: str | None = None
+    _gpus: dict[int, Gpu] = field(default_factory=dict)
+    _users: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
+    _last: int | None = None
+    _long: bool = False  # the output of -q
+    _path: list[tuple[int, str]] = field(default_factory=list)  # headings there
+    _pid: int | None = None
+
+    def feed(self, text: str) -> bool:
+        if found := _TITLE.fullmatch(text):
+            self._begin(found[2])
+            return True
+        if _LOG.fullmatch(text):
+            self._begin(None)
+            self._long = True
+            return True
+        if found := _LOST.search(text):
+            if self._who is None:
+                self._begin(None)
+            self._add(Gpu(len(self._gpus), bus=found[1], lost=True))
+            return True
+        if self._who is None:
+            return False
+        return self._detail(text) if self._long else self._row(text)
+
+    def _begin(self, driver: str | None) -> None:
+        self.end()
+        self._who, self._driver = self.claim.take(), driver
+
+    def _add(self, gpu: Gpu) -> None:
+        if len(self._gpus) < MOST:
+            self._gpus[gpu.index] = gpu
+            self._last = gpu.index
+
+    def _row(self, text: str) -> bool:
+        if found := _GPU.fullmatch(text):
+            broken = "ERR!" in text
+            self._add(Gpu(int(found[1]), found[2].split("  ")[0], found[3], uncorrected=_int(found[4]), lost=broken))
+        elif (found := _STATE.fullmatch(text)) and self._last is not None:
+            broken = text.count("ERR!") >= 2
+            self._set(
+                temperature_c=_int(found[1].removesuffix("C")), state=found[2] if found[2][0] == "P" else None,
+                power_w=_float(found[3]), power_limit_w=_float(found[4]), memory_bytes=_mib(found[5]),
+                memory_total_bytes=_mib(found[6]), utilisation=_int(found[7].removesuffix("%")),
+                **({"lost": True} if broken else {}),
+            )  # fmt: skip
+        elif _LOST_ROW.fullmatch(text) and self._last is not None:
+            self._set(lost=True)
+        elif (found := _PROCESS.fullmatch(text)) and found[3] != "G" and len(self._users[int(found[1])]) < MOST:
+            self._users[int(found[1])].append((int(found[2]), found[4]))
+        return text[:1] in "|+" or not text.strip()
+
+    def _detail(self, text: str) -> bool:
+        """A line of -q: `    Name    : value` below headings."""
+        if found := _Q_GPU.fullmatch(text):
+            self._path, self._pid = [], None
+            self._add(Gpu(len(self._gpus), bus=found[1]))
+        elif found := _Q_PAIR.fullmatch(text):
+            self._path = [one for one in self._path if one[0] < len(found[1])]
+            self._value(" / ".join(name for _, name in self._path), found[2], found[3])
+        elif found := _Q_HEAD.fullmatch(text):
+            depth = len(text) - len(text.lstrip())
+            self._path = [*[one for one in self._path if one[0] < depth][:8], (depth, found[1])]
+        else:
+            return not text.strip()
+        return True
+
+    def _value(self, path: str, name: str, value: str) -> None:
+        if self._last is None:
+            self._driver = value if name == "Driver Version" else self._driver
+            return
+        number = _int(value.split(" ", 1)[0])
+        if name == "Product Name":
+            self._set(name=value)
+        elif path.startswith("FB Memory Usage") and name in ("Used", "Total"):
+            self._set(
+                **{"memory_bytes" if name == "Used" else "memory_total_bytes": None if number is None else number << 20}
+            )
+        elif path.startswith("Utilization") and name == "Gpu":
+            self._set(utilisation=number)
+        elif name == "GPU Current Temp":
+            self._set(temperature_c=number)
+        elif name == "Performance State":
+            self._set(state=value)
+        elif "Volatile" in path and "Uncorrectable" in name and number is not None:
+            self._set(uncorrected=(self._gpus[self._last].uncorrected or 0) + number)
+        elif "Reasons" in path and value == "Active" and any(word in name for word in _SLOW):
+            self._set(slowed=(*self._gpus[self._last].slowed, name)[:8])
+        elif path.startswith("Processes") and name == "Process ID":
+            self._pid = number
+        elif self._pid is not None and name == "Name" and len(self._users[self._last]) < MOST:
+            self._users[self._last].append((self._pid, value))
+        elif "GPU is lost" in value or value == "ERR!":
+            self._set(lost=True)
+
+    def _set(self, **values: Any) -> None:
+        if self._last is not None:
+            self._gpus[self._last] = replace(self._gpus[self._last], **values)
+
+    def end(self) -> None:
+        if self._who is not None and self._gpus:
+            named = {pid: name for users in self._users.values() for pid, name in users}
+            made = [replace(gpu, pids=tuple(pid for pid, _ in self._users[gpu.index])) for gpu in self._gpus.values()]
+            self.pieces.append(Piece(self._who, "gpu", (Gpus(tuple(made), self._driver), named)))
+        self._who, self._driver, self._gpus, self._last, self._long, self._path, self._pid = (
+            None,
+            None,
+            {},
+            None,
+            False,
+            [],
+            None,
+        )
+        self._users = defaultdict(list)
+
+
+def _pieces(who: Who, found: tuple[Gpus, dict[int, str]], source: Source) -> Iterator[Piece]:
+    """The GPUs of each process that may be a rank, and what is said of those that are broken."""
+    every, named = found
+    host = Who(host=who.host)
+    yield Piece(host, "gpu", every)
+    for pid, name in named.items():
+        if _RANKS.search(name.rsplit("/", 1)[-1]):
+            yield Piece(
+                Who(host=who.host, pid=pid), "gpu", Gpus(tuple(g for g in every.gpus if pid in g.pids), every.driver)
+            )
+    said = [
+        Said(
+            "gpu_lost",
+            f"nvidia-smi: GPU {gpu.index} ({gpu.bus}) does not answer (ERR!)",
+            source.name,
+            0,
+            None,
+            {"gpu": gpu.bus or str(gpu.index)},
+        )
+        for gpu in every.gpus
+        if gpu.lost
+    ]
+    if said:
+        yield Piece(host, "logs", Logs(tuple(said)))
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() and len(text) < 19 else None
+
+
+def _float(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,6}(?:\.\d{1,6})?", text) else None
+
+
+def _mib(text: str) -> int | None:
+    number = _int(text)
+    return None if number is None else number << 20
+
+
+READER = NvidiaSmiReader()

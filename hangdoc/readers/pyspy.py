@@ -1,0 +1,171 @@
+"""py-spy dumps: the text that people paste, several processes in a row, and `--json`; `ray stack` is the same.
+
+Text of py-spy 0.3 and 0.4 (src/dump.rs): `Process PID: command`, `Python v3.11.7 (path)`, `Thread TID (idle): "name"`,
+frames innermost first, `Arguments:` and `Locals:` below each where asked for; native frames name a shared object.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from hangdoc.evidence import Variable
+from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.readers import _paste as paste
+from hangdoc.readers._frames import MOST_THREADS, VARIABLES, Thread, native_frame, python_frame, stacks, variable
+from hangdoc.readers._processes import Dumped, pieces
+from hangdoc.readers._pyspy_json import dumps, is_json
+
+_PROCESS = re.compile(r"(Parent )?Process (\d{1,9}): (.*)")
+_PYTHON = re.compile(r"\s*Python v(\d[\w.+]*)(?: \(.*\))?\s*")
+_THREAD = re.compile(r'Thread (0x[0-9A-Fa-f]{1,16}|\d{1,18})(?: \(((?:idle|active)(?:\+gil)?)\))?(?:: "(.*)")?\s*')
+OPENING = re.compile(
+    r"(?:Parent )?Process \d{1,9}: |Thread (?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \((?:idle|active)(?:\+gil)?\)"
+)
+_SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
+_VARIABLE = re.compile(r"\s*([A-Za-z_.]\w*): (.*)")
+_LINE = re.compile(r"(.*):(\d{1,9})")
+_NATIVE = re.compile(r"(?:\.so(?:[.\d]*)|\.(?:c|cc|cpp|cxx|h|hpp|cu|cuh|rs|pyx|S|a|inc))$")
+_TEXT = 600  # characters of a variable that are kept before secrets are taken out
+
+
+class PySpyReader:
+    name = "py-spy dump"
+    order = 20
+    help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
+
+    def knows(self, source: Source) -> bool:
+        if is_json(source.head):
+            return True
+        head = source.head.decode("utf-8", "replace")
+        threads = len(re.findall(r"\bThread (?:0x[0-9A-Fa-f]+|\d+) \((?:idle|active)(?:\+gil)?\)", head))
+        return threads > 0 and (
+            threads > 2 or bool(re.search(r"\bProcess \d+: |^[^\n]* \([^\n]+:\d+\)\s*$", head, re.MULTILINE))
+        )
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+        found = dumps(source, notes) if is_json(source.head) else _text(source, notes)
+        return pieces(found, source, notes)
+
+
+def _text(source: Source, notes: Notes) -> Iterable[Dumped]:
+    for piece in paste.read(paste.lines(source, notes), OPENING, _Parser):
+        yield piece.record
+
+
+class _Parser:
+    """One channel of a paste."""
+
+    def __init__(self, claim: paste.Claim) -> None:
+        self.pieces: list[Piece] = []
+        self._claim = claim
+        self._who: Who | None = None  # None: between two processes
+        self._command = ""
+        self._parent: int | None = None
+        self._python: str | None = None
+        self._threads: list[Thread] = []
+        self._frame: tuple[str, str] | None = None  # not yet added: its variables come
+        self._variables: list[tuple[str, list[str], bool]] | None = None
+        self._section: str | None = None
+
+    def feed(self, text: str) -> bool:
+        if found := _PROCESS.match(text):
+            if found[1]:
+                self._parent = int(found[2])
+            else:
+                self.end()
+                self._command, self._who = found[3][:4096], self._claim.take(int(found[2]))
+            return True
+        if (found := _PYTHON.fullmatch(text)) and self._who is not None:
+            self._python = found[1]
+            return True
+        if found := _THREAD.fullmatch(text.strip()):
+            return self._thread(found[1], found[2] or "", found[3])
+        if not self._threads or not text.strip():
+            return self._who is not None and not text.strip()
+        if found := _SECTION.fullmatch(text):
+            if self._frame is None:
+                return False
+            self._section = found[1]
+            self._variables = self._variables if self._variables is not None else []
+            return True
+        return self._content(text)
+
+    def _thread(self, tid: str, status: str, name: str | None) -> bool:
+        again = name == "MainThread" and any(thread.name == name for thread in self._threads)
+        if self._who is not None and (again or (self._claim.said and self._threads)):
+            self.end()  # a process whose header was not pasted
+        if self._who is None:
+            self._who = self._claim.take()
+        self._close()
+        number = int(tid, 16 if tid.startswith("0x") else 10)
+        if name == "MainThread" and self._who.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
+            self._who = Who(self._who.rank, self._who.host, number)  # Linux: the main thread's id is the process's
+        thread = Thread(number, name, status.endswith("+gil"), status.startswith("active"))
+        if len(self._threads) < MOST_THREADS:
+            self._threads.append(thread)
+        return True
+
+    def _content(self, text: str) -> bool:
+        """A frame, a variable of it, or what goes on of one whose text had a line break in it."""
+        if self._section is not None and self._variables is not None and (found := _VARIABLE.fullmatch(text)):
+            if len(self._variables) < 4 * VARIABLES:
+                self._variables.append((found[1], [found[2][:_TEXT]], self._section == "Arguments"))
+            return True
+        if parts := _frame(text):
+            self._close()
+            self._frame = parts
+            return True
+        if self._section is not None and self._variables:
+            before = self._variables[-1][1]
+            if sum(map(len, before)) < _TEXT:
+                before.append(text[:_TEXT])
+            return True
+        return False
+
+    def _close(self) -> None:
+        """The frame that came last has all its variables now."""
+        if self._frame is not None and self._threads:
+            self._threads[-1].add(_of(*self._frame, self._variables))
+        self._frame = self._variables = self._section = None
+
+    def end(self) -> None:
+        """The process is over; also called at the end of the text."""
+        self._close()
+        record = stacks(self._threads, self._python)
+        if self._who is not None and record is not None:
+            dumped = Dumped(self._who, record, self._command, self._parent)
+            self.pieces.append(Piece(self._who, "stacks", dumped))
+        self._who, self._command, self._parent, self._python, self._threads = None, "", None, None, []
+
+
+def _frame(text: str) -> tuple[str, str] | None:
+    """The name of a frame's function and what stands in its brackets, the last that are balanced."""
+    text = text.strip()
+    if not text.endswith(")") or len(text) > 8192:
+        return None
+    depth = 0
+    for at in range(len(text) - 1, 0, -1):
+        depth += (text[at] == ")") - (text[at] == "(")
+        if depth == 0:
+            return (text[: at - 1], text[at + 1 : -1]) if text[at - 1] == " " and at > 1 else None
+    return None
+
+
+def _of(name: str, where: str, found: list[tuple[str, list[str], bool]] | None):  # type: ignore[no-untyped-def]
+    numbered = _LINE.fullmatch(where)
+    file, line = (numbered[1], int(numbered[2])) if numbered else (where, None)
+    if not _is_python(file, line):
+        return native_frame(name, file, line)
+    variables: list[Variable] | None = None
+    if found is not None:
+        made = (variable(one, "\n".join(text)[:_TEXT], argument) for one, text, argument in found)
+        variables = [one for one in made if one is not None][:VARIABLES]
+    return python_frame(name, file, line, variables)
+
+
+def _is_python(file: str, line: int | None) -> bool:
+    return file.endswith(".py") or file.startswith("<") or (line is not None and not _NATIVE.search(file))
+
+
+READER = PySpyReader()

@@ -1,0 +1,118 @@
+"""`pystack remote PID` and `pystack core`: threads with the most recent call last, native frames in between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from hangdoc.evidence import Frame, Variable
+from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.readers import _paste as paste
+from hangdoc.readers._frames import MOST_THREADS, VARIABLES, Thread, native_frame, python_frame, stacks, variable
+from hangdoc.readers._processes import Dumped, pieces
+
+_HEADER = re.compile(r"Traceback for thread (\d{1,9})(?: \((.*?)\))? \[(.*?)\] \(most recent call last\):\s*")
+_FRAME = re.compile(
+    r'\s*\((Python|C)\) File "(.*)", line (\d{1,9}), in (.+?)(?: \(([^()]*\.so[^()]*|[^()]*/[^()]*)\))?\s*'
+)
+_PID = re.compile(r"\s*pid: (\d{1,9}) ppid: \d+.*")
+_SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
+_VARIABLE = re.compile(r"\s*([A-Za-z_]\w*): (.*)")
+OPENING = re.compile(r"Traceback for thread \d{1,9}(?: \(.*?\))? \[.*?\] \(most recent call last\)")
+_MOST_FRAMES = 4096
+
+
+class PystackReader:
+    name = "pystack dump"
+    order = 32
+    help = "`pystack remote --locals PID` of every rank"
+
+    def knows(self, source: Source) -> bool:
+        head = source.head.decode("utf-8", "replace")
+        return bool(OPENING.search(head) and re.search(r'\((?:Python|C)\) File "', head))
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+        return pieces(_dumps(paste.lines(source, notes)), source, notes)
+
+
+def _dumps(texts: Iterable[str]) -> Iterator[Dumped]:
+    for piece in paste.read(texts, OPENING, _Parser):
+        yield piece.record
+
+
+class _Parser:
+    """One channel of a paste."""
+
+    def __init__(self, claim: paste.Claim) -> None:
+        self.pieces: list[Piece] = []
+        self._claim = claim
+        self._who: Who | None = None
+        self._threads: list[tuple[Thread, list[Frame]]] = []
+        self._pending: tuple[str, str, int] | None = None
+        self._variables: list[Variable] | None = None
+        self._argument = False
+
+    def feed(self, text: str) -> bool:
+        if found := _HEADER.fullmatch(text.strip()):
+            self._close()
+            tid = int(found[1])
+            if self._threads and (self._claim.said or any(thread.tid == tid for thread, _ in self._threads)):
+                self.end()
+            self._who = self._who or self._claim.take()
+            if len(self._threads) < MOST_THREADS:
+                self._threads.append((Thread(tid, None, "Has the GIL" in found[3]), []))
+            return True
+        if found := _PID.fullmatch(text):
+            self.end()
+            self._who = self._claim.take(int(found[1]))
+            return True
+        if not self._threads:
+            return False
+        if found := _FRAME.fullmatch(text):
+            self._close()
+            frames = self._threads[-1][1]
+            if found[1] == "C" and len(frames) < _MOST_FRAMES:
+                frames.append(native_frame(found[4], found[5] or found[2], int(found[3])))
+            elif found[1] == "Python":
+                self._pending = (found[4], found[2], int(found[3]))
+            return True
+        if found := _SECTION.fullmatch(text):
+            self._argument = found[1] == "Arguments"
+            self._variables = self._variables or []
+            return True
+        if self._variables is not None and (found := _VARIABLE.fullmatch(text)):
+            made = variable(found[1], found[2][:600], self._argument)
+            if made is not None and len(self._variables) < VARIABLES:
+                self._variables.append(made)
+            return True
+        return self._pending is not None  # the line of source below a frame
+
+    def _close(self) -> None:
+        if self._pending is not None and self._threads and len(self._threads[-1][1]) < _MOST_FRAMES:
+            self._threads[-1][1].append(python_frame(*self._pending, self._variables))
+        self._pending = self._variables = None
+
+    def end(self) -> None:
+        self._close()
+        for thread, frames in self._threads:
+            for frame in reversed(frames):
+                thread.add(frame)
+        threads = [thread for thread, _ in self._threads]
+        mains = [thread for thread in threads if _outermost(thread) == "<module>"]
+        pid = self._who.pid if self._who else None
+        for thread in threads:
+            if thread.tid == pid or (len(mains) == 1 and thread is mains[0]):
+                thread.name = "MainThread"
+                pid = pid if pid is not None else thread.tid  # Linux: the main thread's id is the process's
+        record = stacks(threads)
+        if self._who is not None and record is not None:
+            who = Who(self._who.rank, self._who.host, pid)
+            self.pieces.append(Piece(who, "stacks", Dumped(who, record)))
+        self._who, self._threads = None, []
+
+
+def _outermost(thread: Thread) -> str | None:
+    return next((frame.function for frame in reversed(thread.frames) if not frame.native), None)
+
+
+READER = PystackReader()

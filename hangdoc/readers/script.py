@@ -1,0 +1,32 @@
+"""The training script itself, given beside what is left of a job: it tells the loops and branches of the stacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hangdoc.readers import Notes, Piece, Source
+
+SCRIPTS = "scripts"  # where `Notes.shared` keeps the paths
+MOST = 10_000
+_PYTHON = re.compile(rb"^\s*(?:import |from [\w.]+ import |def \w+\(|class \w+|@\w)", re.MULTILINE)
+
+
+class ScriptReader:
+    name = "Python script"
+    order = 15
+    help = "the training script as it ran: `hangdoc report DUMPS train.py` knows its loops and branches"
+
+    def knows(self, source: Source) -> bool:
+        return source.path.suffix == ".py" and b"\0" not in source.head and _PYTHON.search(source.head) is not None
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+        scripts: dict[Path, None] = notes.shared.setdefault(SCRIPTS, {})
+        if len(scripts) < MOST:
+            scripts[source.path] = None
+        notes.progress(source.size)
+        return ()
+
+
+READER = ScriptReader()

@@ -1,0 +1,251 @@
+"""`ss -tinp` and its kin: the TCP connections of a host with the kernel's counters, by the PID that holds them.
+
+iproute2 (misc/ss.c) prints what is not zero, so that in a line of counters what is missing is zero, save for those
+that older versions do not know. `-o` adds the timer, `-e` user and inode. Sockets of programs that cannot be ranks are
+left out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hangdoc.evidence import Connection, Sockets
+from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.readers import _paste as paste
+
+Fields = dict[str, Any]
+
+_STATES = {
+    "ESTAB": "established",
+    "SYN-SENT": "syn_sent",
+    "SYN-RECV": "syn_recv",
+    "FIN-WAIT-1": "fin_wait1",
+    "FIN-WAIT-2": "fin_wait2",
+    "UNCONN": "close",
+    "CLOSE-WAIT": "close_wait",
+    "LAST-ACK": "last_ack",
+    "LISTEN": "listen",
+    "CLOSING": "closing",
+}
+_STATE = "|".join(_STATES)
+_ENDPOINT = r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.\-]+)?\]|[0-9A-Fa-f:.]+(?:%[\w.\-]+)?|\*)(?:%[\w.\-]+)?:(?:\d{1,5}|\*)"
+_ROW = re.compile(
+    rf"(?:tcp\s+)?({_STATE}|TIME-WAIT)\s+(\d{{1,10}})\s+(\d{{1,10}})\s+({_ENDPOINT})\s+({_ENDPOINT})(?:\s+(.*))?\s*"
+)
+_HEADER = re.compile(r"(?:Netid\s+)?State\s+Recv-Q\s+Send-Q\s.*")
+OPENING = re.compile(
+    rf"(?:tcp\s+)?(?:{_STATE}|TIME-WAIT)\s+\d{{1,10}}\s+\d{{1,10}}\s+{_ENDPOINT}|(?:Netid\s+)?State\s+Recv-Q\s+Send-Q"
+)
+_USER = re.compile(r'\("((?:[^"\\]|\\.){0,64})",pid=(\d{1,9}),fd=\d+\)')
+_TIMER = re.compile(r"timer:\((\w+),[^,)]*,(\d{1,9})\)")
+_PAIR = re.compile(r"(?<![\w:])([a-z_]+):(\d{1,20})(?:ms)?(?=[\s(]|$)")
+_RETRANS = re.compile(r"\bretrans:(\d{1,9})/(\d{1,9})")
+_TIMED = re.compile(r"\b(busy|rwnd_limited):(\d{1,15})ms")
+_RTT = re.compile(r"(?<![a-z_])(rtt|minrtt):(\d{1,9}(?:\.\d{1,9})?)")
+_RATE = re.compile(r"\bdelivery_rate (\d{1,20})bps")
+_INFO = re.compile(r"(?<![a-z_])rto:\d|\bmss:\d")
+_SMALL = {  # what ss shows -> field of Connection; not shown: zero
+    "unacked": "unacked", "sacked": "sacked", "backoff": "backoff", "notsent": "not_sent",
+}  # fmt: skip
+_PLAIN = {  # what ss shows -> field of Connection; not shown: not known
+    "mss": "segment_bytes",
+    "pmtu": "pmtu",
+    "bytes_sent": "bytes_sent",
+    "bytes_acked": "bytes_acked",
+    "bytes_received": "bytes_received",
+    "segs_out": "segments_out",
+    "data_segs_out": "data_segments_out",
+    "delivered": "delivered",
+    "snd_wnd": "send_window",
+    "bytes_retrans": "bytes_retransmitted",
+    "dsack_dups": "repeated_needlessly",
+}
+_COUNTED = (
+    "bytes_sent",
+    "bytes_acked",
+    "bytes_received",
+    "bytes_retransmitted",
+    "repeated_needlessly",
+    "data_segments_out",
+    "delivered",
+)
+_AGES = {"lastsnd": "last_send_s", "lastrcv": "last_receive_s", "lastack": "last_ack_s"}
+_TIMERS = {"on": "on", "keepalive": "keepalive", "timewait": "timewait", "persist": "persist"}
+_RANKS = re.compile(r"python|^pt_|^ray::|mpi|torch|train|deepspeed|^cuda|nccl|gloo", re.IGNORECASE)
+_LAUNCHERS = frozenset(
+    {"pt_elastic", "torchrun", "mpirun", "mpiexec", "orted", "prted", "hydra_pmi_proxy", "srun", "deepspeed"}
+)
+MOST = 100_000  # connections of a table
+
+
+@dataclass(slots=True)
+class _Row:
+    users: list[tuple[str, int]]
+    fields: Fields
+    info: bool = False
+
+
+@dataclass(slots=True)
+class _Table:
+    """One output of ss, of one host."""
+
+    who: Who
+    rows: list[_Row] = field(default_factory=list)
+    timers: bool = False  # asked for
+    inodes: bool = False
+
+
+class SsReader:
+    name = "ss output"
+    order = 33
+    help = "`ss -tinpoe` on every host, as root, while the job stands still"
+
+    def knows(self, source: Source) -> bool:
+        head = source.head.decode("utf-8", "replace")
+        rows = re.findall(rf"^.{{0,80}}?(?:{_STATE})\s+\d+\s+\d+\s+{_ENDPOINT}\s+{_ENDPOINT}", head, re.MULTILINE)
+        return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3) and 10 * len(rows) >= head.count(
+            "\n"
+        )
+
+    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+        tables = [piece.record for piece in paste.read(paste.lines(source, notes), OPENING, _Parser)]
+        if not any(row.users for table in tables for row in table.rows):
+            notes.problem(f"{source.name}: no process is named in it; take it with `ss -tinpoe` as root")
+        for table in tables:
+            yield from _pieces(table)
+
+
+class _Parser:
+    """One channel of a paste."""
+
+    def __init__(self, claim: paste.Claim) -> None:
+        self.pieces: list[Piece] = []
+        self._claim = claim
+        self._table: _Table | None = None
+
+    def feed(self, text: str) -> bool:
+        if _HEADER.fullmatch(text):
+            self.end()
+            self._table = _Table(self._claim.take())
+            return True
+        if found := _ROW.fullmatch(text):
+            if self._table is None or self._claim.said:
+                self.end()
+                self._table = _Table(self._claim.take())
+            if found[1] in _STATES and len(self._table.rows) < MOST:
+                self._table.rows.append(_Row([], _ends(found)))
+                self._more(self._table, found[6] or "")
+            return True
+        if (
+            self._table is not None
+            and self._table.rows
+            and ((text[:1] in "\t " and text.strip()) or _INFO.search(text))
+        ):
+            self._more(self._table, text)
+            return True
+        return not text.strip() and self._table is not None
+
+    def _more(self, table: _Table, text: str) -> None:
+        """What follows the two ends: on the same line or, without -O, on the next."""
+        row = table.rows[-1]
+        row.users += [(found[1], int(found[2])) for found in _USER.finditer(text)][:64]
+        if timer := _TIMER.search(text):
+            table.timers = True
+            count = int(timer[2])
+            row.fields["timer"] = _TIMERS.get(timer[1])
+            row.fields["retransmits" if timer[1] == "on" else "probes"] = count
+        found = dict(_PAIR.findall(text))
+        if "ino" in found:
+            table.inodes = True
+            row.fields["inode"] = int(found["ino"])
+            row.fields["uid"] = int(found.get("uid", 0))
+        if _INFO.search(text):
+            row.info = True
+            row.fields.update({k: v for k, v in _counters(text, found).items() if row.fields.get(k) is None})
+
+    def end(self) -> None:
+        if self._table is not None and self._table.rows:
+            self.pieces.append(Piece(self._table.who, "sockets", self._table))
+        self._table = None
+
+
+def _ends(row: re.Match[str]) -> Fields:
+    (local, port, interface), (remote, remote_port, _) = _endpoint(row[4]), _endpoint(row[5])
+    state = _STATES.get(row[1], "other")
+    return {
+        "local": local,
+        "local_port": port,
+        "remote": remote,
+        "remote_port": remote_port,
+        "state": state,
+        "receive_queue": int(row[2]),
+        "send_queue": 0 if state == "listen" else int(row[3]),  # of a listener it is the limit of its backlog
+        "interface": interface,
+    }
+
+
+def _endpoint(text: str) -> tuple[str, int, str | None]:
+    """Address (IPv4 mapped into IPv6 as plain IPv4), port and the interface it is bound to."""
+    address, _, port = text.rpartition(":")
+    address, _, interface = address.replace("[", "").replace("]", "").partition("%")
+    try:
+        known = ipaddress.ip_address(address)
+        address = str(getattr(known, "ipv4_mapped", None) or known)
+    except ValueError:
+        address = "0.0.0.0"  # "*"
+    return address, int(port) if port.isdigit() else 0, interface or None
+
+
+def _counters(text: str, found: dict[str, str]) -> Fields:
+    fields: Fields = {name: int(found.get(shown, 0)) for shown, name in _SMALL.items()}
+    fields |= {name: int(found[shown]) for shown, name in _PLAIN.items() if shown in found}
+    if "bytes_sent" in found or ("snd_wnd" in found):  # this version would show them
+        fields = dict.fromkeys(_COUNTED, 0) | fields
+    retrans = _RETRANS.search(text)
+    fields["total_retransmits"] = int(retrans[2]) if retrans else 0
+    # Without -o the count in a row is not shown; each repetition by timeout doubles the time to the next (backoff).
+    fields["retransmits"] = fields["backoff"] if fields["unacked"] else 0
+    fields |= {name: int(found.get(shown, 0)) / 1e3 for shown, name in _AGES.items()}
+    if not fields.get("bytes_received"):
+        fields["last_receive_s"] = None
+    if not fields.get("bytes_sent", fields.get("bytes_acked")):
+        fields["last_send_s"] = None
+    timed = {name: int(value) / 1e3 for name, value in _TIMED.findall(text)}
+    fields["busy_s"], fields["receiver_limited_s"] = timed.get("busy", 0.0), timed.get("rwnd_limited", 0.0)
+    times = {name: float(value) / 1e3 for name, value in _RTT.findall(text)}
+    fields["rtt_s"], fields["least_rtt_s"] = times.get("rtt"), times.get("minrtt")
+    if rate := _RATE.search(text):
+        fields["delivery_rate"] = int(rate[1]) // 8
+    return fields
+
+
+def _pieces(table: _Table) -> Iterator[Piece]:
+    """A record for each process that may be a rank."""
+    names = {pid: name for row in table.rows for name, pid in row.users if name not in _LAUNCHERS}
+    ranks = {pid for pid, name in names.items() if _RANKS.search(name)}
+    owners = {_key(row.fields): pid for row in table.rows for _, pid in row.users[:1]}
+    mine: dict[int, list[Connection]] = defaultdict(list)
+    for row in table.rows:
+        fields = row.fields
+        if table.timers:
+            fields = {"timer": "off"} | fields
+        peer = owners.get((fields["remote"], fields["remote_port"], fields["local"], fields["local_port"]))
+        connection = Connection(**fields, peer_pid=peer)
+        for pid in {pid for _, pid in row.users}:
+            if pid in ranks:
+                mine[pid].append(connection)
+    for pid, connections in sorted(mine.items()):
+        who = table.who if table.who.rank is not None and len(mine) == 1 else Who(host=table.who.host)
+        yield Piece(Who(who.rank, who.host, pid, who.run), "sockets", Sockets(tuple(connections)))
+
+
+def _key(one: Fields) -> tuple[str, int, str, int]:
+    return one["local"], one["local_port"], one["remote"], one["remote_port"]
+
+
+READER = SsReader()

@@ -1,0 +1,108 @@
+"""faulthandler's dumps, taken from real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hangdoc.evidence import End
+from pasted import ROOT, pieces, stacks, text
+
+FOLDER = ROOT / "faulthandler"
+MAIN = """Thread 0x{tid:016x} (most recent call first):
+  File "/job/train.py", line 3 in f
+  File "/job/train.py", line 9 in <module>
+"""
+
+
+def test_rank_of_the_file_and_full_names() -> None:
+    (found,) = pieces("faulthandler", FOLDER / "rank_2.txt")
+    assert (found.who.rank, found.who.pid) == (2, None)
+    (main,) = stacks(found).threads
+    assert main.name == "MainThread"
+    assert [(f.function, f.line) for f in main.frames[:3]] == [
+        ("barrier", 5356),
+        ("wrapper", 83),
+        ("save_checkpoint", 68),
+    ]
+    assert main.frames[0].file.endswith("/site-packages/torch/distributed/distributed_c10d.py")
+    assert main.frames[0].short == "torch/distributed/distributed_c10d.py"
+
+
+def test_two_dumps_of_one_process_are_two_looks() -> None:
+    found = pieces("faulthandler", FOLDER / "twice.txt")
+    assert [[stack.name for stack in stacks(piece).threads] for piece in found] == [[None, "MainThread"]] * 2
+    assert found[0].who == found[1].who
+
+
+def test_a_crash_is_the_end() -> None:
+    dumped, end = pieces("faulthandler", FOLDER / "crash.txt")
+    assert stacks(dumped).threads[0].frames[0].function == "string_at"
+    assert (end.probe, end.record) == ("end", End(signal=11))
+    assert end.who == dumped.who
+
+
+def test_dumps_of_several_processes(tmp_path: Path) -> None:
+    found = text("faulthandler", tmp_path, "".join(MAIN.format(tid=tid) + "\n" for tid in (1, 2, 3)))
+    assert len({piece.who for piece in found}) == 3
+    found = text(
+        "faulthandler",
+        tmp_path,
+        "".join(f"[rank{rank}]:{line}\n" for rank in (0, 1) for line in MAIN.format(tid=9).splitlines()),
+    )
+    assert [piece.who.rank for piece in found] == [0, 1]
+
+
+def test_without_thread_ids_and_with_names(tmp_path: Path) -> None:
+    frames = '  File "/job/train.py", line 3 in f\n'
+    (found,) = text(
+        "faulthandler", tmp_path, f"Timeout (0:00:05)!\nStack (most recent call first):\n{frames}", "rank1.txt"
+    )
+    assert (found.who.rank, stacks(found).threads[0].frames[0].function) == (1, "f")
+    (found,) = text(
+        "faulthandler", tmp_path, f"Current thread 0x00007f [pump [red]] (most recent call first):\n{frames}  ...\n"
+    )
+    assert stacks(found).threads[0].name == "pump [red]"
+
+
+def test_the_tree_of_torchrun(tmp_path: Path) -> None:
+    folder = tmp_path / "none_x" / "attempt_1" / "3"
+    folder.mkdir(parents=True)
+    (found,) = text("faulthandler", folder, MAIN.format(tid=1), "stderr.log")
+    assert (found.who.rank, found.who.run) == (3, 1)
+
+
+def test_a_log_with_a_dump_in_it_is_a_log() -> None:
+    from pasted import reader, source
+
+    assert not reader("faulthandler").knows(source(ROOT / "logs" / "with_dump.log"))
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_real_process(threads: int, tmp_path: Path) -> None:
+    script = (
+        "import faulthandler, signal, sys, threading, time\nfaulthandler.register(signal.SIGUSR1)\n"
+        "def waits(): threading.Event().wait()\n"
+        f"for n in range({threads}): threading.Thread(target=waits, daemon=True).start()\n"
+        "def main():\n    print('ready', flush=True)\n    time.sleep(60)\nmain()\n"
+    )
+    job = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert job.stdout is not None
+        job.stdout.readline()
+        os.kill(job.pid, signal.SIGUSR1)
+        assert job.stderr is not None
+        lines: list[bytes] = []
+        while not lines or b"<module>" not in lines[-1]:
+            lines.append(job.stderr.readline())
+    finally:
+        job.kill()
+        job.communicate()
+    (found,) = text("faulthandler", tmp_path, b"".join(lines))
+    assert len(stacks(found).threads) == threads + 1
+    assert [f.function for f in stacks(found).threads[-1].frames] == ["main", "<module>"]

@@ -1,0 +1,310 @@
+"""Dumps as torch makes them, and as hostile or damaged files are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hangdoc.evidence import FlightRecorder, Groups, Stacks
+from hangdoc.readers import Notes, Piece
+from hangdoc.readers._source import gather
+from hangdoc.readers._trace import Kept, flight_recorder
+from hangdoc.readers.flight_recorder import READER
+from traces import C10D, call, trace, write
+
+EVERYBODY = {"0": range(4)}
+STEPS = [call("all_reduce", 24), call("broadcast", 26, [[5]])] * 3
+
+
+def read(folder: Path, problems: list[str] | None = None, notes: Notes | None = None) -> list[Piece]:
+    notes = notes or Notes((problems if problems is not None else []).append)
+    pieces: list[Piece] = []
+    for source in gather([folder], lambda text: None):
+        if READER.knows(source):
+            pieces += [piece for piece in READER.read(source, notes) if isinstance(piece, Piece)]
+    return pieces
+
+
+def records(pieces: list[Piece]) -> dict[int | None, FlightRecorder]:
+    return {piece.who.rank: piece.record for piece in pieces if piece.probe == "recorder"}
+
+
+def test_a_dump_tells_what_was_called_by_whom_and_where(tmp_path: Path) -> None:
+    hung = [*STEPS, call("all_reduce", 24, [[2, 3]], "1", done=False)]
+    write(tmp_path, {2: trace(hung, {**EVERYBODY, "1": [2, 3]})})
+    recorder, groups, stacks = read(tmp_path)
+    assert [piece.probe for piece in (recorder, groups, stacks)] == ["recorder", "groups", "stacks"]
+    assert recorder.who.rank == 2
+    assert recorder.world_size == 4
+    assert recorder.at == pytest.approx(1795271955.9, abs=0.1)
+    record: FlightRecorder = recorder.record
+    assert (record.version, record.library, record.final, record.missed) == ("2.10", "2.27.5", True, 0)
+    assert (record.enqueued, record.completed) == ({"0": 6, "1": 1}, {"0": 6, "1": 0})
+    last = record.entries[-1]
+    assert (last.group, last.sequence, last.op, last.sizes, last.dtypes) == (
+        "1",
+        1,
+        "all_reduce",
+        "[[2, 3]]",
+        ("Float",),
+    )
+    assert (last.retired, last.state, last.timeout_s, last.p2p) == (False, "started", 600.0, False)
+    assert [frame.function for frame in last.frames] == ["all_reduce", "train", "main"]
+    assert isinstance(groups.record, Groups)
+    assert [(group.name, group.ranks) for group in groups.record.groups] == [("0", (0, 1, 2, 3)), ("1", (2, 3))]
+    assert isinstance(stacks.record, Stacks)
+    (thread,) = stacks.record.threads
+    assert thread.name == "MainThread"
+    assert [(f.function, f.line) for f in thread.frames] == [("all_reduce", 3245), ("train", 24), ("main", 900)]
+    argument = {variable.name: variable for variable in thread.frames[0].variables or ()}
+    assert argument["group"].address == groups.record.groups[1].address
+
+
+def test_json_and_pickle_tell_the_same(tmp_path: Path) -> None:
+    one = trace(STEPS, EVERYBODY)
+    write(tmp_path / "pickle", {0: one})
+    write(tmp_path / "json", {0: one}, "nccl_trace_rank_{}.json")
+    assert read(tmp_path / "pickle")[0].record == read(tmp_path / "json")[0].record
+
+
+def test_a_packed_dump_is_read(tmp_path: Path) -> None:
+    (tmp_path / "comm_lib_trace_rank_3.gz").write_bytes(gzip.compress(pickle.dumps(trace(STEPS), protocol=2)))
+    assert list(records(read(tmp_path))) == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "host"),
+    [
+        ("comm_lib_trace_rank_12", 12, None),
+        ("nccl_trace_rank_0", 0, None),
+        ("host-a_rank3", 3, "host-a"),
+        ("nccl_trace_node07.example.org_rank_5.pickle", 5, "node07.example.org"),
+        ("trace_9", 9, None),
+        ("rank_4/dump.bin", 4, None),
+    ],
+)
+def test_the_name_of_the_file_says_whose_it_is(tmp_path: Path, name: str, rank: int, host: str | None) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(pickle.dumps(trace(STEPS), protocol=2))
+    (piece, *_) = read(tmp_path)
+    assert (piece.who.rank, piece.who.host) == (rank, host)
+
+
+def test_a_transfer_says_whose_it_is_where_the_name_does_not(tmp_path: Path) -> None:
+    (tmp_path / "dump").write_bytes(pickle.dumps(trace([call("recv 1<-0", 3, group="1")], {"1": [5, 7]}), protocol=2))
+    (tmp_path / "other").write_bytes(pickle.dumps(trace(STEPS), protocol=2))
+    problems: list[str] = []
+    assert list(records(read(tmp_path, problems))) == [7]
+    assert any("says which rank it is of" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.3", "2.7", "2.9", "2.10", "2.31"])
+def test_versions(tmp_path: Path, version: str) -> None:
+    """Before 2.1 there was one number for all operations, before 2.4 no sizes, and so on."""
+    old = trace(STEPS, EVERYBODY, version)
+    for entry in old["entries"] if version == "2.0" else ():
+        entry["seq_id"] = entry.pop("collective_seq_id")
+        for name in ("p2p_seq_id", "is_p2p", "op_id", "timeout_ms", "input_dtypes", "output_dtypes", "frames"):
+            del entry[name]
+    if version == "2.31":
+        old["something_new"] = {"deep": [1]}
+        for entry in old["entries"]:
+            entry["new"] = [[{}]]
+    problems: list[str] = []
+    record = records(read(write(tmp_path, {0: old}), problems))[0]
+    assert problems == []
+    assert [entry.sequence for entry in record.entries] == [1, 2, 3, 4, 5, 6]
+    assert record.entries[1].op == "broadcast"
+
+
+def test_gloo_says_scheduled_of_all_and_names_no_group(tmp_path: Path) -> None:
+    calls = [{**one, "state": "scheduled", "profiling_name": "gloo:all_reduce"} for one in STEPS]
+    calls.append({**calls[0], "retired": False})
+    one = trace(calls) | {"pg_config": {"": {"name": "", "desc": "", "ranks": "[0, 1, 2]"}}, "comm_lib_version": ""}
+    pieces = read(write(tmp_path, {0: one}, "comm_lib_trace_rank_{}"))
+    assert [piece.probe for piece in pieces] == ["recorder", "stacks"]
+    record = records(pieces)[0]
+    assert [entry.retired for entry in record.entries] == [True] * 6 + [False]
+    assert record.labels == {"0": "default_pg"}
+
+
+def test_the_parts_of_what_was_coalesced_end_with_the_whole(tmp_path: Path) -> None:
+    parts = [call("send 0->1", 5, done=False), call("recv 0<-1", 6, done=False), call("coalesced", 7, [])]
+    one = trace([{**part, "is_p2p": True} for part in parts])
+    for entry in one["entries"]:
+        entry["p2p_seq_id"] = 1
+    record = records(read(write(tmp_path, {0: one})))[0]
+    assert [entry.retired for entry in record.entries] == [True, True, True]
+    assert [(entry.op, entry.sender, entry.receiver) for entry in record.entries[:2]] == [
+        ("send", 0, 1),
+        ("recv", 1, 0),
+    ]
+
+
+def test_without_frames_it_is_still_told_what_it_waits_in(tmp_path: Path) -> None:
+    hung = trace([call("_all_gather_base", None, done=False)], EVERYBODY)
+    stacks = read(write(tmp_path, {0: hung}))[-1].record
+    (frame,) = stacks.threads[0].frames
+    assert (frame.function, frame.line) == ("all_gather_base", None)
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("form", ["pickle", "json"])
+def test_of_a_torn_dump_the_whole_entries_are_kept(tmp_path: Path, share: float, form: str) -> None:
+    whole = trace(STEPS * 20, EVERYBODY)
+    data = pickle.dumps(whole, protocol=2) if form == "pickle" else json.dumps({"entries": whole["entries"]}).encode()
+    (tmp_path / "nccl_trace_rank_1").write_bytes(data[: int(len(data) * share)])
+    problems: list[str] = []
+    record = records(read(tmp_path, problems))[1]
+    assert 40 * share < len(record.entries) <= 120
+    assert record.entries == tuple(records(read(write(tmp_path / "w", {1: whole})))[1].entries[: len(record.entries)])
+    assert len(problems) == 1
+    assert "cut off" in problems[0]
+
+
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "empty"),
+    "cut at once": (pickle.dumps(trace(STEPS), protocol=2)[:60], "cut off before its first entry"),
+    "a class": (b"\x80\x02cos\nsystem\n.", "names os.system"),
+    "no dump": (pickle.dumps([1, 2, 3]), "no Flight Recorder dump"),
+    "no list": (pickle.dumps({"version": "2.10", "entries": {"a": 1}}), "no Flight Recorder dump"),
+    "no JSON": (b'{"pg_config": {', "no sound JSON"),
+    "deep JSON": (b'{"pg_config": ' + b"[" * 30_000, "no sound JSON|too deeply"),
+    "version": (pickle.dumps(trace(STEPS, version="7.1"), protocol=2), "version 7.1"),
+    "bad entries": (pickle.dumps({**trace(STEPS), "entries": [1, None, {}, {"frames": 3}]}), "4 of its entries"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path, name: str) -> None:
+    data, told = DAMAGED[name]
+    (tmp_path / "nccl_trace_rank_0").write_bytes(data)
+    problems: list[str] = []
+    read(tmp_path, problems)
+    assert len(problems) == 1
+    assert problems[0].startswith(str(tmp_path))
+    assert any(part in problems[0] for part in told.split("|"))
+
+
+def test_other_files_are_left_to_others(tmp_path: Path) -> None:
+    for name, data in {"log.txt": b"step 1\n", "a.json": b'{"loss": 1}', "x": b"\x00\x01", "none": b""}.items():
+        (tmp_path / name).write_bytes(data)
+        (source,) = gather([tmp_path / name], lambda text: None)
+        assert not READER.knows(source)
+
+
+def test_hostile_texts_stay_texts_short_and_without_secrets(tmp_path: Path) -> None:
+    evil = "\x1b[31m[bold]<script>alert(1)</script>" + "x" * 5000
+    one = trace([call("all_reduce", 5, done=False, function=evil)], {evil: [0, 1]})
+    one["entries"][0]["frames"][1]["filename"] = "/job/token=hunter2hunter2/" + "y" * 5000
+    one["entries"][0]["profiling_name"] = f"nccl:{evil}"
+    pieces = read(write(tmp_path, {0: one}))
+    entry = records(pieces)[0].entries[0]
+    assert entry.frames[1].function.startswith("\x1b[31m[bold]<script>")
+    assert len(entry.frames[1].function) <= 300
+    assert len(entry.frames[1].file) <= 300
+    assert len(entry.op) <= 300
+    assert "hunter2" not in str(pieces)
+
+
+def bomb() -> Any:
+    folded: Any = [1, 1]
+    for _ in range(50):
+        folded = [folded, folded]
+    return folded
+
+
+WRONG = [None, True, -1, 10**40, 1.5, "x", b"x", [], {}, [[]], [["x"]], (1, (2,)), bomb()]
+
+
+def places(one: Any) -> list[Any]:
+    """Dictionaries of a trace, as far as they still are some."""
+    entries = [entry for entry in one["entries"] if isinstance(entry, dict)] if isinstance(one["entries"], list) else []
+    frames = [frame for entry in entries[:1] if isinstance(entry["frames"], list) for frame in entry["frames"]]
+    config = one["pg_config"].values() if isinstance(one["pg_config"], dict) else ()
+    return [part for part in (one, *entries, *frames, *config) if isinstance(part, dict) and part]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_whatever_a_field_holds_nothing_is_raised(data: st.DataObject) -> None:
+    one = trace([*STEPS, call("send 0->1", 9, done=False)], EVERYBODY)
+    for _ in range(data.draw(st.integers(1, 4))):
+        targets = places(one)
+        target = targets[data.draw(st.integers(0, len(targets) - 1))]
+        target[data.draw(st.sampled_from(sorted(target)))] = WRONG[data.draw(st.integers(0, len(WRONG) - 1))]
+    record, bad = flight_recorder(one, Kept())
+    assert len(record.entries) + bad <= len(one["entries"]) if isinstance(one["entries"], list) else not record.entries
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_file_raises_nothing(tmp_path: Path, data: st.DataObject) -> None:
+    whole = bytearray(pickle.dumps(trace(STEPS, EVERYBODY), protocol=2))
+    for _ in range(data.draw(st.integers(1, 5))):
+        whole[data.draw(st.integers(2, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "nccl_trace_rank_0").write_bytes(whole)
+    read(tmp_path)
+
+
+# --- many ranks -----------------------------------------------------------------------------------
+
+
+def of_rank(rank: int, **more: Any) -> Mapping[str, Any]:
+    """One of a mesh: its groups have names of its own, and its calls instants and a thread of its own."""
+    names = str(1 + rank // 4), str(100 + rank % 4)
+    calls = [
+        call("all_reduce", 24),
+        call("reduce_scatter", 26, group=names[0]),
+        call("all_gather", 28, group=names[1]),
+    ] * 9
+    one = trace(calls, {"0": range(8), names[0]: range(4), names[1]: range(2)}, **more)
+    for entry in one["entries"]:
+        entry["thread_id"] = str(140157692726144 + rank)
+        entry["time_created_ns"] += 12345 * rank
+        entry["process_group"] = (entry["process_group"][0], "a group")
+    return one
+
+
+def test_dumps_that_are_alike_are_read_as_if_each_had_been_loaded(tmp_path: Path) -> None:
+    write(tmp_path / "all", {rank: of_rank(rank) for rank in range(8)})
+    notes = Notes(lambda text: None)
+    found = records(read(tmp_path / "all", notes=notes))
+    (kept,) = notes.shared.values()
+    assert kept.alike.hits >= 6
+    for rank in range(8):
+        alone = records(read(write(tmp_path / f"one{rank}", {rank: of_rank(rank)})))[rank]
+        assert found[rank] == alone
+    assert found[0].entries[0] is found[7].entries[0]  # what they have in common is one object
+
+
+@pytest.mark.parametrize("field", ["retired", "state", "input_sizes", "collective_seq_id", "profiling_name"])
+def test_a_dump_that_differs_in_anything_that_counts_is_not_taken_for_another(tmp_path: Path, field: str) -> None:
+    other = {"retired": False, "state": "scheduled", "input_sizes": [[11]], "collective_seq_id": 99}
+    odd = dict(of_rank(1))
+    odd["entries"][12][field] = other.get(field, "nccl:all_redace")
+    found = records(read(write(tmp_path / "all", {0: of_rank(0), 1: odd})))
+    alone = records(read(write(tmp_path / "one", {1: odd})))
+    assert found[1] == alone[1]
+    assert found[1].entries != found[0].entries
+
+
+def test_a_large_dump_is_read(tmp_path: Path) -> None:
+    one = trace([call("all_reduce", 24)])
+    entry = one["entries"][0]
+    one["entries"] = [{**entry, "record_id": n, "collective_seq_id": n} for n in range(30_000)]
+    record = records(read(write(tmp_path, {0: one})))[0]
+    assert len(record.entries) == 30_000
+    assert C10D in record.entries[0].frames[0].file

@@ -1,0 +1,100 @@
+"""Each reader takes its own files and nobody else's; none is brought down by what it is given."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import time
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pasted
+from fuzz_readers import Corpus, attempt, mutated
+from hangdoc.readers import Notes, load
+from pasted import source
+
+ANY_TEXT = "logs"  # takes what nobody else does
+READERS = {type(one).__module__.rpartition(".")[2]: one for one in load()}
+SAMPLES = list(pasted.every())
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
+def test_known_by_its_reader_alone(module: str, path: Path) -> None:
+    taken = [name for name, reader in READERS.items() if name != ANY_TEXT and reader.knows(source(path))]
+    assert taken == ([] if module in ("none", ANY_TEXT) else [module])
+
+
+@pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
+def test_asked_first(module: str, path: Path) -> None:
+    first = next((type(one).__module__ for one in load() if one.knows(source(path))), None)
+    assert first == (None if module == "none" else f"hangdoc.readers.{module}")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_says_how_to_collect(name: str) -> None:
+    reader = READERS[name]
+    assert reader.name
+    assert reader.help
+    assert reader.order >= 0
+
+
+@pytest.mark.parametrize("name", READERS)
+@QUICK
+@given(content=st.binary(max_size=4000))
+def test_random_bytes(name: str, content: bytes, tmp_path: Path) -> None:
+    attempt(READERS[name], content, tmp_path)
+
+
+@pytest.mark.parametrize("name", READERS)
+@QUICK
+@given(seed=st.integers(0, 2**32))
+def test_damaged_samples(name: str, seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    attempt(READERS[name], mutated(draw, CORPUS.pick(draw, name), CORPUS), tmp_path)
+
+
+@pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
+def test_cut_off(module: str, path: Path, tmp_path: Path) -> None:
+    content = path.read_bytes()
+    for at in range(0, len(content), max(1, len(content) // 12)):
+        for reader in READERS.values() if module == "none" else [READERS[module]]:
+            attempt(reader, content[:at], tmp_path)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_broken_archive(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "dump.txt.gz"
+    packed = gzip.compress(b"Process 1: python x.py\n" * 20_000, 1)
+    file.write_bytes(packed[: len(packed) // 2])
+    with suppress(OSError):
+        list(READERS[name].read(source(file), Notes(lambda text: None)))
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name not in ("recording",)])
+def test_a_line_of_20_megabytes(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "dump.txt"
+    with file.open("wb") as out:
+        out.write(HEADS.get(name, b""))
+        for _ in range(20):
+            out.write(b'(: "#0 {[ rank ' * (2**20 // 15))
+    if not READERS[name].knows(source(file)):
+        return
+    began = time.monotonic()
+    tracemalloc.start()
+    try:
+        list(READERS[name].read(source(file), Notes(lambda text: None)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - began < 10
+    assert peak < 64 * 2**20
+
+
+HEADS = {module: path.read_bytes()[:2000] + b"\n" for module, path in SAMPLES if path.suffix == ".txt"}
+CORPUS = Corpus(SAMPLES)

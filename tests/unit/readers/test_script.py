@@ -1,0 +1,36 @@
+"""The training script as a source of its own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hangdoc.readers import Notes, load
+from hangdoc.readers.script import SCRIPTS
+from pasted import SCRIPT, reader, source
+
+
+def test_a_script_is_kept_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    shutil.copy(SCRIPT, path)
+    first = next(one for one in load() if one.knows(source(path)))
+    notes = Notes(lambda text: None)
+    assert first.name == "Python script"
+    assert list(first.read(source(path), notes)) == []
+    assert list(notes.shared[SCRIPTS]) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.py", b"\0\1\2import os\n"),
+        ("train.py", b"epoch 3 loss 0.2\n"),
+        ("train.log", b"import torch\n"),
+    ],
+)
+def test_what_is_no_script(name: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert not reader("script").knows(source(path))

@@ -1,0 +1,54 @@
+"""Files as they are read: packed, damaged, cut off."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from hangdoc.readers import _source
+from pasted import source
+
+CONTENT = b"".join(b"line %d\n" % number for number in range(100_000))
+
+
+def pack(kind: str) -> bytes:
+    return gzip.compress(CONTENT) if kind == "gzip" else zstandard.compress(CONTENT)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_unpacked(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(pack(kind))
+    assert source(path).head == CONTENT[: _source.HEAD]
+    with source(path).open() as file:
+        assert file.read() == CONTENT
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_what_comes_before_a_damage_is_read(kind: str, tmp_path: Path) -> None:
+    path, packed = tmp_path / "x", bytearray(pack(kind))
+    middle = len(packed) * 3 // 4
+    packed[middle : middle + 2000] = b"\xff" * 2000
+    path.write_bytes(packed)
+    assert CONTENT.startswith(source(path).head)
+    assert source(path).head
+    lines: list[bytes] = []
+    with source(path).open() as file, pytest.raises(OSError, match="damaged archive"):
+        lines.extend(iter(file.readline, b""))
+    assert CONTENT.startswith(b"".join(lines)[: len(CONTENT) // 2])
+    assert len(lines) > 40_000
+    with source(path).open() as file:
+        assert len(file.read(2**30)) >= len(b"".join(lines))
+        with pytest.raises(OSError, match="damaged archive"):
+            file.read(1)
+
+
+def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_source, "MOST_UNPACKED", 2**20)
+    path = tmp_path / "x"
+    path.write_bytes(gzip.compress(bytes(2**22)))
+    with source(path).open() as file, pytest.raises(OSError, match="unpacked"):
+        list(iter(lambda: file.read(2**16), b""))

@@ -1,0 +1,97 @@
+"""The source of a job that is gone: used where it fits, never guessed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hangdoc.evidence import Frame, RankEvidence, Snapshot, Source, Stack, Stacks, Target
+from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.scripts import with_source
+
+SCRIPT = """import torch.distributed as dist
+
+
+def train(loader):
+    for step, batch in enumerate(loader):
+        loss(batch)
+
+
+def finish():
+    dist.barrier()
+
+
+train([])
+finish()
+"""
+
+
+def shot(file: str, frames: Sequence[tuple[str, int]] = (("finish", 10), ("<module>", 14))) -> Snapshot:
+    stack = Stack(1, "MainThread", tuple(Frame(name, file, line, file) for name, line in frames))
+    records = {"stacks": Stacks((stack,)), "aftermath": Aftermath(("stacks",))}
+    return Snapshot("a", 0.0, "", (RankEvidence(Target(1, 0, "a", 0), None, records),))
+
+
+def places(
+    snapshot: Snapshot, given: Sequence[Path] = (), taken: float | None = None
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    problems: list[str] = []
+    ((rank,),) = [found.ranks for found in with_source([snapshot], given, taken, problems.append)]
+    record = rank.records.get("source")
+    return {at: place.calls for at, place in record.places.items()} if isinstance(record, Source) else {}, problems
+
+
+def written(folder: Path, text: str = SCRIPT, name: str = "train.py") -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_script_given_along(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    found, problems = places(shot("train.py"), [path])
+    assert found == {"train.py:10": ("dist.barrier",), "train.py:14": ("finish",)}
+    assert problems == []
+    assert places(shot("/gone/train.py"), [path])[0].keys() == {"/gone/train.py:10", "/gone/train.py:14"}
+
+
+def test_another_version_of_it_is_refused(tmp_path: Path) -> None:
+    found, problems = places(shot("train.py"), [written(tmp_path, "import os\n" + SCRIPT)])
+    assert found == {}
+    assert len(problems) == 1
+    assert "not the train.py that ran" in problems[0]
+    assert places(shot("train.py"), [written(tmp_path, "def finish(:\n")])[0] == {}
+
+
+def test_of_two_the_one_that_fits(tmp_path: Path) -> None:
+    wrong, right = written(tmp_path / "a", "import os\n" + SCRIPT), written(tmp_path / "b")
+    assert len(places(shot("train.py"), [wrong, right])[0]) == 2
+
+
+def test_at_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert len(places(shot(str(path)))[0]) == 2
+    os.utime(path, (1000, 1000))
+    assert len(places(shot(str(path)), taken=2000.0)[0]) == 2
+    found, problems = places(shot(str(path)), taken=500.0)
+    assert (found, len(problems)) == ({}, 1), "it has changed since"
+
+
+def test_neither_libraries_nor_other_names_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.py")
+    found, problems = places(shot(str(tmp_path / "fifo.py")))
+    assert found == {}
+    assert problems == [
+        "the source of fifo.py is not here: give it along (`hangdoc report ... fifo.py`), it tells the loops"
+    ]
+    assert places(shot("/etc/passwd")) == ({}, [])
+    assert places(shot("torch.py"), [tmp_path / "gone" / "torch.py"])[0] == {}
+
+
+def test_what_was_watched_stays_as_it_is(tmp_path: Path) -> None:
+    live = shot("train.py")
+    (rank,) = live.ranks
+    watched = Snapshot("a", 0.0, "", (RankEvidence(rank.target, None, {"stacks": rank.records["stacks"]}),))
+    assert places(watched, [written(tmp_path)])[0] == {}
