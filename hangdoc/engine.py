@@ -78,7 +78,7 @@ class _View:
 
     def lacking(self, needs: Sequence[str]) -> dict[int, list[str]]:
         """The ranks, by index, that not all of the probes needed have seen, and which have not."""
-        missed = {seen: [probe for probe in needs if probe not in seen] for seen in self.seen}
+        missed = {seen: [probe for probe in needs if seen.isdisjoint(probe.split("|"))] for seen in self.seen}
         return dict(sorted((i, missed[seen]) for seen, ranks in self.seen.items() if missed[seen] for i in ranks))
 
     def select(self, expression: Expression, things: Sequence[Any], indices: Iterable[int]) -> tuple[Any, ...]:
@@ -161,11 +161,11 @@ def _unseen(view: _View, lacking: Mapping[int, Sequence[str]]) -> str:
     """Which probes have not seen which ranks; empty where all were seen."""
     if not lacking:
         return ""
-    probes = dict.fromkeys(probe for missed in lacking.values() for probe in missed)
+    probes = dict.fromkeys(need.removesuffix("|aftermath") for missed in lacking.values() for need in missed)
     ranks = [view.facts.ranks[i] for i in lacking]
     numbers = [r.rank for r in ranks if r.rank >= 0]
     who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
-    return f"{' and '.join(probes)} not seen of {who}"
+    return f"{' and '.join(probes).replace('|', ' or ')} not seen of {who}"
 
 
 def _doubt(facts: Facts) -> str:
@@ -241,7 +241,7 @@ def _culprits(playbook: Playbook, scope: Mapping[str, Any]) -> tuple[Culprit, ..
 
 
 def _culprit(rank: Any) -> Culprit:
-    sites = (getattr(getattr(rank, group, None), "site", None) for group in ("stack", "exit"))
+    sites = (getattr(getattr(rank, group, None), "site", None) for group in ("stack", "exit", "dumps"))
     site = next((site for site in sites if site), None)
     return Culprit(_number(rank.rank), rank.pid if rank.pid > 0 else None, rank.host, site)
 

@@ -110,7 +110,7 @@ class Envelope(_Model):
     cls: Annotated[str, AfterValidator(_class)] = Field("", alias="class")
     status: Annotated[str, AfterValidator(_status)] = "stalled"
     title: Text
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # probes; "a|b": one of the two
     ranks: dict[Selection, Text] = {}
     links: dict[Selection, Text] = {}
     when: Text

@@ -106,7 +106,7 @@ def lint(playbook: Playbook) -> tuple[Problem, ...]:
 def _probe_names() -> frozenset[str]:
     import probes
 
-    return frozenset(probe.name for probe in probes.load())
+    return frozenset(probe.name for probe in probes.load()) | {"logs", "aftermath"}  # no probe's: of a job that is gone
 
 
 class _Reader:
@@ -204,9 +204,10 @@ class _Reader:
         folder = self.file.resolve().parent.name
         if envelope.id != folder:
             self._say(("id",), f"the id {envelope.id!r} is not its folder's name {folder!r}", "rename one of the two")
-        for i, probe in enumerate(envelope.needs):
-            if probe not in self.probes:
-                self._say(("needs", i), f"needs an unknown probe {probe!r}", _suggest(probe, self.probes))
+        for i, need in enumerate(envelope.needs):
+            for probe in need.split("|"):
+                if probe not in self.probes:
+                    self._say(("needs", i), f"needs an unknown probe {probe!r}", _suggest(probe, self.probes))
         for kind, selections in (("ranks", envelope.ranks), ("links", envelope.links)):
             for name in selections:
                 if name in self.compiler.groups or (kind == "links" and name in envelope.ranks):

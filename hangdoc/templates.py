@@ -90,9 +90,14 @@ def _ranks(ranks: Iterable[Any]) -> str:
     """`rank 2`, `ranks 0-1,7`; by PID where the rank's number is not known."""
     found = list(ranks)
     known = [r.rank for r in found if r.rank >= 0]
-    pids = [str(r.pid) for r in found if r.rank < 0]
-    named = [fold.name_ranks(known)] if known or not pids else []
-    return " and ".join([*named, *([f"pid {', '.join(pids)}"] if pids else [])])
+    nameless = [r.pid for r in found if r.rank < 0]
+    pids = [str(pid) for pid in nameless if pid >= 0]
+    named = [fold.name_ranks(known)] if known or not nameless else []
+    if pids:
+        named.append(f"pid {', '.join(pids)}")
+    if unknown := len(nameless) - len(pids):  # of a dump that does not say whose it is
+        named.append("an unnamed process" if unknown == 1 else f"{unknown} unnamed processes")
+    return " and ".join(named)
 
 
 def _rank_list(ranks: Iterable[Any]) -> str:

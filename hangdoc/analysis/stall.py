@@ -65,6 +65,8 @@ class StallAnalysis:
         standing = [p.standing_s for p in case.rank_facts["progress"].values() if p.standing_s is not None]
         idle_s = getattr(network, "idle_s", None)
         idle_s = idle_s if idle_s is not None else getattr(case.job_facts.get("startup"), "waited_s", None)
+        if getattr(case.job_facts.get("aftermath"), "post_mortem", False):
+            standing = []  # between dumps, of which nobody knows when they were taken
         return ranks, StallJob(
             stalled=stalled,
             seconds=(idle_s if idle_s is not None else min(standing, default=None)) if still else None,

@@ -34,12 +34,16 @@ class Group:
 
     @property
     def name(self) -> str:
-        """`rank 2`, `ranks 0-5,7`; PIDs where rank numbers are not known."""
+        """`rank 2`, `ranks 0-5,7`; PIDs where rank numbers are not known, hosts where there are none either."""
+        if all(line.rank is None and line.pid is None for line in self.lines) and self.lines[0].host:
+            return hosts_text({line.host for line in self.lines})
         return name((line.rank, line.pid) for line in self.lines)
 
     @property
     def where(self) -> str:
         """`pid 4278 on node-a`; of several ranks the hosts only."""
+        if self.lines[0].rank is None and self.lines[0].pid is None:
+            return ""
         hosts = {line.host for line in self.lines if line.host}
         pid = f"pid {self.lines[0].pid}" if len(self.lines) == 1 and self.lines[0].pid else ""
         return " ".join(part for part in (pid, f"on {hosts_text(hosts)}" if hosts else "") if part)

@@ -174,12 +174,13 @@ def _once(rows: Sequence[Row]) -> list[Row]:
 
 def culprit_groups(culprits: Iterable[Culprit], job: Job) -> list[Group]:
     """Culprits as groups; phase and operation come from the job's own line of that rank."""
-    of = {(line.host, line.pid): line for line in job.ranks}
+    of = {(line.host, line.pid): line for line in job.ranks if line.pid is not None}
+    by_rank: dict[int | None, RankLine] = {line.rank: line for line in job.ranks if line.rank is not None}
     found = []
     for culprit in culprits:
-        line = of.get((culprit.host or "", culprit.pid or 0))
+        line = by_rank.get(culprit.rank) if culprit.pid is None else of.get((culprit.host or "", culprit.pid))
         if line is None:
-            line = RankLine(culprit.rank, culprit.pid or 0, culprit.host or "", "")
+            line = RankLine(culprit.rank, culprit.pid, culprit.host or "", "")
         found.append(replace(line, site=culprit.site or line.site))
     return fold(found)
 

@@ -1,0 +1,164 @@
+"""The Flight Recorders of all ranks side by side: of each process group, which calls each of its ranks made.
+
+A collective has a number in its group, the same on all members. Ranks whose calls are the same share one book, so that
+what is compared are a few books and not thousands of ranks. Rank numbers are global; those that a send or receive names
+are ranks in the group and are translated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hangdoc.analysis.story import is_library
+from hangdoc.evidence import FlightRecorder, Frame, Recorded
+
+DEFAULT = "0"  # torch's name of the group of the whole job
+Calls = tuple[Recorded, ...]  # with one number: several where they were coalesced
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The collectives of one group as some of its ranks recorded them."""
+
+    calls: Mapping[int, Calls]  # by number
+    first: int  # what is older was overwritten
+    last: int  # begun
+    over: int  # the newest that ended; 0: none did
+    ranks: list[int] = field(default_factory=list)  # that recorded just this
+
+    @property
+    def pending(self) -> int | None:
+        """The oldest that began and did not end."""
+        return self.over + 1 if self.over < self.last else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """One process group."""
+
+    name: str
+    label: str  # "0 (default_pg)"
+    members: tuple[int, ...]  # as declared; else those that recorded anything in it
+    declared: bool
+    books: Sequence[Book]
+    silent: tuple[int, ...]  # members that left no dump
+
+    @property
+    def front(self) -> int:
+        return max((book.last for book in self.books), default=0)
+
+    def book(self, rank: int) -> Book | None:
+        return next((book for book in self.books if rank in book.ranks), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A send or receive that began and did not end."""
+
+    rank: int
+    peer: int
+    sends: bool
+    group: str
+    call: Recorded
+
+
+def ledgers(records: Mapping[int, FlightRecorder]) -> list[Ledger]:
+    """One for each group in which a collective was recorded, by name."""
+    split: dict[tuple[str, tuple[int, ...]], dict[tuple[int, ...], Book]] = defaultdict(dict)
+    labels: dict[str, str] = {}
+    for rank, record in records.items():
+        declared = {group.name: group.ranks for group in record.groups if group.name}
+        labels.update({name: label for name, label in record.labels.items() if label})
+        made = _by_group(record.entries)
+        for name, entries in made.items():
+            books = split[name, declared.get(name, ())]
+            same = tuple(map(id, entries))
+            if same not in books:
+                books[same] = _book(entries)
+            books[same].ranks.append(rank)
+        for name, count in record.enqueued.items():
+            if name not in made and name in declared:  # its calls were overwritten, or there are none
+                over = record.completed.get(name, count)
+                none = Book({}, count + 1, max(count, 0), max(over, 0))
+                split[name, declared[name]].setdefault((-1, count, over), none).ranks.append(rank)
+    everybody = _everybody(records)
+    found = []
+    for (name, ranks), books in sorted(split.items()):
+        label = f"{name} ({labels[name]})" if name in labels else name
+        present = {rank for book in books.values() for rank in book.ranks}
+        members = ranks or tuple(sorted(present | (everybody if name == DEFAULT else set())))
+        silent = tuple(rank for rank in members if rank not in records)
+        found.append(Ledger(name, label, members, bool(ranks), tuple(books.values()), silent))
+    return found
+
+
+def _everybody(records: Mapping[int, FlightRecorder]) -> set[int]:
+    """Ranks of the job by all that is declared; gloo declares the members of a group without its name."""
+    told = {group.ranks for record in records.values() for group in record.groups}
+    return set(records).union(*told)
+
+
+def _by_group(entries: Iterable[Recorded]) -> dict[str, list[Recorded]]:
+    found: dict[str, list[Recorded]] = defaultdict(list)
+    for entry in entries:
+        if not entry.p2p:
+            found[entry.group].append(entry)
+    return found
+
+
+def _book(entries: Sequence[Recorded]) -> Book:
+    calls: dict[int, Calls] = {}
+    for entry in entries:
+        calls[entry.sequence] = (*calls.get(entry.sequence, ()), entry)
+    # On one group one collective follows the other: what began before one that ended has ended as well.
+    over = max((number for number, made in calls.items() if all(call.retired for call in made)), default=min(calls) - 1)
+    return Book(calls, min(calls), max(calls), over)
+
+
+def transfers(records: Mapping[int, FlightRecorder]) -> list[Transfer]:
+    """The sends and receives that did not end."""
+    found: list[Transfer] = []
+    for rank, record in records.items():
+        members = {group.name: group.ranks for group in record.groups}
+        over: set[tuple[str, int | None, int | None]] = set()
+        waiting: list[Transfer] = []
+        for entry in reversed(record.entries):
+            if not entry.p2p or entry.sender is None or entry.receiver is None:
+                continue
+            pair = entry.group, entry.sender, entry.receiver
+            sends = entry.op == "send"
+            peer = entry.receiver if sends else entry.sender
+            ranks = members.get(entry.group)
+            if ranks is not None and peer < len(ranks):
+                peer = ranks[peer]
+            if entry.retired:
+                over.add(pair)
+            elif pair not in over and peer != rank:
+                waiting.append(Transfer(rank, peer, sends, entry.group, entry))
+        found += reversed(waiting)
+    return found
+
+
+def pending_call(record: FlightRecorder) -> Recorded | None:
+    """The oldest operation of a rank that began and did not end, and none of its group ended after it."""
+    over: set[tuple[str, bool]] = set()
+    found: Recorded | None = None
+    for entry in reversed(record.entries):
+        if entry.retired:
+            over.add((entry.group, entry.p2p))
+        elif (entry.group, entry.p2p) not in over:
+            found = entry
+    return found
+
+
+def site(call: Recorded) -> str | None:
+    """The line of the user's own code that made a call: "train (train.py:24)"; None where no frames are recorded."""
+    frame = own(call)
+    return f"{frame.function} ({(frame.short or frame.file).rsplit('/', 1)[-1]}:{frame.line})" if frame else None
+
+
+def own(call: Recorded) -> Frame | None:
+    """The innermost frame of the user's own code, else the innermost of all."""
+    return next((f for f in call.frames if not is_library(f.file)), call.frames[0] if call.frames else None)

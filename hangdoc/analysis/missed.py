@@ -1,0 +1,99 @@
+"""Analysis `missed`: where a rank of a job that is gone stood, when it had not come to where the others waited.
+
+Their wait lasted until a timeout, and its last stack was taken after that: what it stands in then it has stood in, or
+come back to, for all that time. It is one look at it; what a file, a lock or a worker was like then nobody has seen.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.suspect import Suspect
+from hangdoc.evidence import FlightRecorder
+
+_READS = frozenset({"read", "readline", "readlines", "readinto", "open"})
+_NETWORK = re.compile(r"\((?:socket|ssl)\.py:\d+\)$")
+_OPENS = re.compile(r"(?<![\w.])(?:os\.|io\.)?open\(")
+# What a `with` line without a call enters, and stands in with no frame of its own, is a lock written in C.
+_LOCK = re.compile(r"^(?:async )?with [\w.\[\]'\"]+(?: as \w+)?:|\.acquire\(")
+
+
+@dataclass(frozen=True, slots=True)
+class MissedFacts:
+    """One rank; None: it was there, or the job is watched, or nothing tells."""
+
+    out: bool | None = None  # it had not come to where the others waited
+    doing: str | None = None  # reads | writes | input | lock | lock file: what it stood in instead
+    awaits: int | None = None  # it waited for a rank that by the groups of the others does not exist
+
+
+@dataclass(frozen=True, slots=True)
+class MissedJob:
+    silent: tuple[Suspect, ...] = ()  # ranks without a dump: all that left one waited until a timeout, or lost a peer
+    together: bool = False  # every rank waited until its timeout, in the same collective
+
+
+@dataclass(slots=True)
+class MissedAnalysis:
+    name: str = "missed"
+    order: int = 59
+    rank_facts: type | None = MissedFacts
+    job_facts: type | None = MissedJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, MissedFacts], MissedJob]:
+        return {key: _facts(case, key) for key in case.ranks}, _job(case)
+
+
+def _job(case: Case) -> MissedJob:
+    """gloo's dumps take what has failed for over: that a rank waited is known by its log."""
+    dumps, recorder = case.job_facts["dumps"], case.rank_facts["recorder"]
+    logs = case.rank_facts["logs"]
+    here = [key for key in case.ranks if isinstance(case.record(key, "recorder"), FlightRecorder)]
+    if dumps.kind is not None or not dumps.dumps or not all(logs[key].victim for key in here):
+        return MissedJob()
+    if dumps.silent:
+        return MissedJob(tuple(map(Suspect, dumps.silent)))
+    numbers = {recorder[key].sequence for key in here}
+    waited = all(logs[key].timed_out for key in here)
+    alone = len(here) < 2 or case.job_facts["position"].sides > 1
+    return MissedJob((), waited and not alone and len(numbers) == 1 and None not in numbers)
+
+
+def _facts(case: Case, key: Key) -> MissedFacts:
+    dumps, logs = case.rank_facts["dumps"][key], case.rank_facts["logs"][key]
+    if logs.awaits is not None and (job := _everybody(case, key)) and logs.awaits >= job:
+        return MissedFacts(awaits=logs.awaits)
+    if not (dumps.absent or logs.behind) or logs.timed_out or case.ranks[key].alive is False:
+        return MissedFacts()
+    return MissedFacts(True, _doing(case.rank_facts["stack"][key]))
+
+
+def _everybody(case: Case, key: Key) -> int:
+    """How many ranks the job has, by what the dumps of the other ranks say; 0: none says."""
+    records = (case.record(other, "recorder") for other in case.ranks if other != key)
+    groups = [group for record in records if isinstance(record, FlightRecorder) for group in record.groups]
+    return max((len(group.ranks) for group in groups), default=0)
+
+
+def _doing(stack: StackFacts) -> str | None:
+    own = stack.leaf is not None and stack.leaf == stack.site  # in no other Python frame than the user's
+    text = stack.text or ""
+    if stack.phase == "checkpoint":
+        return "reads" if "load" in (stack.op or "") else "writes"
+    if stack.phase == "input":
+        return "input"
+    if stack.op in ("wait for a lock file", "wait for a compile lock"):
+        return "lock file"
+    if stack.phase not in ("idle", "unknown"):
+        return None
+    if stack.op == "acquire" or (own and _LOCK.search(text)):
+        return "lock"
+    if _NETWORK.search(stack.leaf or ""):
+        return None
+    return "reads" if stack.op in _READS or (own and _OPENS.search(text)) else None
+
+
+ANALYSIS = MissedAnalysis()

@@ -1,0 +1,107 @@
+"""Where two ranks parted in the code, by the call sites that they recorded, and how.
+
+Without the source the history must tell what is a loop: a call that comes round again is in one. What it does not tell
+is left open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hangdoc.analysis.ledger import Book, Calls
+from hangdoc.analysis.story import is_library
+
+Line = tuple[str, str, int]  # file, function, line
+Where = tuple[Line, ...]  # the user's own code, outermost first
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How the ranks of one book went another way than those of another.
+
+    kind: left_loop (it went on past a loop that the others are in) | in_loop (its mirror) | out_of_branch (it skipped a
+    call that the others made) | in_branch (it made one, known to all, that the others did not) | apart (they differ,
+    how is not told).
+    """
+
+    kind: str
+    sequence: int  # the first collective at which their sites differ
+
+
+def parting(mine: Book, others: Book, number: int) -> Parting | None:
+    """How `mine` came to make another call than `others` at `number`; None where the sites are equal or not known."""
+    at = _parted(mine, others, number)
+    if at is None:
+        return None
+    before = where(others.calls.get(at - 1))
+    here, there = where(mine.calls.get(at)), where(others.calls.get(at))
+    if before is None or here is None or there is None:
+        return Parting("apart", at)
+    followed = set(_steps(others, at))
+    i_go_on, they_go_on = not _again(before, here), not _again(before, there)
+    usual = (before, there) in followed
+    if i_go_on and not they_go_on:
+        return Parting("left_loop" if usual else "apart", at)
+    if they_go_on and not i_go_on:
+        mine_is_usual = (before, here) in followed
+        if usual and not mine_is_usual:
+            return Parting("out_of_branch", at)
+        return Parting("in_loop" if mine_is_usual else "apart", at)
+    if (there, here) in followed:
+        return Parting("out_of_branch", at)
+    if usual and here in {to for _, to in followed}:
+        return Parting("in_branch", at)
+    return Parting("apart", at)
+
+
+def where(calls: Calls | None) -> Where | None:
+    """The lines of the user's own code that led to a call; None where they are not recorded."""
+    if not calls:
+        return None
+    own = [(f.file, f.function, f.line or 0) for f in calls[0].frames if not is_library(f.file)]
+    return tuple(reversed(own)) or None
+
+
+def _parted(mine: Book, others: Book, number: int) -> int | None:
+    """The first of the collectives, up to `number`, from which on no site is the same."""
+    found = None
+    usual = {(where(mine.calls.get(n)), where(others.calls.get(n))) for n in mine.calls if n < number - 1}
+    for at in range(number, max(mine.first, others.first) - 1, -1):
+        here, there = where(mine.calls.get(at)), where(others.calls.get(at))
+        if here is None and at == number and number not in mine.calls:
+            continue  # it never came there: it may have parted before
+        if here is None or there is None or here == there:
+            break
+        if at < number and (here, there) in usual and _known_pair(mine, others, at, here, there):
+            break
+        found = at
+    return found
+
+
+def _known_pair(mine: Book, others: Book, before: int, here: Where, there: Where) -> bool:
+    """Ranks with roles of their own call one collective from two places: they did so earlier, and went on together."""
+    return any(
+        where(mine.calls.get(n)) == here and where(others.calls.get(n)) == there
+        and where(mine.calls.get(n + 1)) == where(others.calls.get(n + 1)) is not None
+        for n in mine.calls
+        if n < before - 1
+    )  # fmt: skip
+
+
+def _steps(book: Book, before: int) -> Iterator[tuple[Where, Where]]:
+    """Which call followed which, of those made earlier."""
+    for number in range(book.first + 1, before):
+        a, b = where(book.calls.get(number - 1)), where(book.calls.get(number))
+        if a is not None and b is not None:
+            yield a, b
+
+
+def _again(before: Where, after: Where) -> bool:
+    """Whether one has come round to an earlier line, or the same, since `before`: that is what a loop looks like."""
+    for one, other in zip(before, after, strict=False):
+        if one[:2] != other[:2]:
+            return False
+        if one[2] != other[2]:
+            return other[2] < one[2]
+    return True

@@ -1,0 +1,249 @@
+"""Flight Recorder dumps side by side: what is wrong, with whom, and which playbook says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangdoc.analysis.dumps import DumpJob
+from hangdoc.assemble import snapshots
+from hangdoc.judge import Judge
+from hangdoc.readers import Notes
+from hangdoc.readers._source import gather
+from hangdoc.readers.flight_recorder import READER
+from hangdoc.verdict import Finding
+from hangdoc.watchdog import judge_with
+from traces import Call, call, trace, write
+
+FOUR = {"0": range(4)}
+GATHER = call("all_gather", 28, [[7]])
+BROADCAST = call("broadcast", 26, [[5]])
+LOGS = call("reduce", 25, [[1]])
+STEP = [call("all_reduce", 24), BROADCAST, GATHER]
+HALF = [*STEP * 3, STEP[0]]
+WAITS = call("all_reduce", 24, done=False)
+
+Traces = Mapping[int, Mapping[str, Any]]
+
+
+def four(most: Sequence[Call], odd: Sequence[Call], groups: Any = FOUR, rank: int = 2) -> Traces:
+    """Rank 2 recorded other calls than the rest."""
+    return {number: trace(odd if number == rank else most, groups) for number in range(4)}
+
+
+def judged(folder: Path, traces: Traces) -> tuple[DumpJob, Finding | None, str]:
+    """What the analysis says of the job, the best finding, and the verdict's status."""
+    notes = Notes(lambda text: None)
+    pieces = [piece for source in gather([write(folder, traces)], print) for piece in READER.read(source, notes)]
+    facts = judge().facts(list(snapshots(pieces)))
+    verdict = judge().verdict(facts)
+    return facts.job.dumps, verdict.findings[0] if verdict.findings else None, verdict.status
+
+
+@cache
+def judge() -> Judge:
+    return judge_with((), print)
+
+
+def culprits(finding: Finding) -> list[int | None]:
+    return [one.rank for one in finding.culprits]
+
+
+def hung(
+    op: str, line: int | None = None, sizes: Sequence[Sequence[int]] = ((10,),), group: str = "0", **more: Any
+) -> Call:
+    return call(op, line, sizes, group, done=False, **more)
+
+
+EACH: dict[str, tuple[Callable[[], Traces], str, str, list[int]]] = {
+    "one never came": (lambda: four([*STEP * 3, WAITS], STEP * 3), "absent", "rank-left", [2]),
+    "one never came, no frames": (
+        lambda: four([call("all_reduce"), hung("all_reduce")], [call("all_reduce")]), "absent", "rank-left", [2]
+    ),
+    "another operation": (
+        lambda: four([*STEP * 3, hung("reduce", 40)], [*STEP * 3, hung("all_gather", 40)]),
+        "operation", "collective-mismatch", [2],
+    ),
+    "the lowest rank is the odd one": (
+        lambda: four([*STEP, hung("reduce", 40)], [*STEP, hung("all_gather", 40)], rank=0),
+        "operation", "collective-mismatch", [0],
+    ),
+    "another size": (
+        lambda: four([*STEP, WAITS], [*STEP, hung("all_reduce", 24, [[11]])]), "size", "collective-size-mismatch", [2]
+    ),
+    "another size, no frames": (
+        lambda: four([hung("all_reduce")], [hung("all_reduce", None, [[11]])]), "size", "collective-size-mismatch", [2]
+    ),
+    "another type": (
+        lambda: four([*STEP, WAITS], [*STEP, {**WAITS, "input_dtypes": ["Half"], "output_dtypes": ["Half"]}]),
+        "dtype", "collective-size-mismatch", [2],
+    ),
+    "went on past a loop": (
+        lambda: four([*STEP * 4, WAITS], [*STEP * 4, hung("barrier", 60, [], function="finish")]),
+        "operation", "uneven-batches", [2],
+    ),
+    "came round once more": (
+        lambda: four([*STEP * 4, hung("barrier", 60, [])], [*STEP * 4, WAITS]), "operation", "uneven-batches", [2]
+    ),
+    "another call, never seen": (
+        lambda: four([*HALF, hung("broadcast", 26, [[5]])], [*HALF, hung("reduce", 25, [[1]])]),
+        "operation", "collective-mismatch", [2],
+    ),
+    "one of two went on past a loop": (
+        lambda: {
+            0: trace([*STEP * 4, hung("barrier", 60, [])], {"0": range(2)}),
+            1: trace([*STEP * 4, WAITS], {"0": range(2)}),
+        },
+        "operation", "uneven-batches", [0],
+    ),
+    "skipped a call": (
+        lambda: four([*HALF, hung("broadcast", 26, [[5]])], [*HALF, hung("all_gather", 28, [[7]])]),
+        "operation", "conditional-collective", [2],
+    ),
+    "made a call of its own": (  # which all of them make elsewhere
+        lambda: four(
+            [GATHER, LOGS, *HALF, hung("broadcast", 26, [[5]])], [GATHER, LOGS, *HALF, hung("reduce", 25, [[1]])]
+        ),
+        "operation", "conditional-collective", [2],
+    ),
+    "one alone began it": (
+        lambda: four(STEP, [*STEP, hung("barrier", 50, [])]), "extra", "conditional-collective", [2]
+    ),
+    "splits of an all_to_all": (
+        lambda: four(
+            [hung("all_to_all_single", 9, [[4]])], [hung("all_to_all_single", 9, [[4]], output_sizes=[[9]])]
+        ),
+        "all_to_all", "collective-size-mismatch", [],
+    ),
+    "groups in opposite order": (
+        lambda: {
+            0: trace([hung("all_reduce", 5, group="1")], {"1": [0, 1], "2": [0, 1]}),
+            1: trace([hung("all_reduce", 6, group="2")], {"1": [0, 1], "2": [0, 1]}),
+        },
+        "order", "collective-order", [0, 1],
+    ),
+    "both send": (
+        lambda: {
+            0: trace([hung("send 0->1", 5)], {"0": [0, 1]}),
+            1: trace([hung("send 1->0", 5)], {"0": [0, 1]}),
+        },
+        "p2p", "p2p-mismatch", [0, 1],
+    ),
+    "nobody sends": (
+        lambda: {
+            0: trace([call("all_reduce", 4), hung("recv 0<-1", 5)], {"0": [0, 1]}),
+            1: trace([call("all_reduce", 4)], {"0": [0, 1]}),
+        },
+        "p2p", "p2p-mismatch", [1],
+    ),
+    "the cause is where nobody waits": (  # two stages wait in groups of their own, the last for a rank that is gone
+        lambda: {
+            0: trace([hung("recv 0<-1", 5, group="1")], {"0": range(4), "1": [0, 2]}),
+            1: trace([hung("all_reduce", 7, group="3")], {"0": range(4), "3": [1, 3]}),
+            2: trace([hung("all_reduce", 7, group="4")], {"0": range(4), "1": [0, 2], "4": [2, 3]}),
+            3: trace([call("all_reduce", 2)], {"0": range(4), "3": [1, 3], "4": [2, 3]}),
+        },
+        "absent", "rank-left", [3],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_is_wrong_and_who_did_it(tmp_path: Path, name: str) -> None:
+    make, kind, playbook, who = EACH[name]
+    job, best, status = judged(tmp_path, make())
+    assert (job.kind, status) == (kind, "stalled")
+    assert best is not None
+    assert (best.playbook, culprits(best)) == (playbook, who)
+    assert "None" not in best.summary
+    assert "unknown" not in best.summary
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_no_text_of_the_finding_is_without_what_it_speaks_of(tmp_path: Path, name: str) -> None:
+    _, best, _ = judged(tmp_path, EACH[name][0]())
+    assert best is not None
+    assert [reason for reason in best.reasons if "left out" in reason] == []
+    assert any(proof.probe == "recorder" for proof in best.evidence)
+
+
+def test_a_rank_without_a_dump_is_named(tmp_path: Path) -> None:
+    job, best, status = judged(tmp_path, {rank: trace([*STEP, WAITS], FOUR) for rank in (0, 1, 3)})
+    assert (job.kind, job.silent, status) == ("silent", (2,), "stalled")
+    assert best is not None
+    assert (best.playbook, culprits(best)) == ("rank-left", [2])
+    assert best.confidence == "low"
+    assert "left no dump" in best.summary
+
+
+@pytest.mark.parametrize(
+    "traces",
+    [
+        {rank: trace(STEP * 5, FOUR) for rank in range(4)},
+        # unequal sizes that are right, and are over
+        {
+            rank: trace([call("all_to_all_single", 3, [[rank]]), call("gather", 4, [[rank]])] * 2, FOUR)
+            for rank in range(4)
+        },
+        # the broadcasting rank has its own branch, time and again
+        {rank: trace([STEP[0], call("broadcast", 30 if rank else 40)] * 5, FOUR) for rank in range(4)},
+    ],
+)
+def test_of_ranks_that_agree_and_ended_everything_nothing_is_said(tmp_path: Path, traces: Traces) -> None:
+    job, best, status = judged(tmp_path, traces)
+    assert (job.kind, best, job.culprits) == (None, None, ())
+    assert status != "stalled"
+
+
+def test_all_of_them_in_the_same_collective_is_nobodys_fault(tmp_path: Path) -> None:
+    job, best, status = judged(tmp_path, {rank: trace([*STEP, WAITS], FOUR) for rank in range(4)})
+    assert (job.kind, status, job.culprits) == ("joined", "stalled", ())
+    assert best is None or best.cls == "network"
+
+
+def test_transfers_that_find_each_other_are_no_mismatch(tmp_path: Path) -> None:
+    traces = {
+        0: trace([hung("send 0->1", 5)], {"0": [0, 1]}),
+        1: trace([hung("recv 1<-0", 6)], {"0": [0, 1]}),
+    }
+    job, _, _ = judged(tmp_path, traces)
+    assert job.kind is None
+
+
+def test_ranks_in_a_group_are_not_global_ranks(tmp_path: Path) -> None:
+    groups = {"0": range(8), "5": [2, 6]}
+    traces = {
+        2: trace([hung("recv 0<-1", 5, group="5")], groups),
+        6: trace([call("all_reduce", 4)], groups),
+    }
+    job, best, _ = judged(tmp_path, traces)
+    assert job.kind == "p2p"
+    assert best is not None
+    assert culprits(best) == [6]
+    assert any("from rank 6" in proof.text for proof in best.evidence)
+
+
+def test_two_against_two_is_said_to_be_undecided(tmp_path: Path) -> None:
+    traces = {rank: trace([*STEP, hung("reduce" if rank < 2 else "all_gather", 40)], FOUR) for rank in range(4)}
+    job, best, _ = judged(tmp_path, traces)
+    assert job.tied
+    assert best is not None
+    assert best.confidence == "medium"
+
+
+def test_gloo_ends_what_has_failed(tmp_path: Path) -> None:
+    """There every call is over once its timeout has been raised: that one began fewer is all that tells."""
+
+    def gloo(calls: Iterable[Call]) -> dict[str, Any]:
+        made = trace([{**one, "state": "scheduled", "retired": True} for one in calls])
+        return made | {"pg_config": {"": {"name": "", "desc": "", "ranks": "[0, 1, 2, 3]"}}}
+
+    traces = {rank: gloo([*STEP, STEP[0]] if rank != 3 else STEP) for rank in range(4)}
+    job, best, status = judged(tmp_path, traces)
+    assert (job.kind, job.culprits, status) == ("absent", (3,), "stalled")
+    assert best is not None
+    assert (best.playbook, culprits(best)) == ("rank-left", [3])

@@ -1,0 +1,258 @@
+"""What logs say of ranks and of the job: who was late, who differed, whose failure was the first, who only a victim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hangdoc.assemble import snapshots
+from hangdoc.evidence import End
+from hangdoc.evidence.logs import Logs, Said
+from hangdoc.facts import Facts, derive, schema
+from hangdoc.readers import Piece, Who
+
+TYPES = schema()
+
+
+def line(kind: str, number: int = 1, source: str = "", at: float | None = None, **fields: Any) -> Said:
+    text = fields.pop("text", kind)
+    return Said(kind, text, source, number, at, {name: str(value) for name, value in fields.items()})
+
+
+def timeout(sequence: int, op: str = "ALLREDUCE", group: str = "0", **fields: Any) -> Said:
+    return line("collective_timeout", sequence=sequence, op=op, group=group, **fields)
+
+
+def error(text: str, number: int = 1, source: str = "", at: float | None = None, **fields: Any) -> Said:
+    kind, _, message = text.partition(": ")
+    told = {"type": kind, "message": message, "uncaught": "yes", **fields}
+    return line("exception", number, source, at, text=text, **told)
+
+
+def facts(
+    *said: tuple[int | str | None, list[Said]], size: int | None = None, ends: dict[int, End] | None = None
+) -> Facts:
+    """Of a job of which this was said: by ranks, by hosts (a name), by nobody in particular (None)."""
+    pieces = [Piece(who(one), "logs", Logs(tuple(lines)), world_size=size) for one, lines in said]
+    pieces += [Piece(Who(rank), "end", end) for rank, end in (ends or {}).items()]
+    return derive(list(snapshots(pieces)), TYPES)
+
+
+def who(one: int | str | None) -> Who:
+    return Who(host=one) if isinstance(one, str) else Who(rank=one)
+
+
+def ranks(found: Facts, name: str) -> list[int]:
+    """Those of which a fact is true, or told."""
+    return [rank.rank for rank in found.ranks if getattr(rank.logs, name)]
+
+
+def test_without_logs_nothing_is_said() -> None:
+    found = derive(list(snapshots([Piece(Who(0), "end", End(code=0))])), TYPES)
+    assert not found.job.logs.read
+    assert ranks(found, "stuck") == []
+
+
+# --- who was late ---------------------------------------------------------------------------------
+
+
+def test_who_reports_no_timeout_is_late() -> None:
+    found = facts((0, [timeout(9)]), (1, [timeout(9)]), (2, []), size=3)
+    assert (ranks(found, "behind"), ranks(found, "stuck")) == ([2], [0, 1])
+    assert found.job.logs.waited == "ALLREDUCE 9"
+
+
+def test_of_a_late_rank_nothing_need_be_left() -> None:
+    found = facts((0, [timeout(9)]), (1, [timeout(9)]), size=3)
+    assert [one.rank for one in found.job.logs.behind] == [one.rank for one in found.job.logs.absent] == [2]
+
+
+def test_where_most_are_silent_nobody_is_late() -> None:
+    found = facts((0, [timeout(9)]), (1, []), (2, []), (3, []), size=4)
+    assert ranks(found, "behind") == []
+
+
+def test_a_lower_number_is_late_in_any_group() -> None:
+    status = line("work_status", sequence=8, enqueued=8, completed=7, group="12", group_name="TP")
+    late = line("dump_signal", enqueued=6, completed=6, group="12", group_name="TP")
+    found = facts((4, [timeout(8, group="12", group_name="TP"), status]), (5, [late]), size=16)
+    assert ranks(found, "behind") == [5]
+
+
+def test_the_rank_in_the_group_is_not_the_rank() -> None:
+    member = line("work_status", sequence=3, enqueued=3, completed=2, group="7", group_name="TP", group_rank=1)
+    report = line("lagging", ranks="1", completed=2, sequence=3, group="7", group_name="TP")
+    found = facts((8, [timeout(4, group="7", group_name="TP"), report]), (9, [member]), size=16)
+    assert ranks(found, "behind") == [9]
+
+
+@pytest.mark.parametrize("kind", ["lagging", "barrier_lacks"])
+def test_whom_torch_names(kind: str) -> None:
+    found = facts((0, [line(kind, ranks="1, 2")]), (1, []), (2, []), (3, []), size=4)
+    assert ranks(found, "behind") == [1, 2]
+
+
+def test_who_lost_a_peer_had_come() -> None:
+    gave_up, lost = line("gloo_timeout"), line("connection_closed")
+    found = facts((0, [gave_up]), (1, []), (2, [lost]), (3, [lost]), size=4, ends={1: End(signal=15)})
+    assert ranks(found, "behind") == [1]
+
+
+@pytest.mark.parametrize("numbers", [(9, 9, 9), (9, 9, 8)])
+def test_all_at_one_number_is_the_transport(numbers: tuple[int, ...]) -> None:
+    found = facts(*[(rank, [timeout(number)]) for rank, number in enumerate(numbers)], size=3)
+    assert found.job.logs.joined is (len(set(numbers)) == 1)
+    assert ranks(found, "behind") == []
+
+
+def test_an_error_is_no_timeout() -> None:
+    """All at one number, as everybody is whose peer was killed."""
+    status = line("work_status", sequence=8, enqueued=8, completed=7, group="0")
+    found = facts((0, [status]), (1, [status]), size=2)
+    assert not found.job.logs.joined
+    assert ranks(found, "timed_out") == ranks(found, "behind") == []
+
+
+def test_other_groups_may_wait_in_other_collectives() -> None:
+    found = facts((0, [timeout(9, group="1")]), (1, [timeout(4, "BROADCAST", group="2")]), size=2)
+    assert ranks(found, "odd") == ranks(found, "behind") == []
+    assert not found.job.logs.joined
+
+
+def test_a_group_that_is_not_named_is_compared_with_none() -> None:
+    lines = [line("collective_timeout", sequence=9, op=op, group_rank=0) for op in ("ALLREDUCE", "BROADCAST")]
+    found = facts((2, lines[:1]), (4, lines[1:]), size=8)
+    assert ranks(found, "odd") == []
+
+
+# --- who differed ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("odd", "sizes"), [(timeout(9, "BROADCAST"), False), (timeout(9, numel_in=4, numel_out=4), True)]
+)
+def test_the_minority_is_odd(odd: Said, sizes: bool) -> None:
+    usual = timeout(9, numel_in=8, numel_out=8)
+    found = facts((0, [odd]), (1, [usual]), (2, [usual]), size=3)
+    assert ranks(found, "odd") == [0]
+    assert {rank.logs.sizes for rank in found.ranks} == {sizes}
+    assert not found.job.logs.tied
+    assert not found.job.logs.joined
+
+
+def test_sizes_that_may_differ_are_not_compared() -> None:
+    lines = [timeout(9, "GATHER", numel_in=4, numel_out=number) for number in (0, 8)]
+    assert ranks(facts((0, lines[:1]), (1, lines[1:]), size=2), "odd") == []
+
+
+def test_two_against_one_by_torchs_own_check() -> None:
+    told = [line("mismatch", rank_a=a, op_a="ALLREDUCE", rank_b=0, op_b="REDUCE") for a in (1, 2)]
+    found = facts((1, told[:1]), (2, told[1:]))
+    assert [one.rank for one in found.job.logs.odd_calls] == [0]
+    assert found.job.logs.odd_call == "REDUCE"
+
+
+def test_one_against_one_cannot_be_told() -> None:
+    found = facts((0, [line("mismatch", rank_a=0, op_a="ALLREDUCE", rank_b=1, op_b="REDUCE")]), (1, []))
+    assert found.job.logs.tied
+
+
+# --- whose failure was the first ------------------------------------------------------------------
+
+PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:28840"
+
+
+def test_a_victim_may_end_first() -> None:
+    """And its line may come first, in the common file and by the clock."""
+    found = facts((0, [error(PEER, 1, "all", 1.0)]), (1, [error("KeyError: 'x'", 9, "all", 5.0)]))
+    assert (ranks(found, "first"), ranks(found, "victim")) == ([1], [0])
+
+
+def test_of_several_of_their_own_the_first_in_a_common_file() -> None:
+    found = facts((0, [error("KeyError: 'x'", 9, "all")]), (1, [error("ValueError: x", 3, "all")]))
+    assert ranks(found, "first") == [1]
+
+
+def test_clocks_of_two_files_and_hosts_are_not_compared() -> None:
+    pieces = [
+        Piece(Who(rank, host), "logs", Logs((error(text, 1, host, at),)))
+        for rank, host, text, at in ((0, "a", "KeyError: x", 9.0), (1, "b", "ValueError: x", 3.0))
+    ]
+    assert ranks(derive(list(snapshots(pieces)), TYPES), "first") == [0, 1]
+
+
+def test_the_launchers_root_cause_counts() -> None:
+    root = line("failure", root="yes")
+    found = facts((0, [error("KeyError: 'x'", 1, "a"), root]), (1, [error("ValueError: x", 1, "b")]))
+    assert ranks(found, "first") == [0]
+
+
+def test_an_exception_after_a_timeout_is_no_cause() -> None:
+    found = facts((0, [line("gloo_timeout", 1, "a"), error("KeyError: 'x'", 5, "a")]))
+    assert (ranks(found, "first"), ranks(found, "victim")) == ([], [0])
+
+
+def test_of_a_chain_the_first_counts() -> None:
+    found = facts((0, [error("RuntimeError: in cleanup", cause=PEER)]), (1, [error(PEER, cause="KeyError: x")]))
+    assert (ranks(found, "first"), ranks(found, "victim")) == ([1], [0])
+
+
+def test_a_caught_exception_is_none() -> None:
+    assert ranks(facts((0, [line("exception", type="KeyError", message="x")])), "first") == []
+
+
+# --- gear and meeting -----------------------------------------------------------------------------
+
+
+def test_the_peer_that_several_name() -> None:
+    errors = {rank: [line("ib_error", status=12, peer="10.0.0.9")] for rank in (0, 1)}
+    found = facts((0, errors[0]), (1, errors[1]), (2, [line("ib_error", status=12, peer="10.0.0.8")]))
+    assert [one.host for one in found.job.logs.beyond] == ["10.0.0.9"]
+
+
+def test_what_was_flushed_is_no_error_of_its_own() -> None:
+    assert ranks(facts((0, [line("ib_error", status=5, peer="x")])), "ib") == []
+
+
+@pytest.mark.parametrize(("xid", "told"), [(79, True), (31, False), (43, False), (94, True)])
+def test_which_xids_are_the_gpus(xid: int, told: bool) -> None:
+    found = facts(("node-7", [line("xid", xid=xid, gpu="PCI:0000:44:00")]), (0, []))
+    assert [one.host for one in found.job.logs.gpus] == (["node-7"] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (line("nccl_interface", interfaces="[0]docker0:172.17.0.1<0>"), True),
+        (line("nccl_interface", interfaces="[0]eth0:10.0.0.1<0>"), False),
+        (line("nccl_interface", interfaces="[0]eth0:10.0.0.1<0> [1]docker0:172.17.0.1<0>"), False),
+        (line("nccl_bootstrap", interface="lo", address="127.0.0.1"), True),
+        (line("nccl_bootstrap", interface="ens3", address="172.31.1.71"), False),
+    ],
+)
+def test_an_interface_that_leads_nowhere(said: Said, wrong: bool) -> None:
+    assert bool(ranks(facts((0, [said])), "nic")) is wrong
+
+
+def test_how_many_had_come() -> None:
+    found = facts((0, [line("clients_missing", joined=1, expected=3)]), size=3)
+    assert (found.job.logs.come, found.job.logs.expected) == (1, 3)
+
+
+def test_all_had_come_to_another_store() -> None:
+    """More than there should be: that is not somebody missing."""
+    assert facts((0, [line("barrier_of_store", joined=8, expected=4)])).job.logs.expected is None
+
+
+def test_what_a_launcher_says_is_said_of_nobody() -> None:
+    found = facts((None, [line("port_in_use", port=29500)]), (0, []))
+    assert (found.job.logs.port, ranks(found, "port")) == ("29500", [])
+
+
+def test_of_thousands_of_ranks() -> None:
+    lines = [
+        (rank, [timeout(9), line("work_status", sequence=9, enqueued=9, completed=8, group=0)]) for rank in range(2000)
+    ]
+    found = facts(*[one for one in lines if one[0] != 7], size=2000)
+    assert [one.rank for one in found.job.logs.behind] == [7]

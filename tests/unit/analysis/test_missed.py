@@ -1,0 +1,93 @@
+"""Where a rank stood that had not come; which ranks left nothing; whether all were there."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.analysis.missed import MissedFacts, MissedJob, _doing
+from hangdoc.analysis.stack import StackFacts
+from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, Recorded, Stack, Stacks
+from hangdoc.evidence.logs import Logs, Said
+from hangdoc.assemble import snapshots
+from hangdoc.facts import Facts, derive, schema
+from hangdoc.readers import Piece, Who
+
+TYPES = schema()
+EVERYBODY = (ProcessGroup(1, "", (0, 1, 2)),)
+WAITED = Said("gloo_timeout", "Timed out waiting 12000ms for recv operation to complete", "log", 1)
+LOST = Said("connection_closed", "Connection closed by peer", "log", 1)
+TORCH = "/x/site-packages/torch/"
+
+
+def dump(calls: int, retired: bool = True) -> FlightRecorder:
+    entries = [Recorded("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)]
+    return FlightRecorder("2.10", tuple(entries), {}, {}, final=True, groups=EVERYBODY)
+
+
+def facts(*pieces: tuple[int, object]) -> Facts:
+    names = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks"}
+    return derive(list(snapshots([Piece(Who(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
+
+
+def logs(said: Said) -> Logs:
+    return Logs((said,))
+
+
+@pytest.mark.parametrize("said", [WAITED, LOST])
+def test_a_rank_without_a_dump_is_named_where_all_others_were_victims(said: Said) -> None:
+    found = facts((0, dump(7)), (1, dump(7)), (0, logs(said)), (1, logs(said)))
+    assert [one.rank for one in found.job.missed.silent] == [2]
+    assert not facts((0, dump(7)), (1, dump(7)), (0, logs(said))).job.missed.silent  # one may have been well
+
+
+def test_all_were_there_where_each_waited_in_the_same_collective() -> None:
+    waited = [(rank, logs(WAITED)) for rank in range(3)]
+    assert facts(*((rank, dump(7)) for rank in range(3)), *waited).job.missed.together
+    assert not facts((0, dump(7)), (1, dump(7)), (2, dump(6)), *waited).job.missed.together
+    assert not facts(*((rank, dump(7)) for rank in range(3)), *waited[:2], (2, logs(LOST))).job.missed.together
+
+
+def test_a_rank_that_waits_for_one_too_many_is_named() -> None:
+    lacks = Said("address_missing", "wait timeout", "log", 1, fields={"missing": "3"})
+    found = facts((0, dump(7)), (1, dump(7)), (2, logs(lacks)))
+    assert [rank.missed.awaits for rank in found.ranks] == [None, None, 3]
+    there = Said("address_missing", "wait timeout", "log", 1, fields={"missing": "1"})
+    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == MissedFacts()
+
+
+def test_what_the_rank_that_had_not_come_stood_in() -> None:
+    saving = Stack(1, "MainThread", (Frame("_save", f"{TORCH}serialization.py", 9, "torch/serialization.py"),))
+    found = facts((0, dump(7, retired=False)), (1, dump(7, retired=False)), (2, dump(6)), (2, Stacks((saving,))))
+    assert [rank.missed.doing for rank in found.ranks] == [None, None, "writes"]
+    assert [rank.missed.out for rank in found.ranks] == [None, None, True]
+
+
+SITE = "load (train.py:7)"
+
+
+@pytest.mark.parametrize(
+    ("stack", "doing"),
+    [
+        (StackFacts("idle", "read", SITE, leaf=SITE), "reads"),
+        (StackFacts("unknown", None, SITE, leaf=SITE, text="with open(path) as file:"), "reads"),
+        (StackFacts("idle", "readinto", SITE, leaf="readinto (socket.py:705)"), None),
+        (StackFacts("checkpoint", "load", SITE), "reads"),
+        (StackFacts("checkpoint", "save", SITE), "writes"),
+        (StackFacts("input", "dataloader", SITE), "input"),
+        (StackFacts("idle", None, SITE, leaf=SITE, text="with self.lock:"), "lock"),
+        (StackFacts("idle", None, SITE, leaf=SITE, text="self.lock.acquire()"), "lock"),
+        (StackFacts("idle", None, SITE, leaf=SITE, text="with torch.no_grad():"), None),
+        (StackFacts("idle", "wait for a lock file", SITE), "lock file"),
+        (StackFacts("compile", "wait for a compile lock", SITE), "lock file"),
+        (StackFacts("idle", "sleep", SITE, leaf=SITE, text="time.sleep(1)"), None),
+        (StackFacts("compute", "forward", SITE), None),
+    ],
+)
+def test_what_a_stack_says_it_stood_in(stack: StackFacts, doing: str | None) -> None:
+    assert _doing(stack) == doing
+
+
+def test_nothing_is_said_without_dumps_or_a_line_that_says_so() -> None:
+    found = facts((0, logs(WAITED)))
+    assert [rank.missed for rank in found.ranks] == [MissedFacts()]
+    assert found.job.missed == MissedJob()
