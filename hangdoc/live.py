@@ -12,7 +12,7 @@ from hangdoc.analysis import Key
 from hangdoc.facts import Facts
 from hangdoc.judge import Judge
 from hangdoc.session import PATIENCE_S as SHORT_PATIENCE_S
-from hangdoc.session import Options, Session, ended, may_be_stuck, one_of_each, quiet, stuck
+from hangdoc.session import Options, Session, ended, may_be_stuck, one_of_each, stuck, unclear
 from hangdoc.verdict import EXIT, Verdict
 
 PATIENCE_S = 10.0  # a stall younger than this is not said
@@ -135,7 +135,7 @@ class Live:
 
     def _inspected(self, job: str, facts: Facts, mine: Watched) -> Facts:
         """The facts; in a quiet period once after a look at all there is to see."""
-        if not quiet(facts):
+        if not unclear(facts):
             mine.inspected = False
         elif not mine.inspected:
             mine.inspected = True

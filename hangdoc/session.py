@@ -175,6 +175,12 @@ def quiet(facts: Facts) -> bool:
     )
 
 
+def unclear(facts: Facts) -> bool:
+    """Looking once at all there is to see may tell more, though nothing is stuck."""
+    slow = (rank for rank in facts.ranks if "slow" in rank.network.faults)
+    return quiet(facts) or any("nics" not in rank.seen for rank in slow)  # who only receives has not looked by itself
+
+
 def ended(facts: Facts) -> bool:
     return bool(facts.ranks) and all(rank.alive is False for rank in facts.ranks)
 

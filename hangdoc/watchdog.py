@@ -16,7 +16,7 @@ from hangdoc.judge import Judge
 from hangdoc.live import Event, Live
 from hangdoc.playbook import load
 from hangdoc.recording import Recorder
-from hangdoc.session import PATIENCE_S, Options, Session, ended, jobs_of, may_be_stuck, one_of_each, quiet, stuck
+from hangdoc.session import PATIENCE_S, Options, Session, ended, jobs_of, may_be_stuck, one_of_each, stuck, unclear
 from hangdoc.source import Here
 from hangdoc.verdict import Verdict
 
@@ -72,7 +72,7 @@ def _decided(
         still = one_of_each(facts)
         del facts  # of thousands of ranks they take much room, and new ones are made
         return session.examine(job, judge, still)
-    if quiet(facts) and job not in inspected:
+    if unclear(facts) and job not in inspected:
         inspected.add(job)
         session.inspect()
         return None

@@ -39,7 +39,7 @@ class Look:
             stall=SimpleNamespace(still=self.stalled),
             position=SimpleNamespace(side=0),
             gil=SimpleNamespace(stuck=None),
-            network=SimpleNamespace(retransmitting=bool(self.dead_links)),
+            network=SimpleNamespace(retransmitting=bool(self.dead_links), faults=()),
             progress=progress,
             stack=SimpleNamespace(phase="compute"),
             process=SimpleNamespace(exit="exit code 0"),
