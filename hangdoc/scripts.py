@@ -11,12 +11,13 @@ import os
 import stat
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hangdoc.analysis.story import is_library
 from hangdoc.evidence import Place, RankEvidence, Snapshot, Source, Stacks
+from hangdoc.partners import Script, with_partners
 from probes._module import Module
 
 Frames = set[tuple[str, str | None]]  # function, and the one of the user's own code that it is seen to call
@@ -38,30 +39,57 @@ def with_source(
     lines = _lines(shots)
     if not lines:
         return tuple(shots)
-    places: dict[str, Place] = {}
+    modules: dict[str, Module] = {}
     problems: list[str] = []
     scripts = list(given)
 
     def look() -> None:
-        found: dict[str, Place] = {}
+        found: dict[str, Module] = {}
         for file, named in list(lines.items())[:MOST_FILES]:
-            found.update(_of_file(file, named, scripts, taken, problems))
-        places.update(found)
+            if (module := _of_file(file, named, scripts, taken, problems)) is not None:
+                found[file] = module
+        modules.update(found)
 
     thread = threading.Thread(target=look, daemon=True)  # a dead mount must not hold up the report
     thread.start()
     thread.join(_WAIT_S)
     for text in list(problems):
         problem(text)
-    if thread.is_alive() or not places:
+    if thread.is_alive() or not modules:
         if not problems:
             name = Path(next(iter(lines))).name
             problem(
                 f"the source of {name} is not here: give it along (`hangdoc report ... {name}`), it tells the loops"
             )
         return tuple(shots)
-    record = Source(places)
-    return tuple(replace(shot, ranks=tuple(_told(rank, record) for rank in shot.ranks)) for shot in shots)
+    places = {key: place for file, module in modules.items() for key, place in _places(file, module, lines[file])}
+    told = _Told(Source(places), {file: Script.of(module.tree) for file, module in modules.items()}, _size(shots))
+    return tuple(replace(shot, ranks=tuple(told.of(rank) for rank in shot.ranks)) for shot in shots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the source tells of ranks."""
+
+    record: Source
+    scripts: Mapping[str, Script]
+    size: int  # ranks of the job, 0: not known
+
+    def of(self, rank: RankEvidence) -> RankEvidence:
+        stacks, number = _wanting(rank), rank.target.rank
+        if stacks is None:
+            return rank
+        if self.size and number is not None:
+            stacks = with_partners(stacks, self.scripts, number, self.size)
+        return replace(rank, records={**rank.records, "source": self.record, "stacks": stacks})
+
+
+def _size(shots: Sequence[Snapshot]) -> int:
+    """As declared; else the ranks that there are, if none is missing between them."""
+    targets = [rank.target for shot in shots for rank in shot.ranks]
+    numbers = {target.rank for target in targets if target.rank is not None}
+    declared = max((target.world_size or 0 for target in targets), default=0)
+    return declared or (len(numbers) if numbers and max(numbers) == len(numbers) - 1 else 0)
 
 
 def _wanting(rank: RankEvidence) -> Stacks | None:
@@ -69,10 +97,6 @@ def _wanting(rank: RankEvidence) -> Stacks | None:
     stacks = rank.records.get("stacks")
     missing = "aftermath" in rank.records and "source" not in rank.records
     return stacks if missing and isinstance(stacks, Stacks) else None
-
-
-def _told(rank: RankEvidence, record: Source) -> RankEvidence:
-    return replace(rank, records={**rank.records, "source": record}) if _wanting(rank) else rank
 
 
 def _lines(shots: Sequence[Snapshot]) -> Lines:
@@ -93,33 +117,33 @@ def _lines(shots: Sequence[Snapshot]) -> Lines:
 
 def _of_file(
     file: str, named: Mapping[int, Frames], given: Sequence[Path], taken: float | None, problems: list[str]
-) -> dict[str, Place]:
-    """The places in the first file that fits: those given, the most alike in name first, then the one at its place."""
+) -> Module | None:
+    """The first file that fits: those given, the most alike in name first, then the one at its place."""
     candidates = sorted((path for path in given if path.name == Path(file).name), key=lambda path: -_alike(path, file))
     for path in candidates:
         module = _parsed(path)
         if module is not None and _fits(module, named):
-            return _places(file, module, named)
+            return module
         problems.append(
             f"{path}: not the {path.name} that ran (its functions lie on other lines); its loops are not used"
         )
     here = Path(file)
     if not here.is_absolute():
-        return {}
+        return None
     try:
         changed = taken is not None and here.stat().st_mtime > taken
     except OSError:
-        return {}
+        return None
     module = None if changed else _parsed(here)
     if module is None or not _fits(module, named):
         if changed or module is not None:
             problems.append(f"{file} has changed since; its loops and branches are not used")
-        return {}
-    return _places(file, module, named)
+        return None
+    return module
 
 
-def _places(file: str, module: Module, named: Mapping[int, Frames]) -> dict[str, Place]:
-    return {f"{file}:{line}": place for line in named if (place := module.place(line)) is not None}
+def _places(file: str, module: Module, named: Mapping[int, Frames]) -> Iterator[tuple[str, Place]]:
+    return ((f"{file}:{line}", place) for line in named if (place := module.place(line)) is not None)
 
 
 def _alike(path: Path, file: str) -> int:

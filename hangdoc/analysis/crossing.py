@@ -1,4 +1,4 @@
-"""Whether a mismatch is a race: two threads of a rank call collectives of one group, and ranks differ in who came first."""
+"""Whether a mismatch is a race: two threads of a rank call collectives of one group, and who is first is chance."""
 
 from __future__ import annotations
 
@@ -28,4 +28,6 @@ def _swapped(mine: Book, others: Book, number: int) -> bool:
 
 
 def _same(one: Calls, other: Calls) -> bool:
-    return [(call.op, call.sizes, call.dtypes) for call in one] == [(call.op, call.sizes, call.dtypes) for call in other]
+    return [(call.op, call.sizes, call.dtypes) for call in one] == [
+        (call.op, call.sizes, call.dtypes) for call in other
+    ]

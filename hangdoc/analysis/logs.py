@@ -52,6 +52,7 @@ class LogsFacts:
     port: str | None = None  # that was in use
     unreached: str | None = None  # address where it was to meet the others, and could not get
     unmeshed: str | None = None  # it had met the others, and could not connect to them: gloo's words
+    refused: str | None = None  # address of another rank where it was refused
     awaits: int | None = None  # rank whose address it waited for in vain
     last_s: float | None = None  # Unix time of its last line, by its host's clock
 
@@ -77,7 +78,9 @@ class LogsJob:
     loopback: str | None = None
     unreached: str | None = None
     unmeshed: str | None = None
+    refused: str | None = None
     awaits: int | None = None
+    one_refused: bool = False  # a rank was refused by another
     cut_off: bool = False  # ranks waited in vain, or no connection came about
     beyond: tuple[Suspect, ...] = ()  # hosts that InfiniBand errors of several ranks name
     ports: tuple[Suspect, ...] = ()  # hosts with port events, of which no rank is known to say so
@@ -188,6 +191,7 @@ def _job(
         come=met.come,
         meet=met.place,
         **met.whole,
+        one_refused=any("refused" in facts for facts in met.of_rank.values()),
         cut_off=any(True for _ in told.anyone(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=things.peers,
         ports=tuple(Suspect(None, None, host) for host in things.port_hosts),

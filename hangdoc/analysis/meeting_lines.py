@@ -16,6 +16,7 @@ class MeetingFacts(TypedDict, total=False):
     port: str
     unreached: str
     unmeshed: str
+    refused: str
     awaits: int
 
 
@@ -57,6 +58,8 @@ def _take(facts: MeetingFacts, said: Said) -> None:
         facts["loopback"] = "its host's name leads to none of its addresses"
     elif said.kind == "connect_failed":
         facts["unmeshed"] = said.text
+        if "refused" in said.fields.get("why", ""):
+            facts["refused"] = said.fields.get("address", "?")
     elif said.kind == "address_missing":
         facts["awaits"] = number(said, "missing") or 0
     elif said.kind == "port_in_use":

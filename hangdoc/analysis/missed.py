@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.storage import FOR_THREADS
 from hangdoc.analysis.suspect import Suspect
-from hangdoc.evidence import FlightRecorder
+from hangdoc.evidence import FlightRecorder, Source, Stacks
 
 _READS = frozenset({"read", "readline", "readlines", "readinto", "open"})
 _NETWORK = re.compile(r"\((?:socket|ssl)\.py:\d+\)$")
+_HELPERS = re.compile(r"multiprocessing/(?:pool|queues)\.py$")  # their results come from processes, not from threads
 _OPENS = re.compile(r"(?<![\w.])(?:os\.|io\.)?open\(")
 # What a `with` line without a call enters, and stands in with no frame of its own, is a lock written in C.
+_CALLS = re.compile(r"[\w\])]\(")
 _LOCK = re.compile(r"^(?:async )?with [\w.\[\]'\"]+(?: as \w+)?:|\.acquire\(")
 
 
@@ -26,7 +29,7 @@ class MissedFacts:
     """One rank; None: it was there, or the job is watched, or nothing tells."""
 
     out: bool | None = None  # it had not come to where the others waited
-    doing: str | None = None  # reads | writes | input | lock | lock file: what it stood in instead
+    doing: str | None = None  # reads | writes | input | lock | lock file | native: what it stood in instead
     awaits: int | None = None  # it waited for a rank that by the groups of the others does not exist
 
 
@@ -68,7 +71,10 @@ def _facts(case: Case, key: Key) -> MissedFacts:
         return MissedFacts(awaits=logs.awaits)
     if not (dumps.absent or logs.behind) or logs.timed_out or case.ranks[key].alive is False:
         return MissedFacts()
-    return MissedFacts(True, _doing(case.rank_facts["stack"][key]))
+    stack: StackFacts = case.rank_facts["stack"][key]
+    if _for_helpers(case, key, stack):
+        return MissedFacts(True, "input")
+    return MissedFacts(True, "lock" if _for_locked(case, key, stack) else _doing(stack))
 
 
 def _everybody(case: Case, key: Key) -> int:
@@ -76,6 +82,24 @@ def _everybody(case: Case, key: Key) -> int:
     records = (case.record(other, "recorder") for other in case.ranks if other != key)
     groups = [group for record in records if isinstance(record, FlightRecorder) for group in record.groups]
     return max((len(group.ranks) for group in groups), default=0)
+
+
+def _for_helpers(case: Case, key: Key, stack: StackFacts) -> bool:
+    """The thread that tells its story waits for processes that it has work done by."""
+    stacks = case.record(key, "stacks")
+    threads = stacks.threads if isinstance(stacks, Stacks) and stack.phase == "idle" else ()
+    mine = (frame.file for thread in threads if thread.name == stack.thread for frame in thread.frames)
+    return any(_HELPERS.search(file) for file in mine)
+
+
+def _for_locked(case: Case, key: Key, stack: StackFacts) -> bool:
+    """It waits for threads of its own, and one of these stands at a lock."""
+    stacks, source = case.record(key, "stacks"), case.record(key, "source")
+    if not FOR_THREADS.search(stack.op or "") or not isinstance(stacks, Stacks) or not isinstance(source, Source):
+        return False
+    others = (thread.frames[0] for thread in stacks.threads if thread.frames and thread.name != stack.thread)
+    places = (source.places.get(f"{frame.file}:{frame.line}") for frame in others)
+    return any(place is not None and _LOCK.search(place.text) for place in places)
 
 
 def _doing(stack: StackFacts) -> str | None:
@@ -93,7 +117,10 @@ def _doing(stack: StackFacts) -> str | None:
         return "lock"
     if _NETWORK.search(stack.leaf or ""):
         return None
-    return "reads" if stack.op in _READS or (own and _OPENS.search(text)) else None
+    if stack.op in _READS or (own and _OPENS.search(text)):
+        return "reads"
+    # A line of the user's own in which it stands with no other Python frame, and waits for nothing that has a name.
+    return "native" if own and stack.op in (None, "pause") and _CALLS.search(text) else None
 
 
 ANALYSIS = MissedAnalysis()

@@ -146,7 +146,9 @@ def main() -> None:
     parser.add_argument("--largest-for-torch", type=int, default=SIDE)
     parser.add_argument("--unlike", action="store_true", help="no dump is like another: each has to be loaded")
     options = parser.parse_args()
-    rows = [("ranks", "hangdoc s", "MiB", "names", "torchfrtrace s", "MiB", "names", "faster", "memory", "asked")]
+    rows: list[tuple[str, ...]] = [
+        ("ranks", "hangdoc s", "MiB", "names", "torchfrtrace s", "MiB", "names", "faster", "memory", "asked")
+    ]
     for world in options.sizes:
         folder = Path(tempfile.mkdtemp(prefix="dumps-"))
         try:

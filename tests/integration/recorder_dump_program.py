@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
+from torch._C import _distributed_c10d
 
 STEPS, SKIPPED, TIMEOUT_S = 12, 8, 3
+C10D: Any = _distributed_c10d  # its stub does not know all of it
 
 
 def train(rank: int) -> None:
@@ -34,7 +36,7 @@ def main() -> None:
     except RuntimeError as error:
         print(error)
     name = f"comm_lib_trace_rank_{rank}"
-    (folder / name).write_bytes(_dump_fr_trace() if form == "pickle" else _dump_fr_trace_json())
+    (folder / name).write_bytes(C10D._dump_fr_trace() if form == "pickle" else C10D._dump_fr_trace_json())
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import pytest
 
 from hangdoc.analysis.missed import MissedFacts, MissedJob, _doing
 from hangdoc.analysis.stack import StackFacts
-from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, Recorded, Stack, Stacks
-from hangdoc.evidence.logs import Logs, Said
 from hangdoc.assemble import snapshots
+from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
+from hangdoc.evidence.logs import Logs, Said
 from hangdoc.facts import Facts, derive, schema
 from hangdoc.readers import Piece, Who
 
@@ -25,7 +25,7 @@ def dump(calls: int, retired: bool = True) -> FlightRecorder:
 
 
 def facts(*pieces: tuple[int, object]) -> Facts:
-    names = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks"}
+    names = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
     return derive(list(snapshots([Piece(Who(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
 
 
@@ -62,6 +62,16 @@ def test_what_the_rank_that_had_not_come_stood_in() -> None:
     assert [rank.missed.out for rank in found.ranks] == [None, None, True]
 
 
+def test_a_rank_that_waits_for_its_threads_waits_for_their_lock() -> None:
+    main = Stack(1, "MainThread", (Frame("result", "/usr/lib/python3.11/concurrent/futures/_base.py", 4, "_base.py"),))
+    thread = Stack(2, "pool_0", (Frame("balance", "/job/train.py", 3, "train.py"),))
+    behind = (2, dump(6)), (2, Stacks((main, thread)))
+    there = [(rank, dump(7, retired=False)) for rank in range(2)]
+    assert facts(*there, *behind).ranks[2].missed.doing is None  # what that line does is not known
+    source = Source({"/job/train.py:3": Place("with self.locks[b]:", (), (), (), 1, 9)})
+    assert facts(*there, *behind, (2, source)).ranks[2].missed.doing == "lock"
+
+
 SITE = "load (train.py:7)"
 
 
@@ -76,9 +86,13 @@ SITE = "load (train.py:7)"
         (StackFacts("input", "dataloader", SITE), "input"),
         (StackFacts("idle", None, SITE, leaf=SITE, text="with self.lock:"), "lock"),
         (StackFacts("idle", None, SITE, leaf=SITE, text="self.lock.acquire()"), "lock"),
-        (StackFacts("idle", None, SITE, leaf=SITE, text="with torch.no_grad():"), None),
+        (StackFacts("idle", None, SITE, leaf=SITE, text="with torch.no_grad():"), "native"),
         (StackFacts("idle", "wait for a lock file", SITE), "lock file"),
         (StackFacts("compile", "wait for a compile lock", SITE), "lock file"),
+        (StackFacts("idle", "pause", SITE, leaf=SITE, text="return self.device.pause()"), "native"),
+        (StackFacts("unknown", None, SITE, leaf=SITE, text="device.calibrate(3)"), "native"),
+        (StackFacts("unknown", None, SITE, leaf=SITE, text="count += 1"), None),
+        (StackFacts("idle", None, SITE, leaf="fetch (client.py:3)", text="client.fetch()"), None),
         (StackFacts("idle", "sleep", SITE, leaf=SITE, text="time.sleep(1)"), None),
         (StackFacts("compute", "forward", SITE), None),
     ],
