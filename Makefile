@@ -8,7 +8,7 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test unit network matrix calm bench fuzz lint clean
+.PHONY: demo test unit network matrix calm bench post-mortem fuzz lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -40,6 +40,9 @@ calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	missed=0; for script in stack_merge many_ranks logs verdict_time look_cost footprint; do \
 	    PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || missed=1; done; exit $$missed
+
+post-mortem: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer until its timeout, then the report on what is left in OUT
+	PYTHONPATH=.:tests $(BIN)/python -m benchmarks.post_mortem --out $(or $(OUT),post-mortem) $(ID)
 
 fuzz: $(VENV)/test.stamp  ## every reader on mutated samples, for SECONDS
 	PYTHONPATH=.:tests $(BIN)/python tests/fuzz_readers.py --seconds $(SECONDS)
