@@ -8,28 +8,32 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test unit network matrix calm bench post-mortem fuzz lint clean
+.PHONY: demo test unit judged network matrix calm bench post-mortem fuzz lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
 
-# What only computes, and what mostly waits for a network, run side by side; the live jobs, whose pace is judged, alone.
-COMPUTING := tests/integration/test_matrix.py tests/integration/test_recordings.py
-WAITING := tests/integration/test_fleet_network.py
+# What computes, and what mostly waits, run side by side; the live jobs, whose pace is judged, alone.
+judged := matrix recordings left pasted flight_recorder_dumps report_page
+JUDGED := $(judged:%=tests/integration/test_%.py)
+NETWORK := tests/integration/test_fleet_network.py
 
 test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too; TESTS=... for some
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
-	$(MAKE) --jobs=2 --output-sync=target unit network
-	$(BIN)/python -m pytest tests/integration $(patsubst %,--ignore=%,$(COMPUTING) $(WAITING))
+	$(MAKE) --jobs=3 --output-sync=target unit judged network
+	$(BIN)/python -m pytest tests/integration $(patsubst %,--ignore=%,$(JUDGED) $(NETWORK))
 endif
 
-unit: $(VENV)/test.stamp $(VENV)/system.stamp  ## the tests of single modules; every capture and recording judged again
-	$(BIN)/python -m pytest tests/unit $(COMPUTING)
+unit: $(VENV)/test.stamp $(VENV)/system.stamp  ## the tests of single modules
+	$(BIN)/python -m pytest tests/unit
+
+judged: $(VENV)/test.stamp $(VENV)/system.stamp  ## every capture, recording and heap of logs, judged again
+	$(BIN)/python -m pytest $(JUDGED)
 
 network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts
-	$(BIN)/python -m pytest $(WAITING)
+	$(BIN)/python -m pytest $(NETWORK)
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
