@@ -2,8 +2,8 @@
 
 What TCP repeats is always the same segment: it does not tell a dead path from one on which only full-size packets
 vanish, nor from one that has swallowed that segment several times by chance. Ten ICMP echo requests to the host at the
-other end do. They come from hangdoc itself, inside the rank's network namespace: nothing is sent to the job. A host
-that answers none may merely not be allowed to.
+other end do; the same to the hosts of its other peers tell whose line it is. They come from hangdoc itself, inside the
+rank's network namespace: nothing is sent to the job. A host that answers none may merely not be allowed to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +84,7 @@ class EchoProbe:
         members: dict[int, list[Target]] = defaultdict(list)
         unseen: list[Unseen] = []
         for target in request.targets:
-            remotes = dict(_in_vain((request.records or {}).get(target.pid, {}).get("sockets")))
+            remotes = _wanted((request.records or {}).get(target.pid, {}).get("sockets"))
             try:
                 if remotes:
                     where = namespace(target.pid)
@@ -105,11 +105,19 @@ class EchoProbe:
         return Observation(records, unseen=tuple(unseen))
 
 
-def _in_vain(record: object) -> Iterator[tuple[str, int]]:
-    """Addresses to which a segment is repeated again and again, and the bytes of a packet that should get there."""
-    for one in record.connections if isinstance(record, Sockets) else ():
-        if one.send_queue and (one.retransmits or 0) >= REPEATED and one.remote != one.local:
-            yield one.remote, min(max(one.pmtu or 1500, 2 * SMALL), 9000)
+def _wanted(record: object) -> dict[str, int]:
+    """Where a segment is repeated again and again: the addresses of all peers, that one's first, and the bytes of a
+    packet that should get there."""
+    open_ones = [
+        one
+        for one in (record.connections if isinstance(record, Sockets) else ())
+        if one.state == "established" and one.remote != one.local
+    ]
+    in_vain = [one for one in open_ones if one.send_queue and (one.retransmits or 0) >= REPEATED]
+    found: dict[str, int] = {}
+    for one in (*in_vain, *open_ones) if in_vain else ():
+        found.setdefault(one.remote, min(max(one.pmtu or 1500, 2 * SMALL), 9000))
+    return found
 
 
 def ask(pid: int, remotes: Mapping[str, int]) -> tuple[Echo, ...]:

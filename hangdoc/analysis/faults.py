@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key, tcp
 from hangdoc.analysis.blame import blamed
-from hangdoc.analysis.flow import NOTHING, Flow, flow, since_start
+from hangdoc.analysis.flow import NOTHING, Flow, flow, since_start, so_far
 from hangdoc.analysis.interfaces import held_by, limit, narrow
 from hangdoc.analysis.peers import Data, End, mirrored
 from hangdoc.evidence import Connection, Sockets
@@ -73,6 +73,8 @@ def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Ke
         before = {end: lost for end in quiet if (lost := since_start(ends[end].connection))}
         flows |= before
         judged |= dict.fromkeys(before, "lossy")
+    by_echo = [end for end, fault in judged.items() if fault == "lossy" and not flows[end].lossy]
+    flows |= {end: so_far(ends[end].connection) for end in by_echo if flows[end].lost is None}
     found = {end: fault for end, fault in judged.items() if fault and not _answers_late(end, judged, rates)}
     by_rank: dict[Key, list[str]] = defaultdict(list)
     beyond: dict[str, None] = {}
@@ -167,9 +169,10 @@ def _blamed(
     bad = {end for end, kind in found.items() if kind == fault}
     if not bad:
         return frozenset()
+    passes = {pairs[end] for end, one in ends.items() if echo(case, one).passes == "all"}
     if fault in ("oversize", "dead"):  # the same failure, seen at ends that can prove less
         bad |= {end for end, kind in found.items() if kind in ("oversize", "dead")}
-        nodes = blamed({pairs[end] for end in bad}, ())
+        nodes = blamed({pairs[end] for end in bad}, passes - {pairs[end] for end in bad})
         return _lost_among(case, nodes) or nodes
     worst = flows[min(bad, key=lambda end: flows[end].busy or 0.0)]
     if fault == "lossy":
@@ -177,7 +180,9 @@ def _blamed(
         good = {end for end, one in much.items() if (one.lost or 0.0) < GOOD_LOSS}
         # Those that had little to send just now, and have lost much before.
         bad |= {end for end in flows if end not in good and _far(pairs[end]) and since_start(ends[end].connection)}
-        return blamed({pairs[end] for end in bad}, {pairs[end] for end in good - bad})
+        bad |= {end for end, one in ends.items() if echo(case, one).passes == "some"}
+        lossy = {pairs[end] for end in bad}
+        return blamed(lossy, {pairs[end] for end in good - bad} | (passes - lossy))
     # Answers that stand in the same queue make the host's other links seem slow as well: that tells whose queue it is.
     bad |= {end for end, one in flows.items() if one.queue_full and _far(pairs[end])}
     good = {

@@ -126,6 +126,14 @@ def since_start(one: Connection) -> Flow | None:
     return Flow(bytes=one.bytes_acked, segments=int(segments), repeats=overcome, lost=overcome / segments)
 
 
+def so_far(one: Connection) -> Flow:
+    """What a connection has repeated, whether or not that is much."""
+    segments, lost = _segments(one), _lost(one)
+    if not segments or lost is None:
+        return NOTHING
+    return Flow(bytes=one.bytes_acked, segments=int(segments), repeats=int(lost), lost=lost / segments)
+
+
 def _busy_s(one: Connection) -> float | None:
     return one.busy_s
 

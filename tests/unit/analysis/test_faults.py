@@ -101,6 +101,7 @@ RING = {**QUIET, (0, 2): FAST, (2, 1): FAST, (1, 0): FAST}
 
 QUEUED = {"rate": 1e9, "busy": 0.3, "queue": 9000, "rtt_s": 0.06}  # answers stand in a queue
 EARLIER = {"lost_before": 40}  # and nothing now
+PASSES = {**FAST, "rate": 100.0, "echo": (5, 5)}  # pings
 PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
 
 
@@ -119,6 +120,8 @@ PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
         pytest.param({(2, 1): STUCK, (1, 0): DEAD}, "21 oversize, 10 dead", "1", id="one can prove it"),
         pytest.param({(2, 1): DEAD, (1, 0): DEAD}, "21 dead, 10 dead", "1", id="cut off"),
         pytest.param({(2, 1): DEAD}, "21 dead", "12", id="a dead way"),
+        pytest.param({(2, 1): {**DEAD, "echo": (0, 0)}, (2, 0): PASSES}, "21 dead", "1", id="it reaches others"),
+        pytest.param({(2, 1): {**DEAD, "echo": (5, 0)}, (2, 0): PASSES}, "21 oversize", "1", id="and large ones too"),
         pytest.param({(2, 1): {**DEAD, "echo": (0, 0)}}, "21 dead", "12", id="no ping passes either"),
         pytest.param({(2, 1): {**DEAD, "echo": (5, 5)}}, "21 dead", "12", id="only pings pass"),
         pytest.param({(2, 1): {**DEAD, "echo": (5, 0)}}, "21 oversize", "12", id="only small pings pass"),

@@ -65,6 +65,20 @@ def test_it_asks_only_where_bytes_are_repeated_in_vain() -> None:
         assert seen(send_queue=9000, retransmits=3)
 
 
+def test_then_it_asks_the_other_peers_as_well() -> None:
+    netbed.require()
+    with netbed.netbed(3) as bed, talking(bed.nodes[0]) as (rank,):
+        own, stuck, fine = (node.address for node in bed.nodes)
+        subprocess.run(bed.nodes[1].command("iptables", "-w", "-A", *ALL), check=True)
+        connections = (
+            Connection(own, 1, fine, 2, "established"),
+            Connection(own, 3, stuck, 4, "established", send_queue=9000, retransmits=3),
+        )
+        request = Request([rank.target(0)], Tier.EXAMINE, records={rank.pid: {"sockets": Sockets(connections)}})
+        heard = PROBE.observe(request).by_pid[rank.pid].echoes
+        assert {echo.remote: echo.passes for echo in heard} == {stuck: "none", fine: "all"}
+
+
 @pytest.mark.parametrize(
     ("small", "full", "passes"),
     [(5, 5, "all"), (0, 0, "none"), (5, 0, "small"), (3, 0, "small"), (2, 0, ""), (0, 1, "some"), (5, 4, "some")],
