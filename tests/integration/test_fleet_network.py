@@ -184,8 +184,8 @@ CASES = (
         strikes=lossy, loud_s=demo.UNDER_WAY_S,
     ),
     Case("slow-link", (2,), ("KiB a step", "eth0, held to 2 Mbit/s by tbf"), begins=shaped, loud_s=demo.UNDER_WAY_S),
-    # Only the first rank has sent much when the job comes to a halt: the two ends of one link cannot be told apart.
-    Case("mtu-blackhole", (0, 2), (r"repeated \d+ times in vain",), begins=narrow),
+    # Only the first rank has sent much when the job comes to a halt: pings to its other peer tell which end it is.
+    Case("mtu-blackhole", (2,), (r"repeated \d+ times in vain", "pings of 64 bytes were answered"), begins=narrow),
     Case("firewall-blocked", (1, 2), ("SYN-SENT from rank", "-j DROP"), begins=closed),
     Case(
         "wrong-nic", (0, 1, 2), (r"advertises 172.17.1.1:\d+, on docker0; eth0 .10.77.0.1. leads to the others",),
