@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.readers import _paste as paste
 
 _GLOBAL = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
 _LOCAL = re.compile(r"(?:^|\s)--?local[_-]rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)LOCAL_RANK=(\d{1,6})(?=\s|$)")
@@ -35,6 +36,12 @@ class Dumped:
     command: str = ""
     parent: int | None = None
     more: tuple[Piece, ...] = field(default=())  # what else was said of it
+
+
+def dumped(texts: Iterable[str], opening: re.Pattern[str], parser: paste.Make) -> Iterator[Dumped]:
+    """Every dump in these lines; of whom, as far as the lines say."""
+    for piece in paste.read(texts, opening, parser):
+        yield piece.record
 
 
 def pieces(found: Iterable[Dumped], source: Source, notes: Notes) -> Iterator[Piece]:

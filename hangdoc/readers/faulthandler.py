@@ -13,7 +13,7 @@ from hangdoc.evidence import End
 from hangdoc.readers import Notes, Piece, Source, Who
 from hangdoc.readers import _paste as paste
 from hangdoc.readers._frames import MOST_THREADS, Thread, python_frame, stacks
-from hangdoc.readers._processes import Dumped, pieces
+from hangdoc.readers._processes import Dumped, dumped, pieces
 
 _HEADER = re.compile(
     r"(?:(Current thread|Thread) (0x[0-9a-f]{1,16})(?: \[(.*)\])?|Stack) \(most recent call first\):?\s*"
@@ -55,8 +55,7 @@ class FaulthandlerReader:
 
 def dumps(texts: Iterable[str]) -> Iterator[Dumped]:
     """Every dump in these lines; of whom, as far as the lines say."""
-    for piece in paste.read(texts, OPENING, _Parser):
-        yield piece.record
+    return dumped(texts, OPENING, _Parser)
 
 
 class _Parser:

@@ -6,14 +6,14 @@ Native frames are what they show; where Python's own were asked for as well they
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame
 from hangdoc.readers import Notes, Piece, Source, Who
 from hangdoc.readers import _paste as paste
 from hangdoc.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks
-from hangdoc.readers._processes import Dumped, pieces
+from hangdoc.readers._processes import Dumped, dumped, pieces
 
 _THREAD = re.compile(
     r'Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ \()?(?:LWP|process) (\d{1,9})\)?(?: "(.*?)")?\)[^:]{0,80}:?\s*'
@@ -58,12 +58,7 @@ class GdbReader:
         return opened and bool(frames) and 10 * len(frames) >= head.count("\n")
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(_dumps(paste.lines(source, notes)), source, notes)
-
-
-def _dumps(texts: Iterable[str]) -> Iterator[Dumped]:
-    for piece in paste.read(texts, OPENING, _Parser):
-        yield piece.record
+        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
 
 
 class _Parser:

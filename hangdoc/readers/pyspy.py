@@ -13,7 +13,7 @@ from hangdoc.evidence import Variable
 from hangdoc.readers import Notes, Piece, Source, Who
 from hangdoc.readers import _paste as paste
 from hangdoc.readers._frames import MOST_THREADS, VARIABLES, Thread, native_frame, python_frame, stacks, variable
-from hangdoc.readers._processes import Dumped, pieces
+from hangdoc.readers._processes import Dumped, dumped, pieces
 from hangdoc.readers._pyspy_json import dumps, is_json
 
 _PROCESS = re.compile(r"(Parent )?Process (\d{1,9}): (.*)")
@@ -44,13 +44,9 @@ class PySpyReader:
         )
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        found = dumps(source, notes) if is_json(source.head) else _text(source, notes)
-        return pieces(found, source, notes)
-
-
-def _text(source: Source, notes: Notes) -> Iterable[Dumped]:
-    for piece in paste.read(paste.lines(source, notes), OPENING, _Parser):
-        yield piece.record
+        if is_json(source.head):
+            return pieces(dumps(source, notes), source, notes)
+        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
 
 
 class _Parser:

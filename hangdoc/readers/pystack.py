@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from hangdoc.evidence import Frame, Variable
 from hangdoc.readers import Notes, Piece, Source, Who
 from hangdoc.readers import _paste as paste
 from hangdoc.readers._frames import MOST_THREADS, VARIABLES, Thread, native_frame, python_frame, stacks, variable
-from hangdoc.readers._processes import Dumped, pieces
+from hangdoc.readers._processes import Dumped, dumped, pieces
 
 _HEADER = re.compile(r"Traceback for thread (\d{1,9})(?: \((.*?)\))? \[(.*?)\] \(most recent call last\):\s*")
 _FRAME = re.compile(
@@ -32,12 +32,7 @@ class PystackReader:
         return bool(OPENING.search(head) and re.search(r'\((?:Python|C)\) File "', head))
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(_dumps(paste.lines(source, notes)), source, notes)
-
-
-def _dumps(texts: Iterable[str]) -> Iterator[Dumped]:
-    for piece in paste.read(texts, OPENING, _Parser):
-        yield piece.record
+        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
 
 
 class _Parser:
