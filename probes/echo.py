@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -80,44 +80,41 @@ class EchoProbe:
     steady = False
 
     def observe(self, request: Request) -> Observation:
-        wanted: dict[int, dict[str, int]] = defaultdict(dict)
+        seen = request.records or {}
         members: dict[int, list[Target]] = defaultdict(list)
         unseen: list[Unseen] = []
         for target in request.targets:
-            remotes = _wanted((request.records or {}).get(target.pid, {}).get("sockets"))
-            try:
-                if remotes:
-                    where = namespace(target.pid)
-                    wanted[where] |= remotes
-                    members[where].append(target)
-            except OSError:
-                continue  # it is gone, as other probes say
+            with suppress(OSError):  # it is gone, as other probes say
+                members[namespace(target.pid)].append(target)
         records: dict[int, Echoes] = {}
-        for where, remotes in wanted.items():
-            first = members[where][0]
+        for targets in members.values():
+            remotes = wanted(seen.get(target.pid, {}).get("sockets") for target in targets)
+            first = targets[0]
             try:
-                heard = Echoes(ask(first.pid, dict(list(remotes.items())[:MOST])))
+                heard = Echoes(ask(first.pid, remotes)) if remotes else None
             except OSError as error:
                 why = f"no echo request could be sent: {error.strerror or error}; run hangdoc as root"
                 unseen.append(Unseen(self.name, why, first.rank, first.pid, first.host))
                 continue
-            records |= dict.fromkeys((target.pid for target in members[where]), heard)
+            if heard:
+                records |= dict.fromkeys((target.pid for target in targets), heard)
         return Observation(records, unseen=tuple(unseen))
 
 
-def _wanted(record: object) -> dict[str, int]:
-    """Where a segment is repeated again and again: the addresses of all peers, that one's first, and the bytes of a
-    packet that should get there."""
-    open_ones = [
+def wanted(sockets: Iterable[object]) -> dict[str, int]:
+    """Where segments are repeated again and again: the peers, those in question first, at most so many; and the bytes
+    of a packet that should get there."""
+    peers = [
         one
+        for record in sockets
         for one in (record.connections if isinstance(record, Sockets) else ())
         if one.state == "established" and one.remote != one.local
     ]
-    in_vain = [one for one in open_ones if one.send_queue and (one.retransmits or 0) >= REPEATED]
+    in_vain = [one for one in peers if one.send_queue and (one.retransmits or 0) >= REPEATED]
     found: dict[str, int] = {}
-    for one in (*in_vain, *open_ones) if in_vain else ():
+    for one in (*in_vain, *peers) if in_vain else ():
         found.setdefault(one.remote, min(max(one.pmtu or 1500, 2 * SMALL), 9000))
-    return found
+    return dict(list(found.items())[:MOST])
 
 
 def ask(pid: int, remotes: Mapping[str, int]) -> tuple[Echo, ...]:

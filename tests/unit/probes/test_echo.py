@@ -11,7 +11,7 @@ import pytest
 import netbed
 from hangdoc.evidence import Connection, Sockets
 from probes import Request, Tier
-from probes.echo import PROBE, Echo, ask
+from probes.echo import MOST, PROBE, Echo, ask, wanted
 from talkers import talking
 
 ALL = ("INPUT", "-j", "DROP")
@@ -86,3 +86,14 @@ def test_then_it_asks_the_other_peers_as_well() -> None:
 def test_what_is_made_of_it(small: int, full: int, passes: str) -> None:
     assert Echo("10.0.0.1", 5, small, full, 1500).passes == passes
     assert Echo().passes == ""
+
+
+def test_who_is_in_question_is_asked_however_many_peers_other_ranks_have() -> None:
+    idle = tuple(Connection("10.0.0.1", 1, f"10.0.1.{host}", 2, "established") for host in range(20))
+    stuck = [
+        Connection("10.0.0.1", 3, f"10.0.2.{rank}", 4, "established", send_queue=9000, retransmits=3, pmtu=9000)
+        for rank in range(2)
+    ]
+    asked = wanted(Sockets((*idle, one)) for one in stuck)
+    assert list(asked)[:2] == ["10.0.2.0", "10.0.2.1"]
+    assert (len(asked), asked["10.0.2.1"], asked["10.0.1.0"]) == (MOST, 9000, 1500)
