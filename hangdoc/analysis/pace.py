@@ -22,7 +22,8 @@ LATE = 0.25  # share of the time the others wait for it: less is within what an 
 LATE_UNEXPLAINED = 0.4  # where nothing is seen that slows it down
 LATE_IN_PART = 0.5  # of that share, in each part of the window
 STEADY = 0.8  # of the finest parts of the window in which the others wait for it a third as long as in the whole
-HEAVIER = 1.5  # times the CPU time of the others in as many steps: a busy host delays all, so half of LATE will do
+HEAVIER = 1.5  # times the CPU time of the others in as many steps: a busy host delays all, so LATE will do, and ...
+# ... half of it where it is seen what it has more of: memory and caches alone make one of two equal ranks so heavy
 SHORT_STEP_S = SLICE_S  # several go by in the finest parts of the window, and in each of them, so that hardly ...
 STOOD = 0.1  # ... a look finds the others where the look before did
 ASKS = 0.5  # cores, over the time that it does not wait
@@ -146,10 +147,11 @@ def _late(facts: PaceFacts, period_s: float | None) -> bool:
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
     if facts.slept or facts.doing == "idle" or not _in_every_step(facts, period_s):
         return False
-    if (facts.more_cpu or 0.0) >= HEAVIER:
+    heavier = (facts.more_cpu or 0.0) >= HEAVIER
+    if heavier and facts.cause == "work":
         enough = LATE / 2
     else:
-        enough = LATE if facts.cause not in (None, "queue") else LATE_UNEXPLAINED
+        enough = LATE if heavier or facts.cause not in (None, "queue") else LATE_UNEXPLAINED
     return share >= enough and least >= LATE_IN_PART * enough
 
 

@@ -136,8 +136,9 @@ def still(look: int) -> Doing:
         (polls, victim(0.3)),
         (at_one_step, still),  # one long wait: an evaluation, or a stall
         (busy(0.95), victim(0.85)),
+        (victim(0.48, 0.14), victim(0.3, 0.14)),  # seen on two equal ranks that live off their memory
     ],
-    ids=["steady", "busy host", "evaluation in between", "sleeps itself", "one long wait", "hardly later"],
+    ids=["steady", "busy host", "evaluation in between", "sleeps itself", "one long wait", "hardly later", "heavier"],
 )
 def test_nobody_is_late(stage: Stage, ranks: tuple[Callable[[int], Doing], ...]) -> None:
     assert [rank.pace.late for rank in watched(stage, *ranks).ranks] == [False, False]
