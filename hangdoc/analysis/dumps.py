@@ -71,7 +71,7 @@ class DumpAnalysis:
         scene = Scene.of(records)
         cause = _cause(scene)
         partings = _partings(scene, cause)
-        if cause.tied and any(one.kind == "in_loop" for one in partings.values()):
+        if cause.tied and any(one.kind == "in_loop" or one.strays is False for one in partings.values()):
             cause = _swapped(scene, cause)
             partings = _partings(scene, cause)
         told = {key: _facts(number, scene, cause, partings) for key, number in numbers.items() if number in records}
@@ -120,7 +120,7 @@ def _of_mismatch(i: int, found: Mismatch) -> Cause:
 
 
 def _swapped(scene: Scene, cause: Cause) -> Cause:
-    """Where as many are in a loop as have left it, those that left are the odd ones."""
+    """Where as many go on as ever, in a loop say, as do what none did before: these are the odd ones."""
     if cause.ledger is None or cause.sequence is None:
         return cause
     others = [rank for rank in scene.there((cause.ledger, cause.sequence)) if rank not in cause.culprits]

@@ -6,7 +6,7 @@ is left open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from hangdoc.analysis.ledger import Book, Calls
@@ -27,6 +27,7 @@ class Parting:
 
     kind: str
     sequence: int  # the first collective at which their sites differ
+    strays: bool | None = None  # it went where nobody had gone from there, the others as ever; False: it was they
 
 
 def parting(mine: Book, others: Book, number: int) -> Parting | None:
@@ -38,21 +39,25 @@ def parting(mine: Book, others: Book, number: int) -> Parting | None:
     here, there = where(mine.calls.get(at)), where(others.calls.get(at))
     if before is None or here is None or there is None:
         return Parting("apart", at)
-    followed = set(_steps(others, at))
+    followed = {*_steps(others, at), *_steps(mine, at)}
+    mine_is_usual, usual = (before, here) in followed, (before, there) in followed
+    strays = usual if mine_is_usual != usual else None
+    return Parting(_kind(before, here, there, set(_steps(others, at))), at, strays)
+
+
+def _kind(before: Where, here: Where, there: Where, followed: Set[tuple[Where, Where]]) -> str:
+    """How those that went from `before` to `here` parted from those that went `there`, as most did earlier or not."""
     i_go_on, they_go_on = not _again(before, here), not _again(before, there)
-    usual = (before, there) in followed
+    usual, mine_is_usual = (before, there) in followed, (before, here) in followed
     if i_go_on and not they_go_on:
-        return Parting("left_loop" if usual else "apart", at)
+        return "left_loop" if usual else "apart"
     if they_go_on and not i_go_on:
-        mine_is_usual = (before, here) in followed
         if usual and not mine_is_usual:
-            return Parting("out_of_branch", at)
-        return Parting("in_loop" if mine_is_usual else "apart", at)
+            return "out_of_branch"
+        return "in_loop" if mine_is_usual else "apart"
     if (there, here) in followed:
-        return Parting("out_of_branch", at)
-    if usual and here in {to for _, to in followed}:
-        return Parting("in_branch", at)
-    return Parting("apart", at)
+        return "out_of_branch"
+    return "in_branch" if usual and here in {to for _, to in followed} else "apart"
 
 
 def where(calls: Calls | None) -> Where | None:

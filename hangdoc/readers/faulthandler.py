@@ -110,8 +110,8 @@ class _Parser:
 
 
 def _is_main(thread: Thread) -> bool:
-    """It began with a module, as no thread of `threading` does."""
-    return bool(thread.frames) and thread.frames[-1].function == "<module>"
+    """It began with a module, or waits for the others at the end: no thread of `threading` does."""
+    return bool(thread.frames) and thread.frames[-1].function in ("<module>", "_shutdown")
 
 
 READER = FaulthandlerReader()

@@ -235,6 +235,18 @@ def test_two_against_two_is_said_to_be_undecided(tmp_path: Path) -> None:
     assert best.confidence == "medium"
 
 
+@pytest.mark.parametrize("strays", [0, 1])
+def test_of_two_the_odd_one_does_what_none_did_before(tmp_path: Path, strays: int) -> None:
+    """Such as a collective of one rank in a callback, while the other goes on with the steps."""
+    called_back = hung("reduce", 40, function="logs")
+    within = [*called_back["frames"][:2], *GATHER["frames"][1:]]
+    goes_on, alone = [*STEP * 3, WAITS], [*STEP * 3, {**called_back, "frames": within}]
+    job, best, _ = judged(tmp_path, {rank: trace(alone if rank == strays else goes_on) for rank in range(2)})
+    assert (job.tied, job.culprits) == (True, (strays,))
+    assert best is not None
+    assert (best.playbook, culprits(best), best.confidence) == ("collective-mismatch", [strays], "medium")
+
+
 def test_gloo_ends_what_has_failed(tmp_path: Path) -> None:
     """There every call is over once its timeout has been raised: that one began fewer is all that tells."""
 

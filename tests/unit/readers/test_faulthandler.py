@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,31 @@ def test_a_log_with_a_dump_in_it_is_a_log() -> None:
     from pasted import reader, source
 
     assert not reader("faulthandler").knows(source(ROOT / "logs" / "with_dump.log"))
+
+
+def test_the_main_thread_of_one_that_waits_for_its_threads_at_the_end(tmp_path: Path) -> None:
+    script = (
+        "import faulthandler, signal, threading, time\nfaulthandler.register(signal.SIGUSR1)\n"
+        "threading.Thread(target=threading.Event().wait, args=(60,)).start()\nprint('ready', flush=True)\n"
+    )
+    job = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert job.stdout is not None
+        job.stdout.readline()
+        names: list[str | None] = []
+        until_s = time.monotonic() + 10
+        while names != [None, "MainThread"] and time.monotonic() < until_s:  # it has ended its module by then
+            os.kill(job.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+            assert job.stderr is not None
+            (found, *_) = text("faulthandler", tmp_path, os.read(job.stderr.fileno(), 1 << 16))
+            names = [stack.name for stack in stacks(found).threads]
+            if stacks(found).threads[-1].frames[-1].function != "_shutdown":
+                names = []
+    finally:
+        job.kill()
+        job.communicate()
+    assert names == [None, "MainThread"]
 
 
 @pytest.mark.parametrize("threads", [0, 2])
