@@ -102,6 +102,8 @@ class _Parser:
     def end(self) -> None:
         for thread in self._threads:
             thread.name = thread.name or ("MainThread" if _is_main(thread) else None)
+        if self._threads and not any(thread.name for thread in self._threads) and not _is_threads(self._threads[-1]):
+            self._threads[-1].name = "MainThread"
         record = stacks(self._threads)
         if self._who is not None and record is not None:
             more = (Piece(self._who, "end", End(signal=self._fatal)),) if self._fatal is not None else ()
@@ -112,6 +114,11 @@ class _Parser:
 def _is_main(thread: Thread) -> bool:
     """It began with a module, or waits for the others at the end: no thread of `threading` does."""
     return bool(thread.frames) and thread.frames[-1].function in ("<module>", "_shutdown")
+
+
+def _is_threads(thread: Thread) -> bool:
+    """It began as those of `threading` do."""
+    return not thread.frames or thread.frames[-1].function == "_bootstrap"
 
 
 READER = FaulthandlerReader()

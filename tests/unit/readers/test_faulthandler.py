@@ -35,6 +35,17 @@ def test_rank_of_the_file_and_full_names() -> None:
     assert main.frames[0].short == "torch/distributed/distributed_c10d.py"
 
 
+def test_without_a_module_the_last_thread_that_no_thread_began_is_the_main_one(tmp_path: Path) -> None:
+    """Such as where a signal comes while the interpreter ends."""
+    frame = '  File "{}", line 1 in {}\n'
+    worker = "Thread 0x1 (most recent call first):\n" + frame.format("/lib/threading.py", "_bootstrap")
+    ends = "Current thread 0x2 (most recent call first):\n" + frame.format("/lib/util.py", "_exit_function")
+    (found,) = text("faulthandler", tmp_path, f"{worker}\n{ends}")
+    assert [stack.name for stack in stacks(found).threads] == [None, "MainThread"]
+    (found,) = text("faulthandler", tmp_path, worker)
+    assert [stack.name for stack in stacks(found).threads] == [None]
+
+
 def test_two_dumps_of_one_process_are_two_looks() -> None:
     found = pieces("faulthandler", FOLDER / "twice.txt")
     assert [[stack.name for stack in stacks(piece).threads] for piece in found] == [[None, "MainThread"]] * 2
