@@ -13,6 +13,7 @@ from hangdoc.evidence import Snapshot
 from hangdoc.facts import Facts
 from hangdoc.readers import Found, Notes, Reader, Source, load
 from hangdoc.readers._source import gather
+from hangdoc.readers._torchrun import with_nodes
 from hangdoc.readers.script import SCRIPTS
 from hangdoc.sampler import of_job
 from hangdoc.scripts import with_source
@@ -64,7 +65,7 @@ def report(
     problems: list[str] = []
     readers = load()
     read: list[Read] = []
-    files = gather(sources, problems.append)
+    files = with_nodes(gather(sources, problems.append))
     notes = Notes(problems.append, progress)
     shots = snapshots(_found(files, readers, notes, read))
     shots = with_source(shots, notes.shared.get(SCRIPTS, ()), _written(files), problems.append)

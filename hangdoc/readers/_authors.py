@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.readers import Source, Who
 from hangdoc.readers._lines import Tally
 from hangdoc.readers._prefixes import Habits, Line, parse
+from hangdoc.readers._torchrun import who_of
 
 LOOKED_AT = 40  # lines at the beginning and at the end of a file that tell whether one rank wrote it
 ALL = 20_000  # lines at the end that are looked at where several did
-_ATTEMPT = re.compile(r"attempt_(\d{1,4})/(\d{1,5})/(?:stdout|stderr|error)\.\w+$")
 _RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _JOB_ID = re.compile(r"^(?:slurm|job|output|out|err|log)?[-_.]?\d{5,}\.", re.IGNORECASE)
 
@@ -34,17 +34,15 @@ class Author:
 class Placed:
     """What a file's path says of the lines in it."""
 
-    rank: int | None = None
-    local: int | None = None
-    run: int = 0
+    who: Who = field(default_factory=Who)
     torchrun: bool = False
 
 
 def place_of(source: Source) -> Placed:
     """By torchrun's folders (`attempt_0/3/stderr.log`), else by the name."""
-    if match := _ATTEMPT.search(source.path.as_posix()):
-        return Placed(local=int(match[2]), run=int(match[1]), torchrun=True)
-    return Placed() if _JOB_ID.match(source.path.name) else Placed(rank=source.rank_in_name)
+    if who := who_of(source):
+        return Placed(who, torchrun=True)
+    return Placed() if _JOB_ID.match(source.path.name) else Placed(Who(source.rank_in_name))
 
 
 class Authors:
@@ -66,9 +64,8 @@ class Authors:
         """What a line says of its writer, and of others."""
         if line.rank is not None:
             self.ranks[line.rank] += 1
-            local = line.local if line.local is not None else self.place.local
-            if local is not None:
-                self.offsets[line.rank - local] += 1
+            if line.local is not None:
+                self.offsets[line.rank - line.local] += 1
         if line.host:
             self.hosts[line.host] += 1
         if kind == "failure":
@@ -92,7 +89,7 @@ class Authors:
     @property
     def alone(self) -> bool:
         """One rank wrote the whole file."""
-        return self.sole is not None
+        return self.sole is not None or (self.place.who.pid is not None and len(self.ranks) < 2)
 
     @property
     def sole(self) -> int | None:
@@ -101,11 +98,8 @@ class Authors:
             return None
         if self.ranks:
             only = next(iter(self.ranks))
-            named = self.place.rank if self.place.local is None else self.place.local
-            return only if named is not None or self.ranks[only] >= 3 or self._one_failed == only else None
-        if self.place.rank is not None:
-            return self.place.rank
-        return self.place.local if self.place.local is not None else self._one_failed
+            return only if self.place.who != Who() or self.ranks[only] >= 3 or self._one_failed == only else None
+        return self.place.who.rank if self.place.who != Who() else self._one_failed
 
     @property
     def _one_failed(self) -> int | None:
@@ -125,10 +119,12 @@ class Authors:
             rank = self.sole
         if rank is None:
             rank = author.group_rank
-        host = author.host
-        if host is None and self.alone and len(self.hosts) == 1:
-            host = next(iter(self.hosts))
-        return Who(rank, host, author.pid, run)
+        host, pid = author.host, author.pid
+        if host is None and self.alone:
+            host = next(iter(self.hosts)) if len(self.hosts) == 1 else self.place.who.host
+        if (rank, pid) == (None, None) and self.alone:
+            host, pid = self.place.who.host, self.place.who.pid
+        return Who(rank, host, pid, run)
 
     def seen(self, tally: Tally, told: Habits) -> Iterator[tuple[int, float | None]]:
         """The ranks that wrote in the file, and when each wrote last; of those who stopped long before, no time."""

@@ -62,7 +62,7 @@ class Journal:
         self.name, self.told = source.name, told
         self.place = place_of(source)
         self.authors = Authors(self.place, source.head.decode("utf-8", "replace"), told)
-        self.run = self.place.run
+        self.run = self.place.who.run
         self.pages: dict[tuple[int, Author], _Pages] = defaultdict(_Pages)
         self.ends: list[tuple[int, Author, End]] = []
         self.forced: set[int] = set()  # PIDs of those that their launcher killed in the end
@@ -137,7 +137,7 @@ class Journal:
             return False
         count = fields.get("count")
         if count is not None:
-            self.run = self.place.run + int(count[:6])
+            self.run = self.place.who.run + int(count[:6])
         elif kind == "restart" or self.kinds & OVER:
             self.run += 1
         self.kinds = set() if self.kinds & OVER else self.kinds

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.readers import Notes, Piece, Source, Who
 from hangdoc.readers import _paste as paste
+from hangdoc.readers._torchrun import who_of
 
 _GLOBAL = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
 _LOCAL = re.compile(r"(?:^|\s)--?local[_-]rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)LOCAL_RANK=(\d{1,6})(?=\s|$)")
@@ -23,7 +24,6 @@ _JOINS = frozenset(
     {"join", "wait", "_invoke_run", "_monitor_workers", "start_processes", "sigkill_handler", "main", "run"}
 )
 _WORKER = re.compile(r"torch/utils/data/_utils/worker\.py$")
-_TORCHRUN = re.compile(r"/attempt_(\d{1,6})/(\d{1,6})/(?:stdout|stderr)\.log(?:\.\w+)?$")
 _ANONYMOUS = -(10**6)  # where a source tells neither rank nor PID, its processes are told apart all the same
 
 
@@ -94,7 +94,10 @@ def _whose(ranks: Sequence[Dumped], source: Source) -> list[Who]:
         named = of_file(source)
         processes = {_process(one) for one in ranks}
         if named is not None and len(processes) == 1 and named.rank != told[0].pid:
-            told = [replace(who, rank=named.rank, run=named.run) for who in told]
+            told = [
+                replace(who, rank=named.rank, host=who.host or named.host, pid=who.pid or named.pid, run=named.run)
+                for who in told
+            ]
         else:
             told = _in_variables(ranks, told)
     numbers: dict[object, int] = {}
@@ -109,10 +112,7 @@ def _whose(ranks: Sequence[Dumped], source: Source) -> list[Who]:
 
 def of_file(source: Source) -> Who | None:
     """Whose a file is by its name, or by its place in the folders of `torchrun --log-dir`."""
-    if source.rank_in_name is not None:
-        return Who(source.rank_in_name)
-    found = _TORCHRUN.search(source.path.as_posix())
-    return Who(int(found[2]), run=int(found[1])) if found else None
+    return Who(source.rank_in_name) if source.rank_in_name is not None else who_of(source)
 
 
 def _process(one: Dumped) -> object:

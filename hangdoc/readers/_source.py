@@ -23,6 +23,14 @@ _RANK_IN_NAME = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One of the hosts of a job, each with a torchrun of its own."""
+
+    name: str
+    first: int | None  # the lowest of its ranks; None: not known
+
+
 @dataclass(frozen=True)
 class Source:
     """A regular file; `name` is what the user is told."""
@@ -30,6 +38,7 @@ class Source:
     path: Path
     name: str
     size: int  # bytes on disk when it was found
+    node: Node | None = None  # whose torchrun wrote it; None: there is one torchrun only, or it did not
 
     @cached_property
     def head(self) -> bytes:

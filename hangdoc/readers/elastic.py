@@ -35,9 +35,7 @@ class ElasticReader:
         except (ValueError, RecursionError, AttributeError):
             notes.problem(f"{source.name}: damaged JSON; not read")
             return
-        place = place_of(source)
-        rank = place.rank if place.local is None else place.local
-        who = Who(rank=rank, run=place.run)
+        who = place_of(source).who
         yield from _pieces(source, who, message if isinstance(message, dict) else {"message": message})
 
 
@@ -54,7 +52,7 @@ def _pieces(source: Source, who: Who, message: dict[str, Any]) -> Iterable[Piece
     kept = {name: redact(name, value)[:TEXT] for name, value in fields.items()}
     said = Said("exception", redact("", text[: 4 * TEXT])[:TEXT], source.name, 1, at, kept)
     yield Piece(who, "logs", Logs((said,), 1, at, at), at, launcher="torchrun")
-    if who.rank is None:
+    if (who.rank, who.pid) == (None, None):
         return
     if raised and raised.frames:
         yield Piece(who, "stacks", raised.stacks, at, launcher="torchrun")

@@ -1,0 +1,92 @@
+"""The folders of several torchruns: their ranks are counted from 0 in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hangdoc.readers import Who
+from hangdoc.readers._source import gather
+from hangdoc.readers._torchrun import who_of, with_nodes
+from hangdoc.report import report
+
+RAISED = """\
+Traceback (most recent call last):
+  File "/job/train.py", line 20, in <module>
+    data = load(path)
+  File "/job/train.py", line 9, in load
+    return open(path).read()
+FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-3.txt'
+"""
+WAITED = """\
+Traceback (most recent call last):
+  File "/job/train.py", line 22, in <module>
+    dist.barrier()
+  File "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 5356, in barrier
+    work.wait()
+RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete
+"""
+
+
+def written(folder: Path, texts: Mapping[str, str]) -> Path:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def named(rank: int, text: str) -> str:
+    """As torch's own hook writes it, once the process group is there."""
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+def whose(folder: Path) -> list[Who | None]:
+    return [who_of(source) for source in with_nodes(gather([folder], print))]
+
+
+@pytest.mark.parametrize(
+    ("texts", "ranks"),
+    [
+        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_0/1/stderr.log": "x"}, [Who(0), Who(1)]),
+        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_1/0/stderr.log": "x"}, [Who(0), Who(0, run=1)]),
+        ({"a/attempt_0/0/stderr.log": "x", "b/attempt_0/1/stderr.log": "x"}, [Who(0), Who(1)]),
+        (
+            {"h0/r/attempt_0/0/stderr.log": "x", "h1/r/attempt_0/0/error.json": "{}"},
+            [Who(None, "h0", -1), Who(None, "h1", -1)],
+        ),
+        (
+            {f"{node}/r/attempt_0/{local}/stderr.log": "x" for node in ("h0", "h1") for local in (0, 1)},
+            [Who(None, node, pid) for node in ("h0", "h1") for pid in (-1, -2)],
+        ),
+        (
+            {
+                "logs/h0/attempt_0/0/stderr.log": named(0, WAITED),
+                "logs/h0/attempt_0/1/stderr.log": "x",
+                "logs/h1/attempt_0/0/stderr.log": "x",
+                "logs/h1/attempt_0/1/stderr.log": named(3, WAITED),
+            },
+            [Who(0, "h0"), Who(1, "h0"), Who(2, "h1"), Who(3, "h1")],
+        ),
+    ],
+    ids=["one node", "restarted", "no two of a number", "other files", "nobody tells", "one rank tells"],
+)
+def test_whose_a_file_is(tmp_path: Path, texts: Mapping[str, str], ranks: list[Who | None]) -> None:
+    assert whose(written(tmp_path, texts)) == ranks
+
+
+@pytest.mark.parametrize(("told", "rank"), [(True, 3), (False, None)])
+def test_a_rank_of_the_second_node_is_not_taken_for_one_of_the_first(
+    tmp_path: Path, told: bool, rank: int | None
+) -> None:
+    texts = {}
+    for number in range(4):
+        text = RAISED if number == 3 else WAITED
+        name = f"node{number // 2}/none_x/attempt_0/{number % 2}/stderr.log"
+        texts[name] = named(number, text) if told else text
+    (verdict,) = report([written(tmp_path, texts)]).verdicts
+    (found,) = verdict.findings
+    (culprit,) = found.culprits
+    assert (found.playbook, culprit.rank, culprit.host) == ("rank-raised", rank, "node1")
+    assert len(verdict.job.ranks) == 4
