@@ -125,6 +125,8 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     if status == "failed" or facts.job.exit.well:
         return _told_of_exits(facts)
     if status == "unknown":
+        if facts.job.dumps.moving:
+            return "its dumps were written while every rank still went from call to call: nothing stood still then"
         none = "in no process group yet: no training rank, or one that is still starting" if _no_ranks(facts) else ""
         return _told_of_exits(facts) or none or _told_of_absent(facts) or "too little could be seen to tell"
     period = facts.job.progress.period_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.contract import KINDS, Mismatch, mismatch
@@ -18,7 +19,9 @@ from hangdoc.analysis.parting import Parting, parting
 from hangdoc.analysis.scene import Node, Scene, circle
 from hangdoc.analysis.suspect import Suspect
 from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence.logs import Logs
 
+MANY = 8  # calls that tell how long it takes from one to the next
 MOST_PARTINGS = 64  # books of odd ranks whose call sites are compared
 
 
@@ -39,6 +42,7 @@ class DumpFacts:
     relation: str | None = None  # how it parted from most by the call sites (see `parting.Parting`)
     parted: str | None = None  # its own call site there, and that of most
     parted_others: str | None = None
+    advancing: bool | None = None  # it went from call to call when its dump was taken, and so did all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class DumpJob:
     dumps: int = 0
     silent: tuple[int, ...] = ()  # ranks of the job that left no dump
     suspects: tuple[Suspect, ...] = ()  # the same, where they are what the others wait for
+    moving: bool = False  # all dumps were taken while the ranks went from call to call
 
 
 @dataclass(slots=True)
@@ -70,6 +75,8 @@ class DumpAnalysis:
             return facts, DumpJob()
         scene = Scene.of(records)
         cause = _cause(scene)
+        if cause.kind not in KINDS and _all_go_on(case, records.values()):
+            return dict.fromkeys(case.ranks, DumpFacts(advancing=True)), DumpJob(dumps=len(records), moving=True)
         partings = _partings(scene, cause)
         if cause.tied and any(one.kind == "in_loop" or one.strays is False for one in partings.values()):
             cause = _swapped(scene, cause)
@@ -81,6 +88,19 @@ class DumpAnalysis:
 def _dump(case: Case, key: Key) -> FlightRecorder | None:
     record = case.record(key, "recorder")
     return record if isinstance(record, FlightRecorder) and record.final else None
+
+
+def _all_go_on(case: Case, records: Iterable[FlightRecorder]) -> bool:
+    """No rank had been in its newest call for longer than it takes from call to call, and no log tells of an end."""
+    told = any(isinstance(log := case.record(key, "logs"), Logs) and log.said for key in case.ranks)
+    return not told and all(rank.alive is not False for rank in case.ranks.values()) and all(map(_goes_on, records))
+
+
+def _goes_on(record: FlightRecorder) -> bool:
+    gaps = [b - a for a, b in pairwise(record.begun)]
+    if record.written is None or len(gaps) < MANY:
+        return False
+    return 0.0 <= record.written - record.begun[-1] <= 2.0 * max(gaps) and sum(gap > 0.0 for gap in gaps) >= MANY
 
 
 # --- the cause ------------------------------------------------------------------------------------

@@ -63,5 +63,6 @@ class FlightRecorder:
     groups: tuple[ProcessGroup, ...] = ()  # those of which it names the members (gloo: none)
     labels: Mapping[str, str] = field(default_factory=dict)  # by group: what the job calls it
     begun: tuple[float, ...] = ()  # Unix time (s) at which the newest entries were made, by this rank's clock
+    written: float | None = field(default=None, compare=False)  # Unix time (s) of its file; of a copy later
     missed: int = 0  # operations before the first entry, which have been overwritten or lost
     library: str | None = None  # version of the communication library

@@ -197,7 +197,7 @@ def _pieces(source: Source, record: FlightRecorder, notes: Notes) -> Iterator[Pi
     who = Who(rank=rank, host=_host(source))
     size = next((len(group.ranks) for group in record.groups if group.default), None)
     at = record.begun[-1] if record.begun else None
-    yield Piece(who, "recorder", record, at, size)
+    yield Piece(who, "recorder", replace(record, written=source.path.stat().st_mtime), at, size)
     named = tuple(group for group in record.groups if group.name)
     if named:
         yield Piece(who, "groups", Groups(named, rank, size), at, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -37,8 +38,12 @@ def four(most: Sequence[Call], odd: Sequence[Call], groups: Any = FOUR, rank: in
 
 def judged(folder: Path, traces: Traces) -> tuple[DumpJob, Finding | None, str]:
     """What the analysis says of the job, the best finding, and the verdict's status."""
+    return judged_at(write(folder, traces))
+
+
+def judged_at(folder: Path) -> tuple[DumpJob, Finding | None, str]:
     notes = Notes(lambda text: None)
-    pieces = [piece for source in gather([write(folder, traces)], print) for piece in READER.read(source, notes)]
+    pieces = [piece for source in gather([folder], print) for piece in READER.read(source, notes)]
     facts = judge().facts(list(snapshots(pieces)))
     verdict = judge().verdict(facts)
     return facts.job.dumps, verdict.findings[0] if verdict.findings else None, verdict.status
@@ -197,6 +202,31 @@ def test_of_ranks_that_agree_and_ended_everything_nothing_is_said(tmp_path: Path
     job, best, status = judged(tmp_path, traces)
     assert (job.kind, best, job.culprits) == (None, None, ())
     assert status != "stalled"
+
+
+STEP_S = 0.05
+
+
+@pytest.mark.parametrize(
+    ("later_s", "odd", "status"),
+    [
+        (0.5 * STEP_S, [*STEP * 4], "unknown"),  # on demand: rank 2 is about to come
+        (600.0, [*STEP * 4], "stalled"),
+        (-1.0, [*STEP * 4], "stalled"),  # another clock
+        (0.5 * STEP_S, [*STEP * 4, hung("reduce", 40)], "stalled"),  # wrong in any case
+    ],
+    ids=["at work", "after a timeout", "other clock", "a mismatch"],
+)
+def test_dumps_of_a_job_that_goes_on(tmp_path: Path, later_s: float, odd: Sequence[Call], status: str) -> None:
+    made = {}
+    for rank, one in four([*STEP * 4, WAITS], odd).items():
+        entries = [{**entry, "time_created_ns": int(1e18 + 1e9 * STEP_S * i)} for i, entry in enumerate(one["entries"])]
+        made[rank] = {**one, "entries": entries}
+    folder = write(tmp_path, made)
+    for file in folder.iterdir():
+        os.utime(file, (1e9 + 12 * STEP_S + later_s,) * 2)
+    job, best, said = judged_at(folder)
+    assert (said, job.moving, best is None) == (status, status == "unknown", status == "unknown")
 
 
 def test_all_of_them_in_the_same_collective_is_nobodys_fault(tmp_path: Path) -> None:
