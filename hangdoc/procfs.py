@@ -22,6 +22,7 @@ class Stat:
     state: str
     ppid: int
     cpu_s: float  # user + system time; of the whole process where PID is one
+    system_s: float
     nice: int
     start_ticks: int
 
@@ -62,6 +63,7 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
         state=chr(fields[0][0]),
         ppid=int(fields[1]),
         cpu_s=(int(fields[11]) + int(fields[12])) / TICKS,
+        system_s=int(fields[12]) / TICKS,
         nice=int(fields[16]),
         start_ticks=int(fields[19]),
     )

@@ -68,6 +68,7 @@ def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> P
         affinity=_affinity(pid),
         nice=main.nice,
         children=_children(pid, tids, ranks),
+        system_s=main.system_s,
     )
 
 

@@ -19,11 +19,11 @@ from hangdoc.analysis.waiting import SLICE_S, Waiting, steps, stood, waiting
 from hangdoc.analysis.workload import more_work, same_code
 
 LATE = 0.25  # share of the time the others wait for it: less is within what an ordinary busy host does
-LATE_UNEXPLAINED = 0.4  # where nothing is seen that slows it down
+LATE_UNEXPLAINED = 0.4  # where what it waits for, or how much it computes, is not seen
 LATE_IN_PART = 0.5  # of that share, in each part of the window
 STEADY = 0.8  # of the finest parts of the window in which the others wait for it a third as long as in the whole
 HEAVIER = 1.5  # times the CPU time of the others in as many steps: a busy host delays all, so LATE will do, and ...
-# ... half of it where it is seen what it has more of: memory and caches alone make one of two equal ranks so heavy
+# ... half of it where it is seen what it has more of
 SHORT_STEP_S = SLICE_S  # several go by in the finest parts of the window, and in each of them, so that hardly ...
 STOOD = 0.1  # ... a look finds the others where the look before did
 ASKS = 0.5  # cores, over the time that it does not wait
@@ -47,7 +47,9 @@ class PaceFacts:
     doing: str | None = None  # what it was mostly seen at while it did not wait: compute input idle ...
     slept: bool | None = None  # ... asleep rather than on a core
     less: float | None = None  # times less of the CPU time it asks for than the others get of theirs
-    more_cpu: float | None = None  # times the CPU time that the others used in the same steps; not where waiting spins
+    # Times the CPU time that the others used in the same steps; not where waiting spins. Without the kernel's: of two
+    # equal ranks one may spend half its time on pages that its allocator gives back and takes again in each step.
+    more_cpu: float | None = None
     work: str | None = None  # what it has more of: "inputs in train: 128 rows, 64 on the others"
     cause: str | None = None  # nice | neighbour | crowded | queue | cores | work; None: not seen
     advancing: bool | None = None  # it asks for a core all the time and gets little of it: slow, not stuck
@@ -87,13 +89,17 @@ class Crowd:
         self.slices = [Values(values) for values in zip(*slices, strict=False)] if len(slices) == len(waits) else None
         self.stood = {key: stood(case, key) for key in waits}
         self.all_stood = Values(self.stood.values())
-        self.used = Values(one.cores_used for one in resources if one.cores_used)
+        self.of_users = all(one.user_cores is not None for one in resources)
+        self.used = Values(used for one in resources if (used := self.cores_used(one)))
         self.gets = Values(1.0 - one.delay_share for one in resources if one.delay_share is not None)
         self.cores = Values(one.cores or 0 for one in resources)
         self.nice = any(one.nicer == 0 for one in resources)
         self.spins = any(one.spins for one in waits.values())
         self.mutual = {key: _mutual(case, key) for key in waits}
         self.all_mutual = [sum(counts) for counts in zip(*self.mutual.values(), strict=True)]
+
+    def cores_used(self, rank: ResourcesFacts) -> float | None:
+        return rank.user_cores if self.of_users else rank.cores_used
 
 
 def _facts(case: Case, key: Key, mine: Waiting, crowd: Crowd, facts: PaceFacts) -> PaceFacts:
@@ -102,7 +108,8 @@ def _facts(case: Case, key: Key, mine: Waiting, crowd: Crowd, facts: PaceFacts) 
     period = case.job_facts["progress"].period_s
     phases = [look.phase for look in looks_at(case, key) if look.phase not in WAITING]
     own: ResourcesFacts = case.rank_facts["resources"][key]
-    used = _of_others(crowd.used, own.cores_used or None)
+    own_used = crowd.cores_used(own)
+    used = _of_others(crowd.used, own_used or None)
     gets = _of_others(crowd.gets, None if own.delay_share is None else 1.0 - own.delay_share)
     waiting, mutual = (every - itself for every, itself in zip(crowd.all_mutual, crowd.mutual[key], strict=True))
     facts = replace(
@@ -114,7 +121,7 @@ def _facts(case: Case, key: Key, mine: Waiting, crowd: Crowd, facts: PaceFacts) 
         steadiness=_steadiness(mine.slices, crowd.slices, share),
         others_stood=crowd.all_stood.median(crowd.stood[key]),
         mutual=mutual > waiting / 2 if waiting else None,
-        more_cpu=own.cores_used / used if own.cores_used is not None and used and not crowd.spins else None,
+        more_cpu=own_used / used if own_used is not None and used and not crowd.spins else None,
         doing=max(dict.fromkeys(phases), key=phases.count) if phases else None,
         slept=own.demand < ASKS * max(0.1, 1.0 - mine.share) if own.demand is not None else None,
         less=gets / max(0.01, 1.0 - own.delay_share) if own.delay_share is not None and gets is not None else None,
@@ -147,12 +154,17 @@ def _late(facts: PaceFacts, period_s: float | None) -> bool:
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
     if facts.slept or facts.doing == "idle" or not _in_every_step(facts, period_s):
         return False
-    heavier = (facts.more_cpu or 0.0) >= HEAVIER
-    if heavier and facts.cause == "work":
-        enough = LATE / 2
-    else:
-        enough = LATE if heavier or facts.cause not in (None, "queue") else LATE_UNEXPLAINED
-    return share >= enough and least >= LATE_IN_PART * enough
+    enough = _enough(facts)
+    return enough is not None and share >= enough and least >= LATE_IN_PART * enough
+
+
+def _enough(facts: PaceFacts) -> float | None:
+    """The share of the time from which on it is worth saying; None: never, nothing accounts for it."""
+    if (facts.more_cpu or 0.0) >= HEAVIER:
+        return LATE / 2 if facts.cause == "work" else LATE
+    if facts.cause is None and facts.more_cpu is not None:
+        return None  # it computes no more than the others: it was held up now and then, which was not seen
+    return LATE if facts.cause not in (None, "queue") else LATE_UNEXPLAINED
 
 
 def _in_every_step(facts: PaceFacts, period_s: float | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.clocks import clocks, processes, spent
-from hangdoc.evidence import Environ, Host
+from hangdoc.evidence import Environ, Host, Process
 from hangdoc.fold import fold_ranks
 from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
 from probes.neighbours import Neighbour, Neighbours
@@ -33,6 +33,7 @@ class ResourcesFacts:
 
     window_s: float | None = None
     cores_used: float | None = None
+    user_cores: float | None = None  # the same, without what the kernel took for it
     demand: float | None = None  # cores asked for: used, and waited for in a run queue
     delay_share: float | None = None  # of the CPU time it asked for, the part it stood in a run queue
     busy_threads: int | None = None  # threads that asked for a tenth of a core and more
@@ -117,11 +118,17 @@ def _process(case: Case, key: Key, host: object) -> Fields:
     return told | {
         "window_s": total.seconds,
         "cores_used": total.cpu_s / total.seconds,
+        "user_cores": _user_s(series) / total.seconds if newest.system_s is not None else None,
         "demand": total.asked_s / total.seconds if total.delay_s is not None else None,
         "delay_share": total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
         "busy_threads": sum(part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()),
         "blocked_share": sum(any(t.state == "D" for t in process.threads) for _, process in series) / len(series),
     }
+
+
+def _user_s(series: Sequence[tuple[float, Process]]) -> float:
+    first, last = series[0][1], series[-1][1]
+    return max(0.0, last.cpu_s - (last.system_s or 0.0) - first.cpu_s + (first.system_s or 0.0))
 
 
 @lru_cache(maxsize=256)

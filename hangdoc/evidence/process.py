@@ -42,6 +42,7 @@ class Process:
     affinity: tuple[int, ...] | None = None  # cores it may run on
     nice: int | None = None
     children: tuple[ChildProcess, ...] = ()
+    system_s: float | None = None  # of its CPU time, that in the kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Doing:
     nice: int = 0
     cores: tuple[int, ...] = (0, 1)
     alone: bool = False  # at a line where no other rank comes
+    kernel: float = 0.0  # of cpu
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 def watched(stage: Stage, *ranks: Callable[[int], Doing]) -> Facts:
     """The facts after LOOKS looks, EVERY_S apart."""
-    spent = [[0.0, 0.0] for _ in ranks]
+    spent = [[0.0, 0.0, 0.0] for _ in ranks]
     looks = []
     for look in range(LOOKS):
         shown = []
@@ -54,9 +55,10 @@ def watched(stage: Stage, *ranks: Callable[[int], Doing]) -> Facts:
             doing, pid = tell(look), 100 + rank
             spent[rank][0] += doing.cpu * EVERY_S
             spent[rank][1] += doing.delay * EVERY_S
-            cpu_s, delay_s = spent[rank]
+            spent[rank][2] += doing.kernel * EVERY_S
+            cpu_s, delay_s, system_s = spent[rank]
             main = ThreadCpu(pid, "python", doing.state, cpu_s, run_delay_s=delay_s)
-            more = {"affinity": doing.cores, "nice": doing.nice}
+            more = {"affinity": doing.cores, "nice": doing.nice, "system_s": system_s}
             process = Process(pid, 1, 0, doing.state, ("python",), None, None, 60.0 + look, cpu_s, 1, (main,), **more)  # type: ignore[arg-type]
             variables = {"train": [number("step", doing.step), tensor("x", doing.rows, 4)]}
             record: dict[str, Any] = {"variables": variables, "records": {"cpu": process}, "state": doing.state}
@@ -136,9 +138,21 @@ def still(look: int) -> Doing:
         (polls, victim(0.3)),
         (at_one_step, still),  # one long wait: an evaluation, or a stall
         (busy(0.95), victim(0.85)),
-        (victim(0.48, 0.14), victim(0.3, 0.14)),  # seen on two equal ranks that live off their memory
+        (victim(0.48, 0.14), victim(0.3, 0.14)),
+        (busy(0.95, kernel=0.5), victim(0.5, kernel=0.15)),
+        (busy(0.55), victim(0.45)),
     ],
-    ids=["steady", "busy host", "evaluation in between", "sleeps itself", "one long wait", "hardly later", "heavier"],
+    ids=[
+        "steady",
+        "busy host",
+        "evaluation in between",
+        "sleeps itself",
+        "one long wait",
+        "hardly later",
+        "heavier",
+        "page faults",
+        "held up",
+    ],
 )
 def test_nobody_is_late(stage: Stage, ranks: tuple[Callable[[int], Doing], ...]) -> None:
     assert [rank.pace.late for rank in watched(stage, *ranks).ranks] == [False, False]
