@@ -27,8 +27,9 @@ _RANK_IN_NAME = re.compile(
 class Node:
     """One of the hosts of a job, each with a torchrun of its own."""
 
-    name: str
+    name: str | None  # None: the job has no other
     first: int | None  # the lowest of its ranks; None: not known
+    run: int = 0  # number of the job's run, of those whose files are there
 
 
 @dataclass(frozen=True)

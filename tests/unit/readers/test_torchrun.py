@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,6 +75,24 @@ def whose(folder: Path) -> list[Who | None]:
 )
 def test_whose_a_file_is(tmp_path: Path, texts: Mapping[str, str], ranks: list[Who | None]) -> None:
     assert whose(written(tmp_path, texts)) == ranks
+
+
+@pytest.mark.parametrize(("told", "apart_s"), [(True, 0.0), (False, 3600.0)])
+def test_what_an_earlier_run_has_left_is_a_job_of_its_own(tmp_path: Path, told: bool, apart_s: float) -> None:
+    texts = {}
+    for run in range(2):
+        for local in range(2):
+            text = RAISED if (run, local) == (1, 1) else WAITED
+            texts[f"none_{run}/attempt_0/{local}/stderr.log"] = named(local, text) if told else text
+    folder = written(tmp_path, texts)
+    for name in texts:
+        at = 1e9 + apart_s * name.startswith("none_1")
+        os.utime(folder / name, (at, at))
+    assert whose(folder) == [Who(0), Who(1), Who(0, run=1), Who(1, run=1)]
+    before, last = report([folder]).verdicts
+    assert [len(verdict.job.ranks) for verdict in (before, last)] == [2, 2]
+    assert not any(found.playbook == "rank-raised" for found in before.findings)
+    assert [(found.playbook, found.culprits[0].rank) for found in last.findings] == [("rank-raised", 1)]
 
 
 @pytest.mark.parametrize(("told", "rank"), [(True, 3), (False, None)])
