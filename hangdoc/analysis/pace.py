@@ -27,6 +27,7 @@ HEAVIER = 1.5  # times the CPU time of the others in as many steps: a busy host 
 SHORT_STEP_S = SLICE_S  # several go by in the finest parts of the window, and in each of them, so that hardly ...
 STOOD = 0.1  # ... a look finds the others where the look before did
 ASKS = 0.5  # cores, over the time that it does not wait
+COMPUTES = 0.8  # cores, over the same time, where nothing else accounts for it
 MUTUAL = ("all_", "reduce_scatter", "barrier", "monitored_barrier", "wait")  # every member waits for every other
 LESS = 1.4  # times less of the CPU time it asks for than the others get, to be the reason
 
@@ -50,6 +51,7 @@ class PaceFacts:
     # Times the CPU time that the others used in the same steps; not where waiting spins. Without the kernel's: of two
     # equal ranks one may spend half its time on pages that its allocator gives back and takes again in each step.
     more_cpu: float | None = None
+    computes: float | None = None  # cores used, of such time as well, while it did not wait
     work: str | None = None  # what it has more of: "inputs in train: 128 rows, 64 on the others"
     cause: str | None = None  # nice | neighbour | crowded | queue | cores | work; None: not seen
     advancing: bool | None = None  # it asks for a core all the time and gets little of it: slow, not stuck
@@ -122,6 +124,7 @@ def _facts(case: Case, key: Key, mine: Waiting, crowd: Crowd, facts: PaceFacts) 
         others_stood=crowd.all_stood.median(crowd.stood[key]),
         mutual=mutual > waiting / 2 if waiting else None,
         more_cpu=own_used / used if own_used is not None and used and not crowd.spins else None,
+        computes=own_used / max(0.1, 1.0 - mine.share) if own_used is not None and not crowd.spins else None,
         doing=max(dict.fromkeys(phases), key=phases.count) if phases else None,
         slept=own.demand < ASKS * max(0.1, 1.0 - mine.share) if own.demand is not None else None,
         less=gets / max(0.01, 1.0 - own.delay_share) if own.delay_share is not None and gets is not None else None,
@@ -162,8 +165,8 @@ def _enough(facts: PaceFacts) -> float | None:
     """The share of the time from which on it is worth saying; None: never, nothing accounts for it."""
     if (facts.more_cpu or 0.0) >= HEAVIER:
         return LATE / 2 if facts.cause == "work" else LATE
-    if facts.cause is None and facts.more_cpu is not None:
-        return None  # it computes no more than the others: it was held up now and then, which was not seen
+    if facts.cause is None and facts.computes is not None and facts.computes < COMPUTES:
+        return None  # it was held up, by what was not seen: the hypervisor, the disk, its allocator
     return LATE if facts.cause not in (None, "queue") else LATE_UNEXPLAINED
 
 

@@ -58,16 +58,17 @@ def with_nodes(sources: Sequence[Source]) -> tuple[Source, ...]:
         if found := _FILE.match(source.path.as_posix()):
             trees[found[1]].files[source] = int(found[2]), int(found[3])
             taken[found[2], found[3]].add(found[1])
-    if all(len(of) < 2 for of in taken.values()):
-        return tuple(sources)
     for tree in trees.values():
         tree.first = _first(tree.files)
+    if all(len(of) < 2 for of in taken.values()) and not any(tree.first for tree in trees.values()):
+        return tuple(sources)
+    for tree in trees.values():
         with suppress(OSError):
             tree.times = [source.path.stat().st_mtime for source in tree.files]
     names, nodes, run = _names(list(trees)), dict[Source, Node](), 0
     for members in _runs(trees):
         for name in members:
-            alone = Node(None, 0, run)  # as if there were no others
+            alone = Node(None, trees[name].first or 0, run)  # as if there were no others
             node = alone if len(members) == 1 else Node(names[name], trees[name].first, run)
             nodes |= dict.fromkeys(trees[name].files, node)
         run += 1 + max(attempt for name in members for attempt, _ in trees[name].files.values())

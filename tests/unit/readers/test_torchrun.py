@@ -51,6 +51,7 @@ def whose(folder: Path) -> list[Who | None]:
     ("texts", "ranks"),
     [
         ({"a/attempt_0/0/stderr.log": "x", "a/attempt_0/1/stderr.log": "x"}, [Who(0), Who(1)]),
+        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_0/1/stderr.log": named(9, WAITED)}, [Who(8), Who(9)]),
         ({"a/attempt_0/0/stderr.log": "x", "a/attempt_1/0/stderr.log": "x"}, [Who(0), Who(0, run=1)]),
         ({"a/attempt_0/0/stderr.log": "x", "b/attempt_0/1/stderr.log": "x"}, [Who(0), Who(1)]),
         (
@@ -71,7 +72,15 @@ def whose(folder: Path) -> list[Who | None]:
             [Who(0, "h0"), Who(1, "h0"), Who(2, "h1"), Who(3, "h1")],
         ),
     ],
-    ids=["one node", "restarted", "no two of a number", "other files", "nobody tells", "one rank tells"],
+    ids=[
+        "one node",
+        "one of two nodes",
+        "restarted",
+        "no two of a number",
+        "other files",
+        "nobody tells",
+        "one rank tells",
+    ],
 )
 def test_whose_a_file_is(tmp_path: Path, texts: Mapping[str, str], ranks: list[Who | None]) -> None:
     assert whose(written(tmp_path, texts)) == ranks
