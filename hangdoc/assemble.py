@@ -11,7 +11,7 @@ from typing import Any
 
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
 from hangdoc.evidence.aftermath import Aftermath
-from hangdoc.evidence.logs import LOST, WAITED, Logs
+from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Logs
 from hangdoc.readers import Found, Piece
 
 UNKNOWN_HOST = "unknown host"
@@ -152,13 +152,17 @@ def _followed(one: _Rank, end: End) -> bool:
 
     As it was before that it is to be judged.
     """
-    told = end.signal == signal.SIGTERM  # by its launcher
+    told = end.signal == signal.SIGTERM or _torn_down(one)  # by its launcher
     return told or ((bool(end.code) or end.signal in _CRASHES) and _says(one, WAITED | LOST))
 
 
 def _says(one: _Rank, kinds: frozenset[str]) -> bool:
     logs = [record for _, record in one.looks.get("logs", ()) if isinstance(record, Logs)]
     return any(said.kind in kinds for log in logs for said in log.said)
+
+
+def _torn_down(one: _Rank) -> bool:
+    return any(TEARDOWN in said.fields for _, record in one.looks.get("logs", ()) for said in record.said)
 
 
 def merged(logs: Sequence[Logs]) -> Logs:

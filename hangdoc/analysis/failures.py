@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.said import TIMEOUTS, Heard, of_others
-from hangdoc.evidence.logs import Said
+from hangdoc.evidence.logs import TEARDOWN, Said
 
 TOLD = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
 
@@ -36,8 +36,9 @@ def failures(case: Case, heard: Heard) -> dict[Key, Failure]:
 def _failure(case: Case, key: Key, lines: Sequence[Said]) -> Failure | None:
     ended = case.ranks[key].alive is False
     raised = [one for one in lines if one.kind == "exception"]
-    own = [one for one in raised if not of_others(one) and (ended or "uncaught" in one.fields)]
-    victims = [one for one in lines if one.kind in TOLD or (one.kind == "exception" and of_others(one))]
+    torn = {one.text for one in raised if TEARDOWN in one.fields}  # its own log does not tell that
+    own = [one for one in raised if one.text not in torn and not of_others(one) and (ended or "uncaught" in one.fields)]
+    victims = [one for one in lines if one.kind in TOLD or (one in raised and one.text not in torn and of_others(one))]
     if own and not _later(victims, own[0]):
         return Failure(own[0])
     return Failure(None, victims[0]) if victims else None

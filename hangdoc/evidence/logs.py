@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 # Kinds of line that a rank writes which waited for others until a timeout: how it ended then is no fault of its own.
 WAITED = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout", "dump_signal"})
 LOST = frozenset({"connection_closed"})  # and of one whose peer was gone
+TEARDOWN = "teardown"  # field of an exception that a rank raised once its launcher had told it to end
 
 
 @dataclass(frozen=True, slots=True)

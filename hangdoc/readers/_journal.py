@@ -6,11 +6,11 @@ import re
 import signal
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from hangdoc.evidence import End, Stacks
-from hangdoc.evidence.logs import WAITED, Logs, Said
+from hangdoc.evidence.logs import TEARDOWN, WAITED, Logs, Said
 from hangdoc.readers import Piece, Source, Who
 from hangdoc.readers._authors import Author, Authors, place_of
 from hangdoc.readers._ends import ends_of, failure
@@ -65,6 +65,7 @@ class Journal:
         self.run = self.place.who.run
         self.pages: dict[tuple[int, Author], _Pages] = defaultdict(_Pages)
         self.ends: list[tuple[int, Author, End]] = []
+        self.told_at: dict[int, int] = {}  # PID -> line at which its launcher told it to end
         self.forced: set[int] = set()  # PIDs of those that their launcher killed in the end
         self.kinds: set[str] = set()  # of this run
         self.seen: set[str] = set()  # of the whole file
@@ -99,6 +100,8 @@ class Journal:
             if found.raised is not None:
                 self._say(author, "exception", found.raised.text, spot, line, _fields_of(found.raised))
                 self._page(author).show(1, line.at, found.raised.stacks)
+        elif kind == "told_to_end":
+            self.told_at[int(fields["pid"])] = spot.number
         elif kind == "would_not_end":
             author = Author(pid=int(fields["pid"]))
             self.forced.add(int(fields["pid"]))
@@ -181,9 +184,11 @@ class Journal:
         whose: dict[tuple[int, Who], list[_Pages]] = defaultdict(list)
         for (run, author), page in self.pages.items():
             whose[run, self.authors.who(author, run)].append(page)
-        launcher = self._launcher()
+        launcher, told = self._launcher(), self._told()
         for (_, who), pages in whose.items():
             said = sorted(chain.from_iterable((*page.first, *page.last) for page in pages), key=lambda one: one.line)
+            if (line := told.get((who.run, who.rank))) is not None:
+                said = [_torn_down(one) if one.kind == "exception" and one.line > line else one for one in said]
             times = [at for page in pages for at in page.times]
             lines = tally.lines if self.authors.alone else 0
             logs = Logs(tuple(said), lines, min(times, default=None), max(times, default=None))
@@ -203,10 +208,20 @@ class Journal:
             if (who.rank is not None and tasks_are_ranks) or who.pid is not None:
                 yield Piece(who, "end", end, None, self.size, None, launcher)
 
+    def _told(self) -> dict[tuple[int, int | None], int]:
+        """By run and rank the line at which its launcher told it to end."""
+        ends = ((run, author) for run, author, _ in self.ends if author.rank is not None)
+        return {(run, who.rank): self.told_at[who.pid] for run, who in ends if who.pid in self.told_at}
+
     def _launcher(self) -> str | None:
         if self.seen & TORCHELASTIC or self.place.torchrun:
             return "torchrun"
         return "mpi" if "mpi_end" in self.seen else "slurm" if "slurm_task" in self.seen else None
+
+
+def _torn_down(one: Said) -> Said:
+    """An exception that came of the launcher's signal."""
+    return replace(one, fields={**one.fields, TEARDOWN: "yes"})
 
 
 def _fields_of(raised: Raised) -> dict[str, str | None]:
