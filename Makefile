@@ -8,22 +8,27 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test unit judged network matrix calm bench post-mortem fuzz lint clean
+.PHONY: demo test unit judged network stuck handled matrix calm bench post-mortem fuzz lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
 
-# What computes, and what mostly waits, run side by side; the live jobs, whose pace is judged, alone.
+# What computes, and what mostly waits, run side by side; then live jobs that stand still beside one another; and those
+# whose pace is judged, or what is done to them, alone.
 judged := matrix recordings left pasted flight_recorder_dumps report_page
 JUDGED := $(judged:%=tests/integration/test_%.py)
 NETWORK := tests/integration/test_fleet_network.py
+handled := bad_input beds trial
+HANDLED := $(handled:%=tests/integration/test_%.py)
+STUCK := stands_still
 
 test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too; TESTS=... for some
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
 	$(MAKE) --jobs=3 --output-sync=target unit judged network
-	$(BIN)/python -m pytest tests/integration $(patsubst %,--ignore=%,$(JUDGED) $(NETWORK))
+	$(MAKE) --jobs=2 --output-sync=target stuck handled
+	$(BIN)/python -m pytest tests/integration $(patsubst %,--ignore=%,$(JUDGED) $(NETWORK) $(HANDLED)) -k 'not $(STUCK)'
 endif
 
 unit: $(VENV)/test.stamp $(VENV)/system.stamp  ## the tests of single modules
@@ -34,6 +39,12 @@ judged: $(VENV)/test.stamp $(VENV)/system.stamp  ## every capture, recording and
 
 network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts
 	$(BIN)/python -m pytest $(NETWORK)
+
+stuck: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer that stands still, live, gets its own diagnosis
+	$(BIN)/python -m pytest tests/integration/test_reproducers.py -k $(STUCK)
+
+handled: $(VENV)/test.stamp $(VENV)/system.stamp  ## wrong input and wrong surroundings; what tests build hosts and jobs of
+	$(BIN)/python -m pytest $(HANDLED)
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)

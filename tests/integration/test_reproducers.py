@@ -22,19 +22,23 @@ from watching import hangdoc
 STOPS = "stopped-process"  # the only one that stops a rank by itself
 
 
-def beside_one_another() -> list[tuple[str, ...]]:
-    """Jobs that stand still two by two, to save time; those that go on, whose pace is judged, alone."""
-    ids = demo.ids()
-    slow = [id for id in ids if expectations.broken(id).goes_on]
-    stuck = [id for id in ids if id not in slow]
-    half = (len(stuck) + 1) // 2
-    return [*zip(slow), *zip_longest(stuck[:half], stuck[half:])]
+SLOW = [id for id in demo.ids() if expectations.broken(id).goes_on]
+STUCK = [id for id in demo.ids() if id not in SLOW]
+HALF = (len(STUCK) + 1) // 2
+PAIRS = list(zip_longest(STUCK[:HALF], STUCK[HALF:]))
 
 
-@pytest.mark.parametrize("ids", beside_one_another(), ids=lambda ids: " ".join(filter(None, ids)))
-def test_reproducer_is_diagnosed(ids: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("ids", PAIRS, ids=lambda ids: " ".join(filter(None, ids)))
+def test_job_that_stands_still_is_diagnosed(ids: tuple[str | None, ...]) -> None:
+    """Two by two, to save time."""
     with ThreadPoolExecutor(len(ids)) as pool:
         list(pool.map(diagnosed, filter(None, ids)))
+
+
+@pytest.mark.parametrize("id", SLOW)
+def test_job_that_goes_on_is_diagnosed(id: str) -> None:
+    """Its pace is judged: it runs alone."""
+    diagnosed(id)
 
 
 def diagnosed(id: str) -> None:
