@@ -51,7 +51,14 @@ class StacksProbe:
         examine = request.tier >= Tier.EXAMINE
         helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
         pids = [*(t.pid for t in request.targets), *(pid for chosen in helpers.values() for pid in chosen)]
-        dumps = in_parallel(lambda pid: _pyspy.dump(binary, pid), pids, _WORKERS)
+        known: dict[int, Known] = {}
+
+        def dump_of(pid: int) -> Dump:
+            told = _pyspy.dump(binary, pid)
+            known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
+            return told
+
+        dumps = in_parallel(dump_of, pids, _WORKERS)
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
         natives = self._natives.take(binary, still, dumps)
@@ -61,34 +68,28 @@ class StacksProbe:
             native, dump = natives.get(target.pid), dumps.get(target.pid)
             best = native if isinstance(native, list) else dump
             if isinstance(best, list):
-                by_pid[target.pid] = self._stacks(target, best, best is native, dumps, helpers[target.pid])
+                seen = _known(target.pid, best) if best is native else known[target.pid]
+                children = tuple(
+                    (pid, _threads(pid, told, known[pid]))
+                    for pid in helpers[target.pid]
+                    if isinstance(told := dumps.get(pid), list)
+                )
+                python, variables = self._globals.read(target.pid, target.start_ticks)
+                threads = _threads(target.pid, best, seen)
+                by_pid[target.pid] = Stacks(threads, best is native, python, variables, children)
                 if isinstance(native, Exception):
                     unseen.append(_unseen(target, f"no native frames: {native}"))
             else:
                 unseen.append(_unseen(target, str(best)))
         return Observation(by_pid, unseen=tuple(unseen))
 
-    def _stacks(
-        self,
-        target: Target,
-        dump: Dump,
-        native: bool,
-        dumps: Mapping[int, Dump | Exception],
-        chosen: Sequence[int],
-    ) -> Stacks:
-        children = [(pid, dumps.get(pid)) for pid in chosen]
-        helpers = tuple((pid, _threads(pid, threads)) for pid, threads in children if isinstance(threads, list))
-        python, variables = self._globals.read(target.pid, target.start_ticks)
-        return Stacks(_threads(target.pid, dump), native, python, variables, helpers)
-
 
 def _unseen(target: Target, why: str) -> Unseen:
     return Unseen("stacks", why, rank=target.rank, pid=target.pid, host=target.host)
 
 
-def _threads(pid: int, dump: Dump) -> tuple[Stack, ...]:
-    """py-spy's JSON as records, the variables completed from the process's memory."""
-    memory = Memory(pid)
+def _known(pid: int, dump: Dump) -> Known:
+    """The objects that a dump's variables are."""
     addresses = [
         local["addr"]
         for thread in dump
@@ -96,8 +97,12 @@ def _threads(pid: int, dump: Dump) -> tuple[Stack, ...]:
         for local in frame["locals"] or ()
         if local["addr"]
     ]
-    known = look(memory, addresses)
-    tasks = _tasks(pid)
+    return look(Memory(pid), addresses)
+
+
+def _threads(pid: int, dump: Dump, known: Known) -> tuple[Stack, ...]:
+    """py-spy's JSON as records, the variables completed from the process's memory."""
+    memory, tasks = Memory(pid), _tasks(pid)
     return tuple(
         Stack(
             tid=thread["os_thread_id"] or _tid(memory, thread["thread_id"], tasks),

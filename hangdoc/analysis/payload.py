@@ -15,7 +15,9 @@ from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
 WORD = re.compile(r"\w+")
-OFTEN = 2  # looks at one call before what a running rank hands over there is compared
+# Looks at one call before what a running rank hands over there is compared: a tensor is read after the stack, and its
+# rank may be elsewhere by then, with another tensor in that place.
+OFTEN = 4
 
 Call = tuple[str, str, str]  # the line of the user's own code, the c10d function, and "file:line"
 

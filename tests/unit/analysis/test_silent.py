@@ -68,7 +68,7 @@ def test_the_tensors_of_a_list_differ_from_turn_to_turn(stage: Stage) -> None:
 
 def test_a_running_job_s_payloads_are_compared_by_call(stage: Stage) -> None:
     away = At([("train", 3)], state="R")
-    assert stage.facts(*[[reduce(64), away], [away, reduce(8)]] * 3, [away, away]).job.payload.mismatch
+    assert stage.facts(*[[reduce(64), away], [away, reduce(8)]] * 4, [away, away]).job.payload.mismatch
 
 
 def with_batch(size: int) -> At:
