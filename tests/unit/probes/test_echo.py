@@ -19,12 +19,20 @@ LARGE = ("INPUT", "-m", "length", "--length", "1400:65535", "-j", "DROP")
 EVERY_THIRD = ("INPUT", "-m", "statistic", "--mode", "nth", "--every", "3", "--packet", "0", "-j", "DROP")
 
 
+def until_up(pid: int, *addresses: str) -> None:
+    """A network made just now may lose its first packets: neighbours are not known yet."""
+    end = time.monotonic() + 10
+    while any(echo.passes != "all" for echo in ask(pid, dict.fromkeys(addresses, 1500))):
+        assert time.monotonic() < end, "the network did not come up"
+
+
 @pytest.mark.parametrize(
     ("rule", "passes"), [((), "all"), (ALL, "none"), (LARGE, "small"), (EVERY_THIRD, "some")], ids=str
 )
 def test_what_passes(rule: tuple[str, ...], passes: str) -> None:
     netbed.require()
     with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+        until_up(rank.pid, bed.nodes[1].address)
         if rule:
             subprocess.run(bed.nodes[1].command("iptables", "-w", "-A", *rule), check=True)
         (echo,) = ask(rank.pid, {bed.nodes[1].address: 1500})
@@ -37,6 +45,7 @@ def test_both_families_and_an_answer_that_is_late_for_nobody() -> None:
     with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
         for node, address in zip(bed.nodes, ("fd00:1::1", "fd00:1::2"), strict=True):
             node.ip("address", "add", f"{address}/64", "dev", "eth0", "nodad")
+        until_up(rank.pid, "fd00:1::2", bed.nodes[1].address)
         began = time.monotonic()
         echoes = ask(rank.pid, {"fd00:1::2": 1500, bed.nodes[1].address: 1500})
         assert {echo.remote: echo.passes for echo in echoes} == {"fd00:1::2": "all", bed.nodes[1].address: "all"}
@@ -69,6 +78,7 @@ def test_then_it_asks_the_other_peers_as_well() -> None:
     netbed.require()
     with netbed.netbed(3) as bed, talking(bed.nodes[0]) as (rank,):
         own, stuck, fine = (node.address for node in bed.nodes)
+        until_up(rank.pid, stuck, fine)
         subprocess.run(bed.nodes[1].command("iptables", "-w", "-A", *ALL), check=True)
         connections = (
             Connection(own, 1, fine, 2, "established"),
