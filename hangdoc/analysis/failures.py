@@ -38,7 +38,11 @@ def _failure(case: Case, key: Key, lines: Sequence[Said]) -> Failure | None:
     raised = [one for one in lines if one.kind == "exception"]
     torn = {one.text for one in raised if TEARDOWN in one.fields}  # its own log does not tell that
     own = [one for one in raised if one.text not in torn and not of_others(one) and (ended or "uncaught" in one.fields)]
-    victims = [one for one in lines if one.kind in TOLD or (one in raised and one.text not in torn and of_others(one))]
+    victims = [
+        one
+        for one in lines
+        if one.kind in TOLD or (one.kind == "exception" and one.text not in torn and of_others(one))
+    ]
     if own and not _later(victims, own[0]):
         return Failure(own[0])
     return Failure(None, victims[0]) if victims else None

@@ -49,7 +49,8 @@ def waiting(case: Case, key: Key) -> Waiting | None:
         return None
     seen = tuple(sum(look.phase in WAITING for look in part) / len(part) for part in looks_in)
     known = dict(series)
-    spins = _spins(looks, known) and _asks(series) >= SPINS * sum(seen) / PARTS
+    used = case.rank_facts["resources"][key]
+    spins = _spins(looks, known) and (used.demand or used.cores_used or 0.0) >= SPINS * sum(seen) / PARTS
     asleep = None if spins else _Asleep.of(series)
     if asleep is None:
         return Waiting(seen, None, spins)
@@ -118,12 +119,6 @@ def _on_core(process: Process) -> bool:
 def _spins(looks: Sequence[Look], known: Mapping[float, Process]) -> bool:
     found = [known[look.at_s] for look in looks if look.phase in WAITING and look.at_s in known]
     return len(found) > 1 and sum(_on_core(process) for process in found) > len(found) / 2
-
-
-def _asks(series: Sequence[tuple[float, Process]]) -> float:
-    """Cores that it used and waited for."""
-    total = spent(clocks(series))
-    return total.asked_s / total.seconds if total.seconds > 0.0 else 0.0
 
 
 def steps(case: Case, key: Key) -> bool:
