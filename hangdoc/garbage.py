@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -16,7 +17,15 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            gc.freeze()  # what was made is as old as can be: it is not gone through at once, as young objects are
+            gc.unfreeze()
             gc.enable()
+
+
+def give_back() -> None:
+    """What was freed, to the system: lines of hundreds of hosts leave holes that malloc would keep (glibc)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def collect_rarely() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import Any
 
 from hangdoc.evidence import Variable
@@ -13,31 +15,42 @@ PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def share(new: Any, old: Any) -> Any:
-    """What equals `new`, made of the parts of `old` wherever they are equal: tuples and dataclasses are taken apart."""
+    """What equals `new`, made of the parts of `old` wherever they are equal: tuples and dataclasses are taken apart.
+
+    A dataclass stays the same object, into which equal parts are put: making it anew takes several times as long.
+    """
     kind = new.__class__
     if new is old or kind is not old.__class__:
         return new
-    if new == old:
-        return old
     if kind is tuple:
-        # Aligned at the end: the outer frames of two stacks agree, however deep the inner ones go.
-        apart = len(new) - len(old)
-        pairs = zip(new[max(0, apart) :], old[max(0, -apart) :], strict=True)
-        return (*new[: max(0, apart)], *[one if one is two else share(one, two) for one, two in pairs])
-    values = _values(kind)
+        return old if new == old else _tuple(new, old)
+    names, values = _fields(kind)
     if values is None or kind is Variable:  # of which many ranks may have the very same
-        return new
-    parts = [
-        (two if one == two and type(one) is type(two) else one) if type(one) in PLAIN else share(one, two)
-        for one, two in zip(values(new), values(old), strict=True)
-    ]
-    return kind(*parts[:-1])
+        return old if new == old else new
+    parts, before = values(new), values(old)
+    if parts == before:
+        return old
+    for name, one, two in compress(zip(names, parts, before, strict=False), map(is_not, parts, before)):
+        if type(one) not in PLAIN:
+            two = share(one, two)
+        elif one != two or type(one) is not type(two):
+            continue
+        if two is not one:
+            object.__setattr__(new, name, two)  # frozen, and nothing but which of two equal objects it holds changes
+    return new
+
+
+def _tuple(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Aligned at the end: the outer frames of two stacks agree, however deep the inner ones go.
+    apart = len(new) - len(old)
+    pairs = zip(new[max(0, apart) :], old[max(0, -apart) :], strict=True)
+    return (*new[: max(0, apart)], *[one if one is two else share(one, two) for one, two in pairs])
 
 
 @cache
-def _values(kind: Any) -> attrgetter[Any] | None:
-    """Reads all fields of a dataclass at once, as a tuple; the first comes again at the end."""
+def _fields(kind: Any) -> tuple[Sequence[str], attrgetter[Any] | None]:
+    """The names of a dataclass' fields, and what reads them all at once; as a tuple, so the first comes again."""
     if not is_dataclass(kind):
-        return None
+        return (), None
     names = [field.name for field in fields(kind)]
-    return attrgetter(*names, *names[:1])  # of one name alone it would not be a tuple
+    return names, attrgetter(*names, *names[:1])  # of one name alone it would not be a tuple

@@ -33,7 +33,7 @@ class ThreadForm:
     tid: int
     name: str | None
     code: int  # of tuple[Code, ...]
-    variables: dict[int, tuple[msgspec.Raw, ...]]  # by the number of the frame; the others' were not seen
+    variables: dict[int, msgspec.Raw]  # tuple[Variable, ...], by the number of the frame; the others' were not seen
     holds_gil: bool
     active: bool
 

@@ -27,7 +27,7 @@ from hangdoc.share import share
 from hangdoc.wire import KEEP, Answer, Seen, parse
 from hangdoc.wire.forms import SAME, Code, GroupsForm, StacksForm, ThreadForm, members
 
-NOWHERE = b'"address":null'
+SOME = 1024  # frames that many ranks have alike; what only one has passes through
 
 
 @dataclass(slots=True)
@@ -98,10 +98,12 @@ class Reader:
         part = self._named(thread.code)
         if part.value is None:
             part.value, part.raw = _frames(part.raw), b""
-        frames: tuple[Frame, ...] = part.value
-        if thread.variables:
-            told = thread.variables
-            frames = tuple([_with(frame, told[at]) if at in told else frame for at, frame in enumerate(frames)])
+        code: _Frames = part.value
+        frames = code.frames
+        if told := thread.variables:
+            frames = tuple(
+                [_with(code, at, bytes(told[at])) if at in told else frame for at, frame in enumerate(frames)]
+            )
         return Stack(thread.tid, thread.name, frames, thread.holds_gil, thread.active)
 
     def _named(self, number: int) -> _Part:
@@ -117,17 +119,15 @@ def _source(raw: bytes) -> Source:
     return parse(raw, Source)
 
 
-def _with(frame: Frame, raws: tuple[msgspec.Raw, ...]) -> Frame:
-    variables = tuple([_common(one) if NOWHERE in one else _variable(one) for one in map(bytes, raws)])
+@lru_cache(maxsize=SOME)
+def _with(code: _Frames, at: int, raw: bytes) -> Frame:
+    """A frame with its variables: of ranks that have them alike it is one object."""
+    frame = code.frames[at]
+    variables = tuple([_variable(bytes(one)) for one in parse(raw, tuple[msgspec.Raw, ...])])
     return Frame(frame.function, frame.file, frame.line, frame.short, frame.native, variables)
 
 
-@lru_cache(maxsize=4 * SAME)
-def _common(raw: bytes) -> Variable:
-    """One without an address, which many ranks may have alike."""
-    return _variable(raw)
-
-
+@lru_cache(maxsize=4 * SOME)
 def _variable(raw: bytes) -> Variable:
     v = parse(raw, Variable)
     name, kind = intern(v.name), v.kind and intern(v.kind)
@@ -146,9 +146,16 @@ def _groups(raw: bytes) -> Groups:
     return Groups(groups, form.rank, form.world_size, form.local_rank, form.master)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Frames:
+    """The frames of a stack without their variables."""
+
+    frames: tuple[Frame, ...]
+
+
 @lru_cache(maxsize=SAME)
-def _frames(raw: bytes) -> tuple[Frame, ...]:
-    return tuple(Frame(c.function, c.file, c.line, c.short, c.native) for c in parse(raw, tuple[Code, ...]))
+def _frames(raw: bytes) -> _Frames:
+    return _Frames(tuple(Frame(c.function, c.file, c.line, c.short, c.native) for c in parse(raw, tuple[Code, ...])))
 
 
 _MADE: Mapping[Any, Callable[[bytes], Any]] = {Source: _source, Groups: _groups, Environ: _environ}

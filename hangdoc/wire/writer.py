@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,8 +10,9 @@ import msgspec
 from hangdoc.evidence import Frame, Groups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from hangdoc.wire import KEEP, Answer, Seen
 from hangdoc.wire.forms import Code, GroupForm, GroupsForm, StacksForm, ThreadForm, runs
+from hangdoc.wire.numbers import Numbers
+from hangdoc.wire.objects import Objects, numbered
 
-PLAIN = frozenset({"none", "bool", "int", "float", "str"})
 CARRIERS = ("/torch/autograd/", "/torch/nn/modules/", "/torch/_tensor.py", "/torch/optim/")
 
 
@@ -20,9 +20,10 @@ class Writer:
     """Takes the snapshots of one agent apart; a part that was written before is only named."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, list[int]] = {}  # the part -> its number, the answer that named it last
-        self._next = self._answers = 0
+        self._numbers: Numbers[bytes] = Numbers()  # of the parts
+        self._answers = 0
         self._new: dict[int, msgspec.Raw] = {}
+        self._objects: dict[tuple[int, int], Objects] = {}  # of each process: its PID, and when it was started
 
     def answer(self, to: int, shot: Snapshot, about: Mapping[Target, tuple[str, int]]) -> Answer:
         """A snapshot as the answer to a command; `about`: what `Seen` says of each process."""
@@ -30,56 +31,66 @@ class Writer:
         self._new = {}
         ranks = tuple(self._rank(rank, *about.get(rank.target, ("", 0))) for rank in shot.ranks)
         records = {name: self._part(record) for name, record in shot.records.items()}
-        old = [part for part, (_, last) in self._numbers.items() if last <= self._answers - KEEP]
-        for part in old:
-            del self._numbers[part]
+        self._objects = {_process(rank.target): self._of(rank.target) for rank in shot.ranks}
+        self._numbers.forget(self._answers - KEEP)
+        for objects in self._objects.values():
+            objects.forget(self._answers - KEEP)
         return Answer(to, shot.at_s, shot.time, shot.tier, ranks, records, shot.unseen, self._new)
 
     def _rank(self, rank: RankEvidence, process: str, near: int) -> Seen:
-        records = {name: self._part(self._form(record)) for name, record in rank.records.items()}
+        records = {name: self._part(self._form(record, rank.target)) for name, record in rank.records.items()}
         return Seen(self._part(rank.target), rank.alive, records, rank.exit, rank.end, process, near)
 
-    def _form(self, record: Any) -> Any:
+    def _form(self, record: Any, of: Target) -> Any:
         if isinstance(record, Stacks):
-            return self._stacks(record)
-        return _groups(record) if isinstance(record, Groups) else record
+            return self._stacks(record, self._of(of))
+        return self._groups(record, self._of(of)) if isinstance(record, Groups) else record
 
-    def _stacks(self, stacks: Stacks) -> StacksForm:
-        children = tuple((pid, tuple(map(self._thread, threads))) for pid, threads in stacks.children)
-        threads = tuple(map(self._thread, stacks.threads))
-        return StacksForm(threads, stacks.native, stacks.python, stacks.globals, children)
+    def _of(self, rank: Target) -> Objects:
+        return self._objects.setdefault(_process(rank), Objects())
 
-    def _thread(self, stack: Stack) -> ThreadForm:
+    def _stacks(self, stacks: Stacks, objects: Objects) -> StacksForm:
+        threads = tuple(self._thread(thread, objects) for thread in stacks.threads)
+        module = None if stacks.globals is None else tuple(numbered(v, objects, self._answers) for v in stacks.globals)
+        children = tuple((pid, tuple(self._thread(one, objects) for one in some)) for pid, some in stacks.children)
+        return StacksForm(threads, stacks.native, stacks.python, module, children)
+
+    def _thread(self, stack: Stack, objects: Objects) -> ThreadForm:
         code = tuple(Code(f.function, f.file, f.line, f.short, f.native) for f in stack.frames)
-        variables = {at: _told(f, f.variables) for at, f in enumerate(stack.frames) if f.variables is not None}
-        return ThreadForm(stack.tid, stack.name, self._part(code), variables, stack.holds_gil, stack.active)
+        variables = {
+            at: tuple(numbered(v, objects, self._answers) for v in _kept(frame))
+            for at, frame in enumerate(stack.frames)
+            if frame.variables is not None
+        }
+        return ThreadForm(stack.tid, stack.name, self._part(code), _raw(variables), stack.holds_gil, stack.active)
+
+    def _groups(self, record: Groups, objects: Objects) -> GroupsForm:
+        groups = tuple(
+            GroupForm(objects.of(g.address, self._answers), g.name, runs(g.ranks), g.default, g.backend)
+            for g in record.groups
+        )
+        return GroupsForm(groups, record.rank, record.world_size, record.local_rank, record.master)
 
     def _part(self, value: Any) -> int:
         part = msgspec.json.encode(value)
-        known = self._numbers.get(part)
-        if known is None:
-            self._next += 1
-            known = self._numbers[part] = [self._next, 0]
-            self._new[self._next] = msgspec.Raw(part)
-        known[1] = self._answers
-        return known[0]
+        new = part not in self._numbers
+        number = self._numbers.of(part, self._answers)
+        if new:
+            self._new[number] = msgspec.Raw(part)
+        return number
 
 
-def _told(frame: Frame, variables: tuple[Variable, ...]) -> tuple[msgspec.Raw, ...]:
-    """What of a frame's variables may say something beyond its host.
-
-    Where plain values lie in memory does not, and without it they are alike on many ranks. Of frames that only carry
-    tensors from one place to another the tensors do.
-    """
-    carries = any(part in frame.file for part in CARRIERS)
-    kept = (v for v in variables if not carries or v.tensor is not None)
-    return tuple(_raw(replace(v, address=None) if v.kind in PLAIN else v) for v in kept)
+def _process(target: Target) -> tuple[int, int]:
+    return target.pid, target.start_ticks
 
 
-def _raw(variable: Variable) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(variable))
+def _kept(frame: Frame) -> tuple[Variable, ...]:
+    """What of a frame's variables may say something: of frames that only carry tensors on, the tensors do."""
+    variables = frame.variables or ()
+    if any(part in frame.file for part in CARRIERS):
+        return tuple(v for v in variables if v.tensor is not None)
+    return variables
 
 
-def _groups(record: Groups) -> GroupsForm:
-    groups = tuple(GroupForm(g.address, g.name, runs(g.ranks), g.default, g.backend) for g in record.groups)
-    return GroupsForm(groups, record.rank, record.world_size, record.local_rank, record.master)
+def _raw(variables: Mapping[int, tuple[Variable, ...]]) -> dict[int, msgspec.Raw]:
+    return {at: msgspec.Raw(msgspec.json.encode(some)) for at, some in variables.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangdoc import codec, recording, wire
-from hangdoc.evidence import Frame, RankEvidence, Snapshot, Stack
+from hangdoc.evidence import Frame, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
+from hangdoc.wire.objects import PLAIN, Objects, numbered
 from hangdoc.wire.reader import Reader
-from hangdoc.wire.writer import CARRIERS, PLAIN, Writer
+from hangdoc.wire.writer import CARRIERS, Writer
 
+AT = re.compile(r"(?<= at 0x)[0-9a-f]+")
 CAPTURES = sorted(Path(__file__).parents[2].glob("playbooks/*/capture.jsonl.zst"))
 
 
@@ -33,25 +37,65 @@ def crossed(writer: Writer, reader: Reader, shot: Snapshot) -> tuple[Snapshot, i
     return reader.snapshot(shot.host, wire.parse(line, wire.Answer)), len(line)
 
 
+@dataclass
+class Named:
+    """Renames objects in the order in which they are met: the same for two that call them by other names."""
+
+    names: dict[tuple[Target, int], int] = field(default_factory=dict)
+
+    def __call__(self, shot: Snapshot) -> Snapshot:
+        return replace(shot, ranks=tuple(map(self.rank, shot.ranks)))
+
+    def rank(self, rank: RankEvidence) -> RankEvidence:
+        def name(address: int) -> int:
+            return self.names.setdefault((rank.target, address), len(self.names))
+
+        def variable(v: Variable) -> Variable:
+            text = v.text if v.kind in PLAIN else AT.sub(lambda found: str(name(int(found[0], 16))), v.text)
+            return replace(v, text=text, address=None if v.address is None else name(v.address))
+
+        def frame(f: Frame) -> Frame:
+            return replace(f, variables=None if f.variables is None else tuple(map(variable, f.variables)))
+
+        def stack(s: Stack) -> Stack:
+            return replace(s, frames=tuple(map(frame, s.frames)))
+
+        records = dict(rank.records)
+        if (stacks := records.get("stacks")) is not None:
+            records["stacks"] = replace(
+                stacks,
+                threads=tuple(map(stack, stacks.threads)),
+                globals=None if stacks.globals is None else tuple(map(variable, stacks.globals)),
+                children=tuple((pid, tuple(map(stack, some))) for pid, some in stacks.children),
+            )
+        if (groups := records.get("groups")) is not None:
+            told = tuple(replace(group, address=name(group.address)) for group in groups.groups)
+            records["groups"] = replace(groups, groups=told)
+        return replace(rank, records=records)
+
+
 def expected(shot: Snapshot) -> Snapshot:
     """The snapshot without what says nothing beyond its host."""
 
     def plain(stack: Stack) -> Stack:
-        return replace(stack, frames=tuple(map(bare, stack.frames)))
+        return replace(stack, frames=tuple(map(stripped, stack.frames)))
 
-    def bare(frame: Frame) -> Frame:
+    def stripped(frame: Frame) -> Frame:
         carries = any(part in frame.file for part in CARRIERS)
         kept = [v for v in frame.variables or () if not carries or v.tensor]
-        told = tuple(replace(v, address=None) if v.kind in PLAIN else v for v in kept)
-        return replace(frame, variables=None if frame.variables is None else told)
+        return replace(frame, variables=None if frame.variables is None else told(kept))
+
+    def told(variables: Iterable[Variable]) -> tuple[Variable, ...]:
+        return tuple(replace(v, address=None) if v.kind in PLAIN else v for v in variables)
 
     def rank(seen: RankEvidence) -> RankEvidence:
         stacks = seen.records.get("stacks")
         if stacks is None:
             return seen
         children = tuple((pid, tuple(map(plain, threads))) for pid, threads in stacks.children)
-        told = replace(stacks, threads=tuple(map(plain, stacks.threads)), children=children)
-        return replace(seen, records={**seen.records, "stacks": told})
+        module = None if stacks.globals is None else told(stacks.globals)
+        bare = replace(stacks, threads=tuple(map(plain, stacks.threads)), globals=module, children=children)
+        return replace(seen, records={**seen.records, "stacks": bare})
 
     return replace(shot, ranks=tuple(map(rank, shot.ranks)))
 
@@ -59,8 +103,29 @@ def expected(shot: Snapshot) -> Snapshot:
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.parent.name)
 def test_a_snapshot_crosses_whole(capture: Path) -> None:
     writer, reader = Writer(), Reader(kinds())
+    here, there = Named(), Named()
     for shot in snapshots(capture):
-        assert crossed(writer, reader, shot)[0] == expected(shot)
+        assert there(crossed(writer, reader, shot)[0]) == here(expected(shot))
+
+
+def test_ranks_that_differ_in_where_their_objects_lie_share_their_frames() -> None:
+    def rank(pid: int, at: int) -> RankEvidence:
+        held = Variable("model", f"<Net at {at:#x}>", kind="object", address=at)
+        frames = (Frame("train", "t.py", 3, "t.py", False, (held, Variable("step", "7", number=7.0, kind="int"))),)
+        return RankEvidence(Target(pid, 1, "n1", None), True, {"stacks": Stacks((Stack(pid, "MainThread", frames),))})
+
+    shot = Snapshot("n1", 1.0, "", (rank(100, 0x7F0000001000), rank(200, 0x7F1111112000)))
+    seen, _ = crossed(Writer(), Reader(kinds()), shot)
+    one, other = (rank.records["stacks"].threads[0].frames[0] for rank in seen.ranks)
+    assert one is other
+    assert [(v.text, v.address) for v in one.variables or ()] == [("<Net at 0x1>", 1), ("7", None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("str", "' at 0x7f0000001000'"), ("object", "0x7f0000001000"), ("object", "<Port at 0x3f8>")]
+)
+def test_what_is_no_address_stays(kind: str, text: str) -> None:
+    assert numbered(Variable("a", text, kind=kind), Objects(), 1).text == text
 
 
 def test_what_did_not_change_is_not_repeated() -> None:
@@ -101,12 +166,14 @@ def test_neither_side_grows_with_time() -> None:
     steady, other = shot.ranks[0], shot.ranks[-1]
     writer, reader = Writer(), Reader(kinds())
     held = set()
+    here, there = Named(), Named()
     for number in range(4 * wire.KEEP):
         passing = replace(other, target=replace(other.target, start_ticks=number))
         now = replace(shot, ranks=(steady, passing))
-        assert crossed(writer, reader, now)[0] == expected(now)
+        assert there(crossed(writer, reader, now)[0]) == here(expected(now))
         if number > wire.KEEP:
-            held.add((len(writer._numbers), len(reader._parts)))
+            named = sum(map(len, writer._objects.values()))
+            held.add((len(writer._numbers), len(reader._parts), named))
     assert len(held) == 1
 
 
