@@ -11,6 +11,7 @@ from hangdoc.assemble import snapshots
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
 from hangdoc.facts import Facts
+from hangdoc.judge import Judge
 from hangdoc.readers import Found, Notes, Reader, Source, load
 from hangdoc.readers._source import gather
 from hangdoc.readers._torchrun import with_nodes
@@ -60,8 +61,12 @@ def report(
     playbooks: Sequence[Path] = (),
     say: Say = lambda text: None,
     progress: Callable[[int], None] = lambda count: None,
+    judge: Judge | None = None,
 ) -> Report:
-    """The verdict of every job of which something is left; raises Unrecognised where nothing is."""
+    """The verdict of every job of which something is left; raises Unrecognised where nothing is.
+
+    `judge`: one for many reports, else it is made of the shipped playbooks and `playbooks`.
+    """
     problems: list[str] = []
     readers = load()
     read: list[Read] = []
@@ -76,7 +81,7 @@ def report(
     jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
     if not jobs and not any(shot.records for shot in shots):
         raise Unrecognised(_nothing(sources, readers))
-    judge = judge_with(playbooks, say)
+    judge = judge or judge_with(playbooks, say)
     accounts = []
     for job in jobs or {"none": None}:
         facts = judge.facts(_of(shots, job))

@@ -7,7 +7,7 @@ import signal
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, Logs, Said
@@ -158,7 +158,7 @@ class Journal:
 
     def _crashed(self, author: Author, spot: Spot, line: Line) -> None:
         """The stacks that Python's fault handler wrote, and the signal."""
-        texts = self._following(spot, line, FATAL)
+        texts = takewhile(lambda text: FATAL not in text, self._following(spot, line, FATAL))  # the next is another's
         for dump in islice(dumps(chain([line.text], texts)), 1):
             self._page(author).show(2, line.at, dump.stacks)
             self.ends += [(self.run, author, more.record) for more in dump.more if isinstance(more.record, End)]

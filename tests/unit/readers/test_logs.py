@@ -590,12 +590,13 @@ def test_nothing_breaks_it(data: bytes, cut: int, name: str, tmp_path_factory: p
     "text",
     [
         "Traceback (most recent call last):\n" * 20_000,
+        "Fatal Python error: Aborted\n" * 5_000,
         "failed to bind to port: 1 " * 20_000 + "Address already in use",
         "[rank1]: " * 50_000 + "Timed out waiting 5ms for recv operation to complete",
         "NET/IB : Got async event " * 50_000,
         "Detected mismatch between collectives Rank 0 is running collective: CollectiveFingerPrint(" * 5_000,
     ],
-    ids=["tracebacks", "binds", "prefixes", "events", "fingerprints"],
+    ids=["tracebacks", "crashes", "binds", "prefixes", "events", "fingerprints"],
 )
 def test_nothing_takes_long(text: str, tmp_path: Path) -> None:
     began = time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 from hangdoc.readers import Who
 from hangdoc.readers._source import gather
 from hangdoc.readers._torchrun import who_of, with_nodes
-from hangdoc.report import report
+from judging import reported
 
 RAISED = """\
 Traceback (most recent call last):
@@ -98,7 +98,7 @@ def test_what_an_earlier_run_has_left_is_a_job_of_its_own(tmp_path: Path, told: 
         at = 1e9 + apart_s * name.startswith("none_1")
         os.utime(folder / name, (at, at))
     assert whose(folder) == [Who(0), Who(1), Who(0, run=1), Who(1, run=1)]
-    before, last = report([folder]).verdicts
+    before, last = reported(folder).verdicts
     assert [len(verdict.job.ranks) for verdict in (before, last)] == [2, 2]
     assert not any(found.playbook == "rank-raised" for found in before.findings)
     assert [(found.playbook, found.culprits[0].rank) for found in last.findings] == [("rank-raised", 1)]
@@ -113,7 +113,7 @@ def test_a_rank_of_the_second_node_is_not_taken_for_one_of_the_first(
         text = RAISED if number == 3 else WAITED
         name = f"node{number // 2}/none_x/attempt_0/{number % 2}/stderr.log"
         texts[name] = named(number, text) if told else text
-    (verdict,) = report([written(tmp_path, texts)]).verdicts
+    (verdict,) = reported(written(tmp_path, texts)).verdicts
     (found,) = verdict.findings
     (culprit,) = found.culprits
     assert (found.playbook, culprit.rank, culprit.host) == ("rank-raised", rank, "node1")
