@@ -17,7 +17,7 @@ from hangdoc.fleet.host import Host
 from hangdoc.fleet.merge import Owners, jobs
 from hangdoc.fleet.via import Wish, hosts_of, way_of
 from hangdoc.fold import fold_hosts
-from hangdoc.garbage import collect_rarely
+from hangdoc.garbage import collect_rarely, give_back
 from hangdoc.wire.reader import Reader
 from probes import Tier
 
@@ -51,7 +51,8 @@ class Fleet:
     _kinds: Mapping[str, type] = field(init=False)
     _models: dict[str, Any] = field(default_factory=dict)  # what all hosts' readers share
     _to_ask: deque[tuple[list[Host], wire.Command]] = field(default_factory=deque)
-    _open: set[str] = field(default_factory=set)  # hosts that were asked and have not answered
+    _open: dict[str, int] = field(default_factory=dict)  # hosts that have not answered -> the round of it
+    _checked_s: float = 0.0  # when it was last looked who is silent
     _patience_s: float = 0.0
     _until_s: float = 0.0  # a round waits for answers
     _round: int = 0
@@ -81,7 +82,9 @@ class Fleet:
         self._ask(tier, still)
         while (left_s := self._until_s - time.monotonic()) > 0 and self._awaited():
             self._hark(left_s)
-        return self._snapshots()
+        shots = self._snapshots()
+        give_back()
+        return shots
 
     def rediscover(self) -> None:
         self._fresh = True
@@ -144,18 +147,20 @@ class Fleet:
             hosts, command = self._to_ask.popleft()
             asked = [host for host in hosts if host.asked is not None]  # the others have ended meanwhile
             for host in asked:
-                self._open.add(host.name)
+                if host.lost is None:
+                    self._open[host.name] = self._round
                 host.question()
             if asked:
                 self._until_s = time.monotonic() + self._patience_s
                 self.carrier.send(asked[0].name, wire.line(command))
 
     def _awaited(self) -> bool:
-        return any(host.asked == self._round and host.lost is None for host in self._hosts.values())
+        return bool(self._to_ask) or self._round in self._open.values()
 
     def _check(self) -> None:
         """Ask those that are silent whether they are there; those that do not say so are lost."""
         now_s, heard_by_all = time.monotonic(), False
+        self._checked_s = now_s
         for host in self._hosts.values():
             if host.ended_s is not None:
                 continue
@@ -177,8 +182,9 @@ class Fleet:
             self._handle(event)
             self._put()
             event = self.carrier.next(0.0)
-        self._check()
-        self._put()
+        if time.monotonic() - self._checked_s >= PING_S / 4:
+            self._check()
+            self._put()
         self._tell()
 
     def _handle(self, event: Event) -> None:
@@ -210,7 +216,7 @@ class Fleet:
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
             host.shot, host.news, host.asked = host.reader.snapshot(host.name, answer), True, None
-            self._open.discard(host.name)
+            self._open.pop(host.name, None)
             host.about = {
                 rank.target: (one.process, one.near) for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
             }
@@ -218,13 +224,15 @@ class Fleet:
             return  # what the host's shell greets with
         if host.lost is not None:
             host.lost, host.tries = None, 0
+            if host.asked is not None:
+                self._open[host.name] = host.asked
             self._news.setdefault("back", []).append(host.name)
 
     def _lost(self, host: Host, why: str) -> None:
         if host.lost is None:
             self._news.setdefault(f"not seen: {why}", []).append(host.name)
         host.lost = why
-        self._open.discard(host.name)
+        self._open.pop(host.name, None)
 
     def _tell(self) -> None:
         """Say which hosts were lost and came back since; those of one fate in one line."""

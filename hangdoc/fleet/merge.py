@@ -17,32 +17,38 @@ class Owners:
     """Which agent answers for a process that several of them see: the one that shares most of its namespaces."""
 
     order: Mapping[str, int]  # of the hosts: of two that are as near the first answers
-    _near: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # process -> host -> near, PID there
+    # process -> host, near, PID there: of each host that sees it
+    _near: dict[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict)
 
     def note(self, host: str, seen: Mapping[Target, tuple[str, int]]) -> None:
         """What an agent has seen: which process a rank is, and how near."""
         for target, (process, near) in seen.items():
-            self._near.setdefault(process, {})[host] = (near, target.pid)
+            mine = (host, near, target.pid)
+            known = self._near.get(process, ())
+            if mine not in known:
+                self._near[process] = (*(one for one in known if one[0] != host), mine)
 
     def keep(self, hosts: Collection[str], processes: Collection[str]) -> None:
         """Forget hosts that are lost and processes that nobody sees."""
         for process in [process for process in self._near if process not in processes]:
             del self._near[process]
-        for by_host in self._near.values():
-            for host in [host for host in by_host if host not in hosts]:
-                del by_host[host]
+        for process, seen in self._near.items():
+            if any(host not in hosts for host, _, _ in seen):
+                self._near[process] = tuple(one for one in seen if one[0] in hosts)
 
     def owner(self, process: str) -> str | None:
-        by_host = self._near.get(process)
-        return max(by_host, key=lambda host: (by_host[host][0], -self.order[host])) if by_host else None
+        seen = self._near.get(process)
+        if not seen:
+            return None
+        return seen[0][0] if len(seen) == 1 else max(seen, key=lambda one: (one[1], -self.order[one[0]]))[0]
 
     def skipped(self) -> dict[str, tuple[int, ...]]:
         """By host the PIDs that it need not look at."""
         found: dict[str, list[int]] = defaultdict(list)
-        for process, by_host in self._near.items():
-            if len(by_host) > 1:
+        for process, seen in self._near.items():
+            if len(seen) > 1:
                 mine = self.owner(process)
-                for host, (_, pid) in by_host.items():
+                for host, _, pid in seen:
                     if host != mine:
                         found[host].append(pid)
         return {host: tuple(pids) for host, pids in found.items()}
