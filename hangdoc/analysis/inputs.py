@@ -18,12 +18,13 @@ from hangdoc.analysis.peers import data_connections
 from hangdoc.analysis.progress import Look, ProgressFacts, looks_at, spots
 from hangdoc.analysis.story import Code, Step
 from hangdoc.analysis.tcp import identity, idle, least
-from hangdoc.analysis.workers import user_line, worker_story
+from hangdoc.analysis.workers import starts, user_line, worker_story
 from hangdoc.evidence import Process, Sockets, Source, Stacks
 
 WAITS = 0.8  # of the looks
 GAP_S = 0.5  # without a byte: shorter ones tell nothing
 STARTS = re.compile(r"^(__init__|_get_iterator|__iter__|_reset|start)$")  # in the loader's files: its workers are made
+ENDS = "_shutdown_workers"  # there too: they have nothing more to do, and are waited for
 PREPARES = re.compile(r"/datasets/(arrow_dataset|dataset_dict|iterable_dataset|builder|load)\.py|/tokenizers/")
 
 
@@ -45,6 +46,9 @@ class InputFacts:
     advancing: bool | None = None  # it sleeps in its loader, for a time that it set itself
 
 
+UNSEEN = InputFacts()
+
+
 @dataclass(slots=True)
 class InputAnalysis:
     name: str = "inputs"
@@ -61,12 +65,14 @@ class InputAnalysis:
 def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
-        return InputFacts()
+        return UNSEEN
     code = case.once(("inputs", spots(looks)), lambda: _code(looks))
     loading = [looks[at] for at in code.loading]
-    worker, step, share = _most([*code.made, *_by_workers(case, key)])
+    made = [*code.made, *_by_workers(case, key)]
+    worker, step, share = _most(made) if made else (None, None, None)
     gaps = _gaps(case, key, loading)
-    starved_s, batch_s = max(_later(case, key, gaps), default=0.0 if gaps else None), _batch_s(looks)
+    starved_s = max(_later(case, key, gaps), default=0.0) if gaps else None
+    batch_s = _batch_s(looks)
     return InputFacts(
         share=len(loading) / len(looks),
         starved_s=starved_s,
@@ -109,9 +115,10 @@ def _sleeps(case: Case, key: Key) -> bool:
 
 @lru_cache(maxsize=1024)
 def _feeds(code: Code) -> bool:
-    """In its loader, and not to start its workers."""
-    starting = any(LOADER.search(file) and STARTS.search(function) for file, function in code)
-    return loads(code) and not (starting and not waits_for_helpers(code) and not _fetches(code))
+    """In its loader, and not to start its workers or to end them."""
+    inside = [function for file, function in code if LOADER.search(file)]
+    starting = any(map(STARTS.search, inside)) and not waits_for_helpers(code) and not _fetches(code)
+    return bool(inside) and not starting and ENDS not in inside
 
 
 def _fetches(code: Code) -> bool:
@@ -160,8 +167,11 @@ def _batch_s(looks: Sequence[Look]) -> float | None:
 
 def _counters(look: Look) -> dict[str, float]:
     """Of the loops outside the loader's frames."""
-    inside = next((at for at, step in enumerate(look.story) if _of_loader(step.file)), len(look.story))
-    steps = ((look.story[at], name) for at, name in look.spot.counters if at < inside)
+    if not look.spot.counters:
+        return {}
+    files = [step.file for step in look.story]
+    inside = next((at for at, file in enumerate(files) if _of_loader(file)), len(files))
+    steps = [(look.story[at], name) for at, name in look.spot.counters if at < inside]
     return {
         f"{step.function}.{name}": one.number
         for step, name in steps
@@ -196,12 +206,13 @@ def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[None, Step]]:
 
 def _by_workers(case: Case, key: Key) -> Iterator[tuple[int | None, Step]]:
     """The user's lines that its workers were seen at."""
-    if not any(stacks.children for _, stacks in case.series(key, "stacks") if isinstance(stacks, Stacks)):
+    if not any(stacks.children for stacks in case.distinct(key, "stacks") if isinstance(stacks, Stacks)):
         return
     for _, rank in case.rounds(key):
         stacks, source = rank.records.get("stacks"), rank.records.get("source")
         for pid, threads in stacks.children if isinstance(stacks, Stacks) else ():
-            own = user_line(worker_story(threads, source if isinstance(source, Source) else None))
+            steps = worker_story(threads, source if isinstance(source, Source) else None)
+            own = None if starts(steps) else user_line(steps)
             if own is not None:
                 yield pid, own
 

@@ -100,7 +100,7 @@ def _kind(helper: Helper, active: bool, locked: bool, stands: bool, steps: Story
     own = steps and not IDLE.search(name_of(steps[-1]))
     if stands and (own or helper.state == "D" or not steps):
         return "blocked"
-    if any(step.file.startswith("<frozen importlib") for step in steps):
+    if starts(steps):
         return "starting"
     if active:
         return "sleeping" if helper.sleeps == "time" else "busy"
@@ -128,6 +128,11 @@ def worker_story(threads: Sequence[Stack], source: Source | None) -> Story:
     roots = [i for i, name in enumerate(names) if ROOT.search(name)]
     inner = main.frames[: roots[0] + 1] if roots else main.frames
     return tell(Stack(main.tid, main.name, inner), source, None)
+
+
+def starts(steps: Story) -> bool:
+    """It imports what it needs: no data is made yet."""
+    return any(step.file.startswith("<frozen importlib") for step in steps)
 
 
 def user_line(steps: Story) -> Step | None:

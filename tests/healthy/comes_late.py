@@ -35,7 +35,7 @@ def fit(rank, rows):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--late", type=float, default=40.0)
+    parser.add_argument("--late", type=float, default=60.0)
     rank, args = int(os.environ["RANK"]), parser.parse_args()
     if rank == 0:
         print("joining", flush=True)

@@ -28,6 +28,7 @@ DATA = f"{LIB}/utils/data"
 WAITS = (("_try_get_data", f"{DATA}/dataloader.py"), ("__next__", f"{DATA}/dataloader.py"))
 FETCHES = (("fetch", f"{DATA}/_utils/fetch.py"), ("__next__", f"{DATA}/dataloader.py"))
 STARTS = (("Popen", f"{STDLIB}/multiprocessing/popen_fork.py"), ("__init__", f"{DATA}/dataloader.py"))
+ENDS = (("join", f"{STDLIB}/multiprocessing/process.py"), ("_shutdown_workers", f"{DATA}/dataloader.py"), *WAITS[1:])
 MAPS = (("_map_single", "/v/lib/python3.11/site-packages/datasets/arrow_dataset.py"),)
 TOKENISES = (("wait", f"{STDLIB}/threading.py"), ("map", f"{STDLIB}/multiprocessing/pool.py"))
 
@@ -56,6 +57,7 @@ def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> InputFacts:
 @pytest.mark.parametrize(
     ("looks", "share", "prepares"),
     [
+        ([waiting(), *[waiting(inner=ENDS)] * 3], 0.25, 0.0),  # an epoch ends: its workers do
         ([waiting()] * 4, 1.0, 0.0),
         ([waiting(), training(), training(), training()], 0.25, 0.0),
         ([waiting(inner=FETCHES), training()], 0.5, 0.0),
@@ -146,6 +148,13 @@ def test_the_function_seen_most_and_its_line_and_worker(stage: Stage) -> None:
         "return rub(sample)",
         0.75,
     )
+
+
+def test_a_worker_that_imports_makes_no_data_yet(stage: Stage) -> None:
+    path = str(stage.path)
+    frames = (Frame("exec_module", "<frozen importlib._bootstrap_external>", 940), Frame("<module>", path, 1, "job.py"))
+    look = replace(waiting(), children=[(201, (Stack(201, "MainThread", frames),))])
+    assert seen(stage, [look] * 4).where is None
 
 
 @pytest.mark.parametrize(
