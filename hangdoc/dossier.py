@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.network import LinkFacts
+from hangdoc.analysis.links import LinkFacts
 from hangdoc.facts import Facts
 from hangdoc.garbage import uncollected
 from hangdoc.masking import hidden, masked

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangdoc.facts import Facts
-from hangdoc.fold import name_ranks
 from hangdoc.playbook import Library, Playbook
+from hangdoc.selection import View
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
-
-if TYPE_CHECKING:
-    from hangdoc.rules import Expression, Path
 
 MAX_LINES = 8  # that one line of evidence with `each` may become
 
@@ -24,7 +20,7 @@ def evaluate(library: Library, facts: Facts) -> tuple[tuple[Finding, ...], tuple
     They are sorted by confidence, by the number of reasons that raised it, and by id. A finding that is only a
     consequence of another (`over`) is dropped.
     """
-    view = _View(facts)
+    view = View(facts)
     fired: dict[str, tuple[Finding, int]] = {}
     considered: list[Considered] = []
     for playbook in library.playbooks:
@@ -53,61 +49,10 @@ def _consequences(library: Library, fired: Collection[str]) -> dict[str, str]:
     return dropped
 
 
-class _View:
-    """The facts, with the columns that expressions read."""
-
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
-        self.links = tuple(facts.job.network.links) if hasattr(facts.job, "network") else ()
-        self._columns: dict[tuple[int, Path], list[Any]] = {}
-
-    @cached_property
-    def seen(self) -> Mapping[frozenset[str], list[int]]:
-        """The ranks, by index, by the probes that saw them or their host.
-
-        Of a rank whose process is gone nothing is hidden: there is nothing left to see. It is in none of these.
-        """
-        of_host: dict[str, set[str]] = {}
-        for shot in self.facts.case.history:
-            of_host.setdefault(shot.host, set()).update(shot.records)
-        found: dict[frozenset[str], list[int]] = {}
-        for i, rank in enumerate(self.facts.ranks):
-            if rank.alive is not False:
-                found.setdefault(frozenset(rank.seen).union(of_host.get(rank.host, ())), []).append(i)
-        return found
-
-    def lacking(self, needs: Sequence[str]) -> dict[int, list[str]]:
-        """The ranks, by index, that not all of the probes needed have seen, and which have not."""
-        missed = {seen: [probe for probe in needs if seen.isdisjoint(probe.split("|"))] for seen in self.seen}
-        return dict(sorted((i, missed[seen]) for seen, ranks in self.seen.items() if missed[seen] for i in ranks))
-
-    def select(self, expression: Expression, things: Sequence[Any], indices: Iterable[int]) -> tuple[Any, ...]:
-        """Those things of which the expression is true; what agrees in all it reads is asked once."""
-        columns = [self._column(things, path) for path in expression.reads if path[0] != "job"]
-        asked: dict[Any, bool] = {}
-        chosen = []
-        for i in indices:
-            key = tuple([column[i] for column in columns])
-            if key not in asked:
-                asked[key] = expression.holds(things[i])
-            if asked[key]:
-                chosen.append(things[i])
-        return tuple(chosen)
-
-    def _column(self, things: Sequence[Any], path: Path) -> list[Any]:
-        at = (id(things), path)  # the ranks or the links of the facts
-        if at not in self._columns:
-            values: list[Any] = list(things)
-            for name in path:
-                values = [None if value is None else getattr(value, name) for value in values]
-            self._columns[at] = values
-        return self._columns[at]
-
-
 class _Scope(Mapping[str, Any]):
     """The job's groups and a playbook's selections, by name; a selection is made when it is first asked for."""
 
-    def __init__(self, playbook: Playbook, view: _View, lacking: Collection[int]) -> None:
+    def __init__(self, playbook: Playbook, view: View, lacking: Collection[int]) -> None:
         from hangdoc.rules import ALL, UNKNOWN
 
         ranks, job = view.facts.ranks, view.facts.job
@@ -141,9 +86,8 @@ class _Scope(Mapping[str, Any]):
         return len(self._names)
 
 
-def _judge(playbook: Playbook, view: _View) -> tuple[Finding, int] | Considered:
-    lacking = view.lacking(playbook.envelope.needs)
-    unseen = _unseen(view, lacking)
+def _judge(playbook: Playbook, view: View) -> tuple[Finding, int] | Considered:
+    lacking, unseen = view.lacking(tuple(playbook.envelope.needs))
     if lacking and len(lacking) == len(view.facts.ranks):
         return Considered(playbook.id, "unknown", unseen)
     try:
@@ -155,17 +99,6 @@ def _judge(playbook: Playbook, view: _View) -> tuple[Finding, int] | Considered:
     if lacking:
         return Considered(playbook.id, "unknown", unseen)
     return Considered(playbook.id, "no", "its condition does not hold")
-
-
-def _unseen(view: _View, lacking: Mapping[int, Sequence[str]]) -> str:
-    """Which probes have not seen which ranks; empty where all were seen."""
-    if not lacking:
-        return ""
-    probes = dict.fromkeys(need.removesuffix("|aftermath") for missed in lacking.values() for need in missed)
-    ranks = [view.facts.ranks[i] for i in lacking]
-    numbers = [r.rank for r in ranks if r.rank >= 0]
-    who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
-    return f"{' and '.join(probes).replace('|', ' or ')} not seen of {who}"
 
 
 def _doubt(facts: Facts) -> str:

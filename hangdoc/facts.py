@@ -6,8 +6,8 @@ groups are reached as `job.GROUP.field`. A rule over the job reads the job's gro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, make_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 from hangdoc.analysis import Analysis, Case, Key, load, rounds
@@ -32,6 +32,20 @@ class Facts:
     case: Case
 
 
+@dataclass(slots=True)
+class Pending:
+    """A group of facts that nobody has asked for yet."""
+
+    analysis: Analysis
+    case: Case
+    _facts: Mapping[Key, Any] | None = field(default=None, repr=False)
+
+    def of(self, key: Key) -> Any:
+        if self._facts is None:
+            self._facts, _ = self.analysis.derive(self.case)
+        return self._facts[key]
+
+
 def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
     """Compose the types of the facts from the analyses."""
     found = load() if analyses is None else analyses
@@ -54,21 +68,43 @@ def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
         frozen=True,
         slots=True,
     )
-    return Schema(rank, job, found)
+    later = {a.name: _derived_later(getattr(rank, a.name)) for a in found if on_demand(a)}
+    return Schema(type("RankFacts", (rank,), {"__slots__": (), "ON_DEMAND": frozenset(later), **later}), job, found)
+
+
+def on_demand(analysis: Analysis) -> bool:
+    """Its facts are derived when they are first asked for."""
+    return getattr(analysis, "on_demand", False)
+
+
+def _derived_later(slot: Any) -> property:
+    """A field that is `Pending` until it is read."""
+
+    def read(rank: Any) -> Any:
+        value = slot.__get__(rank)
+        if isinstance(value, Pending):
+            value = value.of((rank.host, rank.pid))
+            slot.__set__(rank, value)
+        return value
+
+    return property(read, slot.__set__)
 
 
 def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     """Run every analysis over the evidence, in order."""
-    case = Case(history, _newest(history))
+    looked = rounds(history)
+    case = Case(history, _newest(looked), _rounds=looked)
     for analysis in types.analyses:
+        if on_demand(analysis):
+            continue
         by_rank, of_job = analysis.derive(case)
         if analysis.rank_facts is not None:
             case.rank_facts[analysis.name] = by_rank
         if analysis.job_facts is not None:
             case.job_facts[analysis.name] = of_job
     job = types.job(**case.job_facts)
-    groups = [case.rank_facts[a.name] for a in types.analyses if a.rank_facts is not None]  # as the type has them
     seen: dict[tuple[str, ...], tuple[str, ...]] = {}  # one object for all ranks of which the same was seen
+    groups = [_group(case, analysis) for analysis in types.analyses if analysis.rank_facts is not None]
     ranks = [
         types.rank(
             -1 if evidence.target.rank is None else evidence.target.rank,
@@ -77,26 +113,33 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
             evidence.alive,
             seen.setdefault(probes := tuple(sorted(evidence.records)), probes),
             job,
-            *[facts[key] for facts in groups],
+            *of_groups,
         )
-        for key, evidence in case.ranks.items()
+        for evidence, of_groups in zip(case.ranks.values(), zip(*groups, strict=True), strict=True)
     ]
-    # What the analyses worked out on their way is not kept: of thousands of ranks it is as much as the facts.
-    case = Case(case.history, case.ranks, case.rank_facts, case.job_facts)
     return Facts(tuple(sorted(ranks, key=lambda r: (r.rank, r.host, r.pid))), job, case)
 
 
-def _newest(history: Sequence[Snapshot]) -> dict[Key, RankEvidence]:
+def _group(case: Case, analysis: Analysis) -> list[Any]:
+    """One group of facts of every rank, as the type of the facts has it."""
+    if on_demand(analysis):
+        return [Pending(analysis, case)] * len(case.ranks)
+    facts = case.rank_facts[analysis.name]
+    return [facts[key] for key in case.ranks]
+
+
+def _newest(looked: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]]) -> dict[Key, RankEvidence]:
     """The newest evidence of each rank; records a later, cheaper round did not renew are carried over."""
     newest: dict[Key, RankEvidence] = {}
-    for key, seen in rounds(history).items():
+    for key, seen in looked.items():
         records: dict[str, Any] = {}
+        how = end = None
         for _, rank in seen:
             records.update(rank.records)
+            how, end = rank.exit or how, rank.end or end
         last = seen[-1][1]
-        how = next((rank.exit for _, rank in reversed(seen) if rank.exit), None)
-        end = next((rank.end for _, rank in reversed(seen) if rank.end), None)
-        newest[key] = RankEvidence(last.target, last.alive, records, how, end)
+        whole = last.records if len(last.records) == len(records) else records  # nothing to carry over
+        newest[key] = RankEvidence(last.target, last.alive, whole, how, end)
     # By rank, whichever host was heard first: of two sides that are alike in all else the first is told of.
     return dict(sorted(newest.items(), key=lambda item: (_number(item[1]), item[0])))
 

@@ -61,6 +61,10 @@ class Session:
     def jobs(self) -> tuple[str, ...]:
         return tuple(self.history)
 
+    def looks(self, job: str) -> int:
+        """Rounds that are kept of a job."""
+        return len(self.history[job])
+
     def facts(self, job: str, judge: Judge) -> Facts:
         """The facts of a job as it was seen so far; what was seen last of a rank that died is never forgotten."""
         history = self.history[job]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from hangdoc.analysis.stall import MIN_LOOKS
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.facts import schema
@@ -66,6 +67,8 @@ def _decided(
     session: Session, job: str, judge: Judge, elapsed: float, inspected: set[str], say: Callable[[str], None]
 ) -> Verdict | None:
     """The verdict, where enough was seen for one; a job that is quiet is looked at more closely, once."""
+    if session.looks(job) < MIN_LOOKS and elapsed < LIMIT_S:
+        return None  # of thousands of ranks facts that can tell nothing yet take seconds as well
     facts = session.facts(job, judge)
     if stuck(facts, PATIENCE_S) or (facts.job.stall.parked and elapsed >= WATCH_S):
         say(f"job {job} stands still: examining")

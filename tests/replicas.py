@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hangdoc import codec, wire
 from hangdoc.evidence import (
     Connection,
     Environ,
@@ -28,6 +29,9 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.share import share
+from hangdoc.wire.objects import ADDRESS
+from hangdoc.wire.reader import Reader
+from hangdoc.wire.writer import Writer
 
 PER_HOST = 8
 OUT, IN = 30000, 40000  # local ports of a rank's two connections
@@ -96,6 +100,20 @@ def replicate(history: Sequence[Snapshot], world: int, odd: Mapping[int, int]) -
     return [shot for every in shots for shot in every]
 
 
+def collected(history: Sequence[Snapshot]) -> list[Snapshot]:
+    """The same as a fleet's collector has it: taken apart by each host's agent, put together by its reader."""
+    registry = codec.registry()
+    kinds: Mapping[str, type] = {**registry.rank, **registry.host}
+    models: dict[str, Any] = {}
+    agents: dict[str, tuple[Writer, Reader]] = {}
+    found = []
+    for shot in history:
+        writer, reader = agents.setdefault(shot.host, (Writer(), Reader(kinds, models)))
+        line = wire.line(writer.answer(1, shot, {}))
+        found.append(reader.snapshot(shot.host, wire.parse(line, wire.Answer)))
+    return found
+
+
 def alike(history: Sequence[Snapshot]) -> list[Snapshot]:
     """What one look sees and the look before saw, once: as a sampler keeps it, and no recording does."""
     kept: list[Snapshot] = list(history[:1])
@@ -109,10 +127,6 @@ def alike(history: Sequence[Snapshot]) -> list[Snapshot]:
         )
         kept.append(replace(shot, ranks=ranks))
     return kept
-
-
-def _alike(records: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: share(record, before.get(name)) for name, record in records.items()}
 
 
 class Maker:
@@ -239,6 +253,7 @@ class Maker:
             number, text = float(self.replica.world), str(self.replica.world)
         elif variable.kind in CONSTANTS or variable.address is None:
             return variable
+        text = ADDRESS.sub(lambda found: f"{int(found[0], 16) + self.replica.shift:x}", text)
         return replace(variable, number=number, text=text, address=(variable.address or 0) + self.replica.shift)
 
     def _sockets(self, record: Sockets) -> Sockets:

@@ -27,8 +27,9 @@ class Case:
     rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # group -> rank -> facts
     job_facts: dict[str, Any] = field(default_factory=dict)  # group -> facts
     looks: dict[Key, Any] = field(default_factory=dict)  # rank -> what `progress` made of each look at it
+    _rounds: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]] | None = None
+    _probes: frozenset[str] | None = None
     _kept: dict[Any, Any] = field(default_factory=dict)  # what was worked out once, see `once`
-    _series: dict[str, dict[Key, list[tuple[float, Any]]]] = field(default_factory=dict)  # by probe
 
     def record(self, key: Key, probe: str) -> Any:
         """The newest record of `probe` on one rank, or None."""
@@ -43,7 +44,9 @@ class Case:
 
     def rounds(self, key: Key) -> Sequence[tuple[Snapshot, RankEvidence]]:
         """The snapshots that one rank is in, oldest first, with what was seen of it."""
-        return self.once("rounds", lambda: rounds(self.history)).get(key, ())
+        if self._rounds is None:
+            self._rounds = rounds(self.history)
+        return self._rounds.get(key, ())
 
     def shots(self, host: str) -> Sequence[Snapshot]:
         """The snapshots of one host, oldest first."""
@@ -51,17 +54,22 @@ class Case:
 
     def series(self, key: Key, probe: str) -> Sequence[tuple[float, Any]]:
         """All records of `probe` on one rank with their instants (s, that host's clock), oldest first."""
-        known = self._series.get(probe)
-        if known is None:
-            known = self._series[probe] = self._records(probe)
-        return known.get(key, ())
+        if probe not in self._ever():
+            return ()
+        return [(shot.at_s, rank.records[probe]) for shot, rank in self.rounds(key) if probe in rank.records]
 
-    def _records(self, probe: str) -> dict[Key, list[tuple[float, Any]]]:
-        seen = self.once("rounds", lambda: rounds(self.history))
-        return {
-            key: [(shot.at_s, rank.records[probe]) for shot, rank in mine if probe in rank.records]
-            for key, mine in seen.items()
-        }
+    def distinct(self, key: Key, probe: str) -> Sequence[Any]:
+        """The same records without their instants, oldest first; what several looks have found is there once."""
+        if probe not in self._ever():
+            return ()
+        found = [rank.records[probe] for _, rank in self.rounds(key) if probe in rank.records]
+        return list({id(record): record for record in found}.values())
+
+    def _ever(self) -> frozenset[str]:
+        """The probes that have seen any rank."""
+        if self._probes is None:
+            self._probes = frozenset().union(*(rank.records for rank in self.ranks.values()))
+        return self._probes
 
     def _shots(self) -> dict[str, list[Snapshot]]:
         found: dict[str, list[Snapshot]] = {}
@@ -89,6 +97,9 @@ class Analysis(Protocol):
     Two names mean something in the rank facts of any analysis (below order 60, where `stall` reads them):
     `stuck: bool | None`, the rank cannot go on by itself, whatever its stack seems to do; `advancing: bool | None`,
     the rank stands still but something works for it (a child, a file that grows).
+
+    Where there is an `on_demand`, true, the facts are derived when a rule first asks for them, after all others: no
+    analysis may read them, and there are none for the job.
     """
 
     name: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.phases import Chain
+from hangdoc.analysis.places import chain_in
 from hangdoc.analysis.progress import ProgressFacts
 from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.tcp import asked_s, least
@@ -19,6 +21,7 @@ UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely 
 SETTING_UP_S = 30.0  # from the start of a process until it wants to meet the others, as a rule
 SEEN_S = 5.0  # one that stands still for less may have come just now
 Timed = tuple[str, dict[str, Variable]]  # a frame's function, its variables by name
+ELASTIC = "torch/distributed/elastic/"
 RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
 
 
@@ -60,25 +63,32 @@ def assembles(case: Case, key: Key) -> bool:
 def arrival(case: Case, key: Key) -> Arrival:
     """What is known of one rank of the case."""
     meeting, process = case.record(key, "store"), case.record(key, "cpu")
-    meeting = meeting if isinstance(meeting, Meeting) else None
-    port = meeting.port if meeting else None
+    age_s = process.age_s if isinstance(process, Process) else None
+    frames = _frames(case, key)
+    launch, left_s = launch_in(case, key), _left(case, key, frames)
+    since = [_standing(case, key), _rendezvous(case, key, frames)]
+    if not isinstance(meeting, Meeting):
+        return Arrival(None, launch, None, None, None, _longest(since), left_s, age_s)
+    port = meeting.port
     sockets = (record for _, record in case.series(key, "sockets") if isinstance(record, Sockets))
     looks = [record.connections for record in sockets] if port is not None else []
     newest = [one for one in (looks[-1] if looks else ()) if port in (one.remote_port, one.local_port)]
     connected = any(one.state == "established" for one in newest) if looks and port else None
     asked = [one for look in looks for one in look if one.state == "syn_sent" and one.remote_port == port]
-    frames = list(_frames(case, key))
-    waited = [_standing(case, key), _talked(newest, port), _rendezvous(case, key, frames)]
     return Arrival(
         meeting,
-        launch_in(case, key),
+        launch,
         connected,
         next((endpoint(one.remote, one.remote_port) for one in reversed(asked)), None),
         _unanswered(case, key, asked) if asked and connected is False else None,
-        max((value for value in waited if value is not None), default=None),
-        _left(case, key, frames),
-        process.age_s if isinstance(process, Process) else None,
+        _longest([*since, _talked(newest, port)]),
+        left_s,
+        age_s,
     )
+
+
+def _longest(seconds: Sequence[float | None]) -> float | None:
+    return max([one for one in seconds if one is not None], default=None)
 
 
 def launch_in(case: Case, key: Key) -> Launch | None:
@@ -161,10 +171,19 @@ def _left(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
     return None
 
 
-def _frames(case: Case, key: Key) -> Iterator[Timed]:
+def _frames(case: Case, key: Key) -> list[Timed]:
     """The frames of torchelastic, which keep the instants that it waits from and to."""
     stacks = case.record(key, "stacks")
-    for thread in stacks.threads if isinstance(stacks, Stacks) else ():
-        for frame in thread.frames:
-            if "torch/distributed/elastic/" in frame.file:
-                yield frame.function, {v.name: v for v in frame.variables or ()}
+    threads = stacks.threads if isinstance(stacks, Stacks) else ()
+    return [
+        (frame.function, {v.name: v for v in frame.variables or ()})
+        for thread in threads
+        if _in_elastic(case, chain_in(case, thread))
+        for frame in thread.frames
+        if ELASTIC in frame.file
+    ]
+
+
+def _in_elastic(case: Case, chain: Chain) -> bool:
+    # By identity: the case has one chain a place.
+    return case.once(("in elastic", id(chain)), lambda: any(ELASTIC in file for _, file, _, _ in chain))

@@ -13,6 +13,7 @@ MIN_LOOKS = 4
 USUAL_SHARE = 0.75  # of the looks: the last batch of an epoch is often smaller, and a batch may be cut before its use
 
 Name = tuple[str, str]  # function and variable
+Shaped = tuple[Name, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,16 @@ class BatchFacts:
     agreeing: int = 0  # variables that say the same
 
 
+UNSEEN, ALIKE = BatchFacts(), BatchFacts(False)
+
+
 @dataclass(slots=True)
 class BatchAnalysis:
     name: str = "batch"
     order: int = 50
     rank_facts: type | None = BatchFacts
     job_facts: type | None = None
+    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, BatchFacts], None]:
         seen = {key: _usual(case, key) for key in case.ranks}
@@ -53,7 +58,7 @@ class BatchAnalysis:
 
 def _facts(odd: list[BatchFacts], compared: bool) -> BatchFacts:
     if not odd:
-        return BatchFacts(False if compared else None)
+        return ALIKE if compared else UNSEEN
     first = min(odd, key=lambda facts: facts.name or "")
     return BatchFacts(True, first.name, first.size, first.size_others, len(odd))
 
@@ -63,12 +68,13 @@ def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     looks = looks_at(case, key)
     if len(looks) < MIN_LOOKS:
         return {}
-    times = Counter([id(look.story) for look in looks])
+    stories = [id(look.story) for look in looks]
     shapes: dict[Name, dict[tuple[int, ...], int]] = {}
     for look in distinct(looks):
-        for name, shape in _shapes(look):
+        times = stories.count(id(look.story))
+        for name, shape in _shapes(case, look):
             seen = shapes.setdefault(name, {})
-            seen[shape] = seen.get(shape, 0) + times[id(look.story)]
+            seen[shape] = seen.get(shape, 0) + times
     return {
         name: max(seen, key=lambda shape: seen[shape])
         for name, seen in shapes.items()
@@ -76,11 +82,14 @@ def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     }
 
 
-def _shapes(look: Look) -> Iterator[tuple[Name, tuple[int, ...]]]:
+def _shapes(case: Case, look: Look) -> Iterator[Shaped]:
+    known: dict[int, list[Shaped]] = case.once("shapes", dict)  # by identity: ranks that are alike share steps
     for step in look.own:
-        for variable in step.variables.values():
-            if variable.tensor is not None and variable.tensor.shape:
-                yield (step.function, variable.name), variable.tensor.shape
+        found = known.get(id(step))
+        if found is None:
+            held = [(v.name, v.tensor.shape) for v in step.variables.values() if v.tensor is not None]
+            found = known[id(step)] = [((step.function, name), shape) for name, shape in held if shape]
+        yield from found
 
 
 ANALYSIS = BatchAnalysis()

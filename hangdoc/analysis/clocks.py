@@ -35,33 +35,51 @@ class Spent:
         return self.cpu_s + (self.delay_s or 0.0)
 
 
+NOTHING = Spent(0.0, 0.0, None, {})
+
+
 def processes(case: Case, key: Key) -> list[tuple[float, Process]]:
     """A rank's records of probe `cpu` with their instants, oldest first."""
-    known: dict[Key, list[tuple[float, Process]]] = case.once("processes", dict)
-    if key not in known:
-        known[key] = [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
-    return known[key]
+    return [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
 
 
 def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
-    """The clocks at each instant.
+    """The clocks at each instant."""
+    return [_clock(series, at) for at in range(len(series))]
+
+
+def over(series: Sequence[tuple[float, Process]]) -> Spent:
+    """What was spent over all of it: by the first and the last of its clocks, without those in between."""
+    return spent([_clock(series, 0), _clock(series, len(series) - 1)]) if len(series) > 1 else NOTHING
+
+
+def _clock(series: Sequence[tuple[float, Process]], number: int) -> Clock:
+    """The clocks at one of the instants.
 
     The threads of a process group are left out: they wake for every message, and a busy host delays them all. The
     kernel adds a wait in a run queue when it ends; a thread that stays runnable with clocks that stand is in one.
     """
-    found: list[Clock] = []
-    before: Mapping[int, ThreadCpu] = {}
-    queued_s: dict[int, float] = {}
-    for at_s, process in series:
-        threads = [thread for thread in process.threads if not of_harness(thread.comm)]
-        runnable = {thread.tid: thread for thread in threads if thread.state == "R"}
-        stood = [tid for tid, new in runnable.items() if (old := before.get(tid)) and _ran_s(old, new) < _RAN_S]
-        queued_s = {tid: queued_s.get(tid, 0.0) + at_s - found[-1].at_s for tid in stood}
-        delays = {t.tid: t.run_delay_s for t in threads if t.run_delay_s is not None}
-        delays.update((tid, delays[tid] + more) for tid, more in queued_s.items() if tid in delays)
-        found.append(Clock(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays))
-        before = runnable
-    return found
+    at_s, process = series[number]
+    threads = [thread for thread in process.threads if not of_harness(thread.comm)]
+    delays = {t.tid: t.run_delay_s for t in threads if t.run_delay_s is not None}
+    for tid, queued_s in _queued_s(series, number, threads).items():
+        if tid in delays:
+            delays[tid] += queued_s
+    return Clock(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays)
+
+
+def _queued_s(series: Sequence[tuple[float, Process]], number: int, threads: Sequence[ThreadCpu]) -> dict[int, float]:
+    """How long each of these threads has stood in a run queue at an instant, by the looks since which it has."""
+    at_s = series[number][0]
+    still = {thread.tid: thread for thread in threads if thread.state == "R"}
+    since = dict.fromkeys(still, at_s)
+    for before_s, process in reversed(series[:number]) if still else ():
+        runnable = {t.tid: t for t in process.threads if t.state == "R"}
+        still = {tid: old for tid, new in still.items() if (old := runnable.get(tid)) and _ran_s(old, new) < _RAN_S}
+        since.update(dict.fromkeys(still, before_s))
+        if not still:
+            break
+    return {tid: at_s - first_s for tid, first_s in since.items()}
 
 
 def _ran_s(before: ThreadCpu, after: ThreadCpu) -> float:
@@ -71,7 +89,7 @@ def _ran_s(before: ThreadCpu, after: ThreadCpu) -> float:
 def spent(found: Sequence[Clock]) -> Spent:
     """What was spent between the first of these instants and the last; threads that ended in between are left out."""
     if len(found) < 2:
-        return Spent(0.0, 0.0, None, {})
+        return NOTHING
     first, last = found[0], found[-1]
     cpu_s, delay_s = _grown(first.cpu_s, last.cpu_s), _grown(first.delay_s, last.delay_s)
     whole = {tid: time + delay_s.get(tid, 0.0) for tid, time in cpu_s.items()}

@@ -46,6 +46,10 @@ class CompilingFacts:
     advancing: bool | None = None  # it waits for compilers that work
 
 
+UNSEEN = CompilingFacts()
+NEVER = CompilingFacts(share=0.0, again=False, iterations=0, advancing=False)
+
+
 @dataclass(slots=True)
 class CompilingAnalysis:
     name: str = "compiling"
@@ -60,8 +64,10 @@ class CompilingAnalysis:
 def _facts(case: Case, key: Key) -> CompilingFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
-        return CompilingFacts()
-    compiling = [look for look in looks if look.phase == "compile"]
+        return UNSEEN
+    compiling = [look for look in looks if look.spot.phase == "compile"]
+    if not compiling:
+        return NEVER
     around = [(look, step) for look in compiling if (step := _looping(look)) is not None]
     turns = [_iteration(step) for _, step in around]
     different = list(dict.fromkeys(turn for turn in turns if turn))

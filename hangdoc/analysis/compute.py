@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.progress import Look, looks_at, spots
-from hangdoc.evidence import Environ, Host, Stacks, Tensor, Variable
+from hangdoc.evidence import Environ, Frame, Host, Stacks, Tensor, Variable
 from probes.types import Types
+
+Held = tuple[Tensor, str]  # a tensor, and where it was
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
 BF16_KERNEL = re.compile(r"bf16|bfloat16|BFloat16", re.IGNORECASE)
@@ -47,6 +49,7 @@ class ComputeAnalysis:
     order: int = 45
     rank_facts: type | None = ComputeFacts
     job_facts: type | None = None
+    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, ComputeFacts], None]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
@@ -54,7 +57,7 @@ class ComputeAnalysis:
 
 
 def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
-    found = list(_tensors(case, key))
+    found = _tensors(case, key)
     on_cpu = [(t, where) for t, where in found if (t.device == "cpu" and "float" in t.dtype) or t.dtype == "half"]
     kinds = [t.dtype for t, _ in on_cpu]
     where = next((place for t, place in on_cpu if t.dtype == "bfloat16"), None)
@@ -74,36 +77,33 @@ def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
     )
 
 
-def _tensors(case: Case, key: Key) -> Iterator[tuple[Tensor, str]]:
+def _tensors(case: Case, key: Key) -> list[Held]:
     """Every tensor seen in the rank's variables over the history, with where it was."""
-    seen: set[tuple[str, Tensor]] = set()
-    read: set[int] = set()  # by identity: what two looks have in common says nothing new
-    for _, stacks in case.series(key, "stacks"):
-        if not isinstance(stacks, Stacks) or id(stacks) in read:
+    found: dict[Held, None] = {}
+    known: dict[int, list[Held]] = case.once("tensors", dict)  # by identity: ranks that are alike share frames
+    for stacks in case.distinct(key, "stacks"):
+        if not isinstance(stacks, Stacks):
             continue
-        read.add(id(stacks))
-        for frame in (frame for stack in stacks.threads for frame in stack.frames):
-            if frame.variables and id(frame) not in read:
-                read.add(id(frame))
-                tensors = [one for one in frame.variables if one.tensor is not None]
-                if tensors and "/torch/distributed/" not in frame.file:  # what is only sent in a smaller type
-                    yield from _held(tensors, f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})", seen)
-        if stacks.globals and id(stacks.globals) not in read:
-            read.add(id(stacks.globals))
-            yield from _held(stacks.globals, "the script's module", seen)
+        for frame in [frame for stack in stacks.threads for frame in stack.frames if frame.variables]:
+            if id(frame) not in known:
+                known[id(frame)] = _held_by(frame)
+            found.update(dict.fromkeys(known[id(frame)]))
+        found.update(dict.fromkeys(_held(stacks.globals or (), "the script's module")))
+    return list(found)
 
 
-def _held(variables: Sequence[Variable], where: str, seen: set[tuple[str, Tensor]]) -> Iterator[tuple[Tensor, str]]:
-    for variable in variables:
-        if variable.tensor is not None:
-            place = f"{variable.name} in {where}"
-            if (place, variable.tensor) not in seen:
-                seen.add((place, variable.tensor))
-                yield variable.tensor, place
+def _held_by(frame: Frame) -> list[Held]:
+    if "/torch/distributed/" in frame.file:  # what is only sent in a smaller type
+        return []
+    return _held(frame.variables or (), f"{frame.function} ({frame.short.rsplit('/', 1)[-1]}:{frame.line})")
+
+
+def _held(variables: Sequence[Variable], where: str) -> list[Held]:
+    return [(v.tensor, f"{v.name} in {where}") for v in variables if v.tensor is not None]
 
 
 def _bf16_kernel(case: Case, key: Key) -> str | None:
-    for _, stacks in case.series(key, "stacks"):
+    for stacks in case.distinct(key, "stacks"):
         if isinstance(stacks, Stacks) and stacks.native:
             for frame in (f for stack in stacks.threads for f in stack.frames):
                 if frame.native and _names_bf16(frame.function):

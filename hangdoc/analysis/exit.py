@@ -42,6 +42,9 @@ class ExitFacts:
     limit_bytes: int | None = None  # lowest memory limit of its cgroups
 
 
+UNSEEN = ExitFacts()
+
+
 @dataclass(frozen=True, slots=True)
 class ExitJob:
     ended: int  # ranks that are gone
@@ -78,7 +81,7 @@ class ExitAnalysis:
 def _facts(case: Case, key: Key) -> ExitFacts:
     rank = case.ranks[key]
     if rank.alive is not False:
-        return ExitFacts()
+        return UNSEEN
     end = rank.end or End()
     phase = op = site = None
     if isinstance(case.record(key, "stacks"), Stacks):

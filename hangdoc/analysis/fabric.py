@@ -29,12 +29,16 @@ class FabricFacts:
     troubles: tuple[str, ...] = ()  # "mlx5_0 port 1: symbol_error 12": counters of its ports that have grown
 
 
+UNSEEN = FabricFacts()
+
+
 @dataclass(slots=True)
 class FabricAnalysis:
     name: str = "fabric"
     order: int = 42
     rank_facts: type | None = FabricFacts
     job_facts: type | None = None
+    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, FabricFacts], None]:
         ports: dict[str, list[Infiniband]] = {}
@@ -47,7 +51,7 @@ def _facts(case: Case, key: Key, seen: Sequence[Infiniband]) -> FabricFacts:
     process, environ, held = (case.record(key, name) for name in ("cpu", "environ", "addresses"))
     uses = isinstance(process, Process) and any(one.comm.startswith(NCCL_THREAD) for one in process.threads)
     if not uses or not isinstance(environ, Environ):
-        return FabricFacts()
+        return UNSEEN
     interfaces = [one.name for one in held.interfaces] if isinstance(held, Addresses) else []
     ports = seen[-1].ports if seen else ()
     adapters = list(dict.fromkeys(port.adapter for port in ports))

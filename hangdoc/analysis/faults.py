@@ -20,7 +20,6 @@ from probes.echo import UNASKED, Echo, Echoes
 
 Node = tuple[str, int | str | None]  # a host's network namespace; of one not seen, its address
 Pair = tuple[Node, Node]  # who sends to whom
-History = Sequence[tuple[float, Mapping[tcp.Identity, Connection]]]
 
 MUCH_SEGMENTS = 50  # sent without loss: a good link
 GOOD_LOSS = 0.01
@@ -60,13 +59,14 @@ class Faults:
         return "both" if sends and receives else "sends" if sends else "receives" if receives else None
 
 
-def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Key, History]) -> Faults:
+def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Key, tcp.History]) -> Faults:
     """Of all data connections of a job."""
     ends = {one.end: one for mine in data.values() for one in mine}
     flows = {end: _flow(one.connection, histories[one.owner]) for end, one in ends.items()}
-    pairs = {end: _pair(case, one) for end, one in ends.items()}
+    nodes_of = {key: _node(case, key) for key in case.ranks}  # of those that are gone as well: they are peers
+    pairs = {end: _pair(one, nodes_of) for end, one in ends.items()}
     rates = _rates(flows, pairs)
-    judged = {end: _fault(case, one, flows[end], rates[end], pairs[end]) for end, one in ends.items()}
+    judged = {end: _fault(case, one, flows[end], rates.get(end, 0.0), pairs[end]) for end, one in ends.items()}
     if any(fault in ("oversize", "dead") and since_start(ends[end].connection) for end, fault in judged.items()):
         # It pauses, as a link that loses much does for seconds: then the window tells of none of them.
         quiet = [end for end, fault in judged.items() if fault != "lossy" and _far(pairs[end])]
@@ -81,20 +81,19 @@ def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Ke
     for fault in WORST_FIRST:
         nodes = _blamed(case, fault, found, ends, flows, pairs)
         for end, one in ends.items() if nodes else ():
-            if _node(case, one.owner) in nodes and fault in (found.get(end), found.get(mirrored(end))):
+            if nodes_of[one.owner] in nodes and fault in (found.get(end), found.get(mirrored(end))):
                 by_rank[one.owner].append(fault)
         beyond.update((str(address), None) for host, address in sorted(nodes, key=str) if not host)
     return Faults(flows, found, {key: tuple(dict.fromkeys(mine)) for key, mine in by_rank.items()}, tuple(beyond))
 
 
-def _flow(one: Connection, history: History) -> Flow:
+def _flow(one: Connection, history: tcp.History) -> Flow:
     """What was sent over one connection; looked at closely only where the whole window is suspicious."""
-    name = tcp.identity(one)
-    looks = ((at, known[name]) for at, known in history if name in known)
+    looks = history.of(one)
     first = next(looks, None)
     if first is None or first[1].bytes_sent == one.bytes_sent:
         return NOTHING
-    whole = flow((first, (history[-1][0], one)))
+    whole = flow((first, (history.looks[-1][0], one)))
     return flow((first, *looks)) if whole.suspicious else whole
 
 
@@ -103,20 +102,25 @@ def _node(case: Case, key: Key) -> Node:
     return key[0], record.namespace if isinstance(record, Sockets) else None
 
 
-def _pair(case: Case, one: Data) -> Pair:
-    to: Node = ("", one.connection.remote) if one.peer is None else _node(case, one.peer)
-    return _node(case, one.owner), to
+def _pair(one: Data, nodes: Mapping[Key, Node]) -> Pair:
+    return nodes[one.owner], ("", one.connection.remote) if one.peer is None else nodes[one.peer]
 
 
 def _rates(flows: Mapping[End, Flow], pairs: Mapping[End, Pair]) -> dict[End, float]:
-    """Bytes per second, while busy, of all that the connections of the sending or the receiving host carry."""
+    """Bytes per second, while busy, of all that the connections of the sending or the receiving host carry.
+
+    Of ends that sent nothing it is not told.
+    """
     of_hosts: dict[tuple[str, Node], float] = defaultdict(float)
-    for end, (sender, to) in pairs.items():
+    sent = {end: one for end, one in flows.items() if one is not NOTHING}
+    for end, one in sent.items():
+        sender, to = pairs[end]
         for host in (("from", sender), ("to", to)):
-            of_hosts[host] += (flows[end].bytes or 0) if sender != to else 0
+            of_hosts[host] += (one.bytes or 0) if sender != to else 0
     rates = {}
-    for end, (sender, to) in pairs.items():
-        busy_s = (flows[end].busy or 0.0) * (flows[end].seconds or 0.0)
+    for end, one in sent.items():
+        sender, to = pairs[end]
+        busy_s = (one.busy or 0.0) * (one.seconds or 0.0)
         rates[end] = max(of_hosts["from", sender], of_hosts["to", to]) / busy_s if busy_s > 0 else 0.0
     return rates
 
@@ -129,17 +133,22 @@ def _far(pair: Pair) -> bool:
 def _answers_late(end: End, found: Mapping[End, str], rates: Mapping[End, float]) -> bool:
     """Slow only because its answers stand in the queue of what comes the other way, which is slower still."""
     other = mirrored(end)
-    return found[end] == found.get(other) == "slow" and rates[end] >= ANSWERS_LATE * rates[other]
+    if not found[end] == found.get(other) == "slow":
+        return False
+    return rates.get(end, 0.0) >= ANSWERS_LATE * rates.get(other, 0.0)
 
 
 def echo(case: Case, one: Data) -> Echo:
     """What the host at the other end answered, where it was asked."""
     record = case.record(one.owner, "echo")
-    heard = record.echoes if isinstance(record, Echoes) else ()
-    return next((answer for answer in heard if answer.remote == one.connection.remote), UNASKED)
+    if not isinstance(record, Echoes):
+        return UNASKED
+    return next((answer for answer in record.echoes if answer.remote == one.connection.remote), UNASKED)
 
 
 def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
+    if sent is NOTHING and not one.connection.send_queue:
+        return ""
     if tcp.oversize(one.connection) and not sent.lossy:
         return "oversize"
     if tcp.dead(one.connection):

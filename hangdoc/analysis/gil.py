@@ -46,6 +46,10 @@ class GilFacts:
     regex: bool | None = None  # it matches a regular expression
 
 
+UNSEEN = GilFacts()
+FREE = GilFacts(stuck=False)
+
+
 @dataclass(slots=True)
 class GilAnalysis:
     name: str = "gil"
@@ -58,13 +62,13 @@ class GilAnalysis:
 
 
 def _facts(case: Case, key: Key) -> GilFacts:
-    looks = [(at, stacks) for at, stacks in case.series(key, "stacks") if isinstance(stacks, Stacks) and stacks.threads]
-    if not looks or case.ranks[key].alive is False:
-        return GilFacts()
-    stacks = looks[-1][1]
+    stacks = case.record(key, "stacks")
+    if not isinstance(stacks, Stacks) or not stacks.threads or case.ranks[key].alive is False:
+        return UNSEEN
     owner = next((stack for stack in stacks.threads if stack.holds_gil), None)
     if owner is None:
-        return GilFacts(stuck=False)
+        return FREE
+    looks = [(at, one) for at, one in case.series(key, "stacks") if isinstance(one, Stacks) and one.threads]
     since = looks[-1][0]
     for count, (at, before) in enumerate(reversed(looks)):
         if not any(s.holds_gil and s.tid == owner.tid and _lines(s) == _lines(owner) for s in before.threads):
@@ -87,7 +91,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
         )
     )
     if not stuck:
-        return GilFacts(stuck=False)
+        return FREE
     user = user_step(tell(owner, case.record(key, "source"), stacks.globals))
     thread = _thread(processes[-1][1], owner.tid)
     return GilFacts(

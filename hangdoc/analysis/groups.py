@@ -9,7 +9,7 @@ nobody by this reckoning: they are `crossed`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,8 @@ class GroupAnalysis:
         stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
         seen = {number: stack[key] for key, number in numbers.items() if stack[key].waits is not None}
         picture = _picture({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen)
-        facts = {key: _facts(numbers.get(key, UNKNOWN), found.get(key), picture) for key in case.ranks}
+        told = Told(picture)
+        facts = {key: told.of(numbers.get(key, UNKNOWN), found.get(key)) for key in case.ranks}
         return facts, _job(picture)
 
 
@@ -155,13 +156,16 @@ def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, Stack
 def _edges(waiting: Mapping[int, Wait], members: Mapping[Group, Members]) -> dict[Node, frozenset[Node]]:
     """Who waits for whom; ranks in a collective share one node, so that large jobs stay cheap."""
     edges: dict[Node, frozenset[Node]] = {}
+    into: dict[int, frozenset[Node]] = {}  # by identity: one group is one object
     for rank, wait in waiting.items():
         if wait.p2p:
             known = wait.peer is not None and wait.peer != rank and not _matched(rank, wait, waiting)
             edges[rank] = frozenset([wait.peer]) if known and wait.peer is not None else frozenset()
         elif wait.group is not None:
-            edges[rank] = frozenset([wait.group])
-            edges[wait.group] = frozenset(members[wait.group].absent)
+            if id(wait.group) not in into:
+                into[id(wait.group)] = frozenset([wait.group])
+                edges[wait.group] = frozenset(members[wait.group].absent)
+            edges[rank] = into[id(wait.group)]
     return edges
 
 
@@ -257,6 +261,24 @@ def _waited_by(
 
 def _ranks(nodes: frozenset[Node]) -> tuple[int, ...]:
     return tuple(sorted(node for node in nodes if isinstance(node, int)))
+
+
+class Told:
+    """The facts of each rank; one object for all that wait for the same in the same collective."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self._known: dict[Hashable, GroupFacts] = {}
+
+    def of(self, rank: int, wait: Wait | None) -> GroupFacts:
+        edges = self.picture.edges
+        if wait.p2p if wait is not None else rank in edges:  # the number of another one that waits
+            return _facts(rank, wait, self.picture)
+        behind, ahead = self.picture.waited_by.get(rank), self.picture.blocked_on.get(rank)
+        same = (wait and (id(wait.group), wait.op, wait.label, wait.threads), id(behind), id(ahead))
+        if same not in self._known:
+            self._known[same] = _facts(rank, wait, self.picture)
+        return self._known[same]
 
 
 def _facts(rank: int, wait: Wait | None, picture: Picture) -> GroupFacts:

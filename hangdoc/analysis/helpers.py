@@ -55,6 +55,9 @@ class HelperFacts:
     advancing: bool | None = None  # it waits, and helpers work for it
 
 
+UNSEEN = HelperFacts()
+
+
 @dataclass(slots=True)
 class HelpersAnalysis:
     name: str = "helpers"
@@ -70,7 +73,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     looks = looks_at(case, key)
     series: list[tuple[float, Io]] = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
     if not looks or not series or case.ranks[key].alive is False:
-        return HelperFacts()
+        return UNSEEN
     waiting_s = _waiting_s(looks)
     waits = waiting_s is not None
     recent = [(at, io) for at, io in series if series[-1][0] - at <= RECENT_S]

@@ -35,6 +35,9 @@ class LockFileFacts:
     blocks: tuple[int, ...] = ()  # ranks that wait for a lock which this rank has, while it waits for them
 
 
+UNSEEN = LockFileFacts()
+
+
 @dataclass(slots=True)
 class LockFileAnalysis:
     name: str = "lockfile"
@@ -58,7 +61,7 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
     series = [(at, record) for at, record in case.series(key, "lockfile") if isinstance(record, LockFile)]
     last = next((record for _, record in reversed(series[-2:]) if record.path is not None), None)
     if last is None or case.ranks[key].alive is False:
-        return LockFileFacts()
+        return UNSEEN
     since, looks = series[-1][0], 0
     for at, before in reversed(series):
         if (before.path, before.inode) != (last.path, last.inode):

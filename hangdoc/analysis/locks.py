@@ -34,6 +34,10 @@ class LocksFacts:
     lines: tuple[str, ...] = ()  # one for each thread that cannot go on
 
 
+UNSEEN = LocksFacts()
+FREE = LocksFacts(stuck=False)
+
+
 @dataclass(slots=True)
 class LocksAnalysis:
     name: str = "locks"
@@ -48,16 +52,16 @@ class LocksAnalysis:
 def _facts(case: Case, key: Key) -> LocksFacts:
     stacks, locks = case.record(key, "stacks"), case.record(key, "locks")
     if not isinstance(stacks, Stacks) or not isinstance(locks, Locks):
-        return LocksFacts()
+        return UNSEEN
     still = _still(case, key)
     if not locks.waits or case.ranks[key].alive is False or not still:
-        return LocksFacts(stuck=False)
+        return FREE
     threads = Threads(stacks, locks, still, _told(stacks, case.record(key, "source")))
     stack: StackFacts = case.rank_facts["stack"][key]
     dead = dict(threads.dead())
     main = next((s.tid for s in stacks.threads if s.name == "MainThread"), stacks.threads[0].tid)
     if not dead or not (main in dead or (stack.phase == "idle" and threads.nobody_can(main, dead))):
-        return LocksFacts(stuck=False)
+        return FREE
     first = threads.waits.get(main) or threads.waits[next(iter(dead))]
     return LocksFacts(
         stuck=True,

@@ -33,6 +33,9 @@ class MissedFacts:
     awaits: int | None = None  # it waited for a rank that by the groups of the others does not exist
 
 
+UNSEEN = MissedFacts()
+
+
 @dataclass(frozen=True, slots=True)
 class MissedJob:
     silent: tuple[Suspect, ...] = ()  # ranks without a dump: all that left one waited until a timeout, or lost a peer
@@ -70,7 +73,7 @@ def _facts(case: Case, key: Key) -> MissedFacts:
     if logs.awaits is not None and (job := _everybody(case, key)) and logs.awaits >= job:
         return MissedFacts(awaits=logs.awaits)
     if not (dumps.absent or logs.behind) or logs.timed_out or case.ranks[key].alive is False:
-        return MissedFacts()
+        return UNSEEN
     stack: StackFacts = case.rank_facts["stack"][key]
     if _for_helpers(case, key, stack):
         return MissedFacts(True, "input")

@@ -5,22 +5,20 @@ Only connections between ranks of the job count (see `peers`). A fact is None wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from hangdoc.analysis import Case, Key, tcp
-from hangdoc.analysis.faults import Faults, History, echo, faults
-from hangdoc.analysis.flow import NOTHING, Flow
+from hangdoc.analysis.faults import Faults, faults
 from hangdoc.analysis.interfaces import faster, holding, narrow, of_rank, told
-from hangdoc.analysis.peers import Data, End, data_connections, mirrored
+from hangdoc.analysis.links import Dead, LinkFacts, Links, is_up
+from hangdoc.analysis.peers import Data, data_connections, mirrored
 from hangdoc.analysis.suspect import Suspect
-from hangdoc.evidence import Connection, Interface, Sockets
+from hangdoc.evidence import Connection
 from hangdoc.fold import endpoint
-from probes.echo import UNASKED, Echo
 
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
-
-Dead = Mapping[End, bool | None]  # of data connections, judged at either end
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +52,7 @@ class NetworkFacts:
     faster: str | None = None  # one that its host has besides and that reaches the same peers: "eth1 (10.0.1.2)"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFacts:
-    """One end of a data connection, as `from_rank` sees it; a rank of -1 is not known."""
-
-    from_rank: int
-    to_rank: int
-    from_pid: int
-    to_pid: int | None
-    local: str  # "ip:port"
-    remote: str
-    interface: str | None
-    interface_up: bool | None
-    state: str
-    unacked_bytes: int  # written, not acknowledged by the peer
-    receive_queue: int
-    retransmits: int | None  # of the segment at the head, or probes in its stead, unanswered in a row
-    backoff: int | None
-    last_ack_s: float | None
-    last_receive_s: float | None
-    last_send_s: float | None
-    idle_s: float | None
-    pmtu: int | None
-    dead: bool | None  # at this end or the other: bytes repeated in vain, nothing heard for seconds
-    fault: str = ""  # of what this end sends (see `faults`): oversize dead lossy slow
-    sent: Flow = NOTHING  # what this end sent over the window
-    sent_a_step: float | None = None  # bytes, where the steps of the job are known
-    segment_bytes: int | None = None  # most that one segment carries
-    sacked: int | None = None  # segments that arrived, though one before them did not
-    echo: Echo = UNASKED  # what the other end's host answered to requests of small and of full size
-    passes: str = ""  # of these: all | some | small | none; empty: it was not asked
+UNSEEN = NetworkFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +60,7 @@ class NetworkJob:
     """The connections between all ranks seen."""
 
     checked: bool  # sockets of every living rank were seen, and data connections among them
-    links: tuple[LinkFacts, ...] = ()
+    links: tuple[LinkFacts, ...] = ()  # or `Links`: rules know of no other type of a list
     dead_links: int = 0  # connections, each counted once
     interfaces_down: int = 0  # ranks with a data connection on an interface that is down
     idle_s: float | None = None  # since any byte crossed between any ranks: the age of a stall
@@ -113,68 +82,71 @@ class NetworkAnalysis:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         alone = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
-        dead = {end: _any((is_dead, alone.get(mirrored(end)))) for end, is_dead in alone.items()}
-        histories = {key: [(at, _known(record)) for at, record in case.series(key, "sockets")] for key in data}
-        wrong = faults(case, data, histories)
+        dead = {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()}
+        looks = {key: tcp.History(case.series(key, "sockets")) for key in data}
+        wrong = faults(case, data, looks)
         facts = {
-            key: _rank(case, key, data[key], dead, histories[key], wrong) if key in data else NetworkFacts()
-            for key in case.ranks
+            key: _rank(case, key, data[key], dead, looks[key], wrong) if key in data else UNSEEN for key in case.ranks
         }
-        links = tuple(_link(case, one, dead, wrong) for ends in data.values() for one in ends)
+        period_s = getattr(case.job_facts.get("progress"), "period_s", None)
+        ends = [one for mine in data.values() for one in mine]
+        links = Links(Case(case.history, case.ranks), period_s, ends, dead, wrong)
         return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, wrong))
 
 
-def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: History, wrong: Faults) -> NetworkFacts:
+def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp.History, wrong: Faults) -> NetworkFacts:
     mine = [one.connection for one in data]
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
     overall, recent = _traffic(mine, history)
     interfaces = of_rank(case, key)
-    held = [one for connection in mine if (one := holding(connection, interfaces))]
-    used = next((one for one in held if narrow(one)), None)
-    down = tuple(sorted({one.interface or one.local for one in mine if _up(one, interfaces) is False}))
+    over = [holding(one, interfaces) for one in mine]
+    used = next((one for one in over if narrow(one)), None)
+    down = {
+        one.interface or one.local for one, at in zip(mine, over, strict=True) if is_up(one, at, interfaces) is False
+    }
     return NetworkFacts(
         connections=len(mine),
         established_peers=len(
             {one.peer or one.connection.remote for one in data if one.connection.state == "established"}
         ),
-        unacked_bytes=max((one.send_queue for one in mine), default=0),
-        receive_queue_bytes=max((one.receive_queue for one in mine), default=0),
-        backoff=max((one.backoff for one in mine if one.backoff is not None), default=None),
-        retransmitting=_any(tcp.repeats(one) for one in mine),
+        unacked_bytes=max([one.send_queue for one in mine], default=0),
+        receive_queue_bytes=max([one.receive_queue for one in mine], default=0),
+        backoff=max([one.backoff for one in mine if one.backoff is not None], default=None),
+        retransmitting=_any([tcp.repeats(one) for one in mine]),
         retransmit_share=overall.repeated / overall.sent if overall.sent and overall.repeated is not None else None,
-        idle_s=tcp.least(tcp.idle(one) for one in mine),
+        idle_s=tcp.least([tcp.idle(one) for one in mine]),
         moving=None if recent is None or recent.crossed is None else recent.crossed > 0,
         bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
-        zero_window=_any(tcp.window_shut(one) for one in mine),
-        close_wait=sum(one.state == "close_wait" for one in mine),
+        zero_window=_any([tcp.window_shut(one) for one in mine]),
+        close_wait=sum([one.state == "close_wait" for one in mine]),
         dead_links=sum([dead[one.end] is True for one in data]),
         syn_sent=len(waiting),
-        syn_sent_s=_waiting_s(waiting, history),
+        syn_sent_s=_waiting_s(waiting, history) if waiting else None,
         syn_sent_to=tuple(sorted({endpoint(one.remote, one.remote_port) for one in waiting})),
         interfaces=tuple(sorted({one.interface for one in mine if one.interface})),
-        interface_down=down,
+        interface_down=tuple(sorted(down)),
         interface_up=None if interfaces is None else not down,
         faults=wrong.at(data),
         blamed_for=wrong.blamed.get(key, ()),
         loses=wrong.direction(data, "lossy"),
-        mtu=tuple(sorted({one.mtu for one in held})),
+        mtu=tuple(sorted({one.mtu for one in over if one})),
         narrow=told(used),
         faster=faster(case, key, used, {one.peer for one in data if one.peer}) if used else None,
     )
 
 
-def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: tuple[LinkFacts, ...], dead: Dead) -> NetworkJob:
+def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead) -> NetworkJob:
     seen = [one for one in facts.values() if one.connections is not None]
     unseen = [key for key in facts if facts[key].connections is None and case.ranks[key].alive is not False]
     checked = bool(links) and not unseen
     loud = any(one.unacked_bytes or one.retransmitting or one.syn_sent for one in seen)
     return NetworkJob(
         checked=checked,
-        links=links,
+        links=cast("tuple[LinkFacts, ...]", links or ()),
         dead_links=len({frozenset((end, mirrored(end))) for end, is_dead in dead.items() if is_dead}),
         interfaces_down=sum(bool(one.interface_down) for one in seen),
         idle_s=tcp.least(one.idle_s for one in seen),
-        moving=_any(one.moving for one in seen),
+        moving=_any([one.moving for one in seen]),
         quiet=not loud if checked else None,
         unacked_bytes=max((one.unacked_bytes for one in seen if one.unacked_bytes is not None), default=None),
         retransmit_share=max((one.retransmit_share for one in seen if one.retransmit_share is not None), default=None),
@@ -186,83 +158,34 @@ def _beyond(case: Case, wrong: Faults) -> tuple[Suspect, ...]:
     return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in wrong.beyond)
 
 
-def _link(case: Case, data: Data, dead: Dead, wrong: Faults) -> LinkFacts:
-    one, sent, heard = data.connection, wrong.flows[data.end], echo(case, data)
-    period_s = getattr(case.job_facts.get("progress"), "period_s", None)
-    return LinkFacts(
-        from_rank=_number(case, data.owner),
-        to_rank=_number(case, data.peer),
-        from_pid=data.owner[1],
-        to_pid=data.peer[1] if data.peer else None,
-        local=endpoint(one.local, one.local_port),
-        remote=endpoint(one.remote, one.remote_port),
-        interface=one.interface,
-        interface_up=_up(one, of_rank(case, data.owner)),
-        state=one.state,
-        unacked_bytes=one.send_queue,
-        receive_queue=one.receive_queue,
-        retransmits=tcp.unanswered(one),
-        backoff=one.backoff,
-        last_ack_s=one.last_ack_s,
-        last_receive_s=one.last_receive_s,
-        last_send_s=one.last_send_s,
-        idle_s=tcp.idle(one),
-        pmtu=one.pmtu,
-        dead=dead[data.end],
-        fault=wrong.of(data.end),
-        sent=sent,
-        sent_a_step=sent.bytes / sent.seconds * period_s if sent.bytes and sent.seconds and period_s else None,
-        segment_bytes=one.segment_bytes,
-        sacked=one.sacked,
-        echo=heard,
-        passes=heard.passes,
-    )
-
-
-def _known(record: Sockets) -> dict[tcp.Identity, Connection]:
-    return {tcp.identity(one): one for one in record.connections}
-
-
-def _traffic(mine: Sequence[Connection], history: History) -> tuple[tcp.Traffic, tcp.Traffic | None]:
+def _traffic(mine: Sequence[Connection], history: tcp.History) -> tuple[tcp.Traffic, tcp.Traffic | None]:
     """What crossed over the whole history (ever, where it is a single look) and over its last seconds."""
-    if len(history) < 2:
+    looks = history.looks
+    if len(looks) < 2:
         return tcp.traffic({}, mine, 0.0), None
-    newest = history[-1][0]
-    start, first = history[0]
-    since, recent = next(((at, known) for at, known in reversed(history[:-1]) if newest - at >= RECENT_S), history[0])
-    overall = tcp.traffic(first, mine, newest - start)
-    return overall, overall if recent is first else tcp.traffic(recent, mine, newest - since)
+    newest, start = looks[-1][0], looks[0][0]
+    recent = next((at for at in range(len(looks) - 2, 0, -1) if newest - looks[at][0] >= RECENT_S), 0)
+    overall = tcp.traffic(history.known(0), mine, newest - start)
+    return overall, tcp.traffic(history.known(recent), mine, newest - looks[recent][0]) if recent else overall
 
 
-def _waiting_s(waiting: Sequence[Connection], history: History) -> float | None:
+def _waiting_s(waiting: Sequence[Connection], history: tcp.History) -> float | None:
     """How long the oldest of them has waited, at least: as we watched, or as it was repeated."""
     ages = [tcp.asked_s(one) for one in waiting]
     for one in waiting:
-        first = next((at for at, known in history if tcp.identity(one) in known), None)
+        first = next(history.of(one), None)
         if first is not None:
-            ages.append(history[-1][0] - first)
+            ages.append(history.looks[-1][0] - first[0])
     return max(ages, default=None)
 
 
-def _up(one: Connection, interfaces: tuple[Interface, ...] | None) -> bool | None:
-    """Whether the interface that holds the connection's address is up with a carrier; None: not seen."""
-    if interfaces is None:
-        return None
-    for held in interfaces:
-        if one.local in held.addresses or held.name == one.interface:
-            return held.up and held.carrier is not False
-    return None if one.interface is None else False  # the interface is gone altogether
-
-
-def _any(values: Iterable[bool | None]) -> bool | None:
+def _any(values: Collection[bool | None]) -> bool | None:
     """True if any is, False if some are not, None if none is known."""
-    known = {value for value in values if value is not None}
-    return True in known if known else None
+    return True if True in values else False if False in values else None
 
 
-def _number(case: Case, key: Key | None) -> int:
-    rank = None if key is None else case.ranks[key].target.rank
-    return -1 if rank is None else rank
+def _either(one: bool | None, other: bool | None) -> bool | None:
+    return other if one is None else one or bool(other)
 
 
 ANALYSIS = NetworkAnalysis()

@@ -66,16 +66,18 @@ class PaceAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, PaceFacts], None]:
         resources: dict[Key, ResourcesFacts] = case.rank_facts["resources"]
-        facts = {key: PaceFacts(advancing=_advancing(case, key, resources[key])) for key in case.ranks}
+        unseen = {advancing: PaceFacts(advancing=advancing) for advancing in (True, None)}
+        facts = {key: unseen[_advancing(case, key, resources[key])] for key in case.ranks}
         waits = {key: found for key in case.ranks if (found := waiting(case, key))}
         if len(waits) < 2 or len(waits) < len(case.ranks):
             return facts, None
         period = case.job_facts["progress"].period_s
         all_ranks = Crowd(case, waits)
         moving = {key: steps(case, key) for key in waits}
+        moved = sum(moving.values())
         for key in waits:
             mine = _facts(case, key, waits[key], all_ranks, facts[key])
-            goes_on = sum(moving.values()) > moving[key]
+            goes_on = moved > moving[key]
             facts[key] = replace(mine, late=goes_on and _late(mine, period))
         return facts, None
 

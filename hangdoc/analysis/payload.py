@@ -107,7 +107,7 @@ def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple
 def _held(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     """What the variables that a function hands to collectives held, look after look, wherever in it the rank was."""
     found: list[tuple[Call, Tensor]] = []
-    sources = [one for _, one in case.series(key, "source") if isinstance(one, Source)]
+    sources = [one for one in case.distinct(key, "source") if isinstance(one, Source)]
     places = {at: place for source in sources for at, place in _handing(case, source).items()}
     for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if places else ():
         place = places.get(f"{frame.file}:{frame.line}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
@@ -32,24 +32,22 @@ def data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
 
 def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
     seen = {key: record for key in case.ranks if isinstance(record := case.record(key, "sockets"), Sockets)}
-    owners = {
-        _end(key, record, one): key
+    ends = {
+        key: [(one, _end(key, record, one)) for one in record.connections if one.state != "listen"]
         for key, record in seen.items()
-        for one in record.connections
-        if one.state != "listen"
     }
-    stores = _store_ports(case, seen, owners)
+    owners = {end: key for key, mine in ends.items() for _, end in mine}
+    stores = _store_ports(case, seen, ends, owners)
     complete = _complete(case, seen)
     found: dict[Key, tuple[Data, ...]] = {}
-    for key, record in seen.items():
+    for key, mine in ends.items():
         store = stores[case.ranks[key].target.job]
-        ends = [
-            (one, _end(key, record, one))
-            for one in record.connections
-            if one.state in OPEN and not {one.local_port, one.remote_port} & store
+        data = [
+            Data(key, one, owners.get(mirrored(end)), end)
+            for one, end in mine
+            if one.state in OPEN and one.local_port not in store and one.remote_port not in store
         ]
-        mine = (Data(key, one, owners.get(mirrored(end)), end) for one, end in ends)
-        found[key] = tuple(data for data in mine if _leads_to_rank(case, data, record, complete))
+        found[key] = tuple([one for one in data if _leads_to_rank(case, one, seen[key], complete)])
     return found
 
 
@@ -79,22 +77,29 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _store_ports(case: Case, seen: Mapping[Key, Sockets], owners: Mapping[End, Key]) -> dict[str, set[int]]:
+def _store_ports(
+    case: Case,
+    seen: Mapping[Key, Sockets],
+    ends: Mapping[Key, Sequence[tuple[Connection, End]]],
+    owners: Mapping[End, Key],
+) -> dict[str, set[int]]:
     """Ports of each job's store: where its ranks meet, and where a rank is connected to itself, as its host is."""
     ports: dict[str, set[int]] = defaultdict(set)
+    stated: dict[str, set[str]] = defaultdict(set)
     for key, evidence in case.ranks.items():
         environ = case.record(key, "environ")
-        stated = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
-        for port in (stated, (evidence.target.master or "").rpartition(":")[2]):
-            if port.isdecimal():
-                ports[evidence.target.job].add(int(port))
+        told = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
+        stated[evidence.target.job].update((told, (evidence.target.master or "").rpartition(":")[2]))
+    for job, texts in stated.items():
+        ports[job].update(int(port) for port in texts if port.isdecimal())
     for key, record in seen.items():
         listening = {one.local_port for one in record.connections if one.state == "listen"}
-        ports[case.ranks[key].target.job].update(
-            one.local_port
-            for one in record.connections
-            if one.state in OPEN and one.local_port in listening and owners.get(mirrored(_end(key, record, one))) == key
-        )
+        if listening:
+            ports[case.ranks[key].target.job].update(
+                one.local_port
+                for one, end in ends[key]
+                if one.state in OPEN and one.local_port in listening and owners.get(mirrored(end)) == key
+            )
     return ports
 
 

@@ -124,6 +124,7 @@ def plan_in(case: Case, stack: Stack, source: Source | None) -> Plan:
     """The plan of a thread's story; one object for all ranks that stand at the same place."""
     known: dict[tuple[int, int], Plan] = case.once("plans", dict)
     at = (id(chain_in(case, stack)), id(source.places) if source else 0)
-    if at not in known:
-        known[at] = plan(stack, source)
-    return known[at]
+    found = known.get(at)
+    if found is None:
+        found = known[at] = plan(stack, source)
+    return found

@@ -35,6 +35,7 @@ class ProcessAnalysis:
     order: int = 5
     rank_facts: type | None = ProcessFacts
     job_facts: type | None = None
+    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, ProcessFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None
@@ -53,7 +54,7 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
         tracer_pid=process.tracer_pid or None,
         exit=end,
         wchan=main.wchan if main else None,
-        blocked=any(t.state == "D" for t in process.threads),
+        blocked="D" in [t.state for t in process.threads],
         threads=len(process.threads),
         rss_bytes=process.rss_bytes,
         affinity=len(process.affinity) if process.affinity is not None else None,

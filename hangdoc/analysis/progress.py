@@ -6,13 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import is_
+from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.clocks import processes
 from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
-from hangdoc.analysis.places import chain_in, named, plan_in, story_in
+from hangdoc.analysis.places import chain_in, named, plan_in
 from hangdoc.analysis.stack import circumstances, is_busy
-from hangdoc.analysis.story import Code, Step, code_of, is_library, own_of
+from hangdoc.analysis.story import Code, Step, code_of, follow, is_library
 from hangdoc.evidence import Process, Source, Stacks
 
 SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
@@ -58,11 +59,11 @@ class Spot:
     op: str | None
     code: Code
     lines: tuple[tuple[str, int], ...]  # function and line of each step
+    own: tuple[int, ...]  # which steps are the user's own code
     counters: tuple[tuple[int, str], ...]  # of the loops of the user's own code: which step, the name
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     at_s: float
     story: Sequence[Step]
     own: Sequence[Step]  # those steps of it that are the user's own code
@@ -117,11 +118,10 @@ def own_steps(looks: Sequence[Look]) -> list[Step]:
 
 def distinct(looks: Sequence[Look]) -> list[Look]:
     """Of the looks that found the same only the first."""
-    found: list[Look] = []
+    found: dict[int, Look] = {}
     for look in looks:
-        if not any(look.story is one.story for one in found):
-            found.append(look)
-    return found
+        found.setdefault(id(look.story), look)
+    return list(found.values())
 
 
 def _looks(case: Case, key: Key) -> list[Look]:
@@ -129,9 +129,10 @@ def _looks(case: Case, key: Key) -> list[Look]:
     found: list[Look] = []
     before: object = None
     for shot, rank in case.rounds(key):
-        stacks, source = rank.records.get("stacks"), rank.records.get("source")
+        records = rank.records
+        stacks, source = records.get("stacks"), records.get("source")
         if isinstance(stacks, Stacks) and stacks.threads:
-            process = rank.records.get("cpu")
+            process = records.get("cpu")
             busy = is_busy(process) if isinstance(process, Process) else None
             seen = (id(stacks), id(source), busy)
             if seen == before:  # nothing of it has changed: it need not be told again
@@ -155,13 +156,12 @@ def _look(
 ) -> Look:
     """A look; what it has in common with the one before is one object."""
     stack = named(stacks, thread)
-    story: Sequence[Step] = story_in(case, stack, source, stacks)
-    own: Sequence[Step] | None = None
-    if before and len(story) == len(before.story) and all(map(is_, story, before.story)):
-        story, own = before.story, before.own
     chain, plan = chain_in(case, stack), plan_in(case, stack, source)
+    story: Sequence[Step] = follow(plan, stack, stacks.globals, case.once("steps", dict))
     spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
-    return Look(at_s, story, own_of(story) if own is None else own, spot)
+    if before and len(story) == len(before.story) and all(map(is_, story, before.story)):
+        return Look(at_s, before.story, before.own, spot)
+    return Look(at_s, story, [story[at] for at in spot.own], spot)
 
 
 def _spot(chain: Chain, story: Sequence[Step], about: Circumstances) -> Spot:
@@ -173,7 +173,8 @@ def _spot(chain: Chain, story: Sequence[Step], about: Circumstances) -> Spot:
         for name in loop.counters
     ]
     lines = tuple([(step.function, step.line) for step in story])
-    return Spot(*phase_of(chain, story, about), code_of(story), lines, tuple(counters))
+    own = tuple([at for at, step in enumerate(story) if not is_library(step.file)])
+    return Spot(*phase_of(chain, story, about), code_of(story), lines, own, tuple(counters))
 
 
 def spots(looks: Sequence[Look]) -> tuple[Spot, ...]:
@@ -187,6 +188,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
     changes = [b.at_s for a, b in pairwise(looks) if a.story is not b.story and _differ(a, b)]
     window = looks[-1].at_s - looks[0].at_s if len(looks) > 1 else None
     last = changes[-1] if changes else looks[0].at_s if looks else None
+    phases = [look.spot.phase for look in looks]
     counter, period = _step(looks)
     recent = looks[-max(MIN_RECENT, len(looks) // 3) :]
     ended = [b - a for a, b in pairwise([looks[0].at_s, *changes])] if changes else []
@@ -198,10 +200,10 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         standing_looks=sum(look.at_s >= last for look in looks) if last is not None else 0,
         pause_s=max(ended, default=None),
         cpu_share=_cpu_share(case, key),
-        wait_share=_share(looks, WAITING),
-        compute_share=_share(looks, COMPUTES),
-        input_share=_share(looks, READS),
-        sites=len({spot.lines for spot in {look.spot for look in looks}}),
+        wait_share=_share(phases, WAITING),
+        compute_share=_share(phases, COMPUTES),
+        input_share=_share(phases, READS),
+        sites=len({look.spot.lines for look in looks}),
         counter=counter,
         period_s=period,
         recent_s=period if len(recent) == len(looks) else _step(recent)[1],
@@ -213,7 +215,20 @@ def _differ(a: Look, b: Look) -> bool:
     if a.spot is not b.spot and a.spot.lines != b.spot.lines:
         return True
     pairs = zip(a.story, b.story, strict=True)
-    return any(old is not new and _numbers(old) != _numbers(new) for old, new in pairs)
+    return any(_count_on(old, new) for old, new in pairs if old is not new)
+
+
+def _count_on(old: Step, new: Step) -> bool:
+    """Some number in its variables is another one now."""
+    if len(old.variables) != len(new.variables):
+        return _numbers(old) != _numbers(new)
+    for before, now in zip(old.variables.values(), new.variables.values(), strict=True):
+        if before is not now:
+            if before.name != now.name:  # in another order
+                return _numbers(old) != _numbers(new)
+            if before.number != now.number:
+                return True
+    return False
 
 
 def _numbers(step: Step) -> dict[str, float]:
@@ -224,10 +239,12 @@ def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
     """The loop counter that grew most over the looks, and the seconds one of its steps takes."""
     grown: dict[str, float] = {}
     moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.story is not b.story]]
+    if len(moved) < 2:
+        return None, None
     for old, new in pairwise(map(_counters, moved)):
         for name, value in new.items():
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
-    seconds = looks[-1].at_s - looks[0].at_s if looks else 0.0
+    seconds = looks[-1].at_s - looks[0].at_s
     periods = {name: seconds / steps for name, steps in grown.items() if 0 < steps <= seconds / SHORTEST_S}
     name = min(periods, key=lambda n: periods[n], default="")
     return (name, periods[name]) if name else (None, None)
@@ -239,8 +256,8 @@ def _counters(look: Look) -> dict[str, float]:
     return {name: one.number for name, one in variables if one and one.number is not None}
 
 
-def _share(looks: Sequence[Look], phases: Collection[str]) -> float | None:
-    return sum([look.phase in phases for look in looks]) / len(looks) if looks else None
+def _share(seen: Sequence[str], phases: Collection[str]) -> float | None:
+    return sum([phase in phases for phase in seen]) / len(seen) if seen else None
 
 
 def _cpu_share(case: Case, key: Key) -> float | None:

@@ -23,6 +23,9 @@ class RecorderFacts:
     differs: bool | None = None  # at the same number it began another operation, or one of other sizes, than most
 
 
+UNSEEN = RecorderFacts()
+
+
 @dataclass(slots=True)
 class RecorderAnalysis:
     name: str = "recorder"
@@ -35,9 +38,9 @@ class RecorderAnalysis:
         common = Counter(entry.group for entry in newest.values()).most_common(1)
         here = {key: entry for key, entry in newest.items() if entry.group == common[0][0]} if common else {}
         if len(here) < 2:
-            return dict.fromkeys(case.ranks, RecorderFacts()), None
+            return dict.fromkeys(case.ranks, UNSEEN), None
         all_ranks = Level.of(here.values())
-        return {key: _facts(here[key], all_ranks) if key in here else RecorderFacts() for key in case.ranks}, None
+        return {key: _facts(here[key], all_ranks) if key in here else UNSEEN for key in case.ranks}, None
 
 
 @dataclass(frozen=True, slots=True)

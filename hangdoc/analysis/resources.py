@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.clocks import clocks, processes, spent
+from hangdoc.analysis.clocks import over, processes
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.fold import fold_ranks
 from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
@@ -87,13 +87,9 @@ class ResourcesAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, ResourcesFacts], ResourcesJob]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
-        told = {key: _process(case, key, hosts.get(key[0])) for key in case.ranks}
-        for key, fields in told.items():
-            if "window_s" in fields:
-                fields |= _cgroup(case, key)
-            fields |= _neighbour(case, key)
-        _among(told)
-        facts = {key: ResourcesFacts(**fields) for key, fields in told.items()}
+        beside = {host: _beside(case, host) for host in {host for host, _ in case.ranks}}
+        among = Among.of(case)
+        facts = {key: _facts(case, key, hosts.get(key[0]), beside[key[0]], among) for key in case.ranks}
         by_host: dict[str, list[ResourcesFacts]] = {}
         for key, one in facts.items():
             by_host.setdefault(key[0], []).append(one)
@@ -102,17 +98,42 @@ class ResourcesAnalysis:
         return facts, worst
 
 
-def _process(case: Case, key: Key, host: object) -> Fields:
+@dataclass(frozen=True, slots=True)
+class Among:
+    """What only the ranks together tell."""
+
+    least_nice: int
+    crowds: Mapping[tuple[str, tuple[int, ...]], int]  # host and cores: how many ranks may run on none but these
+
+    @classmethod
+    def of(cls, case: Case) -> Among:
+        alive = (key for key in case.ranks if case.ranks[key].alive is not False)
+        newest = [(key[0], one) for key in alive if isinstance(one := case.record(key, "cpu"), Process)]
+        crowds = Counter((host, one.affinity) for host, one in newest if one.affinity)
+        return cls(min((one.nice for _, one in newest if one.nice is not None), default=0), crowds)
+
+
+def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], among: Among) -> ResourcesFacts:
+    fields = _process(case, key, host, among)
+    if "window_s" in fields:
+        fields |= _cgroup(case, key)
+    if len(beside) > 1:
+        fields |= _neighbour(case, key, beside)
+    return ResourcesFacts(**fields)
+
+
+def _process(case: Case, key: Key, host: object, among: Among) -> Fields:
     series = processes(case, key)
     if not series or case.ranks[key].alive is False:
         return {}
     newest = series[-1][1]
-    cores = newest.affinity
-    told: Fields = {"nice": newest.nice, "thread_setting": _thread_setting(case.record(key, "environ"))}
+    cores, nice = newest.affinity, newest.nice
+    nicer = None if nice is None else nice - among.least_nice
+    told: Fields = {"nice": nice, "nicer": nicer, "thread_setting": _thread_setting(case.record(key, "environ"))}
     if cores:
-        told |= {"cores": len(cores), "core_list": _folded(cores)}
+        told |= {"cores": len(cores), "core_list": _folded(cores), "crowd": among.crowds[key[0], cores]}
         told["bound"] = len(cores) < host.cores if isinstance(host, Host) else None
-    total = spent(clocks(series))
+    total = over(series)
     if total.seconds < MIN_WINDOW_S:
         return told
     return told | {
@@ -121,8 +142,8 @@ def _process(case: Case, key: Key, host: object) -> Fields:
         "user_cores": _user_s(series) / total.seconds if newest.system_s is not None else None,
         "demand": total.asked_s / total.seconds if total.delay_s is not None else None,
         "delay_share": total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
-        "busy_threads": sum(part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()),
-        "blocked_share": sum(any(t.state == "D" for t in process.threads) for _, process in series) / len(series),
+        "busy_threads": sum([part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()]),
+        "blocked_share": sum(["D" in [t.state for t in process.threads] for _, process in series]) / len(series),
     }
 
 
@@ -138,7 +159,7 @@ def _folded(cores: tuple[int, ...]) -> str:
 
 def _thread_setting(environ: object) -> str | None:
     told = environ.variables if isinstance(environ, Environ) else {}
-    return ", ".join(f"{name}={told[name]}" for name in THREAD_SETTINGS if name in told) or None
+    return ", ".join([f"{name}={told[name]}" for name in THREAD_SETTINGS if name in told]) or None
 
 
 # --- control groups -------------------------------------------------------------------------------
@@ -146,7 +167,9 @@ def _thread_setting(environ: object) -> str | None:
 
 def _cgroup(case: Case, key: Key) -> Fields:
     series = [(at, record) for at, record in case.series(key, "cgroup") if isinstance(record, Cgroup)]
-    seconds = series[-1][0] - series[0][0] if series else 0.0
+    if len(series) < 2:
+        return {}
+    seconds = series[-1][0] - series[0][0]
     if seconds < MIN_WINDOW_S:
         return {}
     first, last = series[0][1], series[-1][1]
@@ -212,12 +235,14 @@ def _rate(before: float | None, now: float | None, seconds: float) -> float | No
 # --- beside others --------------------------------------------------------------------------------
 
 
-def _neighbour(case: Case, key: Key) -> Fields:
-    """What the processes beside the job took of this rank's cores, on average over two looks and more."""
-    shots = [shot.records.get("neighbours") for shot in case.shots(key[0])]
-    seen = [record for record in shots if isinstance(record, Neighbours)]
-    if len(seen) < 2:
-        return {}
+def _beside(case: Case, host: str) -> list[Neighbours]:
+    """The looks at what runs on a host beside the job."""
+    shots = [shot.records.get("neighbours") for shot in case.shots(host)]
+    return [record for record in shots if isinstance(record, Neighbours)]
+
+
+def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
+    """What the processes beside the job took of this rank's cores, on average over the looks."""
     series = processes(case, key)
     mine = set(series[-1][1].affinity or ()) if series else set()
     total: dict[int, float] = defaultdict(float)
@@ -239,18 +264,6 @@ def _neighbour(case: Case, key: Key) -> Fields:
     }
 
 
-def _among(told: Mapping[Key, Fields]) -> None:
-    """Adds what only the ranks together tell: niceness against the others', how many are bound to the same cores."""
-    nices = [nice for one in told.values() if (nice := one.get("nice")) is not None]
-    least = min(nices, default=0)
-    crowds = Counter((key[0], one["core_list"]) for key, one in told.items() if "core_list" in one)
-    for key, one in told.items():
-        if one.get("nice") is not None:
-            one["nicer"] = one["nice"] - least
-        if "core_list" in one:
-            one["crowd"] = crowds[key[0], one["core_list"]]
-
-
 def _job(ranks: Sequence[ResourcesFacts], host: object) -> ResourcesJob:
     """The ranks of one host together."""
     asked = [one.demand for one in ranks if one.demand is not None]
@@ -266,10 +279,11 @@ def _job(ranks: Sequence[ResourcesFacts], host: object) -> ResourcesJob:
     )
 
 
-def _unfold(text: str) -> list[int]:
+@lru_cache(maxsize=256)
+def _unfold(text: str) -> tuple[int, ...]:
     """The cores of "0-2,5"."""
     ends = [part.split("-") for part in text.split(",")]
-    return [core for end in ends for core in range(int(end[0]), int(end[-1]) + 1)]
+    return tuple([core for end in ends for core in range(int(end[0]), int(end[-1]) + 1)])
 
 
 ANALYSIS = ResourcesAnalysis()

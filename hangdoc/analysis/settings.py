@@ -108,7 +108,7 @@ def _sizes(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
 
 def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     records = {key: case.record(key, "versions") for key in keys}
-    for name in ("torch", "nccl", "python"):
+    for name in ("torch", "nccl", "python") if any(records.values()) else ():
         values = {key: getattr(one, name) if isinstance(one, Versions) else None for key, one in records.items()}
         yield from _difference(f"version of {name}", values, "version")
 
@@ -131,8 +131,11 @@ def _variables(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     told = {key: one.variables if isinstance(one := case.record(key, "environ"), Environ) else None for key in keys}
     if not told or any(one is None for one in told.values()):
         return
-    for name in sorted(filter(VARIABLES.fullmatch, {name for one in told.values() for name in one or ()})):
-        yield from _difference(name, {key: (one or {}).get(name, "not set") for key, one in told.items()}, "variable")
+    every = [one or {} for one in told.values()]
+    for name in sorted(filter(VARIABLES.fullmatch, set().union(*every))):
+        values = [one.get(name, "not set") for one in every]
+        if len(set(values)) > 1:
+            yield from _difference(name, dict(zip(told, values, strict=True)), "variable")
 
 
 def _difference(name: str, values: Mapping[Key, str | None], kind: str) -> Iterator[Difference]:

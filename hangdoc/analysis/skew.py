@@ -47,6 +47,7 @@ class SkewAnalysis:
     order: int = 48
     rank_facts: type | None = SkewFacts
     job_facts: type | None = None
+    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, SkewFacts], None]:
         facts = dict.fromkeys(case.ranks, SkewFacts())

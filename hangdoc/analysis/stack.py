@@ -189,7 +189,8 @@ def guard(step: Step | None) -> Branch | None:
 
 def is_busy(process: Process) -> bool:
     """True while a thread of the process, other than a process group's own, is on a core."""
-    return any(not of_harness(comm) for comm in [t.comm for t in process.threads if t.state == "R"])
+    on_cores = [t.comm for t in process.threads if t.state == "R"]
+    return bool(on_cores) and not all(map(of_harness, on_cores))
 
 
 @lru_cache(maxsize=1024)
@@ -203,7 +204,7 @@ def circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Ci
     if key not in known:
         process, environ = case.record(key, "cpu"), case.record(key, "environ")
         mpi = isinstance(environ, Environ) and not MPI_LAUNCH.isdisjoint(environ.variables)
-        known[key] = mpi, isinstance(process, Process) and any(_of_group(t.comm) for t in process.threads)
+        known[key] = mpi, isinstance(process, Process) and any(map(_of_group, [t.comm for t in process.threads]))
     mpi, group = known[key]
     if busy is None and isinstance(case.record(key, "aftermath"), Aftermath):
         # What is left of a job: a dump tells which threads ran, and of ranks of a job each has a process group.

@@ -115,7 +115,8 @@ def _rank(case: Case, key: Key) -> StallFacts:
 
 def _says(case: Case, key: Key, what: str) -> bool:
     """Whether an analysis that ran before says so of a rank."""
-    return key in case.once(f"said {what}", lambda: _said(case, what))
+    said: Mapping[str, set[Key]] = case.once("said", lambda: {one: _said(case, one) for one in ("stuck", "advancing")})
+    return key in said[what]
 
 
 def _said(case: Case, what: str) -> set[Key]:

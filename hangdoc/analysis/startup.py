@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.arrival import UNANSWERED_S, Arrival, arrival, assembles
@@ -188,6 +189,8 @@ def _facts(
     if one is None:
         return StartupFacts(agent=target.role == "agent")
     meeting = one.meeting
+    if not waits and meeting is None and one.launch is None:
+        return _elsewhere(target.role == "agent", target.master)
     trouble = _trouble(one) if waits else None
     timeout = meeting.timeout_s if meeting else None
     timeout = timeout if timeout is not None or one.launch is None else one.launch.timeout_s
@@ -212,6 +215,12 @@ def _facts(
         sure=holder.kin is False if holder else None,
         stuck=True if waits and in_vain else None,
     )
+
+
+@lru_cache(maxsize=256)
+def _elsewhere(agent: bool, master: str | None) -> StartupFacts:
+    """Of one that is not on its way into the job, and says nothing of where it has met the others."""
+    return StartupFacts(waits=False, agent=agent, master=master, unreachable=False)
 
 
 def _part(one: Arrival) -> str | None:

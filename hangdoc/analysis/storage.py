@@ -52,6 +52,9 @@ class StorageFacts:
     advancing: bool | None = None
 
 
+UNSEEN = StorageFacts()
+
+
 @dataclass(slots=True)
 class StorageAnalysis:
     name: str = "storage"
@@ -68,12 +71,12 @@ def _facts(case: Case, key: Key) -> StorageFacts:
     stack: StackFacts = case.rank_facts["stack"][key]
     helpers: HelperFacts = case.rank_facts["helpers"][key]
     if len(series) < 2 or case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped"):
-        return StorageFacts()
+        return UNSEEN
     main, for_threads = _main(case, key), _waits_for_threads(stack)
     mine = [_chosen(io, main, for_threads, helpers) for _, io in series]
     call = mine[-1]
     if call is None:
-        return StorageFacts()
+        return UNSEEN
     blocked_s = _blocked_s(call, series)
     rate = _rate(call, blocked_s, series, mine)
     still = sure(case, blocked_s) and not rate

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from hangdoc.evidence import Frame, Place, Source, Stack, Variable
 
@@ -12,8 +12,34 @@ ROOT_FUNCTIONS = ("<module>",)
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchinductor_")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Named(Mapping[str, Variable]):
+    """The variables of a frame by name. There are few in each and frames without number: none gets a dict."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Sequence[Variable]) -> None:
+        self.of = of
+
+    def __getitem__(self, name: str) -> Variable:
+        for variable in self.of:
+            if variable.name == name:
+                return variable
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([variable.name for variable in self.of])
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __contains__(self, name: object) -> bool:
+        return any(variable.name == name for variable in self.of)
+
+    def values(self) -> Sequence[Variable]:  # type: ignore[override]  # as they are: a view would look each up
+        return self.of
+
+
+class Step(NamedTuple):  # of which there are many: it is made faster than a frozen dataclass
     """One frame of a story."""
 
     function: str
@@ -21,7 +47,7 @@ class Step:
     line: int
     short: str
     place: Place | None
-    variables: Mapping[str, Variable]
+    variables: Named
 
     @property
     def site(self) -> str:
@@ -31,7 +57,7 @@ class Step:
 Story = Sequence[Step]  # outermost first
 Code = tuple[tuple[str, str], ...]  # file and function of each step: the same on all ranks that do the same
 Plan = tuple[tuple[int, Place | None], ...]  # the frames that a story is made of, outermost first, and their source
-Known = dict[tuple[int, int, int], Step]  # by the identities of what a step is made of, all of which must live on
+Known = dict[int, Step]  # by the identity of the frame that a step is made of, which must live on
 
 
 def tell(stack: Stack, source: Source | None, module: Sequence[Variable] | None) -> list[Step]:
@@ -49,8 +75,17 @@ def plan(stack: Stack, source: Source | None) -> Plan:
 
 def follow(plan: Plan, stack: Stack, module: Sequence[Variable] | None, known: Known) -> list[Step]:
     """The story by its plan; a step that is `known` already, as it is made of the same objects, is not made anew."""
-    frames = stack.frames
-    return [_step(frames[i], place, module, known) for i, place in plan]
+    frames, story = stack.frames, []
+    for i, place in plan:
+        frame = frames[i]
+        variables = frame.variables or variables_of(frame, module)
+        step = known.get(id(frame))
+        if step is None or step.place is not place or step.variables.of is not variables:
+            named = Named(variables)
+            step = Step(frame.function, frame.file, frame.line or 0, frame.short or frame.file, place, named)
+            known[id(frame)] = step
+        story.append(step)
+    return story
 
 
 def variables_of(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Variable]:
@@ -61,17 +96,6 @@ def variables_of(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Va
 def code_of(story: Story) -> Code:
     """What a rank does, whatever its variables and on whichever lines."""
     return tuple([(step.file, step.function) for step in story])
-
-
-def _step(frame: Frame, place: Place | None, module: Sequence[Variable] | None, known: Known) -> Step:
-    variables = variables_of(frame, module)
-    parts = (id(frame), id(place), id(variables))
-    step = known.get(parts)
-    if step is None:
-        named = {v.name: v for v in variables}
-        step = Step(frame.function, frame.file, frame.line or 0, frame.short or frame.file, place, named)
-        known[parts] = step
-    return step
 
 
 @lru_cache(maxsize=4096)

@@ -42,12 +42,16 @@ class SyncFacts:
     deferred: bool | None = None  # its code defers synchronisation on purpose (no_sync, join)
 
 
+UNSEEN = SyncFacts()
+
+
 @dataclass(slots=True)
 class SyncAnalysis:
     name: str = "sync"
     order: int = 50
     rank_facts: type | None = SyncFacts
     job_facts: type | None = None
+    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, SyncFacts], None]:
         data = data_connections(case)
@@ -57,14 +61,15 @@ class SyncAnalysis:
 def _facts(case: Case, key: Key, data: Sequence[Connection]) -> SyncFacts:
     looks = looks_at(case, key)
     if not looks:
-        return SyncFacts()
+        return UNSEEN
     own = own_steps(looks)
-    wraps = [(step, wrapped) for step in own if (wrapped := _wrapped(step))]
+    known: dict[int, str | None] = case.once("wrapped", dict)  # by identity: ranks that are alike share steps
+    wraps = [(step, wrapped) for step in own if (wrapped := _wrapped(step, known))]
     code = case.once(("sync", spots(looks)), lambda: _code(looks, own))
     return SyncFacts(
         wrapped=wraps[0][1] if wraps else None,
         bypass=code.bypass,
-        uncalled=next((site for step, wrapped in wraps if (site := _uncalled(step, wrapped))), None),
+        uncalled=next((site for step, wrapped in wraps if (site := _uncalled(step, wrapped))), None) if wraps else None,
         trains=code.trains,
         reduced=code.reduced,
         bytes_per_s=None if code.since is None else _rate(case, key, data, looks[code.since].at_s),
@@ -112,22 +117,27 @@ def _defers(around: tuple[str, ...]) -> bool:
 
 def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> float | None:
     """Before it trains a wrapper sends the whole model round: that is no gradient."""
-    shots = [(at, record) for at, record in case.series(key, "sockets") if at >= since_s]
-    if len(shots) < 2 or not data:
+    if not data:
         return None
-    (start, first), (end, _) = shots[0], shots[-1]
-    before = {tcp.identity(one): one for one in first.connections}
-    crossed = tcp.traffic(before, data, end - start).crossed
-    return crossed / (end - start) if crossed is not None else None
+    history = tcp.History(case.series(key, "sockets"))
+    since = next((at for at, (instant, _) in enumerate(history.looks) if instant >= since_s), len(history.looks))
+    if len(history.looks) - since < 2:
+        return None
+    seconds = history.looks[-1][0] - history.looks[since][0]
+    crossed = tcp.traffic(history.known(since), data, seconds).crossed
+    return crossed / seconds if crossed is not None else None
 
 
 def _in_backward(look: Look) -> bool:
     return any(step.function == "_engine_run_backward" for step in look.story)
 
 
-def _wrapped(step: Step) -> str | None:
+def _wrapped(step: Step, known: dict[int, str | None]) -> str | None:
     """The variable of a frame that holds a wrapped model."""
-    return next((v.name for v in step.variables.values() if " at " in v.text and WRAPPER.search(v.text)), None)
+    if id(step) not in known:
+        texts = [(v.name, v.text) for v in step.variables.values() if " at " in v.text]
+        known[id(step)] = next((name for name, text in texts if WRAPPER.search(text)), None)
+    return known[id(step)]
 
 
 def _bypass(step: Step) -> str | None:

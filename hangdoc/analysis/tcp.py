@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hangdoc.evidence import Connection
+from hangdoc.evidence import Connection, Sockets
 
 LINEAR = 4  # repetitions of a SYN, a second apart
 # The kernel repeats a lost segment after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
@@ -28,8 +28,10 @@ def identity(one: Connection) -> Identity:
 def idle(one: Connection) -> float | None:
     """Seconds since a byte last crossed in either direction; None where the kernel did not say, or none ever did."""
     # A repetition counts as a send, though nothing crosses: then only what the peer acknowledged counts.
-    sent = one.last_ack_s if unanswered(one) else one.last_send_s
-    return least((sent, one.last_receive_s))
+    sent, received = one.last_ack_s if unanswered(one) else one.last_send_s, one.last_receive_s
+    if sent is None or received is None:
+        return received if sent is None else sent
+    return min(sent, received)
 
 
 def repeats(one: Connection) -> bool | None:
@@ -49,8 +51,9 @@ def dead(one: Connection) -> bool | None:
     """
     if one.retransmits is None:
         return None
-    silent = one.last_ack_s is None or one.last_ack_s > DEAD_AFTER_S
-    return one.send_queue > 0 and (unanswered(one) or 0) >= DEAD_REPEATS and silent
+    if one.send_queue <= 0 or (unanswered(one) or 0) < DEAD_REPEATS:
+        return False
+    return one.last_ack_s is None or one.last_ack_s > DEAD_AFTER_S
 
 
 def oversize(one: Connection) -> bool | None:
@@ -96,6 +99,27 @@ def window_shut(one: Connection) -> bool | None:
     return one.send_window == 0
 
 
+@dataclass(slots=True)
+class History:
+    """The looks at one rank's sockets, oldest first, in each of which a connection can be found."""
+
+    looks: Sequence[tuple[float, Sockets]]
+    _known: dict[int, Mapping[Identity, Connection]] = field(default_factory=dict)
+
+    def known(self, at: int) -> Mapping[Identity, Connection]:
+        """The connections that one look found."""
+        if at not in self._known:
+            self._known[at] = {identity(one): one for one in self.looks[at][1].connections}
+        return self._known[at]
+
+    def of(self, one: Connection) -> Iterator[tuple[float, Connection]]:
+        """The looks that found this connection."""
+        name = identity(one)
+        for at, (instant, _) in enumerate(self.looks):
+            if (found := self.known(at).get(name)) is not None:
+                yield instant, found
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Sums over connections between two looks; None where the kernel did not say."""
@@ -132,8 +156,10 @@ def _grown(old: Connection | None, new: Connection) -> Sequence[int | None]:
     values: tuple[int | None, ...] = _COUNTERS(new)
     if old is None:
         return values
+    if values == _COUNTERS(old):
+        return [None if now is None else 0 for now in values]
     return [None if now is None else now - (was or 0) for now, was in zip(values, _COUNTERS(old), strict=True)]
 
 
 def least(values: Iterable[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
+    return min([value for value in values if value is not None], default=None)

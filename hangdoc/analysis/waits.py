@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.places import named
+from hangdoc.analysis.places import named, python_in
 from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.story import is_library
 from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable
@@ -26,7 +26,7 @@ _BUFFER = "UnboundBuffer::wait"  # gloo: a send or receive that has been started
 _LEAVES = ("destroy_process_group", "abort_process_group")
 
 
-Chain = tuple[tuple[str, str, int | None], ...]  # Python frames: file, function, line
+Native = Mapping[int, Sequence[str]]  # by the identity of the Python frames over them, which the case keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,16 @@ def waits(case: Case) -> dict[Key, Wait]:
     return {key: _wait(case, key, facts, whole, native) for key, facts in stack.items() if facts.waits}
 
 
-def _native(case: Case, stack: Mapping[Key, StackFacts]) -> dict[Chain, tuple[str, ...]]:
+def _native(case: Case, stack: Mapping[Key, StackFacts]) -> Native:
     """Native functions by the Python stack over them: one rank a place is looked at so closely."""
-    found: dict[Chain, tuple[str, ...]] = {}
+    found: dict[int, tuple[str, ...]] = {}
     for key, facts in stack.items():
         if facts.native:
-            frames = named(case.record(key, "stacks"), facts.thread).frames
-            found[_chain(frames)] = tuple(frame.function for frame in frames if frame.native)
+            thread = named(case.record(key, "stacks"), facts.thread)
+            place = id(python_in(case, thread))
+            if place not in found:
+                found[place] = tuple([frame.function for frame in thread.frames if frame.native])
     return found
-
-
-def _chain(frames: Sequence[Frame]) -> Chain:
-    return tuple((frame.file, frame.function, frame.line) for frame in frames if not frame.native)
 
 
 def c10d_frame(stack: Stack) -> Frame | None:
@@ -105,12 +103,17 @@ def _groups(case: Case, key: Key) -> tuple[ProcessGroup, ...]:
 
 def _group(case: Case, known: ProcessGroup) -> Group:
     """What its members know as one group is one object, so that it is compared at a glance."""
-    found = Group(known.name, known.ranks, known.default)
-    return case.once("groups", dict[Group, Group]).setdefault(found, found)
+    told: dict[tuple[str, int, bool], Group] = case.once("told groups", dict)
+    at = (known.name, id(known.ranks), known.default)
+    if at not in told:
+        found = Group(known.name, known.ranks, known.default)
+        told[at] = case.once("groups", dict[Group, Group]).setdefault(found, found)
+    return told[at]
 
 
-def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: Mapping[Chain, Sequence[str]]) -> Wait:
-    stacks, known = case.record(key, "stacks"), {group.address: _group(case, group) for group in _groups(case, key)}
+def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: Native) -> Wait:
+    stacks, groups = case.record(key, "stacks"), _groups(case, key)
+    known = {group.address: _group(case, group) for group in groups}
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return Wait(facts.phase == "p2p", facts.op, None)
     stack = named(stacks, facts.thread)
@@ -118,11 +121,11 @@ def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: 
     if frame is None:
         if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # the reducer of DDP
             return Wait(False, facts.op, whole)
-        return _hidden(stack, facts, known, case.record(key, "source"), native.get(_chain(stack.frames), ()))
+        return _hidden(stack, facts, known, case.record(key, "source"), native.get(id(python_in(case, stack)), ()))
     found = _of_frame(frame, known, whole)
     argument = _variable(frame, _GROUPS)
     label = _label(argument.address, stack, stacks.globals or ()) if argument and argument.kind != "none" else None
-    threads = sum(_in_group(other, known, whole, found) for other in stacks.threads) if found else 1
+    threads = sum([_in_group(other, known, whole, found) for other in stacks.threads]) if found else 1
     if facts.phase != "p2p":
         return Wait(False, facts.op, found, label, threads=threads)
     number, inner = _number(frame, _GLOBAL), _number(frame, _LOCAL)
@@ -172,7 +175,11 @@ def _label(address: int | None, stack: Stack, module: Iterable[Variable]) -> str
 
 
 def _variable(frame: Frame, names: Sequence[str]) -> Variable | None:
-    return next((v for name in names for v in frame.variables or () if v.name == name), None)
+    for name in names if frame.variables else ():
+        for variable in frame.variables or ():
+            if variable.name == name:
+                return variable
+    return None
 
 
 def _number(frame: Frame, names: Sequence[str]) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from dossiers import LEAKS, ROOT, captured, judged
 from hangdoc.dossier import FEW_LINKS, MOST_LINKS, File, dossier, dossiers, fingerprint
 from hangdoc.readers import Source
-from hangdoc.report import report
+from judging import reported
 
 
 def test_who_is_blamed() -> None:
@@ -41,7 +41,7 @@ def test_secrets_are_masked_and_counted() -> None:
 def test_of_a_report(tmp_path: Path) -> None:
     capture = ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
     (tmp_path / "nothing.bin").write_bytes(bytes(range(256)))
-    told = report([capture, tmp_path])
+    told = reported(capture, tmp_path)
     (made,) = dossiers(told)
     assert [file.name.rsplit("/", 1)[-1] for file in made.files] == ["capture.jsonl.zst"]
     assert made.files[0].sha256 == hashlib.sha256(capture.read_bytes()).hexdigest()[:16]

@@ -16,19 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import playbooks
+from hangdoc.analysis.links import Links
 from hangdoc.evidence import Connection, RankEvidence, Snapshot, Sockets, Stack, Stacks, Variable
-from hangdoc.judge import Judge
 from hangdoc.recording import read
 from hangdoc.verdict import Finding, Verdict
-from hangdoc.watchdog import judge_with
+from judging import judge
 
 RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
 HOSTS = ("node-a", "node-b", "node-c")
-
-
-@cache
-def judge() -> Judge:
-    return judge_with((), print)
 
 
 @cache
@@ -153,6 +148,8 @@ def told_of(finding: Finding) -> list[Any]:
 
 def apart(a: Any, b: Any, at: str) -> Iterator[str]:
     """Where two facts are not the same; what is computed from instants may be off by a rounding."""
+    if isinstance(a, Links):
+        a, b = tuple(a), tuple(b)
     if is_dataclass(a):
         for field in fields(a):
             if field.name != "job":

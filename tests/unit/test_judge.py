@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 import playbooks
-from hangdoc.facts import schema
-from hangdoc.judge import Judge
-from hangdoc.playbook import load
 from hangdoc.recording import read
+from judging import judge
 from staged import At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\
@@ -30,12 +28,6 @@ WAITING = in_c10d("broadcast", ("serve", 6))
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    types = schema()
-    return Judge(load((playbooks.ROOT,), types), types)
-
-
-@pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
 
@@ -47,22 +39,22 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
         (30.0, "unknown", "for 1 min 30 s the others have waited for rank 0, idle at serve (job.py:5): "),
     ],
 )
-def test_ranks_that_wait_for_an_idle_one(judge: Judge, stage: Stage, every_s: float, status: str, note: str) -> None:
-    verdict = judge.verdict(stage.facts(*[[IDLE, WAITING]] * 4, every_s=every_s))
+def test_ranks_that_wait_for_an_idle_one(stage: Stage, every_s: float, status: str, note: str) -> None:
+    verdict = judge().verdict(stage.facts(*[[IDLE, WAITING]] * 4, every_s=every_s))
     assert (verdict.status, verdict.findings) == (status, ())
     assert verdict.note.startswith(note)
 
 
-def test_a_healthy_job_says_its_step(judge: Judge, stage: Stage) -> None:
+def test_a_healthy_job_says_its_step(stage: Stage) -> None:
     looks = [[in_backward(("train", 10), variables={"train": [number("step", n)]})] * 2 for n in range(5)]
-    assert judge.verdict(stage.facts(*looks)).note == "a step every 1 s"
+    assert judge().verdict(stage.facts(*looks)).note == "a step every 1 s"
 
 
 @pytest.mark.parametrize(("usual_s", "before"), [(None, ""), (0.01, ", 10 ms before"), (1000.0, "")])
-def test_a_slow_job_says_its_step_now_and_before(judge: Judge, usual_s: float | None, before: str) -> None:
+def test_a_slow_job_says_its_step_now_and_before(usual_s: float | None, before: str) -> None:
     capture = Path(playbooks.ROOT) / "straggler" / "capture.jsonl.zst"
     (recorded,) = read(capture)
-    verdict = judge.verdict(judge.facts(recorded.snapshots), usual_s)
+    verdict = judge().verdict(judge().facts(recorded.snapshots), usual_s)
     assert verdict.status == "slow"
     assert verdict.note.startswith("a step takes ")
     assert verdict.note.endswith(before or "s")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hangdoc.analysis.clocks import clocks, spent
+from hangdoc.analysis.clocks import clocks, over, spent
 from hangdoc.evidence import Process, ThreadCpu
 
 
@@ -44,3 +46,16 @@ def test_once_it_ran_the_kernels_own_count_holds() -> None:
 
 def test_one_look_tells_nothing() -> None:
     assert spent(clocks([(0.0, process(thread(1, 1.0, None)))])).delay_s is None
+
+
+@pytest.mark.parametrize("states", ["SSS", "RRR", "SRR", "RSR", "RRS"])
+@pytest.mark.parametrize("ran_s", [(0.0, 0.0, 0.0), (0.0, 0.5, 0.5), (0.0, 0.5, 1.0)])
+def test_the_whole_is_what_is_between_its_first_and_its_last_clock(
+    states: str, ran_s: tuple[float, float, float]
+) -> None:
+    series = [
+        (2.0 * n, process(replace(thread(1, 5.0 + ran, 0.1), state=state), thread(2, 1.0 + n, None)))
+        for n, (state, ran) in enumerate(zip(states, ran_s, strict=True))
+    ]
+    assert over(series) == spent(clocks(series))
+    assert over(series[:1]) == spent(clocks(series[:1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.condition import uniform
-from hangdoc.analysis.story import Step
+from hangdoc.analysis.story import Named, Step
 from hangdoc.evidence import Loop, Place, Tensor, Variable
 
 LOOPS = (
@@ -21,7 +21,7 @@ MINE = {
     "args": Variable("args", "<Namespace at 0x1>", kind="object"),
 }
 OTHER = {**MINE, "seen": Variable("seen", "4", number=4, kind="int")}
-STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), MINE)
+STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), Named(tuple(MINE.values())))
 
 
 @pytest.mark.parametrize(

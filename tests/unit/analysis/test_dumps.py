@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 
 from hangdoc.analysis.dumps import DumpJob
 from hangdoc.assemble import snapshots
-from hangdoc.judge import Judge
 from hangdoc.readers import Notes
 from hangdoc.readers._source import gather
 from hangdoc.readers.flight_recorder import READER
 from hangdoc.verdict import Finding
-from hangdoc.watchdog import judge_with
+from judging import judge
 from traces import Call, call, trace, write
 
 FOUR = {"0": range(4)}
@@ -47,11 +45,6 @@ def judged_at(folder: Path) -> tuple[DumpJob, Finding | None, str]:
     facts = judge().facts(list(snapshots(pieces)))
     verdict = judge().verdict(facts)
     return facts.job.dumps, verdict.findings[0] if verdict.findings else None, verdict.status
-
-
-@cache
-def judge() -> Judge:
-    return judge_with((), print)
 
 
 def culprits(finding: Finding) -> list[int | None]:

@@ -23,7 +23,7 @@ def test_median_of_the_others(values: Sequence[float]) -> None:
 
 
 def looks(at_s: float, phases: str) -> list[Look]:
-    spots = {phase: Spot(name, None, (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
+    spots = {phase: Spot(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
     return [Look(at_s + i, [], [], spots[phase]) for i, phase in enumerate(phases)]
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hangdoc.analysis.relation import Relation, relate
-from hangdoc.analysis.story import Step
+from hangdoc.analysis.story import Named, Step
 from hangdoc.evidence import Variable
 from probes._module import Module
 
@@ -47,7 +46,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
 
 
 def story(module: Module, *calls: tuple[str, int]) -> list[Step]:
-    return [Step(function, "job.py", line, "job.py", module.place(line), {}) for function, line in calls]
+    return [Step(function, "job.py", line, "job.py", module.place(line), Named(())) for function, line in calls]
 
 
 MAIN, TRAIN = ("main", 19), "train"
@@ -82,8 +81,8 @@ def test_relation(
 
 
 def test_without_source_nothing_is_claimed() -> None:
-    here = [Step("main", "job.py", 20, "job.py", None, {})]
-    there = [Step("main", "job.py", 19, "job.py", None, {})]
+    here = [Step("main", "job.py", 20, "job.py", None, Named(()))]
+    there = [Step("main", "job.py", 19, "job.py", None, Named(()))]
     assert relate(here, there) == Relation("apart", here[0], there[0])
 
 
@@ -128,9 +127,9 @@ def test_a_library_s_own_condition_does_not_part_ranks(tmp_path: Path, line: int
     library = "/v/lib/python3.11/site-packages/framework/loop.py"
 
     def advance(line: int) -> Step:
-        return Step("advance", library, line, "loop.py", framework.place(line), {})
+        return Step("advance", library, line, "loop.py", framework.place(line), Named(()))
 
-    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), {})
+    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), Named(()))
     found = relate([advance(line)], [advance(6), hook])
     assert (found.kind, found.branch and found.branch.test) == ("out_of_branch", "trainer.is_global_zero")
     assert relate([advance(6), hook], [advance(line)]).kind == "in_branch"
@@ -166,7 +165,7 @@ def fit(loader):
 def test_a_rank_before_a_loop_that_is_under_way(tmp_path: Path, caller: int, step: float, kind: str) -> None:
     module = parsed(ROUNDS, tmp_path / "job.py")
     inside = story(module, ("fit", caller), ("epoch", 4))
-    inside[1] = replace(inside[1], variables={"step": Variable("step", str(step), number=step, kind="int")})
+    inside[1] = inside[1]._replace(variables=Named((Variable("step", str(step), number=step, kind="int"),)))
     mine = story(module, ("fit", caller), ("epoch", 2))
     assert relate(mine, inside).kind == kind
     assert relate(inside, mine).kind == {"left_loop": "in_loop", "behind": "ahead"}[kind]

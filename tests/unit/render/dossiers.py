@@ -7,12 +7,11 @@ from pathlib import Path
 
 from hangdoc.dossier import Dossier, File, Standing, dossier
 from hangdoc.facts import Facts
-from hangdoc.judge import Judge
 from hangdoc.recording import read
 from hangdoc.sides import Line, Local, Side
 from hangdoc.timeline import Event, Lane, Span, Timeline
 from hangdoc.verdict import Verdict
-from hangdoc.watchdog import judge_with
+from judging import judge
 from replicas import replicate
 from verdicts import hostile
 
@@ -23,11 +22,6 @@ ENEMY = (
 ) + "W" * 10_000
 SECRETS = ("hf_abcdefghijklmnopqrst", "hunter2", "AKIAIOSFODNN7EXAMPLE", "dXNlcjpwYXNz")
 LEAKS = f"token={SECRETS[0]} https://bob:{SECRETS[1]}@host/x {SECRETS[2]} Authorization: Basic {SECRETS[3]}"
-
-
-@cache
-def judge() -> Judge:
-    return judge_with((), print)
 
 
 @cache

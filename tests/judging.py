@@ -1,0 +1,20 @@
+"""The shipped playbooks, compiled once for all tests of a run: it takes a second."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from hangdoc.judge import Judge
+from hangdoc.report import Report, report
+from hangdoc.watchdog import judge_with
+
+
+@cache
+def judge() -> Judge:
+    return judge_with((), print)
+
+
+def reported(*sources: Path) -> Report:
+    """What `hangdoc report` makes of them."""
+    return report(sources, judge=judge())
