@@ -138,10 +138,11 @@ def once(folder: Path, hosts: Sequence[str]) -> tuple[float, float, dict[str, An
     return took, float(peak), json.loads(verdict)
 
 
-# The collector's own peak: what its children used is not in it.
+# The collector's own peak since exec: `ru_maxrss` has that of whoever started it as well, and that is us.
 PEAK = """\
-import atexit, resource, runpy, sys
-atexit.register(lambda: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True))
+import atexit, pathlib, runpy, sys
+status = pathlib.Path("/proc/self/status")
+atexit.register(lambda: print(int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024, flush=True))
 sys.argv = ["hangdoc", *sys.argv[3:]]
 runpy.run_module("hangdoc.cli", run_name="__main__")
 """

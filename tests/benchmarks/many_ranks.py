@@ -1,7 +1,8 @@
 """How long it takes to judge a large job: the facts of all its ranks, and every playbook over them, on one core.
 
 What was recorded of a real job that hangs, with one rank to blame, is seen of many ranks on many hosts; each has its
-own numbers (see `replicas`). The verdict must be the same at every size.
+own numbers (see `replicas`), and has crossed from each host's agent as it does in a fleet: so many ranks are judged
+nowhere else. The verdict must be the same at every size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hangdoc.recording import read
 from hangdoc.verdict import Verdict
 from hangdoc.watchdog import judge_with
 from jobs import ROOT
-from replicas import replicate
+from replicas import collected, replicate
 
 SIZES = (10, 100, 1_000, 10_000)
 LIMIT_S = 2.0
@@ -51,7 +52,7 @@ def measure(judge: Judge, playbook: str, sizes: Sequence[int], profile: bool) ->
     found = []
     for size in sizes:
         blamed = 2 * size // 3
-        history = replicate(looks, size, {blamed: CAPTURES[playbook]})
+        history = collected(replicate(looks, size, {blamed: CAPTURES[playbook]}))
         with cProfile.Profile() if profile and size == sizes[-1] else nullcontext() as profiler:
             facts_s, rules_s, verdict = judged(judge, history)
         found.append((facts_s, rules_s, is_right(verdict, playbook, blamed)))
@@ -75,7 +76,7 @@ def main() -> None:
     judge = judge_with((), print)
     well = [measure(judge, playbook, given.sizes, given.profile) for playbook in CAPTURES]
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"\nlargest memory of the whole process, with the evidence: {used:.0f} MiB")
+    print(f"\nlargest memory of the whole process, with the evidence and what its agents keep: {used:.0f} MiB")
     sys.exit(not all(well))
 
 

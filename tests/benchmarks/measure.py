@@ -62,10 +62,19 @@ def cpu_s(pid: int) -> tuple[float, float]:
     return user + system, of_children + in_kernel
 
 
+def additions_s() -> float:
+    """CPU seconds of a loop in this interpreter: the same machine may take twice as long an hour later."""
+    began, total = time.process_time(), 0
+    for number in range(10_000_000):
+        total += number
+    return time.process_time() - began
+
+
 def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     """Print it, under a line that says where it was measured."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "py-spy"))
     machine = f"Linux {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    machine += f", 10^7 additions in {additions_s():.2f} s"
     print(f"\n{title}\nhangdoc {__version__}, Python {platform.python_version()}, {packages}, {machine}")
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:

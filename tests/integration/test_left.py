@@ -10,7 +10,7 @@ import yaml
 
 import playbooks
 from hangdoc import demo
-from hangdoc.report import report
+from judging import reported
 
 LEFT = Path(__file__).resolve().parent.parent / "left"
 KEPT: dict[str, dict[str, Any]] = yaml.safe_load((LEFT / "kept.yaml").read_text(encoding="utf-8"))
@@ -23,7 +23,7 @@ def test_the_logs_tell(name: str, tmp_path: Path) -> None:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
     expected = CASES[name]["expect"]
-    (verdict,) = report([tmp_path]).verdicts
+    (verdict,) = reported(tmp_path).verdicts
     if not expected:
         assert verdict.findings == ()
         assert verdict.status == "unknown"
@@ -41,7 +41,7 @@ def test_the_logs_tell(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_logs_dumps_and_stacks_tell(name: str) -> None:
     expected = KEPT[name]
-    (verdict,) = report([LEFT / "kept" / name]).verdicts
+    (verdict,) = reported(LEFT / "kept" / name).verdicts
     found = verdict.findings[0]
     assert (found.playbook, verdict.status) == (expected["playbook"], expected.get("status", "stalled"))
     assert sorted(one.rank for one in found.culprits if one.rank is not None) == expected["culprits"]

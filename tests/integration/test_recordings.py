@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.report import report
+from judging import reported
 
 RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
 TRUTH: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "truth.json").read_text())
@@ -20,7 +20,7 @@ TRUTH: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "truth.json").read_t
 @pytest.mark.parametrize("name", TRUTH)
 def test_judged_as_what_it_was(name: str) -> None:
     truth = TRUTH[name]
-    (verdict,) = report([RECORDINGS / f"{name}.jsonl.zst"]).verdicts
+    (verdict,) = reported(RECORDINGS / f"{name}.jsonl.zst").verdicts
     best = verdict.findings[0] if verdict.findings else None
     assert verdict.status == truth["status"]
     assert (best.playbook if best else None) == truth["playbook"]
