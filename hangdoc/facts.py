@@ -6,8 +6,8 @@ groups are reached as `job.GROUP.field`. A rule over the job reads the job's gro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any
 
 from hangdoc.analysis import Analysis, Case, Key, load, rounds
@@ -92,6 +92,7 @@ def _derived_later(slot: Any) -> property:
 
 def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     """Run every analysis over the evidence, in order."""
+    history = _settled(history)
     looked = rounds(history)
     case = Case(history, _newest(looked), _rounds=looked)
     for analysis in types.analyses:
@@ -118,6 +119,27 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         for evidence, of_groups in zip(case.ranks.values(), zip(*groups, strict=True), strict=True)
     ]
     return Facts(tuple(sorted(ranks, key=lambda r: (r.rank, r.host, r.pid))), job, case)
+
+
+def _settled(history: Sequence[Snapshot]) -> Sequence[Snapshot]:
+    """Without what a host told of ranks before another host, which is nearer to them, came to answer for them."""
+    if not any(shot.elsewhere for shot in history):
+        return history
+    left: dict[str, set[int]] = {}
+    kept: list[Snapshot] = []
+    for shot in reversed(history):
+        pids = left.setdefault(shot.host, set())
+        if shot.ranks or shot.records or shot.unseen:
+            kept.append(_without(shot, pids))
+        pids.update(shot.elsewhere)
+    return kept[::-1]
+
+
+def _without(shot: Snapshot, pids: Collection[int]) -> Snapshot:
+    ranks = tuple(rank for rank in shot.ranks if rank.target.pid not in pids)
+    if len(ranks) == len(shot.ranks):
+        return shot
+    return replace(shot, ranks=ranks, unseen=tuple(lack for lack in shot.unseen if lack.pid not in pids))
 
 
 def _group(case: Case, analysis: Analysis) -> list[Any]:

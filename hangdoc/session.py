@@ -132,7 +132,8 @@ class Session:
             died = self._died.setdefault(job, {})
             died.update(_last_of(history, shots, frozenset(died)))
             parts = (of_job(shot, job) for shot in shots)
-            history.append(_Round(self._rounds, tuple(part for part in parts if part.ranks or part.unseen)))
+            told = tuple(part for part in parts if part.ranks or part.unseen or part.elsewhere)
+            history.append(_Round(self._rounds, told))
         if self.keep:
             for shot in shots:
                 self.keep.snapshot(shot)

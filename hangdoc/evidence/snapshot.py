@@ -56,3 +56,4 @@ class Snapshot:
     records: Mapping[str, Any] = field(default_factory=dict)  # of host probes
     unseen: tuple[Unseen, ...] = ()
     tier: str = "pulse"  # pulse | look | examine
+    elsewhere: tuple[int, ...] = ()  # PIDs: ranks of this host that another host's agent answers for

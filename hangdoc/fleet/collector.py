@@ -249,18 +249,20 @@ class Fleet:
             self._owners.note(host.name, host.about)
         seen = {process for host in live for process, _ in host.about.values()}
         self._owners.keep({host.name for host in live}, seen)
+        away = self._owners.skipped()
         owned = {host.name: self._owned(host) for host in live}
         names = jobs(replace(rank.target, host=name) for name, ranks in owned.items() for rank in ranks)
-        shots = tuple(self._renamed(host, owned[host.name], names) for host in live if host.news)
-        late = {host.name for host in live if not host.news}
+        shots = [self._renamed(host, owned[host.name], names, away.get(host.name, ())) for host in live if host.news]
+        late = {host.name: away.get(host.name, ()) for host in live if not host.news}
         self._targets = (
-            *(target for target in self._targets if target.host in late),
+            *(target for target in self._targets if target.pid not in late.get(target.host, (target.pid,))),
             *(rank.target for shot in shots for rank in shot.ranks),
         )
         for host in live:
             host.news = False
         self._forgotten &= {(host.name, target.pid, target.start_ticks) for host in live for target in host.about}
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        shots += [Snapshot(name, 0.0, now, (), elsewhere=pids) for name, pids in late.items() if pids]
         return (*shots, *(_nothing(name, why, now) for name, why in self.lost().items()))
 
     def _owned(self, host: Host) -> list[RankEvidence]:
@@ -272,7 +274,9 @@ class Fleet:
             and self._owners.owner(host.about[rank.target][0]) == host.name
         ]
 
-    def _renamed(self, host: Host, ranks: Sequence[RankEvidence], names: Mapping[tuple[str, str], str]) -> Snapshot:
+    def _renamed(
+        self, host: Host, ranks: Sequence[RankEvidence], names: Mapping[tuple[str, str], str], away: tuple[int, ...]
+    ) -> Snapshot:
         """The newest snapshot, host and jobs called as the fleet calls them; a target that stays is the same object."""
         before, host.named = host.named, {}
         for target in (rank.target for rank in ranks):
@@ -282,7 +286,7 @@ class Fleet:
         assert host.shot is not None
         told = tuple(replace(rank, target=host.named[rank.target]) for rank in ranks)
         unseen = tuple(replace(lack, host=host.name) for lack in host.shot.unseen)
-        return replace(host.shot, ranks=told, unseen=unseen)
+        return replace(host.shot, ranks=told, unseen=unseen, elsewhere=away)
 
 
 def _nothing(host: str, why: str, now: str) -> Snapshot:

@@ -21,7 +21,7 @@ def say(message: object) -> None:
 
 def snapshot(number: int) -> Snapshot:
     """One rank, or several of which each host sees all."""
-    ranks = range(3) if SCENE == "one-kernel" else [int(HOST.lstrip("n")) - 1]
+    ranks = range(3) if SCENE.startswith("one-kernel") else [int(HOST.lstrip("n")) - 1]
     cpu = Process(0, 1, 0, "S", (), None, None, 1.0, 0.1 * number, 0, (ThreadCpu(1, "python", "S", 0.1 * number),))
     seen = tuple(
         RankEvidence(
@@ -36,7 +36,7 @@ def snapshot(number: int) -> Snapshot:
 
 def process(pid: int) -> tuple[str, int]:
     """On one kernel each host is nearest to the rank that is its own."""
-    if SCENE != "one-kernel":
+    if not SCENE.startswith("one-kernel"):
         return f"{HOST} {pid}", 4
     return f"kernel {pid}", 4 if pid == 99 + int(HOST.lstrip("n")) else 2
 
@@ -51,7 +51,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         if HOST == "n2" and SCENE == "silent":
             time.sleep(3600)
-        if HOST == "n2" and SCENE == "away" and number == 2:
+        if HOST == "n2" and number == {"away": 2, "one-kernel-late": 0, "one-kernel-away": 2}.get(SCENE):
             time.sleep(AWAY_S)
         if line == wire.PING:
             say(wire.Pong())

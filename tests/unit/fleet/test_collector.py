@@ -15,6 +15,8 @@ from hangdoc.evidence import Snapshot
 from hangdoc.fleet.carrier import Carrier
 from hangdoc.fleet.collector import Fleet
 from hangdoc.fleet.via import Way
+from hangdoc.session import Session
+from judging import judge
 from probes import Tier
 
 ROOT = Path(__file__).parents[3]
@@ -90,6 +92,23 @@ def test_a_host_that_was_away_comes_back_by_itself() -> None:
         "n2 is not seen: its agent is silent for 3.5 s",
         "n2 is back",
     ]
+
+
+@pytest.mark.parametrize("scene", ["one-kernel-late", "one-kernel-away"])
+def test_a_rank_that_another_agent_answered_for_meanwhile_counts_once(scene: str) -> None:
+    with fleet(scene) as made:
+        session = Session(made, None)
+        other = False
+        end = time.monotonic() + 20.0
+        while time.monotonic() < end:
+            session.look()
+            seen = [(rank.host, rank.rank) for rank in session.facts("none", judge()).ranks]
+            assert len({rank for _, rank in seen}) == len(seen), seen
+            other = other or ("n1", 1) in seen
+            if other and seen == EVERY:
+                return
+            session.wait(0.25)
+    pytest.fail(f"n1 answered for rank 1: {other}; in the end there were {seen}")
 
 
 def test_an_agent_that_ended_is_started_anew() -> None:
