@@ -38,9 +38,14 @@ class Spent:
 NOTHING = Spent(0.0, 0.0, None, {})
 
 
-def processes(case: Case, key: Key) -> list[tuple[float, Process]]:
+def processes(case: Case, key: Key) -> Sequence[tuple[float, Process]]:
     """A rank's records of probe `cpu` with their instants, oldest first."""
-    return [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
+    known: dict[Key, Sequence[tuple[float, Process]]] = case.once("processes", dict)
+    found = known.get(key)
+    if found is None:
+        series = case.series(key, "cpu")
+        found = known[key] = [(at, record) for at, record in series if isinstance(record, Process)]
+    return found
 
 
 def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
@@ -72,8 +77,10 @@ def _queued_s(series: Sequence[tuple[float, Process]], number: int, threads: Seq
     """How long each of these threads has stood in a run queue at an instant, by the looks since which it has."""
     at_s = series[number][0]
     still = {thread.tid: thread for thread in threads if thread.state == "R"}
+    if not still:
+        return {}
     since = dict.fromkeys(still, at_s)
-    for before_s, process in reversed(series[:number]) if still else ():
+    for before_s, process in reversed(series[:number]):
         runnable = {t.tid: t for t in process.threads if t.state == "R"}
         still = {tid: old for tid, new in still.items() if (old := runnable.get(tid)) and _ran_s(old, new) < _RAN_S}
         since.update(dict.fromkeys(still, before_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -69,8 +69,9 @@ def _differ(here: Mapping[Key, tuple[Call, Tensor]]) -> bool:
 
 def _often(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
     """What ranks that go on hand to one call again and again, where it is not the same."""
-    once = {key: [one for one in seen[key] if not _of_a_list(case, key, one[0])] for key in seen}
-    return _usual({key: _held(case, key) for key in seen}) or _usual(once)
+    sources = {key: [one for one in case.distinct(key, "source") if isinstance(one, Source)] for key in seen}
+    held = {key: _held(case, key, known) for key, known in sources.items()}
+    return _usual(held) or _usual({key: _of_no_list(case, handed, sources[key]) for key, handed in seen.items()})
 
 
 def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
@@ -104,10 +105,9 @@ def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple
     return {}
 
 
-def _held(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
+def _held(case: Case, key: Key, sources: Sequence[Source]) -> list[tuple[Call, Tensor]]:
     """What the variables that a function hands to collectives held, look after look, wherever in it the rank was."""
     found: list[tuple[Call, Tensor]] = []
-    sources = [one for one in case.distinct(key, "source") if isinstance(one, Source)]
     places = {at: place for source in sources for at, place in _handing(case, source).items()}
     for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if places else ():
         place = places.get(f"{frame.file}:{frame.line}")
@@ -134,8 +134,7 @@ def _threads(case: Case, key: Key) -> list[Stack]:
 def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     """What a rank was seen handing over, oldest first."""
     found: dict[int, tuple[Call, Tensor] | None] = {}
-    threads = _threads(case, key)
-    for stack in threads:
+    for stack in (threads := _threads(case, key)):
         if id(stack) not in found:
             found[id(stack)] = _argument(stack.frames)
     return [one for stack in threads if (one := found[id(stack)]) is not None]
@@ -157,10 +156,22 @@ def _call(own: Frame, op: str, line: int | None) -> Call:
     return site, op, f"{own.file}:{line}"
 
 
-def _of_a_list(case: Case, key: Key, call: Call) -> bool:
-    """A call for one after the other of a list, as of a model's parameters: its tensor is another one every time."""
-    sources = (source for _, source in case.series(key, "source") if isinstance(source, Source))
-    place = next((source.places[call[2]] for source in sources if call[2] in source.places), None)
+def _of_no_list(
+    case: Case, handed: Sequence[tuple[Call, Tensor]], sources: Sequence[Source]
+) -> Sequence[tuple[Call, Tensor]]:
+    """Without calls for one after the other of a list, as of a model's parameters: another tensor every time."""
+    if not handed:
+        return handed
+    known: dict[Hashable, bool] = case.once("of a list", dict)
+    told = tuple(map(id, sources))
+    for _, _, at in {call for call, _ in handed}:
+        if (at, told) not in known:
+            known[at, told] = _of_a_list(at, sources)
+    return [one for one in handed if not known[one[0][2], told]]
+
+
+def _of_a_list(at: str, sources: Sequence[Source]) -> bool:
+    place = next((source.places[at] for source in sources if at in source.places), None)
     return place is not None and any(targets(loop.header) & set(WORD.findall(place.text)) for loop in place.loops)
 
 

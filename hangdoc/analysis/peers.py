@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Connection, Environ, Sockets
@@ -15,8 +15,7 @@ SERVICES = 1024  # ports below belong to services (https, NFS, ssh): collectives
 End = tuple[str, str, int, str, int]  # where ("" unless loopback), local, port, remote, port
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(NamedTuple):  # of which there are many: it is made faster than a frozen dataclass
     """One rank's end of a connection that carries data to another rank."""
 
     owner: Key
@@ -39,15 +38,16 @@ def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
     owners = {end: key for key, mine in ends.items() for _, end in mine}
     stores = _store_ports(case, seen, ends, owners)
     complete = _complete(case, seen)
+    jobs = {key: evidence.target.job for key, evidence in case.ranks.items()}
     found: dict[Key, tuple[Data, ...]] = {}
     for key, mine in ends.items():
-        store = stores[case.ranks[key].target.job]
+        store = stores[jobs[key]]
         data = [
             Data(key, one, owners.get(mirrored(end)), end)
             for one, end in mine
             if one.state in OPEN and one.local_port not in store and one.remote_port not in store
         ]
-        found[key] = tuple([one for one in data if _leads_to_rank(case, one, seen[key], complete)])
+        found[key] = tuple([one for one in data if _leads_to_rank(one, seen[key], jobs, complete)])
     return found
 
 
@@ -63,11 +63,11 @@ def _end(key: Key, record: Sockets, one: Connection) -> End:
     return where, one.local, one.local_port, one.remote, one.remote_port
 
 
-def _leads_to_rank(case: Case, data: Data, record: Sockets, complete: Mapping[str, bool]) -> bool:
+def _leads_to_rank(data: Data, record: Sockets, jobs: Mapping[Key, str], complete: Mapping[str, bool]) -> bool:
     one, peer = data.connection, data.peer
-    job = case.ranks[data.owner].target.job
+    job = jobs[data.owner]
     if peer is not None:
-        return peer != data.owner and case.ranks[peer].target.job == job
+        return peer != data.owner and jobs[peer] == job
     if complete[job] or _is_loopback(one.remote) or one.remote in {other.local for other in record.connections}:
         return False  # every rank is known, or it leads to a process of this host that is no rank
     return min(one.local_port, one.remote_port) >= SERVICES

@@ -188,7 +188,8 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
     changes = [b.at_s for a, b in pairwise(looks) if a.story is not b.story and _differ(a, b)]
     window = looks[-1].at_s - looks[0].at_s if len(looks) > 1 else None
     last = changes[-1] if changes else looks[0].at_s if looks else None
-    phases = [look.spot.phase for look in looks]
+    seen = spots(looks)
+    shares = case.once(("shares", seen), lambda: _shares(seen))
     counter, period = _step(looks)
     recent = looks[-max(MIN_RECENT, len(looks) // 3) :]
     ended = [b - a for a, b in pairwise([looks[0].at_s, *changes])] if changes else []
@@ -200,10 +201,10 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         standing_looks=sum(look.at_s >= last for look in looks) if last is not None else 0,
         pause_s=max(ended, default=None),
         cpu_share=_cpu_share(case, key),
-        wait_share=_share(phases, WAITING),
-        compute_share=_share(phases, COMPUTES),
-        input_share=_share(phases, READS),
-        sites=len({look.spot.lines for look in looks}),
+        wait_share=shares.waits,
+        compute_share=shares.computes,
+        input_share=shares.reads,
+        sites=shares.sites,
         counter=counter,
         period_s=period,
         recent_s=period if len(recent) == len(looks) else _step(recent)[1],
@@ -256,8 +257,22 @@ def _counters(look: Look) -> dict[str, float]:
     return {name: one.number for name, one in variables if one and one.number is not None}
 
 
-def _share(seen: Sequence[str], phases: Collection[str]) -> float | None:
-    return sum([phase in phases for phase in seen]) / len(seen) if seen else None
+class _Shares(NamedTuple):
+    """Of the looks; and how many different places they found."""
+
+    waits: float | None
+    computes: float | None
+    reads: float | None
+    sites: int
+
+
+def _shares(seen: Sequence[Spot]) -> _Shares:
+    waits, computes, reads = (_share(seen, phases) for phases in (WAITING, COMPUTES, READS))
+    return _Shares(waits, computes, reads, len({spot.lines for spot in seen}))
+
+
+def _share(seen: Sequence[Spot], phases: Collection[str]) -> float | None:
+    return sum([spot.phase in phases for spot in seen]) / len(seen) if seen else None
 
 
 def _cpu_share(case: Case, key: Key) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -20,9 +20,8 @@ SMALL = 0.25  # of a full segment, on average
 Identity = tuple[str, int, str, int, int | None]
 
 
-def identity(one: Connection) -> Identity:
-    """Tells a connection from every other over time."""
-    return one.local, one.local_port, one.remote, one.remote_port, one.inode
+# Tells a connection from every other over time.
+identity: Callable[[Connection], Identity] = attrgetter("local", "local_port", "remote", "remote_port", "inode")
 
 
 def idle(one: Connection) -> float | None:
@@ -109,7 +108,8 @@ class History:
     def known(self, at: int) -> Mapping[Identity, Connection]:
         """The connections that one look found."""
         if at not in self._known:
-            self._known[at] = {identity(one): one for one in self.looks[at][1].connections}
+            connections = self.looks[at][1].connections
+            self._known[at] = dict(zip(map(identity, connections), connections, strict=True))
         return self._known[at]
 
     def of(self, one: Connection) -> Iterator[tuple[float, Connection]]:

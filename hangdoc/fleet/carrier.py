@@ -209,6 +209,7 @@ class _Worker(EventHandler):  # type: ignore[misc]
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         if sname == "stdout":
             self._events.put(Event("line", node, msg))
+            worker.current_msg = None  # else the last line of every host is kept: of thousands some 30 MiB
         elif msg.strip():
             self._said[node] = msg.strip()
 
