@@ -93,8 +93,10 @@ def _longest(seconds: Sequence[float | None]) -> float | None:
 
 def launch_in(case: Case, key: Key) -> Launch | None:
     """What a launcher of the case was told; None for a rank."""
+    if case.ranks[key].target.role != "agent":
+        return None
     process, environ = case.record(key, "cpu"), case.record(key, "environ")
-    if case.ranks[key].target.role != "agent" or not isinstance(process, Process):
+    if not isinstance(process, Process):
         return None
     return launch_of(process.command, environ.variables if isinstance(environ, Environ) else {})
 
@@ -140,7 +142,7 @@ def _unanswered(case: Case, key: Key, asked: Sequence[Connection]) -> float:
 def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
     """Since torchelastic's launcher began its rendezvous (s), by the clock that it noted down."""
     start = _entered(frames)
-    shots = case.shots(key[0])
+    shots = case.shots(key[0]) if start is not None else ()
     if start is None or not shots:
         return None
     try:
