@@ -105,7 +105,7 @@ class Live:
         was_stalled = mine.state == "stalled"
         if stuck(facts, _patience_s(facts, mine)) and not was_stalled:
             self._stalled(job, facts, mine)
-        elif was_stalled and not facts.job.stall.stalled:
+        elif was_stalled and facts.job.stall.settled and not facts.job.stall.stalled:
             self.emit(_event("recovered", job=job, seconds=round(self.session.at_s - mine.since_s, 1)))
             mine.state = "new"
         elif not was_stalled:

@@ -25,10 +25,11 @@ class Look:
     alive: bool = True
     step_s: float | None = 0.5
     idle: bool = False
+    settled: bool = True
     dead_links: int = 0
 
     def facts(self) -> Any:
-        stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=True, idle=self.idle)
+        stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
         progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, pause_s=None, standing_s=None)
         exits = SimpleNamespace(fault=False, fault_s=None, well=not self.alive)
         rank = SimpleNamespace(
@@ -109,6 +110,10 @@ OVER = Look(alive=False)
         (
             [Look(), Look("stalled", True, 12.0), Look("stalled", True, 22.0), Look()],
             ["healthy", "stall", "verdict stalled", "recovered 32.0"],
+        ),
+        (  # of a rank too little is seen yet, as another agent has just come to answer for it
+            [Look(), Look("stalled", True, 12.0), Look("unknown", settled=False), Look("stalled", True, 32.0), Look()],
+            ["healthy", "stall", "verdict stalled", "recovered 42.0"],
         ),
         ([Look(), Look("stalled", True, 5.0, dead_links=1)], ["healthy", "stall", "verdict stalled"]),  # no mere pause
         ([Look(), Look("unknown", idle=True)], ["healthy", "verdict unknown"]),
