@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from hangdoc.analysis import Analysis, Case, Key, load, rounds
@@ -65,7 +66,7 @@ def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
             ("job", job),
             *((a.name, a.rank_facts) for a in found if a.rank_facts is not None),
         ],
-        frozen=True,
+        unsafe_hash=True,  # and not frozen, see `light`
         slots=True,
     )
     later = {a.name: _derived_later(getattr(rank, a.name)) for a in found if on_demand(a)}
@@ -118,7 +119,7 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         )
         for evidence, of_groups in zip(case.ranks.values(), zip(*groups, strict=True), strict=True)
     ]
-    return Facts(tuple(sorted(ranks, key=lambda r: (r.rank, r.host, r.pid))), job, case)
+    return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case)
 
 
 def _settled(history: Sequence[Snapshot]) -> Sequence[Snapshot]:
@@ -147,7 +148,8 @@ def _group(case: Case, analysis: Analysis) -> list[Any]:
     if on_demand(analysis):
         return [Pending(analysis, case)] * len(case.ranks)
     facts = case.rank_facts[analysis.name]
-    return [facts[key] for key in case.ranks]
+    # Most are in the order of the ranks: then none needs to be looked up.
+    return list(facts.values()) if list(facts) == list(case.ranks) else [facts[key] for key in case.ranks]
 
 
 def _newest(looked: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]]) -> dict[Key, RankEvidence]:

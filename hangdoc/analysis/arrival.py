@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from hangdoc.analysis import Case, Key
@@ -15,6 +14,7 @@ from hangdoc.analysis.tcp import asked_s, least
 from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable
 from hangdoc.fold import endpoint
 from hangdoc.launch import Launch, launch_of
+from hangdoc.light import light
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
 UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely slow
@@ -25,7 +25,7 @@ ELASTIC = "torch/distributed/elastic/"
 RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class Arrival:
     """What is known of one that is being set up."""
 
@@ -165,7 +165,7 @@ def _entered(frames: Sequence[Timed]) -> float | None:
 
 def _left(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
     """Until the deadline of a c10d rendezvous (s)."""
-    shots = case.shots(key[0])
+    shots = case.shots(key[0]) if frames else ()
     for function, variables in frames:
         deadline = variables.get("deadline")
         if function == "next_rendezvous" and deadline is not None and deadline.number is not None and shots:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.stack import of_harness
 from hangdoc.evidence import Process, ThreadCpu
+from hangdoc.light import light
 
 _RAN_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class Clock:
     """The threads' clocks at an instant, by thread (s, since each started)."""
 
@@ -21,7 +21,7 @@ class Clock:
     delay_s: Mapping[int, float]  # in a run queue; without the threads of which the kernel does not tell
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class Spent:
     """CPU time that a rank's threads got, and waited for in run queues, between two instants (s)."""
 
@@ -98,10 +98,13 @@ def spent(found: Sequence[Clock]) -> Spent:
     if len(found) < 2:
         return NOTHING
     first, last = found[0], found[-1]
-    cpu_s, delay_s = _grown(first.cpu_s, last.cpu_s), _grown(first.delay_s, last.delay_s)
-    whole = {tid: time + delay_s.get(tid, 0.0) for tid, time in cpu_s.items()}
-    return Spent(last.at_s - first.at_s, sum(cpu_s.values()), sum(delay_s.values()) if delay_s else None, whole)
-
-
-def _grown(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
-    return {tid: max(0.0, value - before.get(tid, 0.0)) for tid, value in now.items()}
+    cpu_s = delay_s = 0.0
+    whole: dict[int, float] = {}
+    for tid, now in last.cpu_s.items():
+        whole[tid] = ran = max(0.0, now - first.cpu_s.get(tid, 0.0))
+        cpu_s += ran
+        if tid in last.delay_s:
+            queued = max(0.0, last.delay_s[tid] - first.delay_s.get(tid, 0.0))
+            delay_s += queued
+            whole[tid] += queued
+    return Spent(last.at_s - first.at_s, cpu_s, delay_s if last.delay_s else None, whole)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import cast
 
 from hangdoc.analysis import Case, Key, tcp
@@ -17,11 +18,13 @@ from hangdoc.analysis.peers import Data, data_connections, mirrored
 from hangdoc.analysis.suspect import Suspect
 from hangdoc.evidence import Connection
 from hangdoc.fold import endpoint
+from hangdoc.light import light
 
+_TOLD = attrgetter("state", "interface", "send_queue", "receive_queue", "backoff", "retransmits")
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class NetworkFacts:
     """One rank's connections to other ranks of its job; ages in seconds, sizes in bytes."""
 
@@ -82,7 +85,8 @@ class NetworkAnalysis:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         alone = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
-        dead = {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()}
+        some = not set(alone.values()) <= {False}  # else neither end of any is
+        dead = {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()} if some else alone
         looks = {key: tcp.History(case.series(key, "sockets")) for key in data}
         wrong = faults(case, data, looks)
         facts = {
@@ -96,6 +100,7 @@ class NetworkAnalysis:
 
 def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp.History, wrong: Faults) -> NetworkFacts:
     mine = [one.connection for one in data]
+    states, names, sent, received, backoffs, again = zip(*map(_TOLD, mine), strict=True) if mine else ((),) * 6
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
     overall, recent = _traffic(mine, history)
     interfaces = of_rank(case, key)
@@ -109,21 +114,21 @@ def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp.H
         established_peers=len(
             {one.peer or one.connection.remote for one in data if one.connection.state == "established"}
         ),
-        unacked_bytes=max([one.send_queue for one in mine], default=0),
-        receive_queue_bytes=max([one.receive_queue for one in mine], default=0),
-        backoff=max([one.backoff for one in mine if one.backoff is not None], default=None),
-        retransmitting=_any([tcp.repeats(one) for one in mine]),
+        unacked_bytes=max(sent, default=0),
+        receive_queue_bytes=max(received, default=0),
+        backoff=max([one for one in backoffs if one is not None], default=None),
+        retransmitting=_any([None if one is None else one > 0 for one in again]),
         retransmit_share=overall.repeated / overall.sent if overall.sent and overall.repeated is not None else None,
         idle_s=tcp.least([tcp.idle(one) for one in mine]),
         moving=None if recent is None or recent.crossed is None else recent.crossed > 0,
         bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
         zero_window=_any([tcp.window_shut(one) for one in mine]),
-        close_wait=sum([one.state == "close_wait" for one in mine]),
+        close_wait=states.count("close_wait"),
         dead_links=sum([dead[one.end] is True for one in data]),
         syn_sent=len(waiting),
         syn_sent_s=_waiting_s(waiting, history) if waiting else None,
         syn_sent_to=tuple(sorted({endpoint(one.remote, one.remote_port) for one in waiting})),
-        interfaces=tuple(sorted({one.interface for one in mine if one.interface})),
+        interfaces=tuple(sorted(filter(None, set(names)))),
         interface_down=tuple(sorted(down)),
         interface_up=None if interfaces is None else not down,
         faults=wrong.at(data),

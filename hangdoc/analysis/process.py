@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Process
+from hangdoc.light import light
 
 STOPPED = ("T", "t")
 LOOKS = 3  # in a row that find it stopped: another's py-spy stops it for a moment, as a debugger may
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class ProcessFacts:
     """One rank's process; None: not seen."""
 

@@ -10,12 +10,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.clocks import over, processes
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.fold import fold_ranks
+from hangdoc.light import light
 from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
 from probes.neighbours import Neighbour, Neighbours
 
@@ -24,10 +26,12 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 BUSY_NEIGHBOUR = 0.05  # cores used by a process that is worth counting
 MIN_WINDOW_S = 2.0  # counters over less say nothing
 
+_STATE = attrgetter("state")
+
 Fields = dict[str, Any]  # some of those of ResourcesFacts
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class ResourcesFacts:
     """One rank over the window; shares are 0..1, rates are per second; None: not seen, or seen once only."""
 
@@ -116,9 +120,9 @@ class Among:
 def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], among: Among) -> ResourcesFacts:
     fields = _process(case, key, host, among)
     if "window_s" in fields:
-        fields |= _cgroup(case, key)
+        fields.update(_cgroup(case, key))
     if len(beside) > 1:
-        fields |= _neighbour(case, key, beside)
+        fields.update(_neighbour(case, key, beside))
     return ResourcesFacts(**fields)
 
 
@@ -143,7 +147,7 @@ def _process(case: Case, key: Key, host: object, among: Among) -> Fields:
         "demand": total.asked_s / total.seconds if total.delay_s is not None else None,
         "delay_share": total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
         "busy_threads": sum([part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()]),
-        "blocked_share": sum(["D" in [t.state for t in process.threads] for _, process in series]) / len(series),
+        "blocked_share": sum(["D" in map(_STATE, process.threads) for _, process in series]) / len(series),
     }
 
 

@@ -15,6 +15,7 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.position import PositionFacts
 from hangdoc.analysis.progress import ProgressFacts
 from hangdoc.analysis.stack import StackFacts
+from hangdoc.light import light
 
 BUSY_SHARE = 0.5  # of one core: more than the housekeeping threads of a parked rank ever use
 IDLE_SHARE = 0.05  # and this is what such threads may use
@@ -22,7 +23,7 @@ MIN_LOOKS = 3
 STILL_S = 2.0  # and unchanged for that long
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class StallFacts:
     """One rank's part in a stall."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from hangdoc.evidence import Connection, Sockets
+from hangdoc.light import light
 
 LINEAR = 4  # repetitions of a SYN, a second apart
 # The kernel repeats a lost segment after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
@@ -120,7 +121,7 @@ class History:
                 yield instant, found
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class Traffic:
     """Sums over connections between two looks; None where the kernel did not say."""
 

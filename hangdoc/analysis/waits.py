@@ -14,6 +14,7 @@ from hangdoc.analysis.places import named, python_in
 from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.story import is_library
 from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable
+from hangdoc.light import light
 
 _DISTRIBUTED = "/torch/distributed/"
 _C10D = "/torch/distributed/distributed_c10d.py"
@@ -44,7 +45,7 @@ class Group:
 Known = Mapping[int, Group]  # the groups of one rank, by the address of the object there
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class Wait:
     """What one rank waits in."""
 
@@ -125,7 +126,7 @@ def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: 
     found = _of_frame(frame, known, whole)
     argument = _variable(frame, _GROUPS)
     label = _label(argument.address, stack, stacks.globals or ()) if argument and argument.kind != "none" else None
-    threads = sum([_in_group(other, known, whole, found) for other in stacks.threads]) if found else 1
+    threads = _threads(stacks.threads, stack, frame, known, whole, found) if found else 1
     if facts.phase != "p2p":
         return Wait(False, facts.op, found, label, threads=threads)
     number, inner = _number(frame, _GLOBAL), _number(frame, _LOCAL)
@@ -160,6 +161,14 @@ def _of_frame(frame: Frame, known: Known, whole: Group | None) -> Group | None:
     if argument is None or argument.kind == "none":
         return whole
     return None if argument.address is None else known.get(argument.address)
+
+
+def _threads(
+    threads: Sequence[Stack], stack: Stack, frame: Frame, known: Known, whole: Group | None, group: Group
+) -> int:
+    """How many threads of a rank are in an operation of the `group` that `stack` is in, at `frame`."""
+    others = sum([_in_group(other, known, whole, group) for other in threads if other is not stack])
+    return others + (frame.function not in _LEAVES)
 
 
 def _in_group(stack: Stack, known: Known, whole: Group | None, group: Group) -> bool:

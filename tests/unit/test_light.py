@@ -1,0 +1,31 @@
+"""Dataclasses that are quick to make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import pytest
+
+from hangdoc.light import light
+
+
+@light(frozen=True, slots=True)
+class Light:
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize("of", [Light, Frozen])
+def test_as_a_frozen_dataclass(of: type[Light] | type[Frozen]) -> None:
+    one = of("a", (1, 2))
+    assert [field.name for field in fields(one)] == ["name", "sizes"]
+    assert {one, of("a", (1, 2)), of("a")} == {one, of("a")}  # equal by their fields, and hashed by them
+    assert replace(one, sizes=()) == of("a")
+    assert repr(one) == f"{of.__name__}(name='a', sizes=(1, 2))"
+    assert not hasattr(one, "__dict__")
