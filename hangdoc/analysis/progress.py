@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import is_
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
@@ -13,15 +12,16 @@ from hangdoc.analysis.clocks import processes
 from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
 from hangdoc.analysis.places import chain_in, named, plan_in
 from hangdoc.analysis.stack import circumstances, is_busy
-from hangdoc.analysis.story import Code, Step, code_of, follow, is_library
-from hangdoc.evidence import Process, Source, Stacks
+from hangdoc.analysis.story import Code, Step, Told, code_of, is_library
+from hangdoc.evidence import Process, Source, Stacks, Variable
+from hangdoc.light import light
 
 SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
 COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
 MIN_RECENT = 6  # looks that tell how long a step takes now
 
 
-@dataclass(frozen=True, slots=True)
+@light(frozen=True, slots=True)
 class ProgressFacts:
     """One rank over the time we watched; shares are 0..1, times seconds."""
 
@@ -65,9 +65,13 @@ class Spot:
 
 class Look(NamedTuple):
     at_s: float
-    story: Sequence[Step]
-    own: Sequence[Step]  # those steps of it that are the user's own code
+    story: Told
     spot: Spot
+
+    @property
+    def own(self) -> Sequence[Step]:
+        """Those steps of it that are the user's own code."""
+        return [self.story[at] for at in self.spot.own]
 
     @property
     def phase(self) -> str:
@@ -127,21 +131,18 @@ def distinct(looks: Sequence[Look]) -> list[Look]:
 def _looks(case: Case, key: Key) -> list[Look]:
     thread = case.rank_facts["stack"][key].thread
     found: list[Look] = []
-    before: object = None
+    seen: tuple[object, ...] = ()
     for shot, rank in case.rounds(key):
         records = rank.records
-        stacks, source = records.get("stacks"), records.get("source")
+        stacks, source, process = records.get("stacks"), records.get("source"), records.get("cpu")
         if isinstance(stacks, Stacks) and stacks.threads:
-            process = records.get("cpu")
             busy = is_busy(process) if isinstance(process, Process) else None
-            seen = (id(stacks), id(source), busy)
+            before, seen = seen, (id(stacks), id(source), busy)
             if seen == before:  # nothing of it has changed: it need not be told again
-                last = found[-1]
-                found.append(Look(shot.at_s, last.story, last.own, last.spot))
+                found.append(Look(shot.at_s, found[-1].story, found[-1].spot))
             else:
                 about = circumstances(case, key, busy, stacks)
                 found.append(_look(case, shot.at_s, stacks, source, thread, about, found[-1] if found else None))
-            before = seen
     return found
 
 
@@ -157,11 +158,9 @@ def _look(
     """A look; what it has in common with the one before is one object."""
     stack = named(stacks, thread)
     chain, plan = chain_in(case, stack), plan_in(case, stack, source)
-    story: Sequence[Step] = follow(plan, stack, stacks.globals, case.once("steps", dict))
+    story = Told(plan, stack, stacks.globals, case.once("steps", dict))
     spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
-    if before and len(story) == len(before.story) and all(map(is_, story, before.story)):
-        return Look(at_s, before.story, before.own, spot)
-    return Look(at_s, story, [story[at] for at in spot.own], spot)
+    return Look(at_s, before.story if before and story.is_same(before.story) else story, spot)
 
 
 def _spot(chain: Chain, story: Sequence[Step], about: Circumstances) -> Spot:
@@ -198,7 +197,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         window_s=window,
         changed=bool(changes) if len(looks) > 1 else None,
         standing_s=looks[-1].at_s - last if last is not None else None,
-        standing_looks=sum(look.at_s >= last for look in looks) if last is not None else 0,
+        standing_looks=sum([look.at_s >= last for look in looks]) if last is not None else 0,
         pause_s=max(ended, default=None),
         cpu_share=_cpu_share(case, key),
         wait_share=shares.waits,
@@ -215,15 +214,16 @@ def _differ(a: Look, b: Look) -> bool:
     """In the lines of the whole chain, or the numbers in its variables."""
     if a.spot is not b.spot and a.spot.lines != b.spot.lines:
         return True
-    pairs = zip(a.story, b.story, strict=True)
-    return any(_count_on(old, new) for old, new in pairs if old is not new)
+    return any(_count_on(a.story.variables(at), b.story.variables(at)) for at in range(len(a.story)))
 
 
-def _count_on(old: Step, new: Step) -> bool:
-    """Some number in its variables is another one now."""
-    if len(old.variables) != len(new.variables):
+def _count_on(old: Sequence[Variable], new: Sequence[Variable]) -> bool:
+    """Some number among the variables of a step is another one now."""
+    if old is new:
+        return False
+    if len(old) != len(new):
         return _numbers(old) != _numbers(new)
-    for before, now in zip(old.variables.values(), new.variables.values(), strict=True):
+    for before, now in zip(old, new, strict=True):
         if before is not now:
             if before.name != now.name:  # in another order
                 return _numbers(old) != _numbers(new)
@@ -232,8 +232,8 @@ def _count_on(old: Step, new: Step) -> bool:
     return False
 
 
-def _numbers(step: Step) -> dict[str, float]:
-    return {name: v.number for name, v in step.variables.items() if v.number is not None}
+def _numbers(variables: Sequence[Variable]) -> dict[str, float]:
+    return {v.name: v.number for v in variables if v.number is not None}
 
 
 def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
@@ -253,8 +253,12 @@ def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
 
 def _counters(look: Look) -> dict[str, float]:
     """Values of the counters of the loops a rank is in, outside libraries."""
-    variables = ((name, look.story[at].variables.get(name)) for at, name in look.spot.counters)
-    return {name: one.number for name, one in variables if one and one.number is not None}
+    return {
+        name: variable.number
+        for at, name in look.spot.counters
+        for variable in look.story.variables(at)
+        if variable.name == name and variable.number is not None
+    }
 
 
 class _Shares(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from hangdoc.evidence import Frame, Place, Source, Stack, Variable
 
@@ -58,6 +58,46 @@ Story = Sequence[Step]  # outermost first
 Code = tuple[tuple[str, str], ...]  # file and function of each step: the same on all ranks that do the same
 Plan = tuple[tuple[int, Place | None], ...]  # the frames that a story is made of, outermost first, and their source
 Known = dict[int, Step]  # by the identity of the frame that a step is made of, which must live on
+
+
+class Told(Sequence[Step]):
+    """A story whose steps are made when they are first asked for: of most ranks nobody asks."""
+
+    __slots__ = ("_known", "_module", "_stack", "_steps", "plan")
+
+    def __init__(self, plan: Plan, stack: Stack, module: Sequence[Variable] | None, known: Known) -> None:
+        self.plan, self._stack, self._module, self._known = plan, stack, module, known
+        self._steps: list[Step] | None = None
+
+    def variables(self, depth: int) -> Sequence[Variable]:
+        """Those of one of the steps."""
+        return variables_of(self._stack.frames[self.plan[depth][0]], self._module)
+
+    def is_same(self, other: Told) -> bool:
+        """Made of the same objects, step by step."""
+        mine, others = self._stack.frames, other._stack.frames
+        return len(self.plan) == len(other.plan) and all(
+            mine[i] is others[j] and place is there and self.variables(depth) is other.variables(depth)
+            for depth, ((i, place), (j, there)) in enumerate(zip(self.plan, other.plan, strict=True))
+        )
+
+    def _made(self) -> list[Step]:
+        if self._steps is None:
+            self._steps = follow(self.plan, self._stack, self._module, self._known)
+        return self._steps
+
+    @overload
+    def __getitem__(self, at: int) -> Step: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Step]: ...
+    def __getitem__(self, at: int | slice) -> Step | Sequence[Step]:
+        return self._made()[at]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self.plan)
 
 
 def tell(stack: Stack, source: Source | None, module: Sequence[Variable] | None) -> list[Step]:

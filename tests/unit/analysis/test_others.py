@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from hangdoc.analysis.others import Values, Waiters
 from hangdoc.analysis.progress import Look, Spot
+from hangdoc.analysis.story import Told
+from hangdoc.evidence import Stack
 
+NOWHERE = Told((), Stack(1, None, ()), None, {})
 NUMBERS = st.lists(st.floats(-9, 9), min_size=2, max_size=9)
 
 
@@ -24,7 +27,7 @@ def test_median_of_the_others(values: Sequence[float]) -> None:
 
 def looks(at_s: float, phases: str) -> list[Look]:
     spots = {phase: Spot(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
-    return [Look(at_s + i, [], [], spots[phase]) for i, phase in enumerate(phases)]
+    return [Look(at_s + i, NOWHERE, spots[phase]) for i, phase in enumerate(phases)]
 
 
 @pytest.mark.parametrize(
