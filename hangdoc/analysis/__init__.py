@@ -16,6 +16,7 @@ from hangdoc.evidence import RankEvidence, Snapshot
 
 Key = tuple[str, int]  # (host, pid): one process
 T = TypeVar("T")
+_NEVER: Any = object()  # in the place of what was not worked out yet
 
 
 @dataclass(slots=True)
@@ -28,18 +29,21 @@ class Case:
     job_facts: dict[str, Any] = field(default_factory=dict)  # group -> facts
     looks: dict[Key, Any] = field(default_factory=dict)  # rank -> what `progress` made of each look at it
     _rounds: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]] | None = None
-    _probes: frozenset[str] | None = None
+    _probes: frozenset[str] = field(init=False)  # that have seen any rank
     _kept: dict[Any, Any] = field(default_factory=dict)  # what was worked out once, see `once`
+
+    def __post_init__(self) -> None:
+        self._probes = frozenset().union(*[rank.records for rank in self.ranks.values()])
 
     def record(self, key: Key, probe: str) -> Any:
         """The newest record of `probe` on one rank, or None."""
-        return self.ranks[key].records.get(probe)
+        return self.ranks[key].records.get(probe) if probe in self._probes else None
 
     def once(self, name: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, worked out at the first call with this name and kept for the life of the case."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        kept: T = self._kept[name]
+        kept: T = self._kept.get(name, _NEVER)
+        if kept is _NEVER:
+            kept = self._kept[name] = make()
         return kept
 
     def rounds(self, key: Key) -> Sequence[tuple[Snapshot, RankEvidence]]:
@@ -54,22 +58,16 @@ class Case:
 
     def series(self, key: Key, probe: str) -> Sequence[tuple[float, Any]]:
         """All records of `probe` on one rank with their instants (s, that host's clock), oldest first."""
-        if probe not in self._ever():
+        if probe not in self._probes:
             return ()
         return [(shot.at_s, rank.records[probe]) for shot, rank in self.rounds(key) if probe in rank.records]
 
     def distinct(self, key: Key, probe: str) -> Sequence[Any]:
         """The same records without their instants, oldest first; what several looks have found is there once."""
-        if probe not in self._ever():
+        if probe not in self._probes:
             return ()
         found = [rank.records[probe] for _, rank in self.rounds(key) if probe in rank.records]
         return list({id(record): record for record in found}.values())
-
-    def _ever(self) -> frozenset[str]:
-        """The probes that have seen any rank."""
-        if self._probes is None:
-            self._probes = frozenset().union(*(rank.records for rank in self.ranks.values()))
-        return self._probes
 
     def _shots(self) -> dict[str, list[Snapshot]]:
         found: dict[str, list[Snapshot]] = {}

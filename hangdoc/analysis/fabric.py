@@ -48,9 +48,10 @@ class FabricAnalysis:
 
 
 def _facts(case: Case, key: Key, seen: Sequence[Infiniband]) -> FabricFacts:
-    process, environ, held = (case.record(key, name) for name in ("cpu", "environ", "addresses"))
-    uses = isinstance(process, Process) and any(one.comm.startswith(NCCL_THREAD) for one in process.threads)
-    if not uses or not isinstance(environ, Environ):
+    process, environ, held = case.record(key, "cpu"), case.record(key, "environ"), case.record(key, "addresses")
+    if not isinstance(environ, Environ) or not (seen or environ.variables.get(NCCL) or environ.variables.get(ADAPTERS)):
+        return UNSEEN
+    if not isinstance(process, Process) or not any(one.comm.startswith(NCCL_THREAD) for one in process.threads):
         return UNSEEN
     interfaces = [one.name for one in held.interfaces] if isinstance(held, Addresses) else []
     ports = seen[-1].ports if seen else ()

@@ -63,6 +63,8 @@ def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Ke
     """Of all data connections of a job."""
     ends = {one.end: one for mine in data.values() for one in mine}
     flows = {end: _flow(one.connection, histories[one.owner]) for end, one in ends.items()}
+    if all(sent is NOTHING and not ends[end].connection.send_queue for end, sent in flows.items()):
+        return Faults(flows, {}, {})
     nodes_of = {key: _node(case, key) for key in case.ranks}  # of those that are gone as well: they are peers
     pairs = {end: _pair(one, nodes_of) for end, one in ends.items()}
     rates = _rates(flows, pairs)

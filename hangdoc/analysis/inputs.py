@@ -35,7 +35,7 @@ class InputFacts:
     share: float | None = None  # of the looks that found it in its loader
     starved_s: float | None = None  # longest time without a byte to or from other ranks that it spent there, first
     # batches of workers that were just made left out
-    batch_s: float | None = None  # how long a batch takes, by the counter of the loop over the loader
+    batch_s: float | None = None  # how long a batch takes, by the counter of the loop over the loader it was seen in
     gap_s: float | None = None  # how long it goes on without data: `starved_s`, or `batch_s` where bytes tell nothing
     prepare_share: float | None = None  # of the looks: helpers, or a library, make a data set for it
     where: str | None = None  # most frequent line of the user's own code that makes the data: "f (data.py:31)"
@@ -67,12 +67,21 @@ def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
     code = case.once(("inputs", spots(looks)), lambda: _code(looks))
+    workers = list(_by_workers(case, key))
+    if code.loading or workers:
+        return _told(case, key, code, workers, awaited)
+    # Of ranks that were at the same places, and never in a loader, all the same is told.
+    return case.once(("inputs", id(code), awaited), lambda: _told(case, key, code, (), awaited))
+
+
+def _told(case: Case, key: Key, code: _Code, workers: Sequence[tuple[int | None, Step]], awaited: bool) -> InputFacts:
+    looks = looks_at(case, key)
     loading = [looks[at] for at in code.loading]
-    made = [*code.made, *_by_workers(case, key)]
+    made = [*code.made, *workers]
     worker, step, share = _most(made) if made else (None, None, None)
     gaps = _gaps(case, key, loading)
     starved_s = max(_later(case, key, gaps), default=0.0) if gaps else None
-    batch_s = _batch_s(looks)
+    batch_s = _batch_s(looks) if loading else None
     return InputFacts(
         share=len(loading) / len(looks),
         starved_s=starved_s,
@@ -206,11 +215,10 @@ def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[None, Step]]:
 
 def _by_workers(case: Case, key: Key) -> Iterator[tuple[int | None, Step]]:
     """The user's lines that its workers were seen at."""
-    if not any(stacks.children for stacks in case.distinct(key, "stacks") if isinstance(stacks, Stacks)):
-        return
     for _, rank in case.rounds(key):
-        stacks, source = rank.records.get("stacks"), rank.records.get("source")
+        stacks = rank.records.get("stacks")
         for pid, threads in stacks.children if isinstance(stacks, Stacks) else ():
+            source = rank.records.get("source")
             steps = worker_story(threads, source if isinstance(source, Source) else None)
             own = None if starts(steps) else user_line(steps)
             if own is not None:

@@ -133,11 +133,16 @@ def _threads(case: Case, key: Key) -> list[Stack]:
 
 def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
     """What a rank was seen handing over, oldest first."""
-    found: dict[int, tuple[Call, Tensor] | None] = {}
-    for stack in (threads := _threads(case, key)):
-        if id(stack) not in found:
-            found[id(stack)] = _argument(stack.frames)
-    return [one for stack in threads if (one := found[id(stack)]) is not None]
+    found: list[tuple[Call, Tensor]] = []
+    told: list[tuple[Call, Tensor]] = []
+    before = None
+    for _, stacks in case.series(key, "stacks"):
+        if stacks is not before:
+            threads = stacks.threads if isinstance(stacks, Stacks) else ()
+            told = [one for stack in threads if (one := _argument(stack.frames)) is not None]
+        found += told
+        before = stacks
+    return found
 
 
 def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
@@ -31,17 +31,15 @@ def data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
 
 def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
     seen = {key: record for key in case.ranks if isinstance(record := case.record(key, "sockets"), Sockets)}
-    ends = {
-        key: [(one, _end(key, record, one)) for one in record.connections if one.state != "listen"]
-        for key, record in seen.items()
-    }
-    owners = {end: key for key, mine in ends.items() for _, end in mine}
-    stores = _store_ports(case, seen, ends, owners)
-    complete = _complete(case, seen)
     jobs = {key: evidence.target.job for key, evidence in case.ranks.items()}
+    stores = _stated_ports(case)
+    ends = {key: _ends(key, record, stores[jobs[key]]) for key, record in seen.items()}
+    owners = {end: key for key, mine in ends.items() for _, end in mine}
+    served = _served_ports(jobs, seen, ends, owners)
+    complete = _complete(case, seen)
     found: dict[Key, tuple[Data, ...]] = {}
     for key, mine in ends.items():
-        store = stores[jobs[key]]
+        store = served[jobs[key]]
         data = [
             Data(key, one, owners.get(mirrored(end)), end)
             for one, end in mine
@@ -55,6 +53,15 @@ def mirrored(end: End) -> End:
     """The same connection as the other side names it."""
     where, local, port, remote, remote_port = end
     return where, remote, remote_port, local, port
+
+
+def _ends(key: Key, record: Sockets, store: Collection[int]) -> list[tuple[Connection, End]]:
+    """A rank's connections that do not lead to the store."""
+    return [
+        (one, _end(key, record, one))
+        for one in record.connections
+        if one.state != "listen" and one.remote_port not in store and one.local_port not in store
+    ]
 
 
 def _end(key: Key, record: Sockets, one: Connection) -> End:
@@ -77,25 +84,28 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _store_ports(
-    case: Case,
-    seen: Mapping[Key, Sockets],
-    ends: Mapping[Key, Sequence[tuple[Connection, End]]],
-    owners: Mapping[End, Key],
-) -> dict[str, set[int]]:
-    """Ports of each job's store: where its ranks meet, and where a rank is connected to itself, as its host is."""
-    ports: dict[str, set[int]] = defaultdict(set)
+def _stated_ports(case: Case) -> dict[str, set[int]]:
+    """Ports of each job's store as its ranks were told them: where they meet."""
     stated: dict[str, set[str]] = defaultdict(set)
     for key, evidence in case.ranks.items():
         environ = case.record(key, "environ")
         told = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
         stated[evidence.target.job].update((told, (evidence.target.master or "").rpartition(":")[2]))
-    for job, texts in stated.items():
-        ports[job].update(int(port) for port in texts if port.isdecimal())
+    return {job: {int(port) for port in texts if port.isdecimal()} for job, texts in stated.items()}
+
+
+def _served_ports(
+    jobs: Mapping[Key, str],
+    seen: Mapping[Key, Sockets],
+    ends: Mapping[Key, Sequence[tuple[Connection, End]]],
+    owners: Mapping[End, Key],
+) -> dict[str, set[int]]:
+    """The others: where a rank is connected to itself, as the host of a store is."""
+    ports: dict[str, set[int]] = defaultdict(set)
     for key, record in seen.items():
         listening = {one.local_port for one in record.connections if one.state == "listen"}
         if listening:
-            ports[case.ranks[key].target.job].update(
+            ports[jobs[key]].update(
                 one.local_port
                 for one, end in ends[key]
                 if one.state in OPEN and one.local_port in listening and owners.get(mirrored(end)) == key

@@ -283,10 +283,10 @@ def _sizes(story: Story, reference: Model) -> Iterator[Difference]:
 
 def _value(variables: Sequence[Variable], label: str) -> float | None:
     name = label[4:-1] if label.startswith("len(") else label
-    variable = next((one for one in variables if one.name == name), None)
-    if variable is None:
-        return None
-    return variable.length if label.startswith("len(") else variable.number
+    for one in variables:
+        if one.name == name:
+            return one.length if label.startswith("len(") else one.number
+    return None
 
 
 def _numbers(keys: Sequence[Key], ranks: dict[Key, int | None]) -> tuple[int, ...]:

@@ -80,7 +80,6 @@ class SettingsAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, SettingsFacts], SettingsJob]:
         facts = dict.fromkeys(case.ranks, SettingsFacts())
         alive = [key for key in case.ranks if case.ranks[key].alive is not False]
-        alive.sort(key=lambda key: (case.ranks[key].target.rank is None, case.ranks[key].target.rank or 0, key))
         counted = [*_sizes(case, alive), *_versions(case, alive)]
         telling = [one for one in (*_options(case, alive), *_variables(case, alive)) if _divides(case, one)]
         told = [*counted, *telling]

@@ -189,8 +189,7 @@ def guard(step: Step | None) -> Branch | None:
 
 def is_busy(process: Process) -> bool:
     """True while a thread of the process, other than a process group's own, is on a core."""
-    on_cores = [t.comm for t in process.threads if t.state == "R"]
-    return bool(on_cores) and not all(map(of_harness, on_cores))
+    return not all(map(of_harness, [thread.comm for thread in process.threads if thread.state == "R"]))
 
 
 @lru_cache(maxsize=1024)

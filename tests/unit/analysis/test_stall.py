@@ -17,7 +17,7 @@ COMPUTES = {"phase": "compute", "waits": False}
 def judged(stacks: list[dict[str, Any]], moving: bool, idle_s: float, cpu_share: float = 0.0) -> StallJob:
     keys = [("here", 100 + i) for i in range(len(stacks))]
     progress = SimpleNamespace(looks=9, cpu_share=cpu_share, standing_looks=9, standing_s=4.0)
-    case = Case([], dict.fromkeys(keys))  # type: ignore[arg-type]
+    case = Case([], dict.fromkeys(keys, SimpleNamespace(records={}, alive=True)))  # type: ignore[arg-type]
     case.rank_facts = {
         "stack": {key: SimpleNamespace(**stack) for key, stack in zip(keys, stacks, strict=True)},
         "progress": dict.fromkeys(keys, progress),
