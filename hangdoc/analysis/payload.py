@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from hangdoc.analysis import Case, Key
@@ -157,8 +158,12 @@ def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
 
 
 def _call(own: Frame, op: str, line: int | None) -> Call:
-    site = f"{own.function} ({(own.short or own.file).rsplit('/', 1)[-1]}:{line})"
-    return site, op, f"{own.file}:{line}"
+    return _named(own.function, own.file, own.short or own.file, op, line)
+
+
+@lru_cache(maxsize=1024)  # many ranks call from the same line
+def _named(function: str, file: str, short: str, op: str, line: int | None) -> Call:
+    return f"{function} ({short.rsplit('/', 1)[-1]}:{line})", op, f"{file}:{line}"
 
 
 def _of_no_list(

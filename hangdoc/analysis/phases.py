@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,6 +22,7 @@ PHASES = (
 WAITING = frozenset({"collective", "p2p"})
 
 Chain = tuple[tuple[str, str, int | None, bool], ...]  # frames, innermost first: function, file, line, native
+_LINK = attrgetter("function", "file", "line", "native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,7 @@ class Entry:
     weak: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
+class Circumstances(NamedTuple):  # it is looked up by for every rank: a tuple is hashed faster than a dataclass
     """What else decides which entries of the table may fit."""
 
     busy: bool | None
@@ -76,7 +77,7 @@ def _entry(row: dict[str, Any]) -> Entry:
 
 def chain_of(stack: Stack) -> Chain:
     """Where a thread stands; equal for all ranks that stand there."""
-    return tuple([(frame.function, frame.file, frame.line, frame.native) for frame in stack.frames])
+    return tuple(map(_LINK, stack.frames))
 
 
 def phase_of(chain: Chain, story: Story, about: Circumstances) -> tuple[str, str | None]:

@@ -127,11 +127,14 @@ Side = Sequence[Place]
 
 
 def _places(case: Case, stack: dict[Key, StackFacts]) -> list[Place]:
-    found: dict[tuple[Chain, int], Place] = {}
-    for key in case.ranks:
+    found: dict[tuple[int, int], Place] = {}  # by identity: the case has one object a place
+    for key, facts in stack.items():
         lines = lines_of(case, key)
         if lines:
-            found.setdefault((lines, id(stack[key])), Place([], lines, stack[key])).keys.append(key)
+            at = (id(lines), id(facts))
+            if at not in found:
+                found[at] = Place([], lines, facts)
+            found[at].keys.append(key)
     return list(found.values())
 
 

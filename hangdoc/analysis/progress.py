@@ -12,7 +12,7 @@ from hangdoc.analysis.clocks import processes
 from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
 from hangdoc.analysis.places import chain_in, named, plan_in
 from hangdoc.analysis.stack import circumstances, is_busy
-from hangdoc.analysis.story import Code, Step, Told, code_of, is_library
+from hangdoc.analysis.story import Code, LazyStory, Step, code_of, is_library
 from hangdoc.evidence import Process, Source, Stacks, Variable
 from hangdoc.light import light
 
@@ -65,7 +65,7 @@ class Spot:
 
 class Look(NamedTuple):
     at_s: float
-    story: Told
+    story: LazyStory
     spot: Spot
 
     @property
@@ -158,7 +158,7 @@ def _look(
     """A look; what it has in common with the one before is one object."""
     stack = named(stacks, thread)
     chain, plan = chain_in(case, stack), plan_in(case, stack, source)
-    story = Told(plan, stack, stacks.globals, case.once("steps", dict))
+    story = LazyStory(plan, stack, stacks.globals, case.once("steps", dict))
     spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
     return Look(at_s, before.story if before and story.is_same(before.story) else story, spot)
 

@@ -119,10 +119,11 @@ def _from_stacks(
     names = tuple([(stack.name or stack.tid) for stack in stacks.threads])
     place = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, about, stopped)
     known: dict[object, tuple[StackFacts, Sequence[int]]] = case.once("stack facts", dict)
-    if place not in known:
+    told = known.get(place)
+    if told is None:
         stories = [story_in(case, stack, source, stacks) for stack in stacks.threads]
-        known[place] = _at(stacks, chains, stories, about, stopped)
-    facts, together = known[place]
+        told = known[place] = _at(stacks, chains, stories, about, stopped)
+    facts, together = told
     if len(together) < 2:
         return facts
     groups = {_group(stacks.threads[i].frames, default) for i in together}

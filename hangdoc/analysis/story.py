@@ -60,7 +60,7 @@ Plan = tuple[tuple[int, Place | None], ...]  # the frames that a story is made o
 Known = dict[int, Step]  # by the identity of the frame that a step is made of, which must live on
 
 
-class Told(Sequence[Step]):
+class LazyStory(Sequence[Step]):
     """A story whose steps are made when they are first asked for: of most ranks nobody asks."""
 
     __slots__ = ("_known", "_module", "_stack", "_steps", "plan")
@@ -73,7 +73,7 @@ class Told(Sequence[Step]):
         """Those of one of the steps."""
         return variables_of(self._stack.frames[self.plan[depth][0]], self._module)
 
-    def is_same(self, other: Told) -> bool:
+    def is_same(self, other: LazyStory) -> bool:
         """Made of the same objects, step by step."""
         mine, others = self._stack.frames, other._stack.frames
         return len(self.plan) == len(other.plan) and all(

@@ -82,9 +82,14 @@ def _native(case: Case, stack: Mapping[Key, StackFacts]) -> Native:
 
 def c10d_frame(stack: Stack) -> Frame | None:
     """The innermost frame of torch.distributed that has a process group among its variables; else of c10d itself."""
-    inner = [frame for frame in stack.frames if not frame.native and _DISTRIBUTED in frame.file]
-    holding = (frame for frame in inner if _variable(frame, _GROUPS) is not None)
-    return next(holding, next((frame for frame in inner if frame.file.endswith(_C10D)), None))
+    innermost = None
+    for frame in stack.frames:
+        if not frame.native and _DISTRIBUTED in frame.file:
+            if _variable(frame, _GROUPS) is not None:
+                return frame
+            if innermost is None and frame.file.endswith(_C10D):
+                innermost = frame
+    return innermost
 
 
 def _whole(case: Case) -> Group | None:

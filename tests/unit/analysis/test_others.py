@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hangdoc.analysis.others import Values, Waiters
 from hangdoc.analysis.progress import Look, Spot
-from hangdoc.analysis.story import Told
+from hangdoc.analysis.story import LazyStory
 from hangdoc.evidence import Stack
 
-NOWHERE = Told((), Stack(1, None, ()), None, {})
+NOWHERE = LazyStory((), Stack(1, None, ()), None, {})
 NUMBERS = st.lists(st.floats(-9, 9), min_size=2, max_size=9)
 
 
