@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +21,8 @@ from hangdoc import fold
 
 Scope = Mapping[str, Any]
 Types = Mapping[str, Any]  # type hint of each name a template may use
+
+MAX_PAIRS = 8  # of ranks that a text names
 
 
 class Text:
@@ -120,17 +122,27 @@ def _attr(values: Iterable[Any], path: str, digits: int | None = None) -> str:
 
 
 def _links(links: Iterable[Any]) -> str:
-    """`ranks 0 and 1, ranks 1 and 2`: whom the links join."""
+    """`ranks 0 and 1, rank 1 and 10.0.0.9`: whom the links join; of many the first, and how many more there are."""
     pairs = dict.fromkeys(
         tuple(sorted(_ends(link), key=lambda end: (not end.isdecimal(), len(end), end))) for link in links
     )
-    return ", ".join(f"ranks {' and '.join(pair)}" for pair in pairs) or "no link"
+    told = [f"ranks {one} and {other}" if other.isdecimal() else f"{_end(one)} and {other}" for one, other in pairs]
+    return _some(told) or "no link"
 
 
 def _ways(links: Iterable[Any]) -> str:
     """`from rank 0 to rank 1, from rank 2 to rank 1`: who sends to whom over the links."""
     pairs = dict.fromkeys(_ends(link) for link in links)
-    return ", ".join(f"from rank {one} to rank {other}" for one, other in pairs) or "nowhere"
+    return _some([f"from {_end(one)} to {_end(other)}" for one, other in pairs]) or "nowhere"
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = len(texts) - MAX_PAIRS
+    return ", ".join((*texts[:MAX_PAIRS], f"and {more} more pairs") if more > 1 else texts)
+
+
+def _end(name: str) -> str:
+    return f"rank {name}" if name.isdecimal() else name
 
 
 def _ends(link: Any) -> tuple[str, str]:

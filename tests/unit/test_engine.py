@@ -215,13 +215,32 @@ def test_links(tmp_path: Path) -> None:
         blame_links="broken",
         culprits=None,
         summary="{{ broken|links }} over {{ broken|attr('interface') }}",
+        actions=["{{ broken|ways }}"],
     )
     assert found.culprits == ()
     assert found.links == (
         Link(0, 1, "10.0.0.1:1", "10.0.0.2:2", "eth0"),
         Link(0, None, "10.0.0.1:3", "10.0.0.9:9", None),
     )
-    assert found.summary == "ranks 0 and 1, ranks 0 and 10.0.0.9 over eth0, eth1"
+    assert found.summary == "ranks 0 and 1, rank 0 and 10.0.0.9 over eth0, eth1"
+    assert found.actions == ("from rank 0 to rank 1, from rank 1 to rank 0, from rank 0 to 10.0.0.9",)
+
+
+@pytest.mark.parametrize(
+    ("count", "end"), [(9, "ranks 0 and 8, ranks 0 and 9"), (600, "ranks 0 and 8, and 592 more pairs")]
+)
+def test_of_many_links_some_are_named(tmp_path: Path, count: int, end: str) -> None:
+    links = tuple(LinkFacts(0, rank, "10.0.0.1:1", f"10.0.1.{rank}:2", "eth0", True) for rank in range(1, count + 1))
+    found = finding(
+        tmp_path,
+        facts(WAITS, network=NetworkJob(links)),
+        links={"broken": "dead ?? false"},
+        when="broken.length > 0",
+        blame_links="broken",
+        culprits=None,
+        summary="{{ broken|links }}",
+    )
+    assert found.summary.endswith(end)
 
 
 def test_a_line_for_each(tmp_path: Path) -> None:
