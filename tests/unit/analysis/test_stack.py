@@ -19,6 +19,7 @@ def work(comm, handle):
 """
 PY = "/usr/lib/python3.11"
 MPI = {"PMI_RANK": "3"}
+FILELOCK = "/venv/lib/python3.11/site-packages/filelock/_api.py"
 REDUCER = "c10d::Reducer::finalize_backward"
 
 
@@ -40,6 +41,8 @@ def test_the_table_names_known_phases() -> None:
         (At([("work", 6)], [("destroy_process_group", C10D)]), "teardown", "destroy_process_group"),
         (At([("work", 5)], BACKWARD), "collective", "all_reduce"),
         (At([("work", 5)], BACKWARD, state="R"), "compute", "backward"),
+        (At([("work", 6)], [("acquire", FILELOCK)]), "idle", "wait for a lock file"),
+        (At([("work", 6)], [("_acquire", FILELOCK), ("acquire", FILELOCK)], state="R"), "idle", "wait for a lock file"),
         (At([("work", 5)], BACKWARD, threads=("python",)), "compute", "backward"),
         (
             At([("work", 5)], BACKWARD, state="R", native=[REDUCER]),
