@@ -149,7 +149,7 @@ class Fleet:
             for host in asked:
                 if host.lost is None:
                     self._open[host.name] = self._round
-                host.question()
+                host.put(self._patience_s)
             if asked:
                 self._until_s = time.monotonic() + self._patience_s
                 self.carrier.send(asked[0].name, wire.line(command))
@@ -167,8 +167,10 @@ class Fleet:
             limit_s = START_S if host.heard_s is None else SILENT_S
             if host.silent_s() >= limit_s and host.lost is None:
                 what = "has not answered" if host.heard_s is None else "is silent"
-                self._lost(host, f"its agent {what} for {limit_s:g} s")
-            elif host.heard_s is not None and host.open_s is None and now_s - host.heard_s >= PING_S:
+                self._lost(host, f"the agent {what} for {limit_s:g} s")
+            elif host.late() and host.lost is None:
+                self._lost(host, f"the agent is there and has not answered for {host.patience_s:g} s")
+            elif host.heard_s and host.lost is None and now_s - max(host.heard_s, host.asked_s) >= PING_S:
                 host.question()
                 shared = self.carrier.shares(host.name)
                 if not (shared and heard_by_all):
@@ -192,15 +194,15 @@ class Fleet:
         if event.kind == "started":
             host.started, host.open_s = True, time.monotonic()  # it could not answer before
         elif event.kind == "ended":
-            host.ended_s, host.asked, host.open_s = time.monotonic(), None, None
-            self._lost(host, event.text.decode(errors="replace")[:300] or host.lost or "its agent was cut off")
+            host.ended_s, host.asked, host.put_s, host.open_s = time.monotonic(), None, None, None
+            self._lost(host, event.text.decode(errors="replace")[:300] or host.lost or "the agent was cut off")
         else:
             host.heard_s, host.open_s = time.monotonic(), None
             try:
                 self._hear(host, event.text)
             except ValueError as error:
                 self._lost(
-                    host, f"what its agent writes cannot be read ({str(error)[:200]}); hangdoc there is another?"
+                    host, f"what the agent writes cannot be read ({str(error)[:200]}); hangdoc there is another?"
                 )
                 self.carrier.stop(host.name)
 
@@ -212,16 +214,17 @@ class Fleet:
             if hello.hangdoc not in (host.version, __version__):
                 self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
             host.version, host.token = hello.hangdoc, hello.token
+            host.put_s = None if host.put_s is None else time.monotonic()  # it could not answer before
             return
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
-            host.shot, host.news, host.asked = host.reader.snapshot(host.name, answer), True, None
+            host.shot, host.news, host.asked, host.put_s = host.reader.snapshot(host.name, answer), True, None, None
             self._open.pop(host.name, None)
             host.about = {
                 rank.target: (one.process, one.near) for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
             }
-        elif not text.startswith(b'{"pong"'):
-            return  # what the host's shell greets with
+        elif not text.startswith(b'{"pong"') or host.late():
+            return  # what the host's shell greets with; or it was lost for another reason than its silence
         if host.lost is not None:
             host.lost, host.tries = None, 0
             if host.asked is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from hangdoc.wire.writer import Writer
 
 SCENE, HOST = sys.argv[1:3]
 AWAY_S = 5.0
+SLOW_S = 6.0  # an answer may take, of an agent that says meanwhile that it is there
 
 
 def say(message: object) -> None:
@@ -41,6 +43,14 @@ def process(pid: int) -> tuple[str, int]:
     return f"kernel {pid}", 4 if pid == 99 + int(HOST.lstrip("n")) else 2
 
 
+def work(seconds: float) -> None:
+    """Take so long, and say meanwhile that we are there."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([0], [], [], left)[0] and sys.stdin.buffer.readline() == wire.PING:
+            say(wire.Pong())
+
+
 def main() -> None:
     if HOST == "n2" and SCENE == "refused":
         sys.exit("ssh: connect to host n2 port 22: Connection refused")
@@ -64,6 +74,8 @@ def main() -> None:
             continue
         command = wire.parse(line, wire.Command)
         shot = snapshot(number)
+        if HOST == "n2" and SCENE == "slow" and number > 1:
+            work(SLOW_S)
         own = command.own.get("", wire.Own())
         gone.update(own.forget)
         shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*own.skip, *gone}))

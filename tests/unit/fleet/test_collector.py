@@ -89,7 +89,21 @@ def test_a_host_that_was_away_comes_back_by_itself() -> None:
         shots = rounds_until(made, 20.0, set())
         assert ranks(shots if len(shots) == len(HOSTS) else made.round(Tier.LOOK)) == EVERY
     assert [text for text in said if text.startswith("n2")] == [
-        "n2 is not seen: its agent is silent for 3.5 s",
+        "n2 is not seen: the agent is silent for 3.5 s",
+        "n2 is back",
+    ]
+
+
+def test_an_agent_that_takes_long_is_not_lost_while_it_examines_and_says_that_it_is_there() -> None:
+    said: list[str] = []
+    with fleet("slow", said) as made:
+        assert ranks(made.round(Tier.LOOK)) == EVERY
+        assert ranks(made.round(Tier.EXAMINE, {("n2", 101)})) == EVERY
+        assert not made.lost(), "an examination may take as long as this one"
+        rounds_until(made, 5.0, {"n2"})  # a look may not
+        rounds_until(made, 20.0, set())
+    assert [text for text in said if text.startswith("n2")] == [
+        "n2 is not seen: the agent is there and has not answered for 4 s",
         "n2 is back",
     ]
 
