@@ -31,7 +31,7 @@ WORST_FIRST = ("oversize", "dead", "lossy", "slow")
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """By end: what it sends, what is wrong with that; by rank: what its host is to blame for."""
+    """By end: what it sends, where anything sends at all, and what is wrong with that; by rank: what its host did."""
 
     flows: Mapping[End, Flow]
     faults: Mapping[End, str]
@@ -59,12 +59,13 @@ class Faults:
         return "both" if sends and receives else "sends" if sends else "receives" if receives else None
 
 
-def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Key, tcp.History]) -> Faults:
+def faults(case: Case, data: Sequence[Data], histories: Mapping[Key, tcp.History]) -> Faults:
     """Of all data connections of a job."""
-    ends = {one.end: one for mine in data.values() for one in mine}
-    flows = {end: _flow(one.connection, histories[one.owner]) for end, one in ends.items()}
-    if all(sent is NOTHING and not ends[end].connection.send_queue for end, sent in flows.items()):
-        return Faults(flows, {}, {})
+    sent = [_flow(one.connection, histories[one.owner]) for one in data]
+    if not any(flow is not NOTHING or one.connection.send_queue for one, flow in zip(data, sent, strict=True)):
+        return Faults({}, {}, {})
+    ends = {one.end: one for one in data}
+    flows = {one.end: flow for one, flow in zip(data, sent, strict=True)}
     nodes_of = {key: _node(case, key) for key in case.ranks}  # of those that are gone as well: they are peers
     pairs = {end: _pair(one, nodes_of) for end, one in ends.items()}
     rates = _rates(flows, pairs)
@@ -91,12 +92,11 @@ def faults(case: Case, data: Mapping[Key, Sequence[Data]], histories: Mapping[Ke
 
 def _flow(one: Connection, history: tcp.History) -> Flow:
     """What was sent over one connection; looked at closely only where the whole window is suspicious."""
-    looks = history.of(one)
-    first = next(looks, None)
+    first = history.first(one)
     if first is None or first[1].bytes_sent == one.bytes_sent:
         return NOTHING
     whole = flow((first, (history.looks[-1][0], one)))
-    return flow((first, *looks)) if whole.suspicious else whole
+    return flow(tuple(history.of(one))) if whole.suspicious else whole
 
 
 def _node(case: Case, key: Key) -> Node:

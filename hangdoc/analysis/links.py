@@ -15,7 +15,7 @@ from hangdoc.evidence import Connection, Interface
 from hangdoc.fold import endpoint
 from probes.echo import UNASKED, Echo
 
-Dead = Mapping[End, bool | None]  # of data connections, judged at either end
+Dead = Mapping[End, bool | None]  # of data connections, judged at either end; those that are not in it are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class Links(Sequence[LinkFacts]):
     def column(self, name: str) -> list[Any]:
         """One field of each."""
         if name == "dead":
-            return [self.dead[one.end] for one in self.data]
+            return [self.dead.get(one.end, False) for one in self.data]
         if name == "fault":
             return [self.wrong.of(one.end) for one in self.data]
         return [getattr(one, name) for one in self]
 
 
 def _link(links: Links, data: Data) -> LinkFacts:
-    case, one, sent = links.case, data.connection, links.wrong.flows[data.end]
+    case, one, sent = links.case, data.connection, links.wrong.flows.get(data.end, NOTHING)
     heard, interfaces = echo(case, data), of_rank(case, data.owner)
     a_step = sent.bytes / sent.seconds * links.period_s if sent.bytes and sent.seconds and links.period_s else None
     return LinkFacts(
@@ -104,7 +104,7 @@ def _link(links: Links, data: Data) -> LinkFacts:
         last_send_s=one.last_send_s,
         idle_s=tcp.idle(one),
         pmtu=one.pmtu,
-        dead=links.dead[data.end],
+        dead=links.dead.get(data.end, False),
         fault=links.wrong.of(data.end),
         sent=sent,
         sent_a_step=a_step,

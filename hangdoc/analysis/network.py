@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import cast
+from typing import NamedTuple, cast
 
 from hangdoc.analysis import Case, Key, tcp
 from hangdoc.analysis.faults import Faults, faults
@@ -16,11 +16,12 @@ from hangdoc.analysis.interfaces import faster, holding, narrow, of_rank, told
 from hangdoc.analysis.links import Dead, LinkFacts, Links, is_up
 from hangdoc.analysis.peers import Data, data_connections, mirrored
 from hangdoc.analysis.suspect import Suspect
-from hangdoc.evidence import Connection
+from hangdoc.evidence import Connection, Interface
 from hangdoc.fold import endpoint
 from hangdoc.light import light
 
-_TOLD = attrgetter("state", "interface", "send_queue", "receive_queue", "backoff", "retransmits")
+_QUEUES = attrgetter("state", "send_queue", "receive_queue", "backoff", "retransmits")
+_PLACE = attrgetter("local", "interface")
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
 
@@ -84,60 +85,117 @@ class NetworkAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, NetworkFacts], NetworkJob]:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
-        alone = {one.end: tcp.dead(one.connection) for ends in data.values() for one in ends}
-        some = not set(alone.values()) <= {False}  # else neither end of any is
-        dead = {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()} if some else alone
+        ends = [one for mine in data.values() for one in mine]
+        dead = _dead(ends)
         looks = {key: tcp.History(case.series(key, "sockets")) for key in data}
-        wrong = faults(case, data, looks)
+        wrong = faults(case, ends, looks)
         facts = {
             key: _rank(case, key, data[key], dead, looks[key], wrong) if key in data else UNSEEN for key in case.ranks
         }
         period_s = getattr(case.job_facts.get("progress"), "period_s", None)
-        ends = [one for mine in data.values() for one in mine]
         links = Links(Case(case.history, case.ranks), period_s, ends, dead, wrong)
         return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, wrong))
 
 
+def _dead(ends: Sequence[Data]) -> Dead:
+    """The connections that are dead at either end, or may be."""
+    if all(tcp.dead(one.connection) is False for one in ends):
+        return {}
+    alone = {one.end: tcp.dead(one.connection) for one in ends}
+    return {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()}
+
+
 def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp.History, wrong: Faults) -> NetworkFacts:
     mine = [one.connection for one in data]
-    states, names, sent, received, backoffs, again = zip(*map(_TOLD, mine), strict=True) if mine else ((),) * 6
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
     overall, recent = _traffic(mine, history)
-    interfaces = of_rank(case, key)
-    over = [holding(one, interfaces) for one in mine]
-    used = next((one for one in over if narrow(one)), None)
-    down = {
-        one.interface or one.local for one, at in zip(mine, over, strict=True) if is_up(one, at, interfaces) is False
-    }
+    queues, holds = _queues(case, mine), _holds(case, key, mine)
     return NetworkFacts(
         connections=len(mine),
         established_peers=len(
             {one.peer or one.connection.remote for one in data if one.connection.state == "established"}
         ),
-        unacked_bytes=max(sent, default=0),
-        receive_queue_bytes=max(received, default=0),
-        backoff=max([one for one in backoffs if one is not None], default=None),
-        retransmitting=_any([None if one is None else one > 0 for one in again]),
+        unacked_bytes=queues.unacked,
+        receive_queue_bytes=queues.unread,
+        backoff=queues.backoff,
+        retransmitting=queues.again,
         retransmit_share=overall.repeated / overall.sent if overall.sent and overall.repeated is not None else None,
         idle_s=tcp.least([tcp.idle(one) for one in mine]),
         moving=None if recent is None or recent.crossed is None else recent.crossed > 0,
         bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
         zero_window=_any([tcp.window_shut(one) for one in mine]),
-        close_wait=states.count("close_wait"),
-        dead_links=sum([dead[one.end] is True for one in data]),
+        close_wait=queues.close_wait,
+        dead_links=sum([dead.get(one.end) is True for one in data]) if dead else 0,
         syn_sent=len(waiting),
         syn_sent_s=_waiting_s(waiting, history) if waiting else None,
-        syn_sent_to=tuple(sorted({endpoint(one.remote, one.remote_port) for one in waiting})),
-        interfaces=tuple(sorted(filter(None, set(names)))),
-        interface_down=tuple(sorted(down)),
-        interface_up=None if interfaces is None else not down,
+        syn_sent_to=tuple(sorted({endpoint(one.remote, one.remote_port) for one in waiting})) if waiting else (),
+        interfaces=holds.names,
+        interface_down=holds.down,
+        interface_up=holds.up,
         faults=wrong.at(data),
         blamed_for=wrong.blamed.get(key, ()),
         loses=wrong.direction(data, "lossy"),
-        mtu=tuple(sorted({one.mtu for one in over if one})),
-        narrow=told(used),
-        faster=faster(case, key, used, {one.peer for one in data if one.peer}) if used else None,
+        mtu=holds.mtu,
+        narrow=told(holds.narrow),
+        faster=faster(case, key, holds.narrow, {one.peer for one in data if one.peer}) if holds.narrow else None,
     )
+
+
+class _Queues(NamedTuple):
+    """What waits at the ends of connections: most of any (bytes), and whether a segment is sent again."""
+
+    unacked: int
+    unread: int
+    backoff: int | None
+    again: bool | None
+    close_wait: int
+
+
+def _queues(case: Case, mine: Sequence[Connection]) -> _Queues:
+    """Told once for all ranks at which the same waits: in a job that stands still, at most of them nothing."""
+    known: dict[object, _Queues] = case.once("queues", dict)
+    seen = tuple(map(_QUEUES, mine))
+    found = known.get(seen)
+    if found is None:
+        states, sent, received, backoffs, again = zip(*seen, strict=True) if seen else ((),) * 5
+        found = known[seen] = _Queues(
+            max(sent, default=0),
+            max(received, default=0),
+            max([one for one in backoffs if one is not None], default=None),
+            _any([None if one is None else one > 0 for one in again]),
+            states.count("close_wait"),
+        )
+    return found
+
+
+class _Holds(NamedTuple):
+    """The interfaces that hold connections."""
+
+    names: tuple[str, ...]
+    down: tuple[str, ...]
+    up: bool | None
+    mtu: tuple[int, ...]
+    narrow: Interface | None
+
+
+def _holds(case: Case, key: Key, mine: Sequence[Connection]) -> _Holds:
+    """Told once for all ranks of a host that are connected by the same addresses."""
+    interfaces = of_rank(case, key)
+    known: dict[object, _Holds] = case.once("holds", dict)
+    at = (id(interfaces), *map(_PLACE, mine))
+    found = known.get(at)
+    if found is None:
+        over = [holding(one, interfaces) for one in mine]
+        both = list(zip(mine, over, strict=True))
+        down = {one.interface or one.local for one, held in both if is_up(one, held, interfaces) is False}
+        found = known[at] = _Holds(
+            tuple(sorted({one.interface for one in mine if one.interface})),
+            tuple(sorted(down)),
+            None if interfaces is None else not down,
+            tuple(sorted({one.mtu for one in over if one})),
+            next((one for one in over if narrow(one)), None),
+        )
+    return found
 
 
 def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead) -> NetworkJob:
@@ -178,7 +236,7 @@ def _waiting_s(waiting: Sequence[Connection], history: tcp.History) -> float | N
     """How long the oldest of them has waited, at least: as we watched, or as it was repeated."""
     ages = [tcp.asked_s(one) for one in waiting]
     for one in waiting:
-        first = next(history.of(one), None)
+        first = history.first(one)
         if first is not None:
             ages.append(history.looks[-1][0] - first[0])
     return max(ages, default=None)

@@ -113,6 +113,15 @@ class History:
             self._known[at] = dict(zip(map(identity, connections), connections, strict=True))
         return self._known[at]
 
+    def first(self, one: Connection) -> tuple[float, Connection] | None:
+        """The first look that found this connection."""
+        name = identity(one)
+        for at, (instant, _) in enumerate(self.looks):
+            found = self.known(at).get(name)
+            if found is not None:
+                return instant, found
+        return None
+
     def of(self, one: Connection) -> Iterator[tuple[float, Connection]]:
         """The looks that found this connection."""
         name = identity(one)
@@ -136,7 +145,11 @@ def traffic(before: Mapping[Identity, Connection], after: Iterable[Connection], 
     crossed = sent = repeated = 0
     known = counted = True
     for new in after:
-        received, acked, out, again, segments, repeats = _grown(before.get(identity(new)), new)
+        old, now = before.get(identity(new)), _COUNTERS(new)
+        was = () if old is None else _COUNTERS(old)
+        if now == was and None not in now:
+            continue  # nothing crossed
+        received, acked, out, again, segments, repeats = _grown(was, now)
         if out is None or again is None:  # before Linux 4.19
             out, again = segments, repeats
         known = known and received is not None and acked is not None
@@ -147,19 +160,15 @@ def traffic(before: Mapping[Identity, Connection], after: Iterable[Connection], 
     return Traffic(seconds, crossed if known else None, sent if counted else None, repeated if counted else None)
 
 
-_COUNTERS = attrgetter(
+_COUNTERS: Callable[[Connection], tuple[int | None, ...]] = attrgetter(
     "bytes_received", "bytes_acked", "bytes_sent", "bytes_retransmitted", "segments_out", "total_retransmits"
 )
 
 
-def _grown(old: Connection | None, new: Connection) -> Sequence[int | None]:
-    """By how much each of the counters did."""
-    values: tuple[int | None, ...] = _COUNTERS(new)
-    if old is None:
-        return values
-    if values == _COUNTERS(old):
-        return [None if now is None else 0 for now in values]
-    return [None if now is None else now - (was or 0) for now, was in zip(values, _COUNTERS(old), strict=True)]
+def _grown(was: Sequence[int | None], now: Sequence[int | None]) -> Sequence[int | None]:
+    """By how much each of the counters did; `was`: empty for a connection that is new."""
+    pairs = zip(now, was or (0,) * len(now), strict=True)
+    return [None if new is None else new - (old or 0) for new, old in pairs]
 
 
 def least(values: Iterable[float | None]) -> float | None:
