@@ -6,7 +6,7 @@ What is kept here is kept for one case, by the identity of its records.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
+from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.condition import NAME
@@ -20,8 +20,9 @@ def chain_in(case: Case, stack: Stack) -> Chain:
     known: dict[int, Chain] = case.once("chains", dict)
     found = known.get(id(stack))
     if found is None:
+        places: dict[Chain, Chain] = case.once("places", dict)
         found = chain_of(stack)
-        found = known[id(stack)] = case.once("places", dict[Chain, Chain]).setdefault(found, found)
+        found = known[id(stack)] = places.setdefault(found, found)
     return found
 
 
@@ -31,9 +32,39 @@ def python_in(case: Case, stack: Stack) -> Chain:
     known: dict[int, Chain] = case.once("python", dict)
     found = known.get(id(chain))
     if found is None:
+        places: dict[Chain, Chain] = case.once("places", dict)
         found = tuple([one for one in chain if not one[3] and one[2] is not None])
-        found = known[id(chain)] = case.once("places", dict[Chain, Chain]).setdefault(found, found)
+        found = known[id(chain)] = places.setdefault(found, found)
     return found
+
+
+class Standing(NamedTuple):
+    """Where the thread stands that a rank is judged by."""
+
+    stacks: Stacks
+    stack: Stack
+    lines: Chain  # of Python
+    plan: Plan
+
+    def variables(self, depth: int) -> Sequence[Variable]:
+        """Those of one of its steps."""
+        return variables_of(self.stack.frames[self.plan[depth][0]], self.stacks.globals)
+
+
+def standings(case: Case) -> dict[Key, Standing | None]:
+    """Of each rank what is known so far."""
+    return case.once("standing", dict)
+
+
+def standing(case: Case, key: Key) -> Standing | None:
+    """Of one rank; None where its stacks were not seen."""
+    known = standings(case)
+    if key not in known:
+        found = thread_of(case, key)
+        known[key] = found and Standing(
+            *found, python_in(case, found[1]), plan_in(case, found[1], case.record(key, "source"))
+        )
+    return known[key]
 
 
 def story_of(case: Case, key: Key) -> list[Step]:
@@ -44,15 +75,14 @@ def story_of(case: Case, key: Key) -> list[Step]:
 
 def lines_of(case: Case, key: Key) -> Chain:
     """The lines of Python at which that thread stands; none where there is no story."""
-    found = thread_of(case, key)
-    return python_in(case, found[1]) if found else ()
+    found = standing(case, key)
+    return found.lines if found else ()
 
 
 def variables_at(case: Case, key: Key, depth: int) -> Sequence[Variable]:
     """The variables of one step of it."""
-    found = thread_of(case, key)
-    frames = plan_in(case, found[1], case.record(key, "source")) if found else ()
-    return variables_of(found[1].frames[frames[depth][0]], found[0].globals) if found and depth < len(frames) else ()
+    found = standing(case, key)
+    return found.variables(depth) if found and depth < len(found.plan) else ()
 
 
 def compared(case: Case, key: Key, model: frozenset[str]) -> Hashable:
@@ -61,25 +91,35 @@ def compared(case: Case, key: Key, model: frozenset[str]) -> Hashable:
     Of the user's own code all variables but those that say which rank it is; of a library's, those that its loops count
     with and its conditions name. `model`: the names of that kind on the other side (`names_in`).
     """
-    found = thread_of(case, key)
+    found = standing(case, key)
     if found is None:
         return None
-    stacks, stack = found
     rank = case.ranks[key].target.rank
-    frames = plan_in(case, stack, case.record(key, "source"))
-    known: dict[tuple[int, frozenset[str]], list[frozenset[str]]] = case.once("compared names", dict)
-    names = known.get((id(frames), model))
-    if names is None:
-        names = known[id(frames), model] = [_named_in(place) | model for _, place in frames]
+    known: dict[tuple[int, frozenset[str]], list[_Turns]] = case.once("compared names", dict)
+    turns = known.get((id(found.plan), model))
+    if turns is None:
+        frames = [(found.stack.frames[i], place) for i, place in found.plan]
+        turns = [_Turns(_named_in(place) | model, not is_library(frame.file)) for frame, place in frames]
+        known[id(found.plan), model] = turns
     told = []
-    for depth, ((i, _), wanted) in enumerate(zip(frames, names, strict=True)):
-        frame = stack.frames[i]
-        own = not is_library(frame.file)
-        for v in variables_of(frame, stacks.globals):
-            if v.name in wanted or (own and not _of_rank(v.name)):
+    for depth, on in enumerate(turns):
+        for v in found.variables(depth):
+            if on[v.name]:
                 text = v.text if v.kind in ("none", "str") else None
                 told.append((depth, v.name, v.number, v.length, v.kind, text, v.tensor is None, v.number == rank))
     return tuple(told)
+
+
+class _Turns(dict[str, bool]):
+    """By the name of a variable of one step: whether a comparison can turn on it."""
+
+    def __init__(self, wanted: frozenset[str], own: bool) -> None:
+        super().__init__()
+        self.wanted, self.own = wanted, own
+
+    def __missing__(self, name: str) -> bool:
+        told = self[name] = name in self.wanted or (self.own and "rank" not in name.lower())
+        return told
 
 
 def names_in(story: Sequence[Step]) -> frozenset[str]:
@@ -92,11 +132,6 @@ def _named_in(place: Place | None) -> frozenset[str]:
         return frozenset()
     counters = [name for loop in (*place.loops, *place.passed) for name in loop.counters]
     return frozenset(counters).union(*(NAME.findall(branch.test) for branch in place.branches))
-
-
-@lru_cache(maxsize=1024)
-def _of_rank(name: str) -> bool:
-    return "rank" in name.lower()
 
 
 def thread_of(case: Case, key: Key) -> tuple[Stacks, Stack] | None:

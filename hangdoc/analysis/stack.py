@@ -10,12 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
-from hangdoc.analysis.places import chain_in, python_in, story_in
+from hangdoc.analysis.places import Standing, chain_in, named, plan_in, python_in, standings, story_in
 from hangdoc.analysis.process import is_stopped
-from hangdoc.analysis.story import Step, Story, user_step
+from hangdoc.analysis.story import Plan, Step, Story, user_step
 from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
 from hangdoc.evidence.aftermath import Aftermath
 
@@ -65,14 +66,16 @@ def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     """What native frames say of one rank holds for every rank with the same Python stack."""
     if not any(one.native for one in facts.values()):
         return facts
-    python = {key: id(_python(case, key, one.thread)) for key, one in facts.items()}  # one object a place
-    told = {python[key]: one for key, one in facts.items() if one.native}
-    return {
-        key: _as_told(one, told[python[key]])
-        if not one.native and one.phase not in ("stopped", "exited") and python[key] in told
-        else one
-        for key, one in facts.items()
-    }
+    places: dict[int, int] = {}  # one object a place, by the facts there: what is told of many is one object as well
+    for key, one in facts.items():
+        if id(one) not in places:
+            places[id(one)] = id(_python(case, key, one.thread))
+    each = {id(one): one for one in facts.values()}
+    told = {places[at]: one for at, one in each.items() if one.native}
+    for at, one in each.items():
+        if not one.native and one.phase not in ("stopped", "exited") and places[at] in told:
+            each[at] = _as_told(one, told[places[at]])
+    return {key: each[id(one)] for key, one in facts.items()}
 
 
 @lru_cache(maxsize=64)
@@ -91,17 +94,27 @@ def _python(case: Case, key: Key, thread: str | None) -> Chain:
 
 def rank_facts(case: Case, key: Key) -> StackFacts:
     """The facts of one rank from its newest records."""
-    return _without_stack("exited", None) if case.ranks[key].alive is False else last_seen(case, key)
+    if case.ranks[key].alive is False:
+        return _without_stack("exited", None)
+    facts, at = _last_seen(case, key)
+    if at is not None:
+        stacks: Stacks = case.ranks[key].records["stacks"]
+        standings(case)[key] = Standing(stacks, stacks.threads[at.thread], at.lines, at.plan)
+    return facts
 
 
 def last_seen(case: Case, key: Key) -> StackFacts:
     """What a rank did when it was last seen, be it gone by now."""
+    return _last_seen(case, key)[0]
+
+
+def _last_seen(case: Case, key: Key) -> tuple[StackFacts, _Place | None]:
     records = case.ranks[key].records
     process, stacks = records.get("cpu"), records.get("stacks")
     stopped = is_stopped(case, key)
     busy = is_busy(process) if isinstance(process, Process) else None
     if not isinstance(stacks, Stacks) or not stacks.threads:
-        return _without_stack("stopped" if stopped else "unknown", busy)
+        return _without_stack("stopped" if stopped else "unknown", busy), None
     about = circumstances(case, key, busy, stacks)
     default = _default_group(records.get("groups"))
     return _from_stacks(case, stacks, records.get("source"), about, stopped, default)
@@ -111,29 +124,42 @@ def _default_group(groups: Groups | None) -> int | None:
     return next((group.address for group in groups.groups if group.default), None) if groups else None
 
 
+class _Place(NamedTuple):
+    """What is told of every rank whose threads are at the same places."""
+
+    facts: StackFacts
+    together: Sequence[int]  # threads that wait for other ranks
+    thread: int  # that the rank is judged by
+    lines: Chain
+    plan: Plan
+
+
 def _from_stacks(
     case: Case, stacks: Stacks, source: Source | None, about: Circumstances, stopped: bool, default: int | None
-) -> StackFacts:
+) -> tuple[StackFacts, _Place]:
     """What the stacks of one rank tell; ranks that stand at the same place are told once."""
     chains = [chain_in(case, stack) for stack in stacks.threads]
     names = tuple([(stack.name or stack.tid) for stack in stacks.threads])
-    place = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, about, stopped)
-    known: dict[object, tuple[StackFacts, Sequence[int]]] = case.once("stack facts", dict)
-    told = known.get(place)
-    if told is None:
-        stories = [story_in(case, stack, source, stacks) for stack in stacks.threads]
-        told = known[place] = _at(stacks, chains, stories, about, stopped)
-    facts, together = told
-    if len(together) < 2:
-        return facts
-    groups = {_group(stacks.threads[i].frames, default) for i in together}
-    return replace(facts, shared_group=len(groups) < len(together))
+    where = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, about, stopped)
+    known: dict[object, _Place] = case.once("stack facts", dict)
+    at = known.get(where)
+    if at is None:
+        at = known[where] = _place(case, stacks, source, chains, about, stopped)
+    if len(at.together) < 2:
+        return at.facts, at
+    groups = {_group(stacks.threads[i].frames, default) for i in at.together}
+    return replace(at.facts, shared_group=len(groups) < len(at.together)), at
 
 
-def _at(
-    stacks: Stacks, chains: Sequence[Chain], stories: Sequence[Story], about: Circumstances, stopped: bool
-) -> tuple[StackFacts, Sequence[int]]:
-    """What is told of every rank whose threads are at the same places; and which of these wait for other ranks."""
+def _place(
+    case: Case,
+    stacks: Stacks,
+    source: Source | None,
+    chains: Sequence[Chain],
+    about: Circumstances,
+    stopped: bool,
+) -> _Place:
+    stories = [story_in(case, stack, source, stacks) for stack in stacks.threads]
     told = list(zip(stacks.threads, stories, strict=True))
     phases = [phase_of(chain, story, about) for chain, story in zip(chains, stories, strict=True)]
     chosen = _main(told, phases)
@@ -165,7 +191,9 @@ def _at(
         shared_group=False if together else None,
         spins=about.busy if phase in WAITING else None,
     )
-    return facts, together
+    judged = named(stacks, facts.thread)
+    thread = next(i for i, stack in enumerate(stacks.threads) if stack is judged)
+    return _Place(facts, together, thread, python_in(case, judged), plan_in(case, judged, source))
 
 
 def _told(stack: Stack, story: Story, op: str | None) -> str:
