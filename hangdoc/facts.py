@@ -105,7 +105,7 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         if analysis.job_facts is not None:
             case.job_facts[analysis.name] = of_job
     job = types.job(**case.job_facts)
-    seen: dict[tuple[str, ...], tuple[str, ...]] = {}  # one object for all ranks of which the same was seen
+    seen = _Sorted()
     groups = [_group(case, analysis) for analysis in types.analyses if analysis.rank_facts is not None]
     ranks = [
         types.rank(
@@ -113,13 +113,22 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
             evidence.target.pid,
             evidence.target.host,
             evidence.alive,
-            seen.setdefault(probes := tuple(sorted(evidence.records)), probes),
+            seen[tuple(evidence.records)],
             job,
             *of_groups,
         )
         for evidence, of_groups in zip(case.ranks.values(), zip(*groups, strict=True), strict=True)
     ]
     return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case)
+
+
+class _Sorted(dict[tuple[str, ...], tuple[str, ...]]):
+    """Names of probes in order; one object for all ranks of which the same was seen."""
+
+    def __missing__(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        ordered = tuple(sorted(names))
+        self[names] = told = ordered if ordered == names else self[ordered]
+        return told
 
 
 def _settled(history: Sequence[Snapshot]) -> Sequence[Snapshot]:
@@ -162,8 +171,10 @@ def _newest(looked: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]]) -> di
             records.update(rank.records)
             how, end = rank.exit or how, rank.end or end
         last = seen[-1][1]
-        whole = last.records if len(last.records) == len(records) else records  # nothing to carry over
-        newest[key] = RankEvidence(last.target, last.alive, whole, how, end)
+        if len(last.records) == len(records) and how is last.exit and end is last.end:  # nothing to carry over
+            newest[key] = last
+        else:
+            newest[key] = RankEvidence(last.target, last.alive, records, how, end)
     # By rank, whichever host was heard first: of two sides that are alike in all else the first is told of.
     return dict(sorted(newest.items(), key=lambda item: (_number(item[1]), item[0])))
 

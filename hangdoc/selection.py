@@ -98,8 +98,9 @@ class Kinds:
     def of(cls, ranks: Sequence[Any]) -> Kinds:
         """Of the ranks of `Facts`."""
         names = [name for name in ranks[0].__dataclass_fields__ if name not in ranks[0].ON_DEMAND] if ranks else []
-        columns = {name: list(map(id, map(attrgetter(name), ranks))) for name in names}
-        few = {name: ids for name, ids in columns.items() if len(set(ids[: 4 * MAX_SHARED])) <= MAX_SHARED}
+        first = ranks[: 4 * MAX_SHARED]
+        maybe = [name for name in names if len({id(getattr(rank, name)) for rank in first}) <= MAX_SHARED]
+        few = {name: list(map(id, map(attrgetter(name), ranks))) for name in maybe}
         shared = {name: ids for name, ids in few.items() if len(set(ids)) <= MAX_SHARED}
         numbers: dict[tuple[int, ...], int] = {}
         kinds = [numbers.setdefault(row, len(numbers)) for row in zip(*shared.values(), strict=True)]

@@ -159,7 +159,9 @@ def _look(
     stack = named(stacks, thread)
     chain, plan = chain_in(case, stack), plan_in(case, stack, source)
     story = LazyStory(plan, stack, stacks.globals, case.once("steps", dict))
-    spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
+    known: dict[tuple[int, int, Circumstances], Spot] = case.once("spots", dict)
+    at = (id(chain), id(plan), about)
+    spot = known.get(at) or known.setdefault(at, _spot(chain, story, about))
     return Look(at_s, before.story if before and story.is_same(before.story) else story, spot)
 
 
@@ -214,7 +216,7 @@ def _differ(a: Look, b: Look) -> bool:
     """In the lines of the whole chain, or the numbers in its variables."""
     if a.spot is not b.spot and a.spot.lines != b.spot.lines:
         return True
-    return any(_count_on(a.story.variables(at), b.story.variables(at)) for at in range(len(a.story)))
+    return any(_count_on(old, new) for old, new in a.story.beside(b.story))
 
 
 def _count_on(old: Sequence[Variable], new: Sequence[Variable]) -> bool:

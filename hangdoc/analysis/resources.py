@@ -140,7 +140,7 @@ def _process(case: Case, key: Key, host: object, among: Among) -> Fields:
     total = over(series)
     if total.seconds < MIN_WINDOW_S:
         return told
-    return told | {
+    told |= {
         "window_s": total.seconds,
         "cores_used": total.cpu_s / total.seconds,
         "user_cores": _user_s(series) / total.seconds if newest.system_s is not None else None,
@@ -149,6 +149,7 @@ def _process(case: Case, key: Key, host: object, among: Among) -> Fields:
         "busy_threads": sum([part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()]),
         "blocked_share": sum(["D" in map(_STATE, process.threads) for _, process in series]) / len(series),
     }
+    return told
 
 
 def _user_s(series: Sequence[tuple[float, Process]]) -> float:

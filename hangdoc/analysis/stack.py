@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
@@ -22,6 +23,7 @@ from hangdoc.evidence.aftermath import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # comm of the threads that a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
+_STATE = attrgetter("state")
 HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # run now and then without the rank doing anything
 
 
@@ -218,6 +220,8 @@ def guard(step: Step | None) -> Branch | None:
 
 def is_busy(process: Process) -> bool:
     """True while a thread of the process, other than a process group's own, is on a core."""
+    if "R" not in map(_STATE, process.threads):
+        return False
     return not all(map(of_harness, [thread.comm for thread in process.threads if thread.state == "R"]))
 
 

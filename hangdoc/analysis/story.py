@@ -76,10 +76,21 @@ class LazyStory(Sequence[Step]):
     def is_same(self, other: LazyStory) -> bool:
         """Made of the same objects, step by step."""
         mine, others = self._stack.frames, other._stack.frames
+        if self.plan is other.plan and self._module is other._module:
+            return all(mine[i] is others[i] for i, _ in self.plan)
         return len(self.plan) == len(other.plan) and all(
             mine[i] is others[j] and place is there and self.variables(depth) is other.variables(depth)
             for depth, ((i, place), (j, there)) in enumerate(zip(self.plan, other.plan, strict=True))
         )
+
+    def beside(self, other: LazyStory) -> Iterator[tuple[Sequence[Variable], Sequence[Variable]]]:
+        """The variables of each step, and those of the other story's; not of steps that are one object."""
+        mine, others = self._stack.frames, other._stack.frames
+        alike = self._module is other._module
+        for (i, _), (j, _) in zip(self.plan, other.plan, strict=True):
+            here, there = mine[i], others[j]
+            if here is not there or not alike:
+                yield variables_of(here, self._module), variables_of(there, other._module)
 
     def _made(self) -> list[Step]:
         if self._steps is None:
