@@ -170,7 +170,7 @@ class Fleet:
                 self._lost(host, f"the agent {what} for {limit_s:g} s")
             elif host.late() and host.lost is None:
                 self._lost(host, f"the agent is there and has not answered for {host.patience_s:g} s")
-            elif host.heard_s and host.lost is None and now_s - max(host.heard_s, host.asked_s) >= PING_S:
+            elif host.heard_s and host.lost is None and now_s - max(host.heard_s, host.question_s) >= PING_S:
                 host.question()
                 shared = self.carrier.shares(host.name)
                 if not (shared and heard_by_all):
@@ -194,7 +194,8 @@ class Fleet:
         if event.kind == "started":
             host.started, host.open_s = True, time.monotonic()  # it could not answer before
         elif event.kind == "ended":
-            host.ended_s, host.asked, host.put_s, host.open_s = time.monotonic(), None, None, None
+            host.ended_s, host.open_s = time.monotonic(), None
+            host.free()
             self._lost(host, event.text.decode(errors="replace")[:300] or host.lost or "the agent was cut off")
         else:
             host.heard_s, host.open_s = time.monotonic(), None
@@ -218,7 +219,8 @@ class Fleet:
             return
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
-            host.shot, host.news, host.asked, host.put_s = host.reader.snapshot(host.name, answer), True, None, None
+            host.shot, host.news = host.reader.snapshot(host.name, answer), True
+            host.free()
             self._open.pop(host.name, None)
             host.about = {
                 rank.target: (one.process, one.near) for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)

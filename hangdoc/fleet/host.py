@@ -17,12 +17,12 @@ class Host:
     name: str
     reader: Reader
     asked: int | None = None  # the command it has not answered yet
-    put_s: float | None = None  # when that was put to it
+    put_s: float | None = None  # when that was put to it; None: not yet
     patience_s: float = 0.0  # how long the answer to it may take
     started: bool = False
     heard_s: float | None = None  # when it wrote a line last
     open_s: float | None = None  # when the first question was put that it has not answered, with anything
-    asked_s: float = 0.0  # when a question was put last
+    question_s: float = 0.0  # when a question was put last
     shot: Snapshot | None = None  # the newest
     about: Mapping[Target, tuple[str, int]] = field(default_factory=dict)  # which process a rank in it is, how near
     named: dict[Target, Target] = field(default_factory=dict)  # as the agent names it -> as the fleet does
@@ -34,18 +34,22 @@ class Host:
     token: str = ""  # of its agent
 
     def question(self) -> None:
-        self.asked_s = time.monotonic()
+        self.question_s = time.monotonic()
         if self.started and self.open_s is None:
-            self.open_s = self.asked_s
+            self.open_s = self.question_s
 
     def put(self, patience_s: float) -> None:
         """The command is on its way."""
         self.question()
-        self.put_s, self.patience_s = self.asked_s, patience_s
+        self.put_s, self.patience_s = self.question_s, patience_s
+
+    def free(self) -> None:
+        """No command is open."""
+        self.asked = self.put_s = None
 
     def late(self) -> bool:
         """It says that it is there, and the answer does not come: a probe takes long, or hangs."""
-        return self.asked is not None and self.put_s is not None and time.monotonic() - self.put_s >= self.patience_s
+        return self.put_s is not None and time.monotonic() - self.put_s >= self.patience_s
 
     def silent_s(self) -> float:
         return 0.0 if self.open_s is None else time.monotonic() - self.open_s
