@@ -200,6 +200,19 @@ def test_a_text_that_fails_costs_that_text_only(tmp_path: Path) -> None:
     assert [reason.split(" ")[0] for reason in found.reasons] == ["summary", "evidence.0.text", "actions.0"]
 
 
+def of_links(tmp_path: Path, links: tuple[LinkFacts, ...], **texts: Any) -> Finding:
+    """What is found where dead links are blamed."""
+    return finding(
+        tmp_path,
+        facts(WAITS, network=NetworkJob(links)),
+        links={"broken": "dead ?? false"},
+        when="broken.length > 0",
+        blame_links="broken",
+        culprits=None,
+        **texts,
+    )
+
+
 def test_links(tmp_path: Path) -> None:
     links = (
         LinkFacts(0, 1, "10.0.0.1:1", "10.0.0.2:2", "eth0", True),
@@ -207,13 +220,9 @@ def test_links(tmp_path: Path) -> None:
         LinkFacts(0, -1, "10.0.0.1:3", "10.0.0.9:9", None, True),
         LinkFacts(0, 2, "10.0.0.1:4", "10.0.0.3:4", "eth0", False),
     )
-    found = finding(
+    found = of_links(
         tmp_path,
-        facts(WAITS, network=NetworkJob(links)),
-        links={"broken": "dead ?? false"},
-        when="broken.length > 0",
-        blame_links="broken",
-        culprits=None,
+        links,
         summary="{{ broken|links }} over {{ broken|attr('interface') }}",
         actions=["{{ broken|ways }}"],
     )
@@ -231,15 +240,7 @@ def test_links(tmp_path: Path) -> None:
 )
 def test_of_many_links_some_are_named(tmp_path: Path, count: int, end: str) -> None:
     links = tuple(LinkFacts(0, rank, "10.0.0.1:1", f"10.0.1.{rank}:2", "eth0", True) for rank in range(1, count + 1))
-    found = finding(
-        tmp_path,
-        facts(WAITS, network=NetworkJob(links)),
-        links={"broken": "dead ?? false"},
-        when="broken.length > 0",
-        blame_links="broken",
-        culprits=None,
-        summary="{{ broken|links }}",
-    )
+    found = of_links(tmp_path, links, summary="{{ broken|links }}")
     assert found.summary.endswith(end)
 
 
