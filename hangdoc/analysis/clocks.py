@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.stack import of_harness
@@ -11,7 +10,6 @@ from hangdoc.evidence import Process, ThreadCpu
 from hangdoc.light import light
 
 _RAN_S = 0.001
-_STATE = attrgetter("state")
 
 
 @light(frozen=True, slots=True)
@@ -69,10 +67,9 @@ def _clock(series: Sequence[tuple[float, Process]], number: int) -> Clock:
     at_s, process = series[number]
     threads = [thread for thread in process.threads if not of_harness(thread.comm)]
     delays = {t.tid: t.run_delay_s for t in threads if t.run_delay_s is not None}
-    if "R" in map(_STATE, threads):
-        for tid, queued_s in _queued_s(series, number, threads).items():
-            if tid in delays:
-                delays[tid] += queued_s
+    for tid, queued_s in _queued_s(series, number, threads).items():
+        if tid in delays:
+            delays[tid] += queued_s
     return Clock(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays)
 
 
@@ -80,6 +77,8 @@ def _queued_s(series: Sequence[tuple[float, Process]], number: int, threads: Seq
     """How long each of these threads has stood in a run queue at an instant, by the looks since which it has."""
     at_s = series[number][0]
     still = {thread.tid: thread for thread in threads if thread.state == "R"}
+    if not still:
+        return {}
     since = dict.fromkeys(still, at_s)
     for before_s, process in reversed(series[:number]):
         runnable = {t.tid: t for t in process.threads if t.state == "R"}

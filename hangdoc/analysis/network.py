@@ -99,9 +99,10 @@ class NetworkAnalysis:
 
 def _dead(ends: Sequence[Data]) -> Dead:
     """The connections that are dead at either end, or may be."""
-    if all(tcp.dead(one.connection) is False for one in ends):
+    told = [tcp.dead(one.connection) for one in ends]
+    if set(told) <= {False}:
         return {}
-    alone = {one.end: tcp.dead(one.connection) for one in ends}
+    alone = {one.end: is_dead for one, is_dead in zip(ends, told, strict=True)}
     return {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()}
 
 

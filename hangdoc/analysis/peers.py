@@ -39,18 +39,13 @@ def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
     complete = _complete(case, seen)
     found: dict[Key, tuple[Data, ...]] = {}
     for key, mine in ends.items():
-        job, store = jobs[key], served[jobs[key]]
-        found[key] = tuple(
-            [
-                Data(key, one, peer, end)
-                for one, end in mine
-                if one.state in OPEN and one.local_port not in store and one.remote_port not in store
-                for peer in (owners.get(mirrored(end)),)
-                if (
-                    _leads_to_rank(one, seen[key], complete[job]) if peer is None else peer != key and jobs[peer] == job
-                )
-            ]
-        )
+        store = served[jobs[key]]
+        data = [
+            Data(key, one, owners.get(mirrored(end)), end)
+            for one, end in mine
+            if one.state in OPEN and one.local_port not in store and one.remote_port not in store
+        ]
+        found[key] = tuple([one for one in data if _leads_to_rank(one, seen[key], jobs, complete)])
     return found
 
 
@@ -75,9 +70,12 @@ def _end(key: Key, record: Sockets, one: Connection) -> End:
     return where, one.local, one.local_port, one.remote, one.remote_port
 
 
-def _leads_to_rank(one: Connection, record: Sockets, complete: bool) -> bool:
-    """Whether a connection leads to a rank of the job, of which nobody has seen the other end."""
-    if complete or _is_loopback(one.remote) or one.remote in {other.local for other in record.connections}:
+def _leads_to_rank(data: Data, record: Sockets, jobs: Mapping[Key, str], complete: Mapping[str, bool]) -> bool:
+    one, peer = data.connection, data.peer
+    job = jobs[data.owner]
+    if peer is not None:
+        return peer != data.owner and jobs[peer] == job
+    if complete[job] or _is_loopback(one.remote) or one.remote in {other.local for other in record.connections}:
         return False  # every rank is known, or it leads to a process of this host that is no rank
     return min(one.local_port, one.remote_port) >= SERVICES
 

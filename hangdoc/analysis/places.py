@@ -69,8 +69,8 @@ def standing(case: Case, key: Key) -> Standing | None:
 
 def story_of(case: Case, key: Key) -> list[Step]:
     """The story of the thread a rank is judged by; empty where its stacks were not seen."""
-    found = thread_of(case, key)
-    return story_in(case, found[1], case.record(key, "source"), found[0]) if found else []
+    found = standing(case, key)
+    return follow(found.plan, found.stack, found.stacks.globals, case.once("steps", dict)) if found else []
 
 
 def lines_of(case: Case, key: Key) -> Chain:

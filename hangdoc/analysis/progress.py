@@ -159,9 +159,7 @@ def _look(
     stack = named(stacks, thread)
     chain, plan = chain_in(case, stack), plan_in(case, stack, source)
     story = LazyStory(plan, stack, stacks.globals, case.once("steps", dict))
-    known: dict[tuple[int, int, Circumstances], Spot] = case.once("spots", dict)
-    at = (id(chain), id(plan), about)
-    spot = known.get(at) or known.setdefault(at, _spot(chain, story, about))
+    spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
     return Look(at_s, before.story if before and story.is_same(before.story) else story, spot)
 
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import attrgetter
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
@@ -23,7 +22,6 @@ from hangdoc.evidence.aftermath import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # comm of the threads that a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-_STATE = attrgetter("state")
 HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # run now and then without the rank doing anything
 
 
@@ -68,14 +66,11 @@ def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     """What native frames say of one rank holds for every rank with the same Python stack."""
     if not any(one.native for one in facts.values()):
         return facts
-    places: dict[int, int] = {}  # one object a place, by the facts there: what is told of many is one object as well
-    for key, one in facts.items():
-        if id(one) not in places:
-            places[id(one)] = id(_python(case, key, one.thread))
-    each = {id(one): one for one in facts.values()}
+    each = {id(one): one for one in facts.values()}  # few: what is told of many is one object
+    places = {id(one): id(there.lines) for key, one in facts.items() if (there := standings(case).get(key))}
     told = {places[at]: one for at, one in each.items() if one.native}
     for at, one in each.items():
-        if not one.native and one.phase not in ("stopped", "exited") and places[at] in told:
+        if not one.native and one.phase != "stopped" and places.get(at) in told:
             each[at] = _as_told(one, told[places[at]])
     return {key: each[id(one)] for key, one in facts.items()}
 
@@ -83,15 +78,6 @@ def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
 @lru_cache(maxsize=64)
 def _as_told(one: StackFacts, native: StackFacts) -> StackFacts:
     return replace(one, phase=native.phase, op=native.op, waits=native.waits)
-
-
-def _python(case: Case, key: Key, thread: str | None) -> Chain:
-    """The Python frames of a thread."""
-    stacks = case.record(key, "stacks")
-    for stack in stacks.threads if stacks else ():
-        if stack.name == thread:
-            return python_in(case, stack)
-    return ()
 
 
 def rank_facts(case: Case, key: Key) -> StackFacts:
@@ -220,8 +206,6 @@ def guard(step: Step | None) -> Branch | None:
 
 def is_busy(process: Process) -> bool:
     """True while a thread of the process, other than a process group's own, is on a core."""
-    if "R" not in map(_STATE, process.threads):
-        return False
     return not all(map(of_harness, [thread.comm for thread in process.threads if thread.state == "R"]))
 
 

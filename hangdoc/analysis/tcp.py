@@ -115,12 +115,7 @@ class History:
 
     def first(self, one: Connection) -> tuple[float, Connection] | None:
         """The first look that found this connection."""
-        name = identity(one)
-        for at, (instant, _) in enumerate(self.looks):
-            found = self.known(at).get(name)
-            if found is not None:
-                return instant, found
-        return None
+        return next(self.of(one), None)
 
     def of(self, one: Connection) -> Iterator[tuple[float, Connection]]:
         """The looks that found this connection."""
