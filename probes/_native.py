@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probes import _pyspy
+from probes._pyspy import PySpy, in_parallel
 
 Dump = list[dict[str, Any]]  # py-spy's JSON
 
@@ -25,7 +24,7 @@ class NativeDumps:
         self._kept: dict[int, tuple[dict[int, str], Dump]] = {}
 
     def take(
-        self, binary: str, pids: Sequence[int], dumps: Mapping[int, Dump | Exception]
+        self, spy: PySpy, pids: Sequence[int], dumps: Mapping[int, Dump | Exception]
     ) -> dict[int, Dump | Exception]:
         """A native dump, or why there is none, of the processes in `pids` that may be paused, ranks of their own first.
 
@@ -40,23 +39,14 @@ class NativeDumps:
         deadline = time.monotonic() + _BUDGET_S
 
         def one(pid: int) -> Dump | None:
-            return _pyspy.dump_native(binary, pid) if time.monotonic() < deadline else None
+            return spy.dump_native(pid) if time.monotonic() < deadline else None
 
-        found = in_parallel(one, _rarest_first(wanted, dumps), min(_WORKERS, os.cpu_count() or 1))
+        found = in_parallel(spy, one, _rarest_first(wanted, dumps), min(_WORKERS, os.cpu_count() or 1))
         for pid, dump in found.items():
             if isinstance(dump, list) and (runs := _runs(pid, dump)):
                 self._kept[pid] = runs, dump
         taken = {pid: dump for pid, dump in found.items() if dump is not None}
         return taken | {pid: dump for pid, (_, dump) in self._kept.items() if pid in pids}
-
-
-def in_parallel(look: Callable[[int], Any], pids: Sequence[int], workers: int) -> dict[int, Any]:
-    """What `look` returned, or the exception it raised, for each process."""
-    if not pids:
-        return {}
-    with ThreadPoolExecutor(workers) as pool:
-        futures = {pid: pool.submit(look, pid) for pid in pids}
-    return {pid: future.exception() or future.result() for pid, future in futures.items()}
 
 
 def _may_pause(pid: int) -> bool:

@@ -11,7 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from probes._refusal import remedy
@@ -33,53 +36,96 @@ def find() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
-def dump(binary: str, pid: int) -> list[dict[str, Any]]:
-    """All Python threads of `pid` with locals, as py-spy's JSON has them. The process is not paused.
-
-    Raises Refused.
-    """
-    for attempt in range(ATTEMPTS):
-        try:
-            return _run([binary, "dump", "--json", "--locals", "--nonblocking", "--pid", str(pid)], pid, TIMEOUT_S)
-        except _Torn:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def dump_native(binary: str, pid: int) -> list[dict[str, Any]]:
-    """The same with native frames interleaved. Pauses the process for 0.35-1 s: only for one that stands still.
-
-    py-spy 0.4 attaches with PTRACE_SEIZE, which sends no signal: killed half-way it leaves nothing stopped.
-    Raises Refused.
-    """
-    return _run([binary, "dump", "--json", "--locals", "--native", "--pid", str(pid)], pid, NATIVE_TIMEOUT_S)
-
-
 class _Torn(Refused):
     """Worth another attempt."""
 
 
-def _run(command: list[str], pid: int, timeout_s: float) -> list[dict[str, Any]]:
-    try:
-        # A session of its own: Ctrl-C on our terminal must not end a native dump half-way.
-        started = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
-    except OSError as error:
-        raise Refused(f"py-spy could not be started ({error}); reinstall it: `pip install py-spy`") from None
-    with started as process:
+class PySpy:
+    """The binary, and the dumps that it is taking."""
+
+    def __init__(self, binary: str) -> None:
+        self._binary = binary
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def dump(self, pid: int) -> list[dict[str, Any]]:
+        """All Python threads of `pid` with locals, as py-spy's JSON has them. The process is not paused.
+
+        Raises Refused.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._run(["--nonblocking"], pid, TIMEOUT_S)
+            except _Torn:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def dump_native(self, pid: int) -> list[dict[str, Any]]:
+        """The same with native frames interleaved. Pauses the process for 0.35-1 s: only for one that stands still.
+
+        Raises Refused.
+        """
+        return self._run(["--native"], pid, NATIVE_TIMEOUT_S)
+
+    def end(self) -> None:
+        """Kill what runs, from any thread; whoever waits for it, or asks for more, is refused.
+
+        py-spy 0.4 attaches with PTRACE_SEIZE, which sends no signal: killed half-way it leaves nothing stopped.
+        """
+        self._ended = True
+        for process in tuple(self._running):
+            process.kill()
+
+    def _run(self, how: list[str], pid: int, timeout_s: float) -> list[dict[str, Any]]:
+        command = [self._binary, "dump", "--json", "--locals", *how, "--pid", str(pid)]
         try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise Refused(
-                f"py-spy did not answer within {timeout_s:g} s for PID {pid}; look again when the host is less busy"
-            ) from None
+            # A session of its own: Ctrl-C on our terminal is for us, who end it.
+            started = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True)
+        except OSError as error:
+            raise Refused(f"py-spy could not be started ({error}); reinstall it: `pip install py-spy`") from None
+        with started as process:
+            self._running.add(process)
+            try:
+                if self._ended:  # while it was started
+                    process.kill()
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise Refused(
+                    f"py-spy did not answer within {timeout_s:g} s for PID {pid}; look again when the host is less busy"
+                ) from None
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                self._running.discard(process)
+        if self._ended:
+            raise Refused(f"the look at PID {pid} was interrupted")
+        return _threads(process.returncode, out, err, pid)
+
+
+def in_parallel(spy: PySpy, look: Callable[[int], Any], pids: Sequence[int], workers: int) -> dict[int, Any]:
+    """What `look`, which uses `spy`, returned, or the exception it raised, for each process.
+
+    On Ctrl-C no process is held any longer when this returns.
+    """
+    if not pids:
+        return {}
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            futures = {pid: pool.submit(look, pid) for pid in pids}
+            wait(futures.values())
         except BaseException:
-            process.kill()
+            spy.end()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if process.returncode != 0:
+    return {pid: future.exception() or future.result() for pid, future in futures.items()}
+
+
+def _threads(returncode: int, out: bytes, err: bytes, pid: int) -> list[dict[str, Any]]:
+    """py-spy's JSON, checked. Raises Refused."""
+    if returncode != 0:
         raise _refusal(pid, err.decode(errors="replace"))
     try:
         threads = json.loads(out)

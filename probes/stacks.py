@@ -13,7 +13,7 @@ from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Varia
 from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
 from probes._cpython import Objects, Seen
 from probes._memory import Memory, Unreadable
-from probes._native import Dump, NativeDumps, in_parallel
+from probes._native import Dump, NativeDumps
 from probes.tensors import read_tensors
 from probes.variables import Globals
 
@@ -48,20 +48,20 @@ class StacksProbe:
         binary = _pyspy.find()
         if binary is None:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
-        examine = request.tier >= Tier.EXAMINE
+        spy, examine = _pyspy.PySpy(binary), request.tier >= Tier.EXAMINE
         helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
         pids = [*(t.pid for t in request.targets), *(pid for chosen in helpers.values() for pid in chosen)]
         known: dict[int, Known] = {}
 
         def dump_of(pid: int) -> Dump:
-            told = _pyspy.dump(binary, pid)
+            told = spy.dump(pid)
             known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
             return told
 
-        dumps = in_parallel(dump_of, pids, _WORKERS)
+        dumps = _pyspy.in_parallel(spy, dump_of, pids, _WORKERS)
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
-        natives = self._natives.take(binary, still, dumps)
+        natives = self._natives.take(spy, still, dumps)
         by_pid: dict[int, Stacks] = {}
         unseen: list[Unseen] = []
         for target in request.targets:

@@ -41,7 +41,7 @@ def _left_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     if "hung" in request.fixturenames:
         pids = request.getfixturevalue("hung").rank_pids()
         assert len(pids) == 2
-        assert_untouched(pids, within_s=2)
+        assert_untouched(pids)
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,7 @@ def test_kill_during_the_examination_leaves_no_rank_stopped(hung: Trial, victims
     finally:
         watch.kill()
     assert code == (2 if victims == "py-spy" else -signal.SIGKILL)
-    assert_untouched(pids, within_s=5)
-    while dumpers(mark):  # they end by themselves
+    while dumpers(mark):  # of a killed hangdoc: they end by themselves
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert_untouched(pids)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from probes import Tier, _native, _pyspy
+from probes import Tier, _native
 from probes._native import _rarest_first
+from probes._pyspy import PySpy
 from probes.stacks import StacksProbe
 from unit.probes.attach import started
 
@@ -17,13 +18,13 @@ from unit.probes.attach import started
 def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The processes that were paused, in order."""
     pids: list[int] = []
-    dump = _pyspy.dump_native
+    dump = PySpy.dump_native
 
-    def count(binary: str, pid: int) -> list[dict[str, Any]]:
+    def count(spy: PySpy, pid: int) -> list[dict[str, Any]]:
         pids.append(pid)
-        return dump(binary, pid)
+        return dump(spy, pid)
 
-    monkeypatch.setattr(_pyspy, "dump_native", count)
+    monkeypatch.setattr(PySpy, "dump_native", count)
     return pids
 
 

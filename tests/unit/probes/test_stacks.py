@@ -170,7 +170,7 @@ def test_anothers_process_names_the_owner() -> None:
         if child == 0:
             os.setuid(65534)
             try:
-                _pyspy.dump(binary, program.pid)
+                _pyspy.PySpy(binary).dump(program.pid)
             except _pyspy.Refused as refused:
                 os.write(writer, str(refused).encode())
             os._exit(0)
@@ -200,7 +200,7 @@ THREAD = '{"thread_id":1,"thread_name":null,"os_thread_id":1,"active":true,"owns
 
 def test_a_torn_read_is_tried_again(tmp_path: Path) -> None:
     binary = fake(tmp_path, f"echo x >> tries; [ $(wc -l < tries) -lt 3 ] && exit 1; echo '[{THREAD}]'")
-    assert len(_pyspy.dump(binary, os.getpid())) == 1
+    assert len(_pyspy.PySpy(binary).dump(os.getpid())) == 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_what_py_spy_says_becomes_one_sentence(
 ) -> None:
     monkeypatch.setattr(_pyspy, "TIMEOUT_S", 0.3)
     with pytest.raises(_pyspy.Refused) as refused:
-        _pyspy.dump(fake(tmp_path, script), os.getpid())
+        _pyspy.PySpy(fake(tmp_path, script)).dump(os.getpid())
     assert why.format(pid=os.getpid()) in str(refused.value)
     assert "backtrace" not in str(refused.value)
 
