@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from queue import SimpleQueue
-from threading import Lock, Thread
-from typing import BinaryIO
+from threading import Lock, Thread, main_thread
+from typing import BinaryIO, NoReturn
 
 from hangdoc import procfs, wire
 from hangdoc.errors import HangdocError
@@ -21,6 +22,7 @@ from probes import Tier
 
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
 GRACE_S = 5.0  # for the round at hand when the input has ended
+CLEAN_S = 1.0  # for what it has started, after that
 
 
 def serve(commands: int, answers: BinaryIO) -> None:
@@ -70,7 +72,7 @@ def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
                 waiting.put(line)
         waiting.put(b"")
         time.sleep(GRACE_S)
-        os._exit(1)
+        _give_up()
 
     Thread(target=read, name="commands", daemon=True).start()
     while line := _newest(waiting):
@@ -81,6 +83,15 @@ def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
         except ValueError:
             raise HangdocError(f"no command of an agent: {line[:80]!r}; `hangdoc watch --nodes` talks to it") from None
         yield command
+
+
+def _give_up() -> NoReturn:
+    """End, whatever hangs; what was started for the round (a native dump, which holds a rank) is ended with it."""
+    main = main_thread().ident
+    if main is not None and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        signal.pthread_kill(main, signal.SIGTERM)
+        time.sleep(CLEAN_S)
+    os._exit(1)
 
 
 def _newest(waiting: SimpleQueue[bytes]) -> bytes:

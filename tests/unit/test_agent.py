@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +22,8 @@ COMMAND = [sys.executable, "-m", "hangdoc.cli", "agent"]
 
 
 @contextmanager
-def agent() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def agent(command: Sequence[str] = COMMAND) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -81,6 +82,40 @@ def test_stop_ends_it() -> None:
         hello(process)
         assert ask(process, wire.line(wire.Command("stop"))) == b""
         assert process.wait(10) == 0
+
+
+def test_when_it_gives_up_the_dumps_it_has_started_end_too(tmp_path: Path) -> None:
+    """A native dump would go on to hold its rank."""
+    begun = tmp_path / "begun"
+    spy = tmp_path / "py-spy"
+    spy.write_text(f"#!/bin/sh\necho $$ >> {begun}\nexec sleep 60\n")
+    spy.chmod(0o755)
+    script = (
+        "import sys; from hangdoc import agent, cli; from probes import _pyspy; agent.GRACE_S = 0.3;"
+        "_pyspy.TIMEOUT_S = 60; sys.argv = ['hangdoc', 'agent'];"
+        f"sys.executable = {str(tmp_path / 'python')!r}; cli.main()"
+    )
+    rank = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    )
+    try:
+        with agent([sys.executable, "-c", script]) as process:
+            hello(process)
+            assert process.stdin is not None
+            process.stdin.write(wire.line(wire.Command("look", 1)))
+            process.stdin.flush()
+            until = time.monotonic() + 20
+            while not begun.exists():
+                assert time.monotonic() < until, "no dump was begun"
+                time.sleep(0.05)
+            process.stdin.close()
+            process.wait(20)
+        dumps = begun.read_text().split()
+        assert dumps
+        assert [pid for pid in dumps if Path(f"/proc/{pid}").exists()] == []
+    finally:
+        rank.kill()
+        rank.wait()
 
 
 def test_a_line_that_is_no_command_ends_it_with_a_sentence() -> None:
