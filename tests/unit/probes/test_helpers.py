@@ -79,7 +79,7 @@ def family() -> Iterator[Family]:
         stat, io = procfs.stat(process.pid), IoProbe()
         assert stat
         target = Target(process.pid, stat.start_ticks, "here", 0)
-        asleep = {"sleeps": "time", "locked": "lock", "polls": "poll", "and polls": "poll"}
+        asleep = {name: "poll" for name in named if "polls" in name} | {"sleeps": "time", "locked": "lock"}
         records: dict[str, Any] = {}
         for _ in range(100):  # until all of them have come to what they do
             before = Snapshot("here", 0.0, "", (RankEvidence(target, True, records),), {})
