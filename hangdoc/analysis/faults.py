@@ -151,8 +151,8 @@ def echo(case: Case, one: Data) -> Echo:
 def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
     if sent is NOTHING and not one.connection.send_queue:
         return ""
-    if tcp.oversize(one.connection) and not sent.lossy:
-        return "oversize"
+    if tcp.oversize(one.connection) and not sent.lossy:  # or one full segment was lost so often by chance
+        return "lossy" if echo(case, one).passes == "some" else "oversize"
     if tcp.dead(one.connection):
         return {"small": "oversize", "some": "lossy"}.get(echo(case, one).passes, "dead")
     if not _far(pair):

@@ -127,6 +127,7 @@ PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
         pytest.param({(2, 1): {**DEAD, "echo": (5, 0)}}, "21 oversize", "12", id="only small pings pass"),
         pytest.param({(2, 1): {**DEAD, "echo": (3, 4)}}, "21 lossy", "12", id="some pings pass"),
         pytest.param({(2, 1): {**STUCK, "echo": (0, 0)}}, "21 oversize", "12", id="pings are not answered at all"),
+        pytest.param({(2, 1): {**STUCK, "echo": (3, 4)}}, "21 lossy", "12", id="chance kept a large one back"),
         pytest.param({(2, 1): LOSSY, (1, 0): EARLIER}, "21 lossy", "1", id="the other has little to send"),
         pytest.param({(2, 1): PAUSED}, "21 lossy", "12", id="it loses much, and pauses"),
         pytest.param({(2, 1): {**PAUSED, "sacked": 1}}, "21 lossy", "12", id="it pauses at a full segment"),
