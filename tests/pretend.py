@@ -19,7 +19,7 @@ from typing import Any
 GLOO = ("gloo_tcp_loop", "pt_gloo_runloop")
 STORE = ("pt_tcpstore_uv",)
 _LIBRARY = "libtorch_cpu.so"
-_LIFE_S = 30
+_LIFE_S = 90
 
 
 def node(
@@ -151,7 +151,7 @@ def _connect(port: int) -> Any:
     import socket
     import time
 
-    for _ in range(200):
+    for _ in range(1000):
         try:
             return socket.create_connection(("127.0.0.1", port))
         except OSError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from eventually import until
 from hangdoc import wire
 from hangdoc.agent import About
 from hangdoc.evidence import Target
@@ -104,15 +104,12 @@ def test_when_it_gives_up_the_dumps_it_has_started_end_too(tmp_path: Path) -> No
             assert process.stdin is not None
             process.stdin.write(wire.line(wire.Command("look", 1)))
             process.stdin.flush()
-            until = time.monotonic() + 20
-            while not begun.exists():
-                assert time.monotonic() < until, "no dump was begun"
-                time.sleep(0.05)
+            until(lambda: begun.exists() and begun.read_text())
             process.stdin.close()
             process.wait(20)
         dumps = begun.read_text().split()
         assert dumps
-        assert [pid for pid in dumps if Path(f"/proc/{pid}").exists()] == []
+        assert [pid for pid in dumps if (found := stat(int(pid))) and found.state != "Z"] == []
     finally:
         rank.kill()
         rank.wait()
@@ -148,12 +145,9 @@ def test_a_process_is_the_same_from_within_its_pid_namespace(tmp_path: Path) -> 
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
     try:
-        end = time.monotonic() + 20
-        while not told.exists() or not told.read_text().endswith("\n"):
-            if process.poll() is not None:
-                pytest.skip(f"no PID namespace can be made: {process.communicate()[1].decode()}")
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: process.poll() is not None or (told.exists() and told.read_text().endswith("\n")))
+        if process.poll() is not None:
+            pytest.skip(f"no PID namespace can be made: {process.communicate()[1].decode()}")
         inner = next(iter(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
         seen = stat(int(inner))
         assert seen is not None

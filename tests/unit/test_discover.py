@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from eventually import until
 from hangdoc import procfs
 from hangdoc.discover import discover, same_process
 from hangdoc.evidence import Target
@@ -377,14 +378,7 @@ def test_a_dead_sibling_keeps_its_number(tmp_path: Path) -> None:
 
 
 def wait_for_state(pid: int, state: str) -> None:
-    import time
-
-    for _ in range(500):
-        found = procfs.stat(pid)
-        if found and found.state == state:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{pid} never became {state}")
+    until(lambda: procfs.stat(pid), lambda found: found and found.state == state)
 
 
 def test_given_pids_are_explained(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from eventually import at_rest
 from hangdoc.evidence import (
     Frame,
     Groups,
@@ -292,7 +292,8 @@ def test_a_real_job_that_stands_still(tmp_path: Path) -> None:
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-        time.sleep(0.3)
+        for process in processes:
+            at_rest(process.pid, process.pid)  # gloo's own threads look about for ever
         ticks = [int(Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split()[19]) for p in processes]
         targets = [Target(p.pid, t, platform.node(), None) for p, t in zip(processes, ticks, strict=True)]
         sampler = Sampler(platform.node(), targets, load())

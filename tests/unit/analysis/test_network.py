@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import netbed
+from eventually import until
 from hangdoc.analysis import Case, Key, tcp
 from hangdoc.analysis.network import ANALYSIS, NetworkFacts, NetworkJob
 from hangdoc.analysis.peers import data_connections
@@ -42,10 +43,7 @@ class Watch:
         return [one.network for one in facts.ranks], facts.job.network
 
     def until(self, true: Callable[[Sequence[NetworkFacts], NetworkJob], object], timeout_s: float = 15.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not true(*self.look()):
-            assert time.monotonic() < deadline, self.look()
-            time.sleep(0.2)
+        until(self.look, lambda seen: true(*seen), timeout_s)
 
     def close(self) -> None:
         self._sockets.observe(Request([], Tier.PULSE))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Target
 from probes import Request, Tier
@@ -164,9 +165,12 @@ def test_a_process_that_burns_its_quota_is_throttled() -> None:
             (path / "cpu.cfs_period_us").write_text("100000")
             (path / "cpu.cfs_quota_us").write_text("10000")
         with running(SPIN, path) as target:
-            first = next(limit for limit in observe(target).cpu if limit.file.startswith(str(path)))
-            time.sleep(0.8)
-            last = next(limit for limit in observe(target).cpu if limit.file.startswith(str(path)))
+
+            def look() -> CpuLimit:
+                return next(limit for limit in observe(target).cpu if limit.file.startswith(str(path)))
+
+            first = look()
+            last = until(look, lambda now: (now.throttled_s or 0.0) > (first.throttled_s or 0.0))
     assert last.cores == pytest.approx(0.1)
     assert (last.throttled_periods or 0) > (first.throttled_periods or 0)
     assert (last.throttled_s or 0.0) > (first.throttled_s or 0.0)
@@ -179,15 +183,13 @@ def test_a_limit_that_is_hit_counts_its_hits() -> None:
         write = f"f = open({file!r}, 'wb')\nwhile True: f.seek(0); f.write(bytes(1 << 26))"
         try:
             with running(write, path) as target:
-                for _ in range(100):
-                    found = next(limit for limit in observe(target).memory if limit.file.startswith(str(path)))
-                    if found.hits:
-                        break
-                    time.sleep(0.05)
+                found = until(
+                    lambda: next(limit for limit in observe(target).memory if limit.file.startswith(str(path))),
+                    lambda seen: seen.hits,
+                )
         finally:
             Path(file).unlink(missing_ok=True)
     assert found.bytes == 32 * MIB
-    assert found.hits
     assert (found.used_bytes or 0) <= 33 * MIB
 
 

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Target
 from probes import Observation, Probe, Request, Tier
@@ -63,19 +63,14 @@ def observe(target: Target, previous: Process | None = None, **others: int) -> O
     return PROBE.observe(Request([target], Tier.PULSE, previous=before))
 
 
-def until(look: Callable[[], Process], good: Callable[[Process], object]) -> Process:
-    """The first of several looks that is as it should be: threads need a moment to get where they go."""
-    for _ in range(200):
-        seen = look()
-        if good(seen):
-            return seen
-        time.sleep(0.02)
-    raise AssertionError(f"never seen: {seen}")
-
-
 def settled(seen: Process) -> bool:
-    names = {thread.comm for thread in seen.threads} | {child.comm for child in seen.children}
-    return {"spinner", "odd ) name (", "helper", "grandchild"} <= names and seen.threads[0].syscall_fd == 77
+    """Each has its name, and all but the spinning thread have gone to sleep where they stay."""
+    threads = {thread.comm: thread for thread in seen.threads}
+    children = {child.comm: child.state for child in seen.children}
+    if not {"spinner", "odd ) name ("} <= set(threads) or children != {"helper": "S", "grandchild": "S"}:
+        return False
+    rest = threads["odd ) name ("]
+    return seen.state == rest.state == "S" and seen.threads[0].syscall_fd == 77 and "sleep" in (rest.wchan or "")
 
 
 def test_is_a_probe() -> None:
@@ -143,13 +138,14 @@ def test_who_debugs_it() -> None:
 
 def test_ranks_are_no_children_of_each_other() -> None:
     with program(THREADS) as target:
-        helper = until(lambda: observe(target).by_pid[target.pid], settled).children[0]
+        seen = until(lambda: observe(target).by_pid[target.pid], settled)
+        helper = next(child for child in seen.children if child.comm == "helper")
         stat = procfs.stat(helper.pid)
         assert stat
         other = Target(helper.pid, stat.start_ticks, "here", 1)
-        seen = PROBE.observe(Request([target, other], Tier.PULSE)).by_pid
-    assert seen[target.pid].children == ()
-    assert [child.comm for child in seen[helper.pid].children] == ["grandchild"]
+        found = PROBE.observe(Request([target, other], Tier.PULSE)).by_pid
+    assert found[target.pid].children == ()
+    assert [child.comm for child in found[helper.pid].children] == ["grandchild"]
 
 
 @pytest.mark.parametrize(("change", "why"), [(0, "has ended"), (-1, "is another process now")], ids=["gone", "reused"])

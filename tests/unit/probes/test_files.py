@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Files, Target
 from probes import Probe, Request, Tier
@@ -103,11 +103,9 @@ def test_who_holds_and_who_waits(tmp_path: Path) -> None:
             program(TAKE + "; g = open(sys.argv[2], 'a'); fcntl.lockf(g, fcntl.LOCK_EX)", lock, other)
         )
         waiter = stack.enter_context(program(WAIT, lock))
-        for _ in range(200):
-            holding, waiting = observe(holder, waiter)
-            if any(one.waiting_pids for one in holding.locks):
-                break
-            time.sleep(0.01)
+        holding, waiting = until(
+            lambda: observe(holder, waiter), lambda seen: any(one.waiting_pids for one in seen[0].locks)
+        )
     flock = next(one for one in holding.locks if one.kind == "flock")
     posix = next(one for one in holding.locks if one.kind == "posix")
     assert (flock.path, flock.holder_pid, flock.waiting_pids) == (str(lock), holder.pid, (waiter.pid,))

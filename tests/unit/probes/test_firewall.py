@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 import netbed
+from eventually import until
 from hangdoc.evidence import Frame, Stack, Stacks
 from probes import Request, Tier
 from probes.firewall import PROBE, Firewall, Rule, rules_in
@@ -79,7 +80,7 @@ def test_a_real_rule() -> None:
         subprocess.run(bed.nodes[0].command(*rule), check=True)
         before = look(one, MAKING)
         other.do(f"dial {bed.nodes[0].address} 7000")
-        after = look(one, MAKING)
+        after = until(lambda: look(one, MAKING), lambda seen: seen and seen.rules)
         assert look(one, None) is None  # nobody asks
     assert before == Firewall(())
     assert after is not None

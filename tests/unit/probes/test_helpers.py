@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import FileCall, Frame, Io, RankEvidence, Snapshot, Stack, Stacks, Target
 from probes import Request, Tier, _helpers
@@ -95,13 +96,6 @@ def family() -> Iterator[Family]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

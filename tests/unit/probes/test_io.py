@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eventually import at_rest, until
 from hangdoc.evidence import FileCall, Frame, Io, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from probes import Probe, Request, Tier
 from probes.cpu import PROBE as CPU
@@ -41,13 +42,7 @@ class Watch:
         return records["io"]
 
     def until(self, good: Callable[[Io], object], **how: Any) -> Io:
-        """The first round that is as it should be: processes need a moment to get where they go."""
-        for _ in range(150):
-            seen = self.round(**how)
-            if good(seen):
-                return seen
-            time.sleep(0.02)
-        raise AssertionError(f"never seen: {seen}")
+        return until(lambda: self.round(**how), good)
 
 
 def _start_ticks(pid: int) -> int:
@@ -72,7 +67,7 @@ def test_a_read_of_a_fifo_and_who_has_its_other_end(tmp_path: Path) -> None:
     code = f"import subprocess; w = subprocess.Popen('exec sleep 60 > {fifo}', shell=True)\n"
     with started("-c", f"{READY}{code}open({str(fifo)!r}, 'rb', buffering=0).read(10)") as program:
         watch = Watch(program)
-        seen = watch.until(lambda io: any(call.peers for call in io.calls))
+        seen = watch.until(lambda io: "sleep 60" in [peer.command for call in io.calls for peer in call.peers or ()])
         (helper,) = seen.helpers
         os.kill(helper.pid, 9)
     call = standing(seen)
@@ -105,12 +100,14 @@ def test_the_path_of_an_open_is_made_absolute(folder: str, tmp_path: Path) -> No
 
 
 def test_a_write_to_a_full_pipe_of_another_program() -> None:
-    code = "import subprocess; subprocess.Popen(['sleep', '5'], stdin=subprocess.PIPE).stdin.write(b'x' * 10**6)"
+    code = "import subprocess; subprocess.Popen(['sleep', '60'], stdin=subprocess.PIPE).stdin.write(b'x' * 10**6)"
     with started("-c", READY + code) as program:
         call = standing(Watch(program).until(lambda io: io.calls and io.calls[0].peers))
+        for peer in call.peers or ():
+            os.kill(peer.pid, 9)
     assert (call.call, call.kind, call.writes) == ("write", "pipe", True)
     assert call.path.startswith("pipe:[")
-    assert [peer.command for peer in call.peers or ()] == ["sleep 5"]
+    assert [peer.command for peer in call.peers or ()] == ["sleep 60"]
 
 
 def test_a_thread_that_computes_is_in_no_call() -> None:
@@ -167,11 +164,10 @@ time.sleep(60)
 def test_in_what_a_helper_sleeps(code: str, sleeps: str) -> None:
     with started("-c", READY + WORKER.format(code)) as program:
         watch = Watch(program)
-        seen = watch.until(lambda io: [h.sleeps for h in io.helpers] == [sleeps])
+        seen = watch.until(lambda io: [(h.sleeps, h.state) for h in io.helpers] == [(sleeps, "S")])
         again = watch.until(lambda io: io.helpers[0].locked == (sleeps == "lock"))
         (helper,) = seen.helpers
         os.kill(helper.pid, 9)
-    assert helper.state == "S"
     assert again.helpers[0].pid == helper.pid
     assert (helper.switches or 0) > 0
 
@@ -203,11 +199,14 @@ def test_a_helper_that_stands_in_a_read_is_told(tmp_path: Path) -> None:
 
 def test_bytes_read_and_written(tmp_path: Path) -> None:
     code = f"f = open({str(tmp_path / 'out')!r}, 'wb'); f.write(b'x' * 100_000); f.flush(); os.fsync(f.fileno())\n"
-    with started(
-        "-c", f"import json, os, time; print(1, flush=True); time.sleep(0.3)\n{code}time.sleep(60)"
-    ) as program:
+    sign = tmp_path / "sign"
+    os.mkfifo(sign)
+    waits = f"open({str(sign)!r}).read()\n"
+    with started("-c", f"import os, time; print(1, flush=True)\n{waits}{code}time.sleep(60)") as program:
+        at_rest(program.pid)
         watch = Watch(program)
         before = watch.round()
+        sign.write_bytes(b"")
         after = watch.until(lambda io: (io.written or 0) >= (before.written or 0) + 100_000)
     assert (after.written or 0) - (before.written or 0) == 100_000
     assert after.stored is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Target
 from probes import Probe, Request, Tier
@@ -116,11 +117,7 @@ class Looker:
         return seen
 
     def until_found(self, target: Target) -> LockFile:
-        for _ in range(50):
-            if (seen := self.look(target)).path:
-                return seen
-            time.sleep(0.05)
-        raise AssertionError("it was never seen to wait for a lock file")
+        return until(lambda: self.look(target), lambda seen: seen.path)
 
 
 @contextmanager

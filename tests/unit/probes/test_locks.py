@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from eventually import at_rest
 from probes import Probe
 from probes.locks import PROBE, Locks, LocksProbe
 from probes.stacks import StacksProbe
@@ -27,6 +28,7 @@ HELD = {  # thread that waits -> thread whose source says that it has the lock, 
 
 
 def look(program: Program, probe: LocksProbe | None = None) -> Locks:
+    at_rest(program.pid)
     request = program.request()
     stacks = StacksProbe().observe(request).by_pid
     records = {pid: {"stacks": record} for pid, record in stacks.items()}

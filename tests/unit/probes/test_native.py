@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eventually import at_rest
 from probes import Tier, _native
 from probes._native import _rarest_first
 from probes._pyspy import PySpy
@@ -31,6 +32,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_what_has_not_run_is_not_paused_again(paused: list[int]) -> None:
     probe = StacksProbe()
     with started("stacks_program.py") as program:
+        at_rest(program.pid)
         for tier in (Tier.EXAMINE, Tier.LOOK, Tier.EXAMINE):
             seen = probe.observe(program.request(tier, still=True)).by_pid[program.pid]
     assert seen.native
@@ -42,7 +44,7 @@ def test_what_has_run_is_looked_at_again(paused: list[int]) -> None:
     with started("globals_program.py") as program:
         for _ in range(2):
             assert probe.observe(program.request(Tier.EXAMINE, still=True)).by_pid[program.pid].native
-            time.sleep(0.1)
+            time.sleep(0.3)
     assert paused == [program.pid] * 2
 
 

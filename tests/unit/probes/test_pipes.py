@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from eventually import at_rest, until
 from probes import _pipes
 
 
@@ -20,12 +20,9 @@ def test_both_ends_of_a_fifo(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", f"f = open({path!r}, 'w'); input()"], stdin=subprocess.PIPE) as writer,
     ):
         try:
-            for _ in range(200):
-                if all((_pipes.peers({path: mode}, ())[path]) for mode in "rw"):
-                    break
-                time.sleep(0.02)
-            (reads,) = _pipes.peers({path: "r"}, {reader.pid})[path]
-            (writes,) = _pipes.peers({path: "w"}, ())[path]
+            (reads,) = until(lambda: _pipes.peers({path: "r"}, {reader.pid})[path])
+            at_rest(writer.pid)
+            (writes,) = until(lambda: _pipes.peers({path: "w"}, ())[path])
         finally:
             writer.kill()
             reader.kill()
@@ -81,12 +78,7 @@ def test_bytes_that_a_process_has_moved() -> None:
         before = _pipes.moved(child.pid)
         child.stdin.write(b"\n")
         child.stdin.flush()
-        after = before
-        for _ in range(200):
-            after = _pipes.moved(child.pid)
-            if after != before and (after or 0) >= (before or 0) + 5000:
-                break
-            time.sleep(0.02)
+        after = until(lambda: _pipes.moved(child.pid), lambda now: (now or 0) >= (before or 0) + 5000)
         child.kill()
     assert before is not None
     assert after is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import netbed
+from eventually import until
 from hangdoc.evidence import Connection, Target
 from probes import Observation, Request, Tier
 from probes._netns import namespace
@@ -39,11 +40,7 @@ def only(seen: Observation, talker: Talker) -> Connection:
 
 
 def eventually(probe: SocketsProbe, talkers: tuple[Talker, ...], true: Callable[[Observation], bool]) -> Observation:
-    deadline = time.monotonic() + 10
-    while not true(seen := observe(probe, *talkers)):
-        assert time.monotonic() < deadline, seen.by_pid
-        time.sleep(0.05)
-    return seen
+    return until(lambda: observe(probe, *talkers), true)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +169,7 @@ def test_without_the_right_to_enter_the_namespace() -> None:
         server.do("send 700")
         server.do(f"become {nobody}")
         client.do(f"become {nobody}")
-        deadline = time.monotonic() + 5
-        while any(Path(f"/proc/{one.pid}/comm").read_text() != "sleep\n" for one in (server, client)):
-            assert time.monotonic() < deadline
+        until(lambda: {Path(f"/proc/{one.pid}/comm").read_text() for one in (server, client)} == {"sleep\n"})
         targets = [server.target(0), client.target(1)]
         told = json.loads(_as_user(nobody, targets))
         assert len(told) == 3, told

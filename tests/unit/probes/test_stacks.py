@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import at_rest
 from hangdoc.evidence import Frame, Stacks, Target
 from probes import Request, Tier, _pyspy
 from probes.stacks import PROBE, StacksProbe
@@ -120,6 +121,7 @@ def test_a_native_dump_that_is_killed_leaves_the_process_running() -> None:
 def test_helpers_of_a_rank_are_looked_at_only_when_it_is_examined() -> None:
     with started("forks_program.py") as program:
         assert look(program, Tier.LOOK, children=(program.said,)).children == ()
+        at_rest(program.said)
         ((pid, threads),) = look(program, Tier.EXAMINE, children=(program.said, 2**22 + 5)).children
     assert pid == program.said
     assert "load_samples" in [f.function for f in threads[0].frames]

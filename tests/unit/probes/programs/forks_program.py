@@ -12,6 +12,5 @@ def load_samples(worker):
 if __name__ == "__main__":
     helper = multiprocessing.get_context("fork").Process(target=load_samples, args=(3,), daemon=True)
     helper.start()
-    time.sleep(0.2)
     print(json.dumps(helper.pid), flush=True)
     helper.join()

@@ -87,6 +87,5 @@ threads += [start(patient, taken), start(queued), start(sleepy)]
 threads.append(start(joining, threads[-1]))
 start(leave).join()  # after all the others: the next thread would be taken for it
 gone.set()
-time.sleep(0.3)
 print(json.dumps({thread.name: thread.native_id for thread in threads}), flush=True)
 time.sleep(100)

@@ -1,0 +1,41 @@
+"""What a process started just now needs a moment for: looked for until it is so, however busy the machine is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+Seen = TypeVar("Seen")
+
+
+def until(look: Callable[[], Seen], good: Callable[[Seen], object] = bool, within_s: float = 20.0) -> Seen:
+    """The first of several looks that is as it should be; fails with the last one where none is."""
+    limit = time.monotonic() + within_s
+    while not good(seen := look()):
+        assert time.monotonic() < limit, f"never so within {within_s:g} s: {seen}"
+        time.sleep(0.02)
+    return seen
+
+
+def at_rest(pid: int, *threads: int) -> None:
+    """Waits until every thread of a process, or each that is given, sleeps and has not run for a tenth of a second."""
+    until(lambda: _stay(pid, threads))
+
+
+def _stay(pid: int, threads: Sequence[int]) -> bool:
+    before = _runs(pid, threads)
+    time.sleep(0.1 * bool(before))
+    return bool(before) and before == _runs(pid, threads)
+
+
+def _runs(pid: int, threads: Sequence[int]) -> list[str]:
+    """How long and how often each thread has run; nothing while one of them is not asleep, or has just ended."""
+    try:
+        tasks = [Path(f"/proc/{pid}/task", str(tid)) for tid in threads or os.listdir(f"/proc/{pid}/task")]
+        asleep = all((task / "stat").read_text().rpartition(")")[2].split()[0] == "S" for task in tasks)
+        return [f"{task} {(task / 'schedstat').read_text()}" for task in tasks] if asleep else []
+    except (FileNotFoundError, ProcessLookupError):
+        return []
