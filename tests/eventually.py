@@ -11,12 +11,14 @@ from typing import TypeVar
 Seen = TypeVar("Seen")
 
 
-def until(look: Callable[[], Seen], good: Callable[[Seen], object] = bool, within_s: float = 20.0) -> Seen:
+def until(
+    look: Callable[[], Seen], good: Callable[[Seen], object] = bool, within_s: float = 20.0, every_s: float = 0.02
+) -> Seen:
     """The first of several looks that is as it should be; fails with the last one where none is."""
     limit = time.monotonic() + within_s
     while not good(seen := look()):
         assert time.monotonic() < limit, f"never so within {within_s:g} s: {seen}"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return seen
 
 

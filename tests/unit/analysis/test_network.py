@@ -43,7 +43,7 @@ class Watch:
         return [one.network for one in facts.ranks], facts.job.network
 
     def until(self, true: Callable[[Sequence[NetworkFacts], NetworkJob], object], timeout_s: float = 15.0) -> None:
-        until(self.look, lambda seen: true(*seen), timeout_s)
+        until(self.look, lambda seen: true(*seen), timeout_s, 0.2)
 
     def close(self) -> None:
         self._sockets.observe(Request([], Tier.PULSE))

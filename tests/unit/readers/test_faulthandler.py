@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from eventually import at_rest
 from hangdoc.evidence import End
 from pasted import ROOT, pieces, stacks, text
 
@@ -104,20 +104,23 @@ def test_the_main_thread_of_one_that_waits_for_its_threads_at_the_end(tmp_path: 
     try:
         assert job.stdout is not None
         job.stdout.readline()
-        names: list[str | None] = []
-        until_s = time.monotonic() + 10
-        while names != [None, "MainThread"] and time.monotonic() < until_s:  # it has ended its module by then
-            os.kill(job.pid, signal.SIGUSR1)
-            time.sleep(0.2)
-            assert job.stderr is not None
-            (found, *_) = text("faulthandler", tmp_path, os.read(job.stderr.fileno(), 1 << 16))
-            names = [stack.name for stack in stacks(found).threads]
-            if stacks(found).threads[-1].frames[-1].function != "_shutdown":
-                names = []
+        at_rest(job.pid)  # it has ended its module by then
+        lines = dump(job, b"_shutdown")
     finally:
         job.kill()
         job.communicate()
-    assert names == [None, "MainThread"]
+    (found,) = text("faulthandler", tmp_path, lines)
+    assert [stack.name for stack in stacks(found).threads] == [None, "MainThread"]
+
+
+def dump(job: subprocess.Popen[bytes], outermost: bytes) -> bytes:
+    """What a process writes when it is asked for its stacks, to the outermost function of the last one."""
+    os.kill(job.pid, signal.SIGUSR1)
+    assert job.stderr is not None
+    lines = [job.stderr.readline()]
+    while outermost not in lines[-1]:
+        lines.append(job.stderr.readline())
+    return b"".join(lines)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -132,14 +135,11 @@ def test_a_real_process(threads: int, tmp_path: Path) -> None:
     try:
         assert job.stdout is not None
         job.stdout.readline()
-        os.kill(job.pid, signal.SIGUSR1)
-        assert job.stderr is not None
-        lines: list[bytes] = []
-        while not lines or b"<module>" not in lines[-1]:
-            lines.append(job.stderr.readline())
+        at_rest(job.pid)
+        lines = dump(job, b"<module>")
     finally:
         job.kill()
         job.communicate()
-    (found,) = text("faulthandler", tmp_path, b"".join(lines))
+    (found,) = text("faulthandler", tmp_path, lines)
     assert len(stacks(found).threads) == threads + 1
     assert [f.function for f in stacks(found).threads[-1].frames] == ["main", "<module>"]
