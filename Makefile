@@ -18,7 +18,7 @@ demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 judged := matrix recordings left pasted flight_recorder_dumps report_page
 JUDGED := $(judged:%=tests/integration/test_%.py)
 NETWORK := tests/integration/test_fleet_network.py
-handled := bad_input let_go beds trial recorder fleet_kubectl fleet_slurm
+handled := bad_input let_go beds trial recorder fleet_kubectl fleet_slurm fleet_ssh
 HANDLED := $(handled:%=tests/integration/test_%.py)
 STUCK := stands_still
 
@@ -43,7 +43,7 @@ network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over
 stuck: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer that stands still, live, gets its own diagnosis
 	$(BIN)/python -m pytest tests/integration/test_reproducers.py -k $(STUCK)
 
-handled: $(VENV)/test.stamp $(VENV)/system.stamp  ## wrong input, wrong surroundings, test beds, Slurm and Kubernetes
+handled: $(VENV)/test.stamp $(VENV)/system.stamp  ## wrong input, wrong surroundings, test beds, ssh, Slurm and Kubernetes
 	$(BIN)/python -m pytest $(HANDLED)
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each

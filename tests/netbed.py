@@ -23,7 +23,7 @@ def why_not() -> str | None:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "network namespaces need `ip` (apt-get install iproute2)"
-    name = f"hdprobe{os.getpid()}"
+    name = f"hdprobe{os.getpid()}-{next(_SERIAL)}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode != 0:
         return f"no network namespace can be made: {made.stderr.strip()}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
@@ -24,21 +25,36 @@ STOPS = "stopped-process"  # the only one that stops a rank by itself
 
 SLOW = [id for id in demo.ids() if expectations.broken(id).goes_on]
 STUCK = [id for id in demo.ids() if id not in SLOW]
-HALF = (len(STUCK) + 1) // 2
-PAIRS = list(zip_longest(STUCK[:HALF], STUCK[HALF:]))
+BY_A_LINK = [id for id in SLOW if expectations.broken(id).cls == "network"]
 
 
-@pytest.mark.parametrize("ids", PAIRS, ids=lambda ids: " ".join(filter(None, ids)))
+def two_by_two(ids: Sequence[str]) -> pytest.MarkDecorator:
+    """To save time."""
+    half = (len(ids) + 1) // 2
+    pairs = list(zip_longest(ids[:half], ids[half:]))
+    return pytest.mark.parametrize("ids", pairs, ids=lambda pair: " ".join(filter(None, pair)))
+
+
+@two_by_two(STUCK)
 def test_job_that_stands_still_is_diagnosed(ids: tuple[str | None, ...]) -> None:
-    """Two by two, to save time."""
-    with ThreadPoolExecutor(len(ids)) as pool:
-        list(pool.map(diagnosed, filter(None, ids)))
+    side_by_side(ids)
 
 
-@pytest.mark.parametrize("id", SLOW)
+@two_by_two(BY_A_LINK)
+def test_job_whose_pace_a_link_sets_is_diagnosed(ids: tuple[str | None, ...]) -> None:
+    """They leave the cores to one another."""
+    side_by_side(ids)
+
+
+@pytest.mark.parametrize("id", [id for id in SLOW if id not in BY_A_LINK])
 def test_job_that_goes_on_is_diagnosed(id: str) -> None:
     """Its pace is judged: it runs alone."""
     diagnosed(id)
+
+
+def side_by_side(ids: Iterable[str | None]) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(diagnosed, filter(None, ids)))
 
 
 def diagnosed(id: str) -> None:
