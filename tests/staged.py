@@ -43,6 +43,7 @@ class At:
     native: Sequence[str] = ()  # innermost first
     state: str = "S"
     cpu_s: float = 1.0
+    runs: int | None = None  # how often its main thread has come off its core
     threads: Sequence[str] = ("python", "pt_gloo_runloop")
     alive: bool = True
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +94,10 @@ class Stage:
     def _rank(self, rank: int, at: At, size: int) -> RankEvidence:
         pid = 100 + rank
         target = Target(pid, 1, "here", rank, rank, size, launcher="torchrun")
-        threads = tuple(ThreadCpu(pid + i, comm, at.state if i == 0 else "S", 0.1) for i, comm in enumerate(at.threads))
+        threads = (
+            ThreadCpu(pid, at.threads[0], at.state, 0.1, at.runs),
+            *(ThreadCpu(pid + i, comm, "S", 0.1) for i, comm in enumerate(at.threads) if i > 0),
+        )
         process = Process(pid, 1, 0, at.state, ("python",), None, None, 10.0, at.cpu_s, 1, threads)
         main = Stack(pid, "MainThread", self._frames(at))
         stacks = Stacks((main, *at.extra), native=bool(at.native), children=tuple(at.children))

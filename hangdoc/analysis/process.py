@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Process
 from hangdoc.light import light
 
 STOPPED = ("T", "t")
-LOOKS = 3  # in a row that find it stopped: another's py-spy stops it for a moment, as a debugger may
+# Another's py-spy stops it for a moment, and so does what limits its CPU time: it counts once it was found stopped so
+# often in a row, over so long, and has not run in between.
+LOOKS = 3
+HELD_S = 3.0
 
 
 @light(frozen=True, slots=True)
@@ -69,8 +73,16 @@ def is_stopped(case: Case, key: Key) -> bool:
     process = case.record(key, "cpu")
     if not isinstance(process, Process) or process.state not in STOPPED:
         return False
-    newest = [record.state for _, record in case.series(key, "cpu")[-LOOKS:] if isinstance(record, Process)]
-    return bool(newest) and all(state in STOPPED for state in newest)
+    looks = [(at_s, record) for at_s, record in case.series(key, "cpu") if isinstance(record, Process)]
+    runs = _runs(process)
+    held = [*takewhile(lambda look: look[1].state in STOPPED and _runs(look[1]) == runs, reversed(looks))]
+    return len(held) == len(looks) or (len(held) >= LOOKS and held[0][0] - held[-1][0] >= HELD_S)
+
+
+def _runs(process: Process) -> list[tuple[int | None, int | None]]:
+    """How often the main thread has come off a core: who is stopped and let go again and again runs in between. A
+    debugger may have stopped no other thread."""
+    return [(thread.voluntary, thread.involuntary) for thread in process.threads if thread.tid == process.pid]
 
 
 ANALYSIS = ProcessAnalysis()

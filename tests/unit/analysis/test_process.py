@@ -16,19 +16,24 @@ dist.barrier()
 
 
 @pytest.mark.parametrize(
-    ("states", "stopped"),
+    ("states", "runs", "stopped"),
     [
-        ("T", True),  # a recording of one look
-        ("SSTTT", True),
-        ("ttttt", True),
-        ("SSSSt", False),  # another's py-spy looks at it just now
-        ("TTTTS", False),  # it was continued
+        ("T", "1", True),  # a recording of one look
+        ("SSTTTT", "123333", True),
+        ("ttttt", "33333", True),
+        ("SSSSt", "12345", False),  # another's py-spy looks at it just now
+        ("SSttt", "12333", False),  # and takes long
+        ("StSttttt", "12345678", False),  # several of them do, one after the other
+        ("TTTTT", "12345", False),  # what limits its CPU time holds it when we look
+        ("TTTTS", "33334", False),  # it was continued
     ],
 )
-def test_stopped(tmp_path: Path, states: str, stopped: bool) -> None:
+def test_stopped(tmp_path: Path, states: str, runs: str, stopped: bool) -> None:
     stage = Stage(SCRIPT, tmp_path)
     waiting = in_c10d("barrier", ("<module>", 3))
-    looks = [[At((("<module>", 3),), state=state), waiting] for state in states]
+    looks = [
+        [At((("<module>", 3),), state=state, runs=int(ran)), waiting] for state, ran in zip(states, runs, strict=True)
+    ]
     facts = stage.facts(*looks)
     assert facts.ranks[0].process.stopped is stopped
     assert (facts.ranks[0].stack.phase == "stopped") is stopped
