@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.process import was_held
 from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.story import Step, is_library, tell, user_step
 from hangdoc.evidence import Process, Source, Stack, Stacks
@@ -18,6 +20,7 @@ from probes.locks import Locks, LockWait
 
 STANDS_S = 1.9  # so long the threads must not have run: as long as `stall` watches before it says so
 MIN_LOOKS = 4
+UNDISTURBED = 2  # times between two looks: what others' debuggers woke says nothing
 GIVES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put", "submit", "__exit__"})
 SLEEPS = frozenset({"sleep", "wait"})
 
@@ -168,24 +171,25 @@ def _told(stacks: Stacks, source: Source | None) -> dict[int, list[Step]]:
 
 def _still(case: Case, key: Key) -> frozenset[int]:
     """The threads that were parked in all of the last looks, for long enough, and were not woken in between."""
-    runs = [
-        (at, {thread.tid: (thread.voluntary, thread.cpu_s) for thread in record.threads})
-        for at, record in case.series(key, "cpu")
-        if isinstance(record, Process)
-    ]
     looks = [(at, {w.tid: w.semaphore for w in r.waits}, r.parked) for at, r in _locks(case, key)]
     if len(looks) < MIN_LOOKS or looks[-1][0] - looks[0][0] < STANDS_S:
         return frozenset()
     end = looks[-1][0]
     since = next(at for at, _, _ in reversed(looks[: -MIN_LOOKS + 1]) if end - at >= STANDS_S)
     window = [(waits, parked) for at, waits, parked in looks if at >= since]
-    ran = [threads for at, threads in runs if at >= since]
+    records = [record for at, record in case.series(key, "cpu") if at >= since and isinstance(record, Process)]
+    ran = [(_runs(before), _runs(after)) for before, after in pairwise(records) if not was_held(before, after)]
     return frozenset(
         tid
         for tid in window[-1][1]
         if all(tid in parked and waits.get(tid) == window[-1][0].get(tid) for waits, parked in window)
-        and len({threads.get(tid) for threads in ran}) == 1
+        and len(ran) >= UNDISTURBED
+        and all(before.get(tid) == after.get(tid) for before, after in ran)
     )
+
+
+def _runs(process: Process) -> dict[int, tuple[int | None, float]]:
+    return {thread.tid: (thread.voluntary, thread.cpu_s) for thread in process.threads}
 
 
 def _locks(case: Case, key: Key) -> Iterator[tuple[float, Locks]]:

@@ -14,6 +14,7 @@ STOPPED = ("T", "t")
 # often in a row, over so long, and has not run in between.
 LOOKS = 3
 HELD_S = 3.0
+THREADS = 4  # of a process, all of which have run between two looks: some always sleep, unless all were stopped
 
 
 @light(frozen=True, slots=True)
@@ -83,6 +84,15 @@ def _runs(process: Process) -> list[tuple[int | None, int | None]]:
     """How often the main thread has come off a core: who is stopped and let go again and again runs in between. A
     debugger may have stopped no other thread."""
     return [(thread.voluntary, thread.involuntary) for thread in process.threads if thread.tid == process.pid]
+
+
+def was_held(before: Process, after: Process) -> bool:
+    """Whether another's debugger, as py-spy is one, held a process for a moment: that wakes each of its threads."""
+    if "t" in (before.state, after.state):
+        return True
+    ran = {thread.tid: thread.voluntary for thread in before.threads}
+    both = [thread for thread in after.threads if thread.tid in ran]
+    return len(both) >= THREADS and all(thread.voluntary != ran[thread.tid] for thread in both)
 
 
 ANALYSIS = ProcessAnalysis()

@@ -66,13 +66,15 @@ def judged(
     extra: Sequence[Stack] = (),
     looks: int = 4,
     switches: Sequence[int] = (5,) * 9,
+    others: Sequence[int] = (1,) * 9,
 ) -> LocksFacts:
-    """Rank 0, whose main thread waits in `train`; rank 1 waits for it. `switches` of the main thread, by look."""
+    """Rank 0, whose main thread waits in `train`; rank 1 waits for it. `switches` of the main thread, by look, and of
+    each of the others."""
     shown = []
     for number in range(looks):
         threads = tuple(
-            ThreadCpu(tid, "t", "S", 0.1, voluntary=switches[number] if tid == MAIN else 1)
-            for tid in (MAIN, OTHER, THIRD)
+            ThreadCpu(tid, "t", "S", 0.1, voluntary=switches[number] if tid == MAIN else others[number])
+            for tid in (MAIN, OTHER, THIRD, THIRD + 1)
         )
         cpu = Process(MAIN, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, threads)
         at = At([("train", 2)], extra=extra, records={"locks": locks, "cpu": cpu, "source": source(stage)})
@@ -173,6 +175,13 @@ RING = Locks((MAIN, OTHER), (wait(MAIN, LOCK), wait(OTHER, GUARD)), (held(OTHER,
 )
 def test_what_is_not_proved(stage: Stage, locks: Locks, more: dict[str, Any]) -> None:
     assert judged(stage, locks, [thread(stage, OTHER, "upload", 14)], **more).stuck is False
+
+
+def test_what_another_s_debugger_woke_has_not_gone_on(stage: Stage) -> None:
+    """py-spy stops every thread of a process, and lets it go."""
+    extra = [thread(stage, OTHER, "upload", 14)]
+    assert judged(stage, RING, extra, 5, (5, 5, 8, 8, 8), (1, 1, 4, 4, 4)).stuck is True
+    assert judged(stage, RING, extra, 5, (5, 6, 7, 8, 9), (1, 2, 3, 4, 5)).stuck is False, "it may be so busy"
 
 
 def test_not_seen(stage: Stage) -> None:
