@@ -18,7 +18,7 @@ demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 judged := matrix recordings left pasted flight_recorder_dumps report_page
 JUDGED := $(judged:%=tests/integration/test_%.py)
 NETWORK := tests/integration/test_fleet_network.py
-handled := bad_input let_go beds trial recorder fleet_kubectl fleet_slurm fleet_ssh
+handled := bad_input let_go at_once beds trial recorder fleet_kubectl fleet_slurm fleet_ssh
 HANDLED := $(handled:%=tests/integration/test_%.py)
 STUCK := stands_still
 

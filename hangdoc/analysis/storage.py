@@ -7,15 +7,16 @@ must answer; at a named pipe a writer may still come, unless every process that 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.helpers import HelperFacts, sure
 from hangdoc.analysis.phases import WAITING
+from hangdoc.analysis.process import was_held
 from hangdoc.analysis.stack import StackFacts
-from hangdoc.evidence import FileCall, Io, Peer, Stacks
+from hangdoc.evidence import FileCall, Io, Peer, Process, Stacks
 
 RATE_S = 10.0  # over which bytes per second are counted
 LEAST = 1024  # of them: fewer may be what another thread logs
@@ -67,7 +68,9 @@ class StorageAnalysis:
 
 
 def _facts(case: Case, key: Key) -> StorageFacts:
-    series: list[tuple[float, Io]] = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
+    held, woken = _disturbed(case, key)
+    # While a debugger holds its threads they are in no call.
+    series = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io) and at not in held]
     stack: StackFacts = case.rank_facts["stack"][key]
     helpers: HelperFacts = case.rank_facts["helpers"][key]
     if len(series) < 2 or case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped"):
@@ -77,7 +80,7 @@ def _facts(case: Case, key: Key) -> StorageFacts:
     call = mine[-1]
     if call is None:
         return UNSEEN
-    blocked_s = _blocked_s(call, series)
+    blocked_s = _blocked_s(call, series, woken)
     rate = _rate(call, blocked_s, series, mine)
     still = sure(case, blocked_s) and not rate
     return StorageFacts(
@@ -136,12 +139,23 @@ def _identity(call: FileCall) -> tuple[int, str, str, int | None]:
     return call.tid, call.call, call.path, call.switches
 
 
-def _blocked_s(call: FileCall, series: Sequence[tuple[float, Io]]) -> float:
+def _disturbed(case: Case, key: Key) -> tuple[set[float], set[float]]:
+    """The instants at which another's debugger held the rank, and those before which it did."""
+    looks = [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
+    held = {at for at, record in looks if record.state == "t"}
+    return held, {at for (_, before), (at, after) in pairwise(looks) if was_held(before, after)}
+
+
+def _blocked_s(call: FileCall, series: Sequence[tuple[float, Io]], woken: Collection[float]) -> float:
+    """How long the thread has been in that call; who was woken by a debugger is in the same one again."""
     since = series[-1][0]
     for at, io in reversed(series):
-        if all(_identity(one) != _identity(call) for one in io.calls):
+        again = (call.tid, call.call, call.path) if since in woken and since > at else None
+        found = (one for one in io.calls if _identity(one) == _identity(call) or _identity(one)[:3] == again)
+        before = next(found, None)
+        if before is None:
             break
-        since = at
+        since, call = at, before
     return series[-1][0] - since
 
 

@@ -11,7 +11,7 @@ import pytest
 from hangdoc.analysis import Case
 from hangdoc.analysis.helpers import HelperFacts
 from hangdoc.analysis.storage import ANALYSIS, StorageFacts
-from hangdoc.evidence import FileCall, Helper, Io, Peer, RankEvidence, Snapshot, Target
+from hangdoc.evidence import FileCall, Helper, Io, Peer, Process, RankEvidence, Snapshot, Target
 
 RANK, OTHER = ("here", 100), ("here", 101)
 READ = FileCall(100, 100, "read", "/data/part-1", "file", "D", fd=5, switches=7, mount="/data", filesystem="nfs4")
@@ -29,10 +29,13 @@ def facts(
     helpers: HelperFacts | None = None,
     phase: str = "unknown",
     op: str | None = None,
+    states: str = "",
 ) -> StorageFacts:
-    """Of the first of two ranks, whose other waits in a collective of that name (None: it does not wait)."""
+    """Of the first of two ranks, whose other waits in a collective of that name (None: it does not wait). `states` of
+    the process, by look."""
     shots = [
-        Snapshot("here", i * every_s, "", (_evidence(100, io), _evidence(101, Io()))) for i, io in enumerate(rounds)
+        Snapshot("here", i * every_s, "", (_evidence(100, io, states[i : i + 1]), _evidence(101, Io())))
+        for i, io in enumerate(rounds)
     ]
     case = Case(shots, {("here", rank.target.pid): rank for rank in shots[-1].ranks})
     case.rank_facts = {
@@ -46,8 +49,9 @@ def facts(
     return ANALYSIS.derive(case)[0][RANK]
 
 
-def _evidence(pid: int, io: Io) -> RankEvidence:
-    return RankEvidence(Target(pid, 1, "here", pid - 100), True, {"io": io})
+def _evidence(pid: int, io: Io, state: str = "") -> RankEvidence:
+    cpu = {"cpu": Process(pid, 1, 0, state, (), None, None, 9.0, 1.0, 1, ())} if state else {}
+    return RankEvidence(Target(pid, 1, "here", pid - 100), True, {"io": io, **cpu})
 
 
 def at(*calls: FileCall, **counts: Any) -> Io:
@@ -79,6 +83,14 @@ def test_a_read_that_its_storage_does_not_answer() -> None:
 )
 def test_not_stuck(rounds: list[Io], how: dict[str, Any]) -> None:
     assert not facts(*rounds, **how).stuck
+
+
+def test_what_another_s_debugger_woke_is_in_the_same_call_again() -> None:
+    """While it is held it is in none."""
+    after = at(replace(READ, switches=10))
+    rounds = [at(READ), at(READ), at(READ), at(), after, after, at()]
+    assert facts(*rounds, states="DDDtDDt").blocked_s == 5.0
+    assert facts(*rounds[:-1], states="DDDDDD").blocked_s == 1.0
 
 
 def test_a_page_of_a_mapped_file_is_a_page_fault() -> None:
