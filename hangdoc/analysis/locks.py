@@ -56,8 +56,7 @@ def _facts(case: Case, key: Key) -> LocksFacts:
     stacks, locks = case.record(key, "stacks"), case.record(key, "locks")
     if not isinstance(stacks, Stacks) or not isinstance(locks, Locks):
         return UNSEEN
-    still = _still(case, key)
-    if not locks.waits or case.ranks[key].alive is False or not still:
+    if not locks.waits or case.ranks[key].alive is False or not (still := _still(case, key)):
         return FREE
     threads = Threads(stacks, locks, still, _told(stacks, case.record(key, "source")))
     stack: StackFacts = case.rank_facts["stack"][key]

@@ -68,9 +68,11 @@ class StorageAnalysis:
 
 
 def _facts(case: Case, key: Key) -> StorageFacts:
+    series = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
+    if not any(io.calls for _, io in series):
+        return UNSEEN
     held, woken = _disturbed(case, key)
-    # While a debugger holds its threads they are in no call.
-    series = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io) and at not in held]
+    series = [(at, io) for at, io in series if at not in held]  # while a debugger holds its threads they are in no call
     stack: StackFacts = case.rank_facts["stack"][key]
     helpers: HelperFacts = case.rank_facts["helpers"][key]
     if len(series) < 2 or case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped"):
