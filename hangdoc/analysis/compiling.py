@@ -14,9 +14,9 @@ from typing import Any
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.condition import targets
+from hangdoc.analysis.process import process_looks
 from hangdoc.analysis.progress import Look, looks_at
 from hangdoc.analysis.story import Step, is_library, user_step
-from hangdoc.evidence import Process
 
 ITERATIONS = 3  # seen compiling in so many
 MORE = 5  # where it is not known, or early, how far the loop has come
@@ -137,7 +137,7 @@ def _shapes(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def _helpers_work(case: Case, key: Key) -> bool:
-    series = [(at, one) for at, one in case.series(key, "cpu") if isinstance(one, Process)]
+    series = process_looks(case, key)
     recent = [(at, one) for at, one in series if series[-1][0] - at <= RECENT_S]
     if len(recent) < 2:
         return False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.phases import WAITING, chain_of, phase_of
+from hangdoc.analysis.process import process_looks
 from hangdoc.analysis.stack import circumstances
 from hangdoc.analysis.story import tell, user_step
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
@@ -75,7 +76,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
             break
         since, kept = at, count + 1
     seconds = looks[-1][0] - since
-    processes = [(at, one) for at, one in case.series(key, "cpu") if isinstance(one, Process) and at >= since]
+    processes = [(at, one) for at, one in process_looks(case, key) if at >= since]
     asleep = _asleep(processes, owner.tid)
     spins = _spins(processes, owner.tid)
     native = _native(owner)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.helpers import LOADER, loads, waits_for_helpers
 from hangdoc.analysis.peers import data_connections
+from hangdoc.analysis.process import process_looks
 from hangdoc.analysis.progress import Look, ProgressFacts, looks_at, spots
 from hangdoc.analysis.story import Code, Step
 from hangdoc.analysis.tcp import identity, idle, least
@@ -155,7 +156,7 @@ def _later(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator
     """The ages of those that are no wait for a first batch: workers that start, an index that is read."""
     if not gaps:
         return
-    processes = {at: record for at, record in case.series(key, "cpu") if isinstance(record, Process)}
+    processes = dict(process_looks(case, key))
     starts = [look.at_s - age for look, age in gaps if age >= GAP_S]
     several = any(after - before >= GAP_S for before, after in pairwise(starts))
     for look, age in gaps:

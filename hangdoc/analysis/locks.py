@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.process import was_held
+from hangdoc.analysis.process import process_looks, was_held
 from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.story import Step, is_library, tell, user_step
 from hangdoc.evidence import Process, Source, Stack, Stacks
@@ -176,19 +176,20 @@ def _still(case: Case, key: Key) -> frozenset[int]:
     end = looks[-1][0]
     since = next(at for at, _, _ in reversed(looks[: -MIN_LOOKS + 1]) if end - at >= STANDS_S)
     window = [(waits, parked) for at, waits, parked in looks if at >= since]
-    records = [record for at, record in case.series(key, "cpu") if at >= since and isinstance(record, Process)]
-    ran = [(_runs(before), _runs(after)) for before, after in pairwise(records) if not was_held(before, after)]
+    records = [record for at, record in process_looks(case, key) if at >= since]
+    ran = [(_runs(one), _runs(other)) for one, other in pairwise(records) if not was_held(one, other)]
+    if len(ran) < UNDISTURBED:
+        return frozenset()
     return frozenset(
         tid
         for tid in window[-1][1]
         if all(tid in parked and waits.get(tid) == window[-1][0].get(tid) for waits, parked in window)
-        and len(ran) >= UNDISTURBED
         and all(before.get(tid) == after.get(tid) for before, after in ran)
     )
 
 
-def _runs(process: Process) -> dict[int, tuple[int | None, float]]:
-    return {thread.tid: (thread.voluntary, thread.cpu_s) for thread in process.threads}
+def _runs(record: Process) -> dict[int, tuple[int | None, float]]:
+    return {thread.tid: (thread.voluntary, thread.cpu_s) for thread in record.threads}
 
 
 def _locks(case: Case, key: Key) -> Iterator[tuple[float, Locks]]:

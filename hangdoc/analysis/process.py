@@ -10,10 +10,7 @@ from hangdoc.evidence import Process
 from hangdoc.light import light
 
 STOPPED = ("T", "t")
-# Another's py-spy stops it for a moment, and so does what limits its CPU time: it counts once it was found stopped so
-# often in a row, over so long, and has not run in between.
-LOOKS = 3
-HELD_S = 3.0
+HELD_S = 3.0  # without having run: another's py-spy stops it for a moment, and so does what limits its CPU time
 THREADS = 4  # of a process, all of which have run between two looks: some always sleep, unless all were stopped
 
 
@@ -69,15 +66,19 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
     )
 
 
+def process_looks(case: Case, key: Key) -> list[tuple[float, Process]]:
+    """What was seen of a rank's process and when (s, its host's clock), oldest first."""
+    return [(at_s, record) for at_s, record in case.series(key, "cpu") if isinstance(record, Process)]
+
+
 def is_stopped(case: Case, key: Key) -> bool:
     """By a signal or a debugger, and not only for a moment."""
     process = case.record(key, "cpu")
     if not isinstance(process, Process) or process.state not in STOPPED:
         return False
-    looks = [(at_s, record) for at_s, record in case.series(key, "cpu") if isinstance(record, Process)]
-    runs = _runs(process)
-    held = [*takewhile(lambda look: look[1].state in STOPPED and _runs(look[1]) == runs, reversed(looks))]
-    return len(held) == len(looks) or (len(held) >= LOOKS and held[0][0] - held[-1][0] >= HELD_S)
+    seen, runs = process_looks(case, key), _runs(process)
+    held = [*takewhile(lambda look: look[1].state in STOPPED and _runs(look[1]) == runs, reversed(seen))]
+    return len(held) == len(seen) or held[0][0] - held[-1][0] >= HELD_S
 
 
 def _runs(process: Process) -> list[tuple[int | None, int | None]]:

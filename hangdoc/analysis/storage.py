@@ -14,9 +14,9 @@ from itertools import pairwise
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.helpers import HelperFacts, sure
 from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.process import was_held
+from hangdoc.analysis.process import process_looks, was_held
 from hangdoc.analysis.stack import StackFacts
-from hangdoc.evidence import FileCall, Io, Peer, Process, Stacks
+from hangdoc.evidence import FileCall, Io, Peer, Stacks
 
 RATE_S = 10.0  # over which bytes per second are counted
 LEAST = 1024  # of them: fewer may be what another thread logs
@@ -69,20 +69,22 @@ class StorageAnalysis:
 
 def _facts(case: Case, key: Key) -> StorageFacts:
     series = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
-    if not any(io.calls for _, io in series):
+    stack: StackFacts = case.rank_facts["stack"][key]
+    helpers: HelperFacts = case.rank_facts["helpers"][key]
+    in_none = case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped")
+    if in_none or not any(io.calls for _, io in series):
         return UNSEEN
     held, woken = _disturbed(case, key)
     series = [(at, io) for at, io in series if at not in held]  # while a debugger holds its threads they are in no call
-    stack: StackFacts = case.rank_facts["stack"][key]
-    helpers: HelperFacts = case.rank_facts["helpers"][key]
-    if len(series) < 2 or case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped"):
+    if len(series) < 2:
         return UNSEEN
     main, for_threads = _main(case, key), _waits_for_threads(stack)
     mine = [_chosen(io, main, for_threads, helpers) for _, io in series]
     call = mine[-1]
     if call is None:
         return UNSEEN
-    blocked_s = _blocked_s(call, series, woken)
+    same = _same(call, series, woken if call.pid == key[1] else ())  # a helper is not held with it
+    blocked_s = same[0][0] - same[-1][0]
     rate = _rate(call, blocked_s, series, mine)
     still = sure(case, blocked_s) and not rate
     return StorageFacts(
@@ -104,7 +106,7 @@ def _facts(case: Case, key: Key) -> StorageFacts:
         peer_state=call.peers[0].state if call.peers else None,
         bytes_per_s=rate,
         share=sum(one is not None and one.writes == call.writes for one in mine) / len(mine),
-        stuck=(still and _nobody_serves(case, key, call, series)) or None,
+        stuck=(still and _nobody_serves(case, key, same)) or None,
         advancing=bool(rate) or not _watched(case, call, series) or None,
     )
 
@@ -137,28 +139,24 @@ def _chosen(io: Io, main: int, for_threads: bool, helpers: HelperFacts) -> FileC
     return next(awaited, next(threads, None))
 
 
-def _identity(call: FileCall) -> tuple[int, str, str, int | None]:
-    return call.tid, call.call, call.path, call.switches
-
-
 def _disturbed(case: Case, key: Key) -> tuple[set[float], set[float]]:
     """The instants at which another's debugger held the rank, and those before which it did."""
-    looks = [(at, record) for at, record in case.series(key, "cpu") if isinstance(record, Process)]
-    held = {at for at, record in looks if record.state == "t"}
-    return held, {at for (_, before), (at, after) in pairwise(looks) if was_held(before, after)}
+    seen = process_looks(case, key)
+    held = {at for at, record in seen if record.state == "t"}
+    return held, {at for (_, before), (at, after) in pairwise(seen) if was_held(before, after)}
 
 
-def _blocked_s(call: FileCall, series: Sequence[tuple[float, Io]], woken: Collection[float]) -> float:
-    """How long the thread has been in that call; who was woken by a debugger is in the same one again."""
-    since = series[-1][0]
-    for at, io in reversed(series):
-        again = (call.tid, call.call, call.path) if since in woken and since > at else None
-        found = (one for one in io.calls if _identity(one) == _identity(call) or _identity(one)[:3] == again)
-        before = next(found, None)
+def _same(call: FileCall, series: Sequence[tuple[float, Io]], woken: Collection[float]) -> list[tuple[float, FileCall]]:
+    """The looks that found the thread in that very call, newest first; who was woken by a debugger is in it again."""
+    same = [(series[-1][0], call)]
+    for at, io in reversed(series[:-1]):
+        since, after = same[-1]
+        here = (one for one in io.calls if (one.tid, one.call, one.path) == (call.tid, call.call, call.path))
+        before = next((one for one in here if since in woken or one.switches == after.switches), None)
         if before is None:
             break
-        since, call = at, before
-    return series[-1][0] - since
+        same.append((at, before))
+    return same
 
 
 def _rate(
@@ -214,8 +212,9 @@ def _watched(case: Case, call: FileCall, series: Sequence[tuple[float, Io]]) -> 
     return bool(at) and sure(case, at[-1] - at[0])
 
 
-def _nobody_serves(case: Case, key: Key, call: FileCall, series: Sequence[tuple[float, Io]]) -> bool:
+def _nobody_serves(case: Case, key: Key, same: Sequence[tuple[float, FileCall]]) -> bool:
     """The call cannot return, or nothing shows that it will while other ranks wait for this one."""
+    call = same[0][1]
     if call.kind not in ("fifo", "pipe"):
         # A disk of this machine that is slow to write back is at work, though nobody is woken meanwhile.
         return call.call != "sync" or call.state != "D" or bool(REMOTE.match(call.filesystem or ""))
@@ -223,21 +222,19 @@ def _nobody_serves(case: Case, key: Key, call: FileCall, series: Sequence[tuple[
         return False
     if call.peers and all(peer.state in "TtZX" or peer.pid == call.pid for peer in call.peers):
         return True
-    if _active(call, series):
+    if _active(same):
         return False
     others = [facts for other, facts in case.rank_facts["stack"].items() if other != key and facts.waits]
     return bool(others) and (call.writes or not any(HANDS_OUT.search(facts.op or "") for facts in others))
 
 
-def _active(call: FileCall, series: Sequence[tuple[float, Io]]) -> bool:
+def _active(same: Sequence[tuple[float, FileCall]]) -> bool:
     """Somebody at the other end has computed since the call was entered."""
     before: dict[int, float] = {}
-    for _, io in series:
-        for one in io.calls:
-            if _identity(one) == _identity(call):
-                for peer in one.peers or ():
-                    before.setdefault(peer.pid, peer.cpu_s)
-    return any(peer.cpu_s > before[peer.pid] + 0.02 for peer in call.peers or ())
+    for _, call in reversed(same):
+        for peer in call.peers or ():
+            before.setdefault(peer.pid, peer.cpu_s)
+    return any(peer.cpu_s > before[peer.pid] + 0.02 for peer in same[0][1].peers or ())
 
 
 def _target(call: FileCall) -> str:

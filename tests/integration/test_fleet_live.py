@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 import sshbed
+from eventually import until
 from jobs import HEALTHY
 from sshbed import SshBed
 from threehosts import FAULTS, LOST, judged, mixed_bf16, uneven, whole
@@ -61,10 +62,7 @@ class Watch:
 
     def wait_progress(self, text: str, times: int) -> None:
         """Wait until it has said so often on stderr."""
-        limit = time.monotonic() + BACK_S
-        while (said := self._progress.read_text()).count(text) < times:
-            assert time.monotonic() < limit, f"not said {times} times: {text}\n{said}"
-            time.sleep(0.1)
+        until(self._progress.read_text, lambda said: said.count(text) >= times, BACK_S, 0.1)
 
 
 @contextmanager
@@ -82,10 +80,7 @@ def watching(bed: SshBed, seconds: float) -> Iterator[Watch]:
         limit.cancel()
         process.terminate()
         process.wait(10)
-    left = time.monotonic() + 5
-    while agents := [session for index in range(3) for session in bed.sessions(index)]:
-        assert time.monotonic() < left, agents
-        time.sleep(0.1)
+    until(lambda: [session for index in range(3) for session in bed.sessions(index)], lambda left: not left, 5, 0.1)
 
 
 def test_host_that_dies_hangs_or_is_cut_off_is_named_and_comes_back() -> None:

@@ -93,6 +93,13 @@ def test_what_another_s_debugger_woke_is_in_the_same_call_again() -> None:
     assert facts(*rounds[:-1], states="DDDDDD").blocked_s == 1.0
 
 
+def test_whoever_has_computed_before_a_debugger_woke_the_rank_still_serves_it() -> None:
+    before = replace(FIFO, peers=(replace(WRITER, cpu_s=1.0),))
+    after = replace(FIFO, peers=(WRITER,), switches=10)
+    assert not facts(*[at(before)] * 3, *[at(after)] * 3, states="SSStSS").stuck
+    assert facts(*[at(replace(before, peers=(WRITER,)))] * 3, *[at(after)] * 3, states="SSStSS").stuck
+
+
 def test_a_page_of_a_mapped_file_is_a_page_fault() -> None:
     found = facts(*[at(replace(READ, call="fault", fd=None))] * 6)
     assert (found.call, found.doing, found.stuck) == ("fault", "a page fault", True)

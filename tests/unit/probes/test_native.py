@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eventually import at_rest
+from eventually import at_rest, until
 from probes import Tier, _native
 from probes._native import _rarest_first
 from probes._pyspy import PySpy
@@ -42,9 +42,10 @@ def test_what_has_not_run_is_not_paused_again(paused: list[int]) -> None:
 def test_what_has_run_is_looked_at_again(paused: list[int]) -> None:
     probe = StacksProbe()
     with started("globals_program.py") as program:
+        ran = Path(f"/proc/{program.pid}/schedstat")
         for _ in range(2):
             assert probe.observe(program.request(Tier.EXAMINE, still=True)).by_pid[program.pid].native
-            time.sleep(0.3)
+            until(ran.read_text, ran.read_text().__ne__)
     assert paused == [program.pid] * 2
 
 
