@@ -8,7 +8,7 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test unit judged network stuck handled matrix calm bench post-mortem fuzz lint clean
+.PHONY: demo test unit judged network stuck handled hostile matrix calm bench post-mortem fuzz lint clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -45,6 +45,9 @@ stuck: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer that stands 
 
 handled: $(VENV)/test.stamp $(VENV)/system.stamp  ## wrong input, wrong surroundings, test beds, ssh, Slurm and Kubernetes
 	$(BIN)/python -m pytest $(HANDLED)
+
+hostile: $(VENV)/test.stamp $(VENV)/system.stamp  ## hangdoc as root beside hostile targets of another user
+	$(BIN)/python -m pytest tests/hostile
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
