@@ -1,32 +1,54 @@
 """The source of a job that is gone: of scripts given along, or that still lie where the stacks say.
 
 A file counts only where it fits: every function that a stack names must be around its line there, most lines must name
-what is called from them, and the file must not be younger than the evidence. Files are parsed, never imported.
+what is called from them, and the file must not be younger than the evidence. Files are parsed in a child process that
+they cannot harm, never imported.
 """
 
 from __future__ import annotations
 
-import ast
 import os
-import stat
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from hangdoc.analysis.story import is_library
 from hangdoc.evidence import Place, RankEvidence, Snapshot, Source, Stacks
-from hangdoc.partners import Script, with_partners
-from probes._module import Module
+from hangdoc.partners import Call, call_of, with_partners
+from hangdoc.system import confined
+from hangdoc.system.target_files import Content, TargetFiles, content
+from probes.source import told
 
 Frames = set[tuple[str, str | None]]  # function, and the one of the user's own code that it is seen to call
 Lines = Mapping[str, Mapping[int, Frames]]  # file -> line -> frames there
+Calls = Mapping[Call, Sequence[int]]  # sends and receives -> the ranks that are in them
 
 MAX_BYTES = 1_000_000  # a larger file is generated code
 MOST_FILES = 500
-_WAIT_S = 5.0  # for files that may lie on storage that does not answer
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+MOST_READ_BYTES = 64 << 20  # of all of them
+_PARSING_S = 30.0
+_LEFT = "hangdoc.introspect.script:left"
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A file that may be what ran as `file`."""
+
+    file: str
+    path: Path
+    given: bool  # named by the user, not by the stacks
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """What a file that was parsed says of the lines of the stacks."""
+
+    places: Mapping[int, Place]
+    around: Mapping[int, tuple[int, int, str] | None]
+    partners: Mapping[Call, Sequence[int | None]]  # by rank, as in Calls
 
 
 def with_source(
@@ -39,49 +61,47 @@ def with_source(
     lines = _lines(shots)
     if not lines:
         return tuple(shots)
-    modules: dict[str, Module] = {}
+    calls = _calls(shots)
     problems: list[str] = []
-    scripts = list(given)
-
-    def look() -> None:
-        found: dict[str, Module] = {}
-        for file, named in list(lines.items())[:MOST_FILES]:
-            if (module := _of_file(file, named, scripts, taken, problems)) is not None:
-                found[file] = module
-        modules.update(found)
-
-    thread = threading.Thread(target=look, daemon=True)  # a dead mount must not hold up the report
-    thread.start()
-    thread.join(_WAIT_S)
-    for text in list(problems):
+    candidates = list(_candidates(list(islice(lines, MOST_FILES)), list(given)))
+    scripts = _chosen(candidates, _parsed(candidates, lines, calls, _size(shots), taken), lines, problems)
+    for text in problems:
         problem(text)
-    if thread.is_alive() or not modules:
+    if not scripts:
         if not problems:
             name = Path(next(iter(lines))).name
             problem(
                 f"the source of {name} is not here: give it along (`hangdoc report ... {name}`), it tells the loops"
             )
         return tuple(shots)
-    places = {key: place for file, module in modules.items() for key, place in _places(file, module, lines[file])}
-    told = _Told(Source(places), {file: Script.of(module.tree) for file, module in modules.items()}, _size(shots))
-    return tuple(replace(shot, ranks=tuple(told.of(rank) for rank in shot.ranks)) for shot in shots)
+    places = {f"{file}:{line}": place for file, script in scripts.items() for line, place in script.places.items()}
+    partners: dict[int, dict[Call, int]] = defaultdict(dict)
+    for call, peers in (item for script in scripts.values() for item in script.partners.items()):
+        for rank, peer in zip(calls[call], peers, strict=True):
+            if peer is not None:
+                partners[rank][call] = peer
+    source = Source(places)
+    return tuple(replace(shot, ranks=tuple(_with(rank, source, partners) for rank in shot.ranks)) for shot in shots)
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What the source tells of ranks."""
+def _with(rank: RankEvidence, source: Source, partners: Mapping[int, Mapping[Call, int]]) -> RankEvidence:
+    stacks, number = _wanting(rank), rank.target.rank
+    if stacks is None:
+        return rank
+    if number is not None and number in partners:
+        stacks = with_partners(stacks, partners[number])
+    return replace(rank, records={**rank.records, "source": source, "stacks": stacks})
 
-    record: Source
-    scripts: Mapping[str, Script]
-    size: int  # ranks of the job, 0: not known
 
-    def of(self, rank: RankEvidence) -> RankEvidence:
-        stacks, number = _wanting(rank), rank.target.rank
-        if stacks is None:
-            return rank
-        if self.size and number is not None:
-            stacks = with_partners(stacks, self.scripts, number, self.size)
-        return replace(rank, records={**rank.records, "source": self.record, "stacks": stacks})
+def _calls(shots: Sequence[Snapshot]) -> Calls:
+    """The sends and receives on the stacks of which nothing tells the other rank."""
+    found: dict[Call, dict[int, None]] = defaultdict(dict)
+    for rank in (rank for shot in shots for rank in shot.ranks):
+        number = rank.target.rank
+        for stack in stacks.threads if number is not None and (stacks := _wanting(rank)) else ():
+            if number is not None and (call := call_of(stack)) is not None:
+                found[call[1]][number] = None
+    return {call: tuple(ranks) for call, ranks in found.items()}
 
 
 def _size(shots: Sequence[Snapshot]) -> int:
@@ -115,35 +135,81 @@ def _lines(shots: Sequence[Snapshot]) -> Lines:
     return found
 
 
-def _of_file(
-    file: str, named: Mapping[int, Frames], given: Sequence[Path], taken: float | None, problems: list[str]
-) -> Module | None:
-    """The first file that fits: those given, the most alike in name first, then the one at its place."""
-    candidates = sorted((path for path in given if path.name == Path(file).name), key=lambda path: -_alike(path, file))
-    for path in candidates:
-        module = _parsed(path)
-        if module is not None and _fits(module, named):
-            return module
-        problems.append(
-            f"{path}: not the {path.name} that ran (its functions lie on other lines); its loops are not used"
-        )
-    here = Path(file)
-    if not here.is_absolute():
-        return None
-    try:
-        changed = taken is not None and here.stat().st_mtime > taken
-    except OSError:
-        return None
-    module = None if changed else _parsed(here)
-    if module is None or not _fits(module, named):
-        if changed or module is not None:
-            problems.append(f"{file} has changed since; its loops and branches are not used")
-        return None
-    return module
+def _candidates(files: Iterable[str], given: Sequence[Path]) -> Iterable[_Candidate]:
+    """For each file those given, the most alike in name first, then the one at its place."""
+    for file in files:
+        named = (path for path in given if path.name == Path(file).name)
+        for path in sorted(named, key=lambda path: -_alike(path, file))[:MOST_FILES]:
+            yield _Candidate(file, path, given=True)
+        if Path(file).is_absolute():
+            yield _Candidate(file, Path(file), given=False)
 
 
-def _places(file: str, module: Module, named: Mapping[int, Frames]) -> Iterator[tuple[str, Place]]:
-    return ((f"{file}:{line}", place) for line in named if (place := module.place(line)) is not None)
+def _parsed(
+    candidates: Sequence[_Candidate], lines: Lines, calls: Calls, size: int, taken: float | None
+) -> dict[_Candidate, _Script | str]:
+    """What the candidates say that are there, or why that is not used."""
+    paths = {one: os.path.abspath(one.path) for one in candidates}
+    left = MOST_READ_BYTES
+
+    def look(fd: int) -> Content | None:
+        nonlocal left
+        size = os.fstat(fd).st_size
+        left -= size
+        return content(fd, MAX_BYTES) if size <= MAX_BYTES and left >= 0 else None
+
+    read = TargetFiles(os.getpid()).each(paths.values(), look)
+    found: dict[_Candidate, _Script | str] = {}
+    asked: dict[_Candidate, list[Call]] = {}
+    questions: list[confined.Question] = []
+    for one, path in paths.items():
+        file = read[path]
+        if isinstance(file, Content):
+            if not one.given and taken is not None and file.status.st_mtime > taken:
+                found[one] = _changed(one.file)
+                continue
+            asked[one] = [call for call in calls if size and call.file == one.file]
+            own = [[call.line, call.function, calls[call], size] for call in asked[one]]
+            questions.append((file.data, {"lines": list(lines[one.file]), "calls": own}))
+    answers = confined.each(_LEFT, questions, _PARSING_S) if questions else []
+    for (one, own_calls), answer in zip(asked.items(), answers, strict=True):
+        if isinstance(answer, confined.Failed):
+            found[one] = f"{one.path}: could not be parsed ({answer.why}); its loops are not used"
+        else:
+            found[one] = _script(answer, own_calls)
+    return found
+
+
+def _script(answer: Any, calls: Sequence[Call]) -> _Script:
+    around = {int(line): tuple(span) if span else None for line, span in answer["around"].items()}
+    return _Script(dict(told(answer)), around, dict(zip(calls, answer["partners"], strict=True)))
+
+
+def _chosen(
+    candidates: Iterable[_Candidate], parsed: Mapping[_Candidate, _Script | str], lines: Lines, problems: list[str]
+) -> dict[str, _Script]:
+    """The first that fits, for each file."""
+    found: dict[str, _Script] = {}
+    for one in candidates:
+        script = parsed.get(one)
+        if script is None or one.file in found:
+            continue
+        if isinstance(script, str):
+            problems.append(script)
+        elif _fits(script, lines[one.file]):
+            found[one.file] = script
+        elif one.given:
+            problems.append(
+                f"{one.path}: not the {one.path.name} that ran (its functions lie on other lines); "
+                "its loops are not used"
+            )
+        else:
+            problems.append(_changed(one.file))
+    return found
+
+
+def _changed(file: str) -> str:
+    return f"{file} has changed since; its loops and branches are not used"
 
 
 def _alike(path: Path, file: str) -> int:
@@ -152,22 +218,12 @@ def _alike(path: Path, file: str) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), 99)
 
 
-def _parsed(path: Path) -> Module | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return Module.parse(str(path)) if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES else None
-
-
-def _fits(module: Module, named: Mapping[int, Frames]) -> bool:
+def _fits(script: _Script, named: Mapping[int, Frames]) -> bool:
     """Whether each line lies in the functions that frames on it name, and most name what is called from there."""
-    spans = [(n.lineno, n.end_lineno or n.lineno, n.name) for n in ast.walk(module.tree) if isinstance(n, _DEFINITIONS)]
     right = wrong = 0
     for line, frames in named.items():
-        around = max(((first, last, name) for first, last, name in spans if first <= line <= last), default=None)
-        place = module.place(line)
-        if place is None or not all(_within(function, line, around) for function, _ in frames):
+        place = script.places.get(line)
+        if place is None or not all(_within(function, line, script.around[line]) for function, _ in frames):
             return False
         names = {name.rpartition(".")[2] for name in place.calls}
         for callee in {callee for _, callee in frames if callee is not None and not callee.startswith("__")}:

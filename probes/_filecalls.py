@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from hangdoc import procfs
 from hangdoc.evidence import FileCall, Helper, Process
+from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
 from probes import _syscalls
 from probes._memory import Memory, Unreadable
 from probes._redact import redact
-from probes.files import _LOCAL as LOCAL
-from probes.files import Mount, mounts
 
 # Paths that are code, logs or the system's, and no data of a job.
 NO_DATA = re.compile(
@@ -41,12 +40,6 @@ def calls(process: Process, helpers: Iterable[Helper]) -> Iterator[FileCall]:
         if helper.state == "D" or helper.sleeps == "file":
             wchan = procfs.text(f"/proc/{helper.pid}/wchan")
             yield from _call(helper.pid, helper.pid, helper.state, wchan, helper.switches)
-
-
-def holding(path: str, table: Mapping[int, Mount]) -> Mount | None:
-    """The mount that a path lies on."""
-    over = [m for m in table.values() if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
-    return max(over, key=lambda mount: len(mount.point), default=None)
 
 
 def _call(pid: int, tid: int, state: str, wchan: str | None, switches: int | None) -> Iterator[FileCall]:

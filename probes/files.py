@@ -14,28 +14,18 @@ from dataclasses import dataclass
 
 from hangdoc import procfs
 from hangdoc.evidence import FileLock, Files, OpenFile, Target, Unseen
+from hangdoc.system.mounts import LOCAL, Mount, mounts
 from probes import Observation, Request, Tier
 from probes._refusal import remedy
 
 _MOST = 1024  # open files of one rank that are looked at
-_LOCAL = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "ramfs", "zfs", "bcachefs", "vfat", "overlay", "devtmpfs"}
-)
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 _ANONYMOUS = {"pipe": "pipe", "socket": "socket"}
-_OCTAL = re.compile(r"\\([0-7]{3})")
 # "1: -> FLOCK  ADVISORY  WRITE 708 08:01:2621456 0 EOF"; also the form in fdinfo, after "lock:"
 _LOCK = re.compile(r"\d+:\s+(->\s+)?(FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)")
 _KINDS = {"FLOCK": "flock", "POSIX": "posix", "OFDLCK": "ofd"}
 
 FileId = tuple[int, int, int]  # major, minor, inode
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    device: tuple[int, int]
-    point: str
-    filesystem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,7 @@ def _look(
         kind = _ANONYMOUS.get(path.partition(":")[0], "other")
         return OpenFile(fd, path, kind, mode=mode), None
     mount = known.get(int(fields.get("mnt_id", "-1")))
-    local = mount is not None and mount.filesystem in _LOCAL
+    local = mount is not None and mount.filesystem in LOCAL
     found = _stat(f"/proc/{pid}/fd/{fd}") if local else None
     kind = _kind(path, flags, found)
     inode = int(fields["ino"]) if "ino" in fields else found.st_ino if found else None
@@ -131,19 +121,6 @@ def _kind(path: str, flags: int, found: os.stat_result | None) -> str:
     if flags & os.O_DIRECTORY:
         return "directory"
     return "device" if path.startswith("/dev/") else "file"
-
-
-def mounts(pid: int) -> dict[int, Mount]:
-    """Mounts as the process sees them, by mount id: proc_pid_mountinfo(5)."""
-    found: dict[int, Mount] = {}
-    for line in (procfs.text(f"/proc/{pid}/mountinfo") or "").splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
-        if len(fields) >= 5 and right:
-            major, _, minor = fields[2].partition(":")
-            point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
-            found[int(fields[0])] = Mount((int(major), int(minor)), point, right.split(" ", 1)[0])
-    return found
 
 
 def _locks() -> list[_Lock]:

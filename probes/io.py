@@ -15,11 +15,10 @@ from itertools import islice
 
 from hangdoc import procfs
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
+from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
 from probes import Observation, Request, Tier, _filecalls, _pipes, _syscalls
-from probes._filecalls import NO_DATA, holding
+from probes._filecalls import NO_DATA
 from probes._refusal import remedy
-from probes.files import _LOCAL as LOCAL
-from probes.files import Mount, mounts
 
 MOST_ENTRIES = 20_000  # of a folder that are counted
 _MOST_FILES = 16  # open data files of a rank and its helpers that are kept

@@ -20,13 +20,12 @@ from typing import Any
 
 from hangdoc import procfs
 from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
+from hangdoc.system.mounts import LOCAL, mounts
 from probes import Observation, Request, Tier
 from probes._cpython import Objects
 from probes._memory import Memory, Unreadable
 from probes._reach import within
 from probes._redact import redact
-from probes.files import _LOCAL as LOCAL
-from probes.files import mounts
 from probes.variables import Places
 
 _AFRESH_S = 2.0  # how long it is believed who has a file

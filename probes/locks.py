@@ -8,12 +8,12 @@ the `with` statements and calls of `acquire` that the threads stand behind. Noth
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import struct
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -26,16 +26,15 @@ from probes._cpython import Objects
 from probes._guards import Guards, guards
 from probes._interpreter import lookup
 from probes._memory import Memory, Unreadable
-from probes._module import Module
 from probes._reach import within
-from probes.source import CLOCK_SLACK_S
+from probes._sources import Sources
 from probes.variables import MODULE_DICT, Places
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT, _PRIVATE = (0, 9), 0x80  # FUTEX_WAIT, FUTEX_WAIT_BITSET; FUTEX_PRIVATE_FLAG: of this process alone
 _PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; the kernel clears it when the thread ends
 _JOINED = 0xFFFFFFFF  # pthread_join then writes -1 there
-_MOST_BYTES = 1_000_000  # of a source file
+_MOST_TABLES = 256  # of source files that are kept
 _BEHIND = re.compile(r"[.\[]")  # what stands before it is an object, and what is behind it one of its parts
 _INDEXED = re.compile(r"\[(\w+)\]$")
 _FRAMES = 60  # of a thread that are asked what they hold
@@ -92,7 +91,9 @@ class LocksProbe:
     order: int = 40
     steady: bool = False
     _places: Places = field(default_factory=Places)
-    _modules: dict[tuple[int, str], Module | None] = field(default_factory=dict)
+    _sources: Sources[bytes] = field(
+        default_factory=lambda: Sources("hangdoc.introspect.locking:table", _told, most=_MOST_TABLES)
+    )
     _kept: dict[int, tuple[Any, Locks]] = field(default_factory=dict)  # by PID, for as long as nothing moves
 
     def observe(self, request: Request) -> Observation:
@@ -111,44 +112,65 @@ class LocksProbe:
         key = (target.start_ticks, semaphores, lines)
         if target.pid not in self._kept or self._kept[target.pid][0] != key:
             look = _Look(Memory(target.pid), target, self._places)
-            found = (self._wait(look, threads[tid], at) for tid, at in semaphores.items())
-            waits = tuple(wait for wait in found if wait is not None)
+            waits = tuple(self._waits(look, [(threads[tid], at) for tid, at in semaphores.items()]))
             holdings = tuple(self._holdings(look, stacks.threads, waits)) if waits else ()
             self._kept[target.pid] = key, Locks(tuple(sorted(semaphores)), waits, holdings)
         return self._kept[target.pid][1]
 
-    def _wait(self, look: _Look, stack: Stack, semaphore: int) -> LockWait | None:
-        frames = [frame for frame in stack.frames if not frame.native]
-        frame = frames[0] if frames else None
-        if frame is None or any(part in frame.file for part in _NOT_ACQUIRED):
-            return None
-        names = self._guards(look.target.pid, frame).acquires
-        if not names or (frame.function in _FOR_THREADS and frame.file.endswith("threading.py")):
-            return None
-        said = next((named for other in frames[:4] if (named := self._guards(look.target.pid, other).acquires)), names)
-        for name in names:
-            lock = look.lock(frame, name, semaphore)
-            if lock is not None:
-                return LockWait(stack.tid, semaphore, said[0] if _library(frame.file) else name, True, *lock)
-        return LockWait(stack.tid, semaphore, names[0])
+    def _waits(self, look: _Look, sleeping: Sequence[tuple[Stack, int]]) -> Iterator[LockWait]:
+        """Of threads that sleep on these semaphores, those that acquire a lock."""
+        frames = {stack.tid: own[:4] for stack, _ in sleeping if (own := _acquiring(stack))}
+        tables = self._tables(look.target.pid, (frame for own in frames.values() for frame in own))
+        for stack, semaphore in sleeping:
+            if stack.tid in frames and (wait := _wait(look, tables, stack.tid, frames[stack.tid], semaphore)):
+                yield wait
 
     def _holdings(self, look: _Look, threads: Sequence[Stack], waits: Sequence[LockWait]) -> Iterator[Holding]:
-        for stack in threads:
-            own = [frame for frame in stack.frames if not frame.native and "/torch/" not in frame.file]
-            for frame in own[:_FRAMES]:
-                for name in self._guards(look.target.pid, frame).inside:
-                    for wait in waits:
-                        found = look.is_lock(frame, name, wait, wait.tid == stack.tid)
-                        if found is not False:
-                            where = (frame.function, frame.file, frame.line or 0)
-                            yield Holding(stack.tid, wait.semaphore, name, *where, found=bool(found))
+        frames = [
+            (stack.tid, frame)
+            for stack in threads
+            for frame in [one for one in stack.frames if not one.native and "/torch/" not in one.file][:_FRAMES]
+        ]
+        tables = self._tables(look.target.pid, (frame for _, frame in frames))
+        for tid, frame in frames:
+            for name in _guards(tables, frame).inside:
+                for wait in waits:
+                    found = look.is_lock(frame, name, wait, wait.tid == tid)
+                    if found is not False:
+                        where = (frame.function, frame.file, frame.line or 0)
+                        yield Holding(tid, wait.semaphore, name, *where, found=bool(found))
 
-    def _guards(self, pid: int, frame: Frame) -> Guards:
-        key = (pid, frame.file)
-        if key not in self._modules:
-            self._modules[key] = _parsed(pid, frame.file)
-        module = self._modules[key]
-        return guards(module.tree, frame.line) if module and frame.line else Guards((), ())
+    def _tables(self, pid: int, frames: Iterable[Frame]) -> dict[str, Any]:
+        """Where the files of these frames acquire and give back locks."""
+        found, _ = self._sources.ask({pid: {frame.file: (0,) for frame in frames if frame.line}})
+        return {file: json.loads(table) for (_, file, _), table in found.items()}
+
+
+def _acquiring(stack: Stack) -> list[Frame]:
+    """The Python frames of a thread that sleeps, where it may be for a lock that its source acquires."""
+    frames = [frame for frame in stack.frames if not frame.native]
+    elsewhere = not frames or any(part in frames[0].file for part in _NOT_ACQUIRED)
+    if elsewhere or (frames[0].function in _FOR_THREADS and frames[0].file.endswith("threading.py")):
+        return []
+    return frames
+
+
+def _wait(look: _Look, tables: Mapping[str, Any], tid: int, frames: Sequence[Frame], semaphore: int) -> LockWait | None:
+    frame = frames[0]
+    names = _guards(tables, frame).acquires
+    if not names:
+        return None
+    said = next((named for other in frames if (named := _guards(tables, other).acquires)), names)
+    for name in names:
+        lock = look.lock(frame, name, semaphore)
+        if lock is not None:
+            return LockWait(tid, semaphore, said[0] if _library(frame.file) else name, True, *lock)
+    return LockWait(tid, semaphore, names[0])
+
+
+def _guards(tables: Mapping[str, Any], frame: Frame) -> Guards:
+    table = tables.get(frame.file)
+    return guards(table, frame.line) if table and frame.line else Guards((), ())
 
 
 @dataclass(slots=True)
@@ -255,17 +277,9 @@ def _semaphore(pid: int, tid: int) -> int | None:
     return address if operation & 0x7F in _WAIT and operation & _PRIVATE and not timeout else None
 
 
-def _parsed(pid: int, file: str) -> Module | None:
-    """A source file as the process sees it; None where it is none, or has changed since the process started."""
-    path = f"/proc/{pid}/root{file}" if os.path.isabs(file) else f"/proc/{pid}/cwd/{file}"
-    stat = procfs.stat(pid)
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    started = time.time() - procfs.age_s(stat.start_ticks) if stat else 0.0
-    fits = found.st_size <= _MOST_BYTES and found.st_mtime <= started + CLOCK_SLACK_S
-    return Module.parse(path) if fits else None
+def _told(answer: Any) -> Iterator[tuple[int, bytes]]:
+    """The table of a file as JSON: few are asked for twice, and a hostile one is a hundred times as large unpacked."""
+    yield 0, json.dumps(answer).encode()
 
 
 def _called(name: str) -> str:

@@ -1,29 +1,64 @@
 """Probe `source`: what the source code says about the lines the ranks stand on.
 
 Which loops and branches enclose a line, and what it calls, decides between "left the loop", "took another branch" and
-"is still on its way". Files are read as the target sees them and only parsed, never imported. A file changed after the
-process started no longer describes it and is left out.
+"is still on its way". Files are read as the target sees them and only parsed, never imported, in a child process that
+they cannot harm. A file changed after the process started no longer describes it and is left out.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
-import psutil
-
-from hangdoc.evidence import Place, Source, Stacks, Unseen
+from hangdoc.evidence import Branch, Handed, Loop, Place, Source, Stacks, Target, Unseen
 from probes import Observation, Request, Tier
-from probes._module import Module
+from probes._sources import Lack, Sources
 
-MAX_BYTES = 1_000_000  # a larger file is generated code
-CLOCK_SLACK_S = 2.0  # /proc/stat gives the boot time in whole seconds
+MOST_SAID = 4  # files of one rank that are named where their source is not used
+
+
+def told(answer: Any) -> Iterator[tuple[int, Place]]:
+    """The answer of `hangdoc.introspect.places.places` as records; equal parts are kept once."""
+    same: dict[Any, Any] = {}
+
+    def one(item: Any) -> Any:
+        return same.setdefault(item, item)
+
+    def loops(rows: Iterable[Any]) -> tuple[Loop, ...]:
+        found: tuple[Loop, ...] = one(
+            tuple(one(Loop(first, last, header, tuple(counters))) for first, last, header, counters in rows)
+        )
+        return found
+
+    functions = {
+        first: (last, tuple(calls), tuple(Handed(*row) for row in hands))
+        for first, last, calls, hands in answer["functions"]
+    }
+    for line, place in answer["places"].items():
+        if place is not None:
+            first, text, around, branches, calls, passed = place
+            last, called, hands = functions[first]
+            yield (
+                int(line),
+                Place(
+                    text=text,
+                    loops=loops(around),
+                    branches=one(tuple(one(Branch(*row)) for row in branches)),
+                    calls=one(tuple(calls)),
+                    function_first=first,
+                    function_last=last,
+                    passed=loops(passed),
+                    around=called,
+                    hands=hands,
+                ),
+            )
 
 
 @dataclass(slots=True)
 class SourceProbe:
-    """Parses each file once and each line once; the cache is bounded by the files on the stacks."""
+    """Parses a file when one of its functions first stands on a stack; keeps the places of lines and no trees."""
 
     name: str = "source"
     scope: str = "rank"
@@ -32,71 +67,48 @@ class SourceProbe:
     record: type = Source
     order: int = 30
     steady: bool = False
-    _modules: dict[tuple[str, int, int], Module | None] = field(default_factory=dict)
+    _sources: Sources[Place] = field(default_factory=lambda: Sources("hangdoc.introspect.places:places", told))
 
     def observe(self, request: Request) -> Observation:
-        by_pid: dict[int, Source] = {}
-        unseen: list[Unseen] = []
-        for target in request.targets:
-            stacks = (request.records or {}).get(target.pid, {}).get("stacks")
-            if not isinstance(stacks, Stacks):
-                continue
-            places: dict[str, Place] = {}
-            changed: set[str] = set()
-            for file, line in _lines(stacks):
-                module = self._module(target.pid, file, changed)
-                place = module.place(line) if module else None
-                if place is not None:
-                    places[f"{file}:{line}"] = place
-            by_pid[target.pid] = Source(places)
-            unseen += [
-                Unseen(
-                    self.name,
-                    f"{file} changed after the process started; its loops and branches are not used",
-                    target.rank,
-                    target.pid,
-                    target.host,
-                )
-                for file in sorted(changed)
-            ]
-        return Observation(by_pid, None, tuple(unseen))
+        targets = {target.pid: target for target in request.targets}
+        stacks = {pid: (request.records or {}).get(pid, {}).get("stacks") for pid in targets}
+        wanted = {pid: _lines(one) for pid, one in stacks.items() if isinstance(one, Stacks)}
+        places: dict[int, dict[str, Place]] = {pid: {} for pid in wanted}
+        found, lacks = self._sources.ask(wanted)
+        for (pid, file, line), place in found.items():
+            places[pid][f"{file}:{line}"] = place
+        unseen = (
+            lack
+            for pid, own in groupby(sorted(lacks, key=_of_process), _of_process)
+            for lack in self._unseen(targets[pid], list(own))
+        )
+        return Observation({pid: Source(told) for pid, told in places.items()}, None, tuple(unseen))
 
-    def _module(self, pid: int, file: str, changed: set[str]) -> Module | None:
-        path = _visible(pid, file)
-        try:
-            found = os.stat(path)
-            if found.st_mtime > psutil.Process(pid).create_time() + CLOCK_SLACK_S:
-                changed.add(file)
-                return None
-        except (OSError, psutil.Error):
-            return None
-        key = (file, found.st_ino, found.st_mtime_ns)
-        if key not in self._modules:
-            self._modules[key] = Module.parse(path) if found.st_size <= MAX_BYTES else None
-        return self._modules[key]
+    def _unseen(self, target: Target, lacks: list[Lack]) -> Iterator[Unseen]:
+        texts = [f"{lack.file} {lack.why}; its loops and branches are not used" for lack in lacks[:MOST_SAID]]
+        if len(lacks) > MOST_SAID:
+            texts.append(f"the source of {len(lacks) - MOST_SAID} more files could not be used either")
+        return (Unseen(self.name, text, target.rank, target.pid, target.host) for text in texts)
 
 
-def _lines(stacks: Stacks) -> Iterable[tuple[str, int]]:
-    """File and line of every Python frame outside torch and the standard library, once."""
-    seen: dict[tuple[str, int], None] = {}
+def _of_process(lack: Lack) -> int:
+    return lack.pid
+
+
+def _lines(stacks: Stacks) -> Mapping[str, Iterable[int]]:
+    """The lines of every Python frame outside torch and the standard library, by file."""
+    seen: dict[str, dict[int, None]] = {}
     children = (stack for _, threads in stacks.children for stack in threads)
     for stack in (*stacks.threads, *children):
         for frame in stack.frames:
             if frame.line and not frame.native and _worth(frame.file):
-                seen[(frame.file, frame.line)] = None
+                seen.setdefault(frame.file, {})[frame.line] = None
     return seen
 
 
 def _worth(file: str) -> bool:
     library = "/site-packages/torch/" in file or ("/lib/python3" in file and "/site-packages/" not in file)
     return not library and not file.startswith("<") and "/torchinductor_" not in file  # what torch.compile writes
-
-
-def _visible(pid: int, file: str) -> str:
-    """The path under which we can read what the target calls `file`."""
-    if os.path.isabs(file):
-        return f"/proc/{pid}/root{file}"
-    return f"/proc/{pid}/cwd/{file}"
 
 
 PROBE = SourceProbe()

@@ -26,7 +26,7 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.facts import Facts, derive, schema
-from probes._module import Module
+from sourced import Module
 
 LIB = "/v/lib/python3.11/site-packages/torch"
 C10D = f"{LIB}/distributed/distributed_c10d.py"
@@ -76,9 +76,7 @@ class Stage:
     def __init__(self, script: str, folder: Path) -> None:
         self.path = folder / "job.py"
         self.path.write_text(script)
-        module = Module.parse(str(self.path))
-        assert module is not None
-        self.module = module
+        self.module = Module.parse(str(self.path))
 
     def facts(self, *looks: Sequence[At], every_s: float = 1.0) -> Facts:
         """The facts after these looks; one look is shown four times, as of a job that stands still."""

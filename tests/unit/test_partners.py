@@ -8,7 +8,8 @@ from textwrap import dedent
 import pytest
 
 from hangdoc.evidence import Frame, Stack, Stacks
-from hangdoc.partners import Script, partner, with_partners
+from hangdoc.introspect.partners import Script, partners
+from hangdoc.partners import Call, with_partners
 
 TORCH = "/env/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -16,11 +17,11 @@ TORCH = "/env/site-packages/torch/distributed/distributed_c10d.py"
 def found(source: str, rank: int, size: int = 4, function: str = "recv") -> int | None:
     """The partner of the call on the last line."""
     text = dedent(source).strip()
-    return partner(Script.of(ast.parse(text)), Frame("f", "/job/train.py", text.count("\n") + 1), function, rank, size)
+    return partners(Script(ast.parse(text)), text.count("\n") + 1, function, [rank], size)[0]
 
 
 @pytest.mark.parametrize(
-    ("source", "partners"),
+    ("source", "wanted"),
     [
         ("dist.recv(x, src=rank - 1)", [None, 0, 1, 2]),
         ("dist.recv(x, (rank + 1) % world_size)", [1, 2, 3, 0]),
@@ -49,8 +50,8 @@ def found(source: str, rank: int, size: int = 4, function: str = "recv") -> int 
         ("dist.recv(x, 1); dist.recv(y, 2)", [None] * 4),  # which of them
     ],
 )
-def test_the_partner_is_what_the_source_says(source: str, partners: list[int | None]) -> None:
-    assert [found(source, rank) for rank in range(4)] == partners
+def test_the_partner_is_what_the_source_says(source: str, wanted: list[int | None]) -> None:
+    assert [found(source, rank) for rank in range(4)] == wanted
 
 
 def test_a_send_names_its_destination() -> None:
@@ -60,10 +61,8 @@ def test_a_send_names_its_destination() -> None:
 def test_it_is_written_where_the_call_is_on_the_stack() -> None:
     frames = (Frame("recv", TORCH, 9), Frame("wrapper", "/env/site-packages/torch/x.py", 3), Frame("f", "/t.py", 1))
     stacks = Stacks((Stack(1, "MainThread", frames),))
-    scripts = {"/t.py": Script.of(ast.parse("dist.recv(x, src=rank - 1)"))}
-    ((told,),) = [
-        [frame.variables for frame in stack.frames[:1]] for stack in with_partners(stacks, scripts, 2, 3).threads
-    ]
+    known = {Call("/t.py", 1, "recv"): 1}
+    ((told,),) = [[frame.variables for frame in stack.frames[:1]] for stack in with_partners(stacks, known).threads]
     assert told is not None
     assert [(one.name, one.number) for one in told] == [("src", 1.0)]
-    assert with_partners(stacks, {}, 2, 3) is stacks
+    assert with_partners(stacks, {}) is stacks

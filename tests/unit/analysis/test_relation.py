@@ -9,7 +9,7 @@ import pytest
 from hangdoc.analysis.relation import Relation, relate
 from hangdoc.analysis.story import Named, Step
 from hangdoc.evidence import Variable
-from probes._module import Module
+from sourced import Module
 
 SCRIPT = """\
 def average(params):
@@ -40,9 +40,7 @@ def main():
 def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
     path = tmp_path_factory.mktemp("job") / "job.py"
     path.write_text(SCRIPT)
-    parsed = Module.parse(str(path))
-    assert parsed is not None
-    return parsed
+    return Module.parse(str(path))
 
 
 def story(module: Module, *calls: tuple[str, int]) -> list[Step]:
@@ -115,9 +113,7 @@ def main():
 
 def parsed(text: str, path: Path) -> Module:
     path.write_text(text)
-    found = Module.parse(str(path))
-    assert found is not None
-    return found
+    return Module.parse(str(path))
 
 
 @pytest.mark.parametrize("line", [3, 5])

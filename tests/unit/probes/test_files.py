@@ -80,7 +80,7 @@ def test_a_mount_that_may_be_dead_is_not_asked(tmp_path: Path, monkeypatch: pyte
         asked.append(path)
         return stat(path, *more, **named)
 
-    monkeypatch.setattr(module, "_LOCAL", frozenset())  # as if this were a network filesystem
+    monkeypatch.setattr(module, "LOCAL", frozenset())  # as if this were a network filesystem
     monkeypatch.setattr(os, "stat", ask)
     with program("os.open(sys.argv[1], os.O_RDONLY)", data) as target:
         asked.clear()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
+from hangdoc.introspect.locking import table
 from probes._guards import Guards, guards
 
 SOURCE = """\
@@ -57,4 +56,4 @@ work()
     ],
 )
 def test_guards(line: int, acquires: list[str], inside: list[str]) -> None:
-    assert guards(ast.parse(SOURCE), line) == Guards(tuple(acquires), tuple(inside))
+    assert guards(table(SOURCE.encode()), line) == Guards(tuple(acquires), tuple(inside))

@@ -9,7 +9,8 @@ import pytest
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target
 from probes import Request, Tier
-from probes.types import MAX_BYTES, TypesProbe
+from probes._sources import MAX_BYTES
+from probes.types import TypesProbe
 
 TARGET = Target(os.getpid(), 1, "here", 0)
 

@@ -1,53 +1,72 @@
-"""A parsed source file: which loops and branches enclose a line, what it calls, and what its function hands on."""
+"""What the source says about a line: the loops and branches around it, what it calls, what its function hands on.
+
+Runs confined (`hangdoc.system.confined`) and imports little: what it says is plain lists, in the order of the fields
+of `hangdoc.evidence.Place` and its parts.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from hangdoc.evidence import Branch, Handed, Loop, Place
+from hangdoc.introspect.text import parsed, short
 
-MAX_CALLS = 60  # of a function
-WIDTH = 120
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_CALLS = 60  # of a function, and as many collectives
+MAX_LOOPS = 100  # that ended before a line, the last of them
+MAX_COUNTERS = 8  # of a loop
+NEAR = 100  # lines before and behind one, of the same function, that are told with it: the next look may ask for them
 SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})  # every rank hands a tensor of one size and type
 RANGES = frozenset({"range", "trange", "itertools.count", "count"})
 LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-@dataclass(slots=True)
+def places(data: bytes, lines: list[int]) -> dict[str, Any]:
+    """The places of lines, and of those near them in the same function; None for a line that is in no statement.
+
+    `functions`: [first line, last line, calls, handed] by first line; `places`: [function, text, loops, branches,
+    calls, passed] by line. Raises as `parsed`.
+    """
+    return told(*parsed(data), lines, NEAR)
+
+
+def told(tree: ast.Module, text: list[str], lines: list[int], near: int) -> dict[str, Any]:
+    """The same of a file that is parsed, with so many lines before and behind each."""
+    module = Module(tree, text)
+    found: dict[int, list[Any] | None] = {}
+    for line in lines:
+        found[line] = module.place(line)
+    for line, place in list(found.items()):
+        if place is not None:
+            first, last = module.functions[place[0]][:2]
+            for beside in range(max(first, line - near, 1), min(last, line + near) + 1):
+                if beside not in found and (other := module.place(beside)) is not None and other[0] == first:
+                    found[beside] = other
+    used = {place[0] for place in found.values() if place is not None}
+    return {"functions": [module.functions[first] for first in used], "places": found}
+
+
 class Module:
-    """A parsed source file; places are computed when asked for."""
+    """A parsed source file."""
 
-    tree: ast.Module
-    text: list[str]
-    known: dict[int, Place | None] = field(default_factory=dict)
-    functions: dict[int, tuple[tuple[str, ...], tuple[Handed, ...]]] = field(default_factory=dict)  # by first line
+    def __init__(self, tree: ast.Module, text: list[str]) -> None:
+        self.tree, self.text = tree, text
+        self.functions: dict[int, list[Any]] = {}  # by first line, 0: the module
+        self._loops: dict[ast.stmt, list[Any]] = {}
+        self._tests: dict[ast.stmt, str] = {}
 
-    @classmethod
-    def parse(cls, path: str) -> Module | None:
-        """None where the file cannot be read or is not Python this interpreter understands."""
-        try:
-            source = Path(path).read_bytes().decode("utf-8", "replace")
-            return cls(ast.parse(source), source.splitlines())
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-
-    def place(self, line: int) -> Place | None:
-        if line not in self.known:
-            self.known[line] = self._find(line)
-        return self.known[line]
-
-    def _find(self, line: int) -> Place | None:
+    def place(self, line: int) -> list[Any] | None:
         scope: ast.AST = self.tree
-        loops: list[Loop] = []
-        branches: list[Branch] = []
+        loops: list[Any] = []
+        branches: list[Any] = []
         statements: list[ast.stmt] = []
         body: list[ast.stmt] = self.tree.body
-        passed: list[Loop] = []
+        passed: list[Any] = []
         while True:
             passed += [self._loop(s) for s in body if isinstance(s, _LOOPS) and _last(s) < line]
             around = [s for s in body if s.lineno <= line <= _last(s) or _decorated(s, line)]
@@ -63,8 +82,7 @@ class Module:
             elif isinstance(inside, (ast.If, ast.Try)):
                 arm, part = _arm(inside, line)
                 if part:
-                    test = self._text(inside.test) if isinstance(inside, ast.If) else ""
-                    branches.append(Branch(inside.lineno, arm, test, isinstance(part[-1], LEAVES)))
+                    branches.append([inside.lineno, arm, self._test(inside), isinstance(part[-1], LEAVES)])
             body = next(
                 (part for part in _bodies(inside) if part and part[0].lineno <= line <= _last(part[-1])),
                 [],
@@ -73,39 +91,37 @@ class Module:
                 break
         if not statements:
             return None
-        first = getattr(scope, "lineno", 0)
-        calls, hands = self._around(scope)
-        return Place(
-            text=_short(self.text[line - 1]) if 0 < line <= len(self.text) else "",
-            loops=tuple(loops),
-            branches=tuple(branches),
-            calls=tuple(dict.fromkeys(name for s in statements for name in _calls(s)))[:8],
-            around=calls,
-            hands=hands,
-            function_first=first,
-            function_last=_last(scope) if isinstance(scope, ast.stmt) else len(self.text),
-            passed=tuple(passed),
-        )
+        text = short(self.text[line - 1]) if 0 < line <= len(self.text) else ""
+        calls = list(dict.fromkeys(name for s in statements for name in _calls(s)))[:8]
+        return [self._function(scope), text, loops, branches, calls, passed[-MAX_LOOPS:]]
 
-    def _around(self, scope: ast.AST) -> tuple[tuple[str, ...], tuple[Handed, ...]]:
-        """What is called in a function, and what it hands to collectives."""
-        first = getattr(scope, "lineno", 0)
+    def _function(self, scope: ast.AST) -> int:
+        """The first line of a function, after what is called in it, and what it hands to collectives, was noted."""
+        first: int = getattr(scope, "lineno", 0)
         if first not in self.functions:
             nodes = list(_own_nodes(scope))
-            calls = (_short(ast.unparse(node.func)) for node in nodes if isinstance(node, ast.Call))
-            self.functions[first] = tuple(dict.fromkeys(calls))[:MAX_CALLS], tuple(_handed(nodes))
-        return self.functions[first]
+            calls = (short(ast.unparse(node.func)) for node in nodes if isinstance(node, ast.Call))
+            last = _last(scope) if isinstance(scope, ast.stmt) else len(self.text)
+            self.functions[first] = [
+                first,
+                last,
+                list(dict.fromkeys(calls))[:MAX_CALLS],
+                list(_handed(nodes))[:MAX_CALLS],
+            ]
+        return first
 
-    def _loop(self, loop: ast.For | ast.AsyncFor | ast.While) -> Loop:
-        return Loop(
-            loop.lineno,
-            _body_last(loop),
-            _short(self.text[loop.lineno - 1]),
-            tuple(sorted(_counters(loop))),
-        )
+    def _loop(self, loop: ast.For | ast.AsyncFor | ast.While) -> list[Any]:
+        if loop not in self._loops:
+            header = short(self.text[loop.lineno - 1])
+            counters = [short(name) for name in sorted(_counters(loop))[:MAX_COUNTERS]]
+            self._loops[loop] = [loop.lineno, _body_last(loop), header, counters]
+        return self._loops[loop]
 
-    def _text(self, node: ast.expr) -> str:
-        return _short(ast.unparse(node))
+    def _test(self, statement: ast.If | ast.Try) -> str:
+        if statement not in self._tests:
+            test = short(ast.unparse(statement.test)) if isinstance(statement, ast.If) else ""
+            self._tests[statement] = test
+        return self._tests[statement]
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
@@ -116,7 +132,7 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(child)
 
 
-def _handed(nodes: list[ast.AST]) -> Iterator[Handed]:
+def _handed(nodes: list[ast.AST]) -> Iterator[list[Any]]:
     """Collectives of the default group whose first argument is a variable with one meaning in the function."""
     given = Counter(name.id for node in nodes if isinstance(node, ast.Assign) for name in _stored(*node.targets))
     looped = {name.id for node in nodes if isinstance(node, (ast.For, ast.AsyncFor)) for name in _stored(node.target)}
@@ -125,7 +141,7 @@ def _handed(nodes: list[ast.AST]) -> Iterator[Handed]:
             continue
         op, what = ast.unparse(node.func).rpartition(".")[2], node.args[0]
         if op in SAME_SIZE and isinstance(what, ast.Name) and given[what.id] <= 1 and what.id not in looped:
-            yield Handed(op, what.id, node.lineno)
+            yield [op, short(what.id), node.lineno]
 
 
 def _stored(*targets: ast.expr) -> Iterator[ast.Name]:
@@ -209,9 +225,4 @@ def _in_order(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         yield from _in_order(child)
     if isinstance(node, ast.Call):
-        yield _short(ast.unparse(node.func))
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+        yield short(ast.unparse(node.func))

@@ -1,0 +1,1 @@
+"""What runs in another process: its interpreter, its source."""

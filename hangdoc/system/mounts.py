@@ -1,0 +1,41 @@
+"""The mounts of a process, from /proc/PID/mountinfo: no filesystem is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hangdoc import procfs
+
+# Filesystems that live on this machine alone. Any other may belong to a server that never answers.
+LOCAL = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "ramfs", "zfs", "bcachefs", "vfat", "overlay", "devtmpfs"}
+)
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    device: tuple[int, int]
+    point: str
+    filesystem: str
+
+
+def mounts(pid: int) -> dict[int, Mount]:
+    """Mounts as the process sees them, by mount id: proc_pid_mountinfo(5)."""
+    found: dict[int, Mount] = {}
+    for line in (procfs.text(f"/proc/{pid}/mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) >= 5 and right:
+            major, _, minor = fields[2].partition(":")
+            point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+            found[int(fields[0])] = Mount((int(major), int(minor)), point, right.split(" ", 1)[0])
+    return found
+
+
+def holding(path: str, table: Mapping[int, Mount]) -> Mount | None:
+    """The mount that an absolute path lies on, by its text alone."""
+    over = [m for m in table.values() if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
+    return max(over, key=lambda mount: len(mount.point), default=None)

@@ -1,0 +1,389 @@
+"""Files that another process names, seen as that process sees them.
+
+A target chooses the names, the links and the mounts on the way, and what lies there: a FIFO that nobody writes to, a
+device, /dev/stdin, an absolute link out of a container, a file that its own user may not read, a server that never
+answers. Every such file is therefore opened here:
+
+* inside the target's root: openat2(2) with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS, relative to /proc/PID/root;
+* with the rights of the target's user, where we are root: setfsuid(2), which also takes CAP_DAC_* away;
+* as a place only (O_PATH) until it is known to be a regular file or a folder: nothing else is opened;
+* up to a number of bytes that the caller gives, and never more than the file says that it has: files of procfs, which
+  say 0, read as empty, since /proc/self would be ours;
+* in a thread of its own with a deadline. One that does not come back is left behind: a mount that never answers keeps
+  it, and the next questions about that mount are refused at once until it does.
+
+Credentials belong to a thread in Linux (credentials(7), "NPTL and process credentials"): those of the others stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import queue
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from hangdoc.system.mounts import LOCAL, holding, mounts
+
+T = TypeVar("T")
+Device = tuple[int, int]
+
+DEADLINE_S = 2.0  # for one file
+MOST_STUCK = 64  # threads that wait for files which do not answer
+MOST_STUCK_OF_USER = 4  # of those, for files of processes of one user: he must not use up the others'
+MOST_LINKS = 40  # symbolic links followed on one path, as the kernel does
+MOST_DEPTH = 128  # folders on one path: a descriptor each, where the kernel has no openat2
+
+_PLACE = os.O_PATH | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_PIECE = 1 << 18  # bytes
+_OPENAT2 = 437  # on every architecture; since Linux 5.6
+_RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT
+_RETRIES = 8  # of openat2, which says EAGAIN where a folder was moved meanwhile
+_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(platform.machine())
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A regular file: its first bytes, and what stat(2) says."""
+
+    data: bytes
+    status: os.stat_result
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFiles:
+    """The files of one process, by the names that it has for them; a relative one starts in its working directory.
+
+    Everything raises OSError: TimeoutError where the filesystem does not answer, PermissionError where the user of
+    the process has no right to the file.
+    """
+
+    pid: int
+
+    def stat(self, path: str) -> os.stat_result:
+        return _given(self.each([path], os.fstat)[path])
+
+    def read(self, path: str, most: int) -> Content:
+        """A regular file, up to `most` bytes."""
+        return _given(self.each([path], lambda fd: content(fd, most))[path])
+
+    def names(self, path: str, most: int) -> list[str]:
+        """The entries of a folder, up to `most`, in no order."""
+        return _given(self.each([path], lambda fd: names(fd, most))[path])
+
+    def each(self, paths: Iterable[str], look: Callable[[int], T]) -> dict[str, T | OSError]:
+        """What `look` returns for the place (O_PATH) of each path, or the error; one bad path costs no other."""
+        found: dict[str, T | OSError] = {}
+        wanted = list(dict.fromkeys(paths))
+        while left := [path for path in wanted if path not in found]:
+            if late := _late():
+                found |= {path: error for path in left if (error := _refusal(self.pid, path, late)) is not None}
+                left = [path for path in left if path not in found]
+            if left:
+                found |= _asked(self.pid, left, look)
+        return found
+
+
+def regular(fd: int) -> os.stat_result:
+    """What stat(2) says of a place, where it is a regular file that may be read. Raises OSError."""
+    opened, status = _regular(fd)
+    os.close(opened)
+    return status
+
+
+def content(fd: int, most: int) -> Content:
+    """What lies at a place, where it is a regular file. Raises OSError."""
+    opened, status = _regular(fd)
+    left = min(most, status.st_size)
+    pieces: list[bytes] = []
+    try:
+        while left > 0 and (piece := os.read(opened, min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+    finally:
+        os.close(opened)
+    return Content(b"".join(pieces), status)
+
+
+def names(fd: int, most: int) -> list[str]:
+    """The entries of the folder at a place. Raises OSError."""
+    opened = os.open(f"/proc/self/fd/{fd}", _READ | os.O_DIRECTORY)
+    try:
+        with os.scandir(opened) as entries:
+            return [entry.name for entry in islice(entries, most)]
+    finally:
+        os.close(opened)
+
+
+def why(error: OSError) -> str:
+    """The error as the end of a sentence."""
+    if error.errno == errno.EACCES and os.geteuid() == 0:
+        return "its user may not read it"
+    return error.strerror or str(error)
+
+
+def _regular(fd: int) -> tuple[int, os.stat_result]:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"it is {_called(status.st_mode)}, not a regular file")
+    return os.open(f"/proc/self/fd/{fd}", _READ), status
+
+
+def _called(mode: int) -> str:
+    kinds = ((stat.S_ISFIFO, "a FIFO"), (stat.S_ISDIR, "a folder"), (stat.S_ISSOCK, "a socket"))
+    return next((name for test, name in kinds if test(mode)), "a device")
+
+
+def _given(result: T | OSError) -> T:
+    if isinstance(result, OSError):
+        raise result
+    return result
+
+
+# --- threads that may be left behind --------------------------------------------------------------
+
+
+class _Looker(threading.Thread, Generic[T]):
+    """Looks at paths one after the other; after it was left behind, at none any more.
+
+    A daemon, and never joined: one that hangs in the kernel must not keep hangdoc alive.
+    """
+
+    def __init__(self, pid: int, paths: Sequence[str], look: Callable[[int], T]) -> None:
+        super().__init__(name=f"files-of-{pid}", daemon=True)
+        self.answers: queue.SimpleQueue[T | OSError] = queue.SimpleQueue()
+        self.stuck: str | None = None  # the path at which it was left behind
+        self.device: Device | None = None  # of the mount on which that path lies, where a server may be behind it
+        self.user: int | None = None
+        self._process, self._paths, self._look = pid, paths, look
+
+    def run(self) -> None:
+        with ExitStack() as opened:
+            try:
+                process = _opened(f"/proc/{self._process}", os.O_DIRECTORY)
+                opened.callback(os.close, process)
+                rights = rights_of(process)
+                self.user = rights.user
+                root = _opened("root", os.O_DIRECTORY, process)
+                opened.callback(os.close, root)
+                base = _working_directory(process)
+                take(rights)
+            except (OSError, ValueError) as error:
+                for _ in self._paths:
+                    self.answers.put(_as_os_error(error))
+                return
+            for path in self._paths:
+                self.answers.put(self._at(root, base, path))
+                if self.stuck is not None:
+                    return
+
+    def _at(self, root: int, base: str | None, path: str) -> T | OSError:
+        try:
+            if base is None and not path.startswith("/"):
+                raise FileNotFoundError(errno.ENOENT, "its working directory is not inside its root")
+            fd = place(root, path if path.startswith("/") else f"{base}/{path}")
+            try:
+                return self._look(fd)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            return _as_os_error(error)
+
+
+def _asked(pid: int, paths: Sequence[str], look: Callable[[int], T]) -> dict[str, T | OSError]:
+    """The answers, in order, up to and with the first that did not come in time."""
+    looker = _Looker(pid, paths, look)
+    looker.start()
+    found: dict[str, T | OSError] = {}
+    for path in paths:
+        try:
+            found[path] = looker.answers.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            looker.device = _server(pid, path)
+            looker.stuck = path
+            found[path] = TimeoutError(errno.ETIMEDOUT, f"its filesystem did not answer within {DEADLINE_S:g} s")
+            break
+    return found
+
+
+def _late() -> list[_Looker[Any]]:
+    """The threads that were left behind and have not come back."""
+    return [one for one in threading.enumerate() if isinstance(one, _Looker) and one.stuck is not None]
+
+
+def _refusal(pid: int, path: str, late: Sequence[_Looker[Any]]) -> OSError | None:
+    """Why a path is not asked for now, while other questions hang."""
+    try:
+        process = _opened(f"/proc/{pid}", os.O_DIRECTORY)
+        try:
+            user = rights_of(process).user
+        finally:
+            os.close(process)
+    except (OSError, ValueError) as error:
+        return _as_os_error(error)
+    own = [one for one in late if one.user == user]
+    device = _server(pid, path)
+    if any(one.stuck == path or (device is not None and one.device == device) for one in own):
+        return TimeoutError(errno.ETIMEDOUT, "its filesystem does not answer")
+    if len(own) >= MOST_STUCK_OF_USER or len(late) >= MOST_STUCK:
+        return TimeoutError(errno.ETIMEDOUT, "not asked for: too many other files do not answer")
+    return None
+
+
+def _server(pid: int, path: str) -> Device | None:
+    """The device of the mount that a path lies on, by its text, where that is no filesystem of this machine alone."""
+    mount = holding(path, mounts(pid))
+    return mount.device if mount is not None and mount.filesystem not in LOCAL else None
+
+
+def _as_os_error(error: OSError | ValueError) -> OSError:
+    return error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))  # a NUL in a name
+
+
+# --- where a path leads ---------------------------------------------------------------------------
+
+
+def place(root: int, path: str) -> int:
+    """A new descriptor (O_PATH) of what lies at `path` under the folder `root`. Raises OSError.
+
+    No link leads out of `root`, and no link of procfs to an open file is followed.
+    """
+    for _ in range(_RETRIES):
+        fd = _openat2(root, path)
+        if fd >= 0:
+            return fd
+        code = ctypes.get_errno()
+        if code in (errno.ENOSYS, errno.EPERM):  # an older kernel, or a container's seccomp filter that is
+            return walk(root, path)
+        if code != errno.EAGAIN:
+            break
+    raise OSError(code, os.strerror(code))
+
+
+def _openat2(root: int, path: str) -> int:
+    how = struct.pack("=3Q", _PLACE, 0, _RESOLVE)
+    return int(_libc().syscall(_OPENAT2, root, ctypes.c_char_p(_encoded(path)), how, ctypes.c_size_t(len(how))))
+
+
+def walk(root: int, path: str) -> int:
+    """`place` name by name, for kernels without openat2. What `..` leads back to is the folder that was come from."""
+    left = path.split("/")[::-1]
+    links = 0
+    with ExitStack() as opened:
+        folders = [_duplicate(root, opened)]
+        while left:
+            name = left.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                if len(folders) > 1:
+                    folders.pop()
+                continue
+            if len(folders) > MOST_DEPTH:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            fd = _opened(name, os.O_NOFOLLOW, folders[-1])
+            opened.callback(os.close, fd)
+            if not stat.S_ISLNK(os.fstat(fd).st_mode):
+                folders.append(fd)
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = os.readlink("", dir_fd=fd)
+            left += target.split("/")[::-1]
+            if target.startswith("/"):
+                del folders[1:]
+        return os.dup(folders[-1])
+
+
+def _duplicate(fd: int, opened: ExitStack) -> int:
+    copy = os.dup(fd)
+    opened.callback(os.close, copy)
+    return copy
+
+
+def _opened(path: str, flags: int, folder: int | None = None) -> int:
+    return os.open(_encoded(path), _PLACE | flags, dir_fd=folder)
+
+
+def _encoded(path: str) -> bytes:
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise ValueError("a name with a NUL in it")
+    return encoded
+
+
+def _working_directory(process: int) -> str | None:
+    """Its path inside the root of the process; None where it lies outside."""
+    root, here = (os.readlink(name, dir_fd=process).rstrip("/") for name in ("root", "cwd"))
+    return here[len(root) :] if here == root or here.startswith(root + "/") else None
+
+
+# --- whose rights ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What decides which files a process may read."""
+
+    user: int
+    group: int
+    groups: tuple[int, ...]
+
+
+def rights_of(process: int) -> Rights:
+    """Those of a process by its folder in /proc. Raises OSError, ValueError.
+
+    A program that has the rights of two users is given those of the one that is not root.
+    """
+    fd = os.open("status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
+    try:
+        data = b""
+        while piece := os.read(fd, 1 << 16):
+            data += piece
+    finally:
+        os.close(fd)
+    fields = dict(line.split(b":", 1) for line in data.splitlines() if b":" in line)
+    if b"Uid" not in fields or b"Gid" not in fields:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    users, of_groups = ([int(word) for word in fields[name].split()] for name in (b"Uid", b"Gid"))
+    return Rights(
+        next((user for user in users[::-1] if user), 0),  # real, effective, saved, of the filesystem
+        next((group for group in of_groups[::-1] if group), 0),
+        tuple(int(word) for word in fields.get(b"Groups", b"").split()),
+    )
+
+
+def take(rights: Rights) -> None:
+    """Give the calling thread these rights to files, for good, where we are root and they are another's.
+
+    Raises PermissionError where that is refused: a file that its user may not read must not be read for him.
+    """
+    if os.geteuid() != 0 or rights.user == 0:
+        return
+    libc = _libc()
+    # glibc's setgroups() would change every thread; its setfsuid() and setfsgid() change the calling one alone.
+    groups = (ctypes.c_uint32 * len(rights.groups))(*rights.groups)
+    refused = _SETGROUPS is None or libc.syscall(_SETGROUPS, ctypes.c_size_t(len(groups)), groups) != 0
+    for change, wanted in ((libc.setfsgid, rights.group), (libc.setfsuid, rights.user)):
+        change(ctypes.c_uint32(wanted))
+        refused = refused or change(ctypes.c_uint32(0xFFFFFFFF)) != wanted  # it says what was set before
+    if refused:
+        raise PermissionError(
+            errno.EPERM, f"the rights of user {rights.user} could not be taken on; give hangdoc CAP_SETUID, CAP_SETGID"
+        )
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
