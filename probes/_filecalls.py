@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from hangdoc import procfs
 from hangdoc.evidence import FileCall, Helper, Process
 from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
+from hangdoc.system.target_files import TargetFiles
 from probes import _syscalls
 from probes._memory import Memory, Unreadable
 from probes._redact import redact
@@ -113,7 +114,7 @@ def _kind(pid: int, fd: int | None, path: str, mount: Mount | None) -> str:
     if mount is None or mount.filesystem not in LOCAL:
         return "unknown" if fd is None else "device" if path.startswith("/dev/") else "file"
     try:
-        mode = os.stat(f"/proc/{pid}/fd/{fd}" if fd is not None else f"/proc/{pid}/root{path}").st_mode
+        mode = (os.stat(f"/proc/{pid}/fd/{fd}") if fd is not None else TargetFiles(pid).stat(path)).st_mode
     except OSError:
         return "unknown"
     tests = ((stat.S_ISREG, "file"), (stat.S_ISFIFO, "fifo"), (stat.S_ISDIR, "directory"), (stat.S_ISCHR, "device"))

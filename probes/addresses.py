@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hangdoc.evidence import Target, Unseen
+from hangdoc.system.target_files import TargetFiles, why
 from probes import Observation, Request, Tier
 from probes._hosts_file import HOSTS, MOST, naming
 from probes._netns import call_inside, namespace
@@ -63,31 +64,33 @@ class AddressesProbe:
         for target in request.targets:
             try:
                 net, uts, mnt = (namespace(target.pid, kind) for kind in ("net", "uts", "mnt"))
-                if (net, uts, mnt) not in seen:
-                    seen[net, uts, mnt] = _look(target.pid, net)
-                records[target.pid] = seen[net, uts, mnt]
+                known = seen.get((net, uts, mnt))
+                found, lack = (known, None) if known is not None else _look(target.pid, net)
+                records[target.pid] = found
+                if lack is None:
+                    seen[net, uts, mnt] = found
+                else:  # of this process, or of its user
+                    unseen.append(Unseen(self.name, lack, target.rank, target.pid, target.host))
             except OSError as error:
                 unseen.append(_unseen(target, error))
         return Observation(records, unseen=tuple(unseen))
 
 
-def _look(pid: int, net: int) -> Addresses:
+def _look(pid: int, net: int) -> tuple[Addresses, str | None]:
+    """The addresses; and why the hosts file was not read, unless there is none. Raises OSError."""
     found = Addresses(call_inside(pid, _interfaces), net)
     leading = set(_default_routes(pid))
     held = tuple(replace(one, default=one.name in leading) for one in found.interfaces)
     name = call_inside(pid, socket.gethostname, ("uts",))
     try:
-        with open(f"/proc/{pid}/root{HOSTS}", encoding="utf-8", errors="replace") as file:
-            lines = list(naming(file.read(MOST), name))
-    except OSError:
-        return Addresses(held, net, name)
-    return Addresses(
-        held,
-        net,
-        name,
-        tuple(dict.fromkeys(address for address, _, _ in lines)),
-        next((f"{HOSTS}:{number}: {text}" for _, number, text in lines), None),
-    )
+        lines = list(naming(TargetFiles(pid).read(HOSTS, MOST).data.decode(errors="replace"), name))
+    except FileNotFoundError:
+        return Addresses(held, net, name), None
+    except OSError as error:
+        return Addresses(held, net, name), f"its {HOSTS} could not be read ({why(error)}); what it names is not known"
+    named = tuple(dict.fromkeys(address for address, _, _ in lines))
+    line = next((f"{HOSTS}:{number}: {text}" for _, number, text in lines), None)
+    return Addresses(held, net, name, named, line), None
 
 
 def _interfaces() -> tuple[Held, ...]:
@@ -136,12 +139,12 @@ def _default_routes(pid: int) -> Iterator[str]:
 
 def _unseen(target: Target, error: OSError) -> Unseen:
     if isinstance(error, PermissionError):
-        why = "the addresses of its network namespace may not be read: run hangdoc as root"
+        text = "the addresses of its network namespace may not be read: run hangdoc as root"
     elif isinstance(error, (FileNotFoundError, ProcessLookupError)):
-        why = f"process {target.pid} is gone"
+        text = f"process {target.pid} is gone"
     else:
-        why = f"its addresses could not be read: {error.strerror or error}"
-    return Unseen("addresses", why, target.rank, target.pid, target.host)
+        text = f"its addresses could not be read: {error.strerror or error}"
+    return Unseen("addresses", text, target.rank, target.pid, target.host)
 
 
 PROBE = AddressesProbe()

@@ -16,6 +16,7 @@ from itertools import islice
 from hangdoc import procfs
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
 from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
+from hangdoc.system.target_files import TargetFiles, names
 from probes import Observation, Request, Tier, _filecalls, _pipes, _syscalls
 from probes._filecalls import NO_DATA
 from probes._refusal import remedy
@@ -176,16 +177,9 @@ def _count(pid: int, path: str, table: Mapping[int, Mount]) -> Folder | None:
     mount = holding(path, table)
     if mount is None or mount.filesystem not in LOCAL:
         return None
-    root = f"/proc/{pid}/root"
-    # A symbolic link may lead to a mount that never answers.
-    parts = [part for part in path.split("/") if part]
-    if any(os.path.islink(f"{root}/{'/'.join(parts[:i])}") for i in range(1, len(parts) + 1)):
-        return None
-    try:
-        with os.scandir(f"{root}{path}") as entries:
-            return Folder(path, sum(1 for _ in islice(entries, MOST_ENTRIES)))
-    except OSError:
-        return None
+    # No symbolic link is followed: it may lead to a mount that never answers.
+    found = TargetFiles(pid).each([path], lambda fd: len(names(fd, MOST_ENTRIES)), links=False)[path]
+    return Folder(path, found) if isinstance(found, int) else None
 
 
 PROBE = IoProbe()

@@ -21,6 +21,7 @@ from typing import Any
 from hangdoc import procfs
 from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
 from hangdoc.system.mounts import LOCAL, mounts
+from hangdoc.system.target_files import TargetFiles
 from probes import Observation, Request, Tier
 from probes._cpython import Objects
 from probes._memory import Memory, Unreadable
@@ -30,6 +31,7 @@ from probes.variables import Places
 
 _AFRESH_S = 2.0  # how long it is believed who has a file
 _MOST_BYTES = 1024  # of a lock file: a PID and a host's name
+_MOST_LIKELY = 16  # descriptors of one process that lead to a file of the same name
 _MOST_PATH = 250
 _CALLS = {"x86_64": {73: "flock", 72: "fcntl"}, "aarch64": {32: "flock", 25: "fcntl"}}.get(platform.machine(), {})
 _SLEEPS = re.compile(r"flock|locks_|fcntl|do_lock|posix_lock")  # kernel functions
@@ -117,20 +119,19 @@ class LockFileProbe:
         return self._kept[target.pid][1]
 
     def _look(self, target: Target, wait: _Wait) -> LockFile:
-        for path in wait.paths:
-            seen = _visible(target.pid, path)
-            with suppress(OSError):
-                made = os.stat(seen)
-                if stat.S_ISREG(made.st_mode):
-                    return self._lock_file(target, wait.kind, path, seen, made)
+        found = TargetFiles(target.pid).each(wait.paths, os.fstat)
+        for path, made in found.items():
+            if not isinstance(made, OSError) and stat.S_ISREG(made.st_mode):
+                with suppress(OSError):
+                    return self._lock_file(target, wait.kind, path, made)
         return LockFile()
 
-    def _lock_file(self, target: Target, kind: str, path: str, seen: str, made: os.stat_result) -> LockFile:
+    def _lock_file(self, target: Target, kind: str, path: str, made: os.stat_result) -> LockFile:
         written = max(made.st_mtime, made.st_ctime)
         process = procfs.stat(target.pid)
         started = time.time() - procfs.age_s(process.start_ticks) if process else written
         local = _is_local(target.pid, path)
-        pid, host = _named(seen) if local and kind != "kernel" else (None, None)
+        pid, host = _named(target.pid, path) if local and kind != "kernel" else (None, None)
         here = host in (None, os.uname().nodename)
         holders, hidden = self._having(path, made, kind == "kernel")
         return LockFile(
@@ -214,10 +215,6 @@ def _is_path(text: str) -> bool:
     return len(text) <= _MOST_PATH and text.isprintable() and _LOCKISH.search(os.path.basename(text)) is not None
 
 
-def _visible(pid: int, path: str) -> str:
-    return f"/proc/{pid}/root{path}" if os.path.isabs(path) else f"/proc/{pid}/cwd/{path}"
-
-
 # --- who has it -----------------------------------------------------------------------------------
 
 
@@ -233,19 +230,18 @@ def _search(name: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, .
             hidden += _owner(pid) == made.st_uid
             continue
         links = ((fd, procfs.link(f"/proc/{pid}/fd/{fd}") or "") for fd in descriptors)
-        if any(link.endswith(name) and _same(pid, fd, made) and (not kernel or _locks(pid, fd)) for fd, link in links):
+        likely = [int(fd) for fd, link in links if link.endswith(name)][:_MOST_LIKELY]
+        there = TargetFiles(pid).each(likely, os.fstat) if likely else {}
+        if any(_same(status, made) and (not kernel or _locks(pid, fd)) for fd, status in there.items()):
             found.append(pid)
     return tuple(found), hidden
 
 
-def _same(pid: int, fd: str, made: os.stat_result) -> bool:
-    with suppress(OSError):
-        there = os.stat(f"/proc/{pid}/fd/{fd}")
-        return (there.st_dev, there.st_ino) == (made.st_dev, made.st_ino)
-    return False
+def _same(there: os.stat_result | OSError, made: os.stat_result) -> bool:
+    return not isinstance(there, OSError) and (there.st_dev, there.st_ino) == (made.st_dev, made.st_ino)
 
 
-def _locks(pid: int, fd: str) -> bool:
+def _locks(pid: int, fd: int) -> bool:
     """A lock is held through this descriptor: proc_pid_fdinfo(5)."""
     lines = (procfs.text(f"/proc/{pid}/fdinfo/{fd}") or "").splitlines()
     return any(line.startswith("lock:") and "->" not in line for line in lines)
@@ -274,13 +270,9 @@ def _cpu(pid: int, deep: int) -> Iterable[float]:
         yield from _cpu(child, deep - 1)
 
 
-def _named(path: str) -> tuple[int | None, str | None]:
+def _named(pid: int, path: str) -> tuple[int | None, str | None]:
     """PID and host that a lock file names: filelock writes one a line, most others a PID alone."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        words = os.read(fd, _MOST_BYTES).decode(errors="replace").split()
-    finally:
-        os.close(fd)
+    words = TargetFiles(pid).read(path, _MOST_BYTES).data.decode(errors="replace").split()
     if not words or not words[0].isdecimal() or not 0 < int(words[0]) < 1 << 23:
         return None, None
     return int(words[0]), words[1] if len(words) > 1 else None

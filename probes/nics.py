@@ -8,6 +8,7 @@ read through the rank's root and believed only where the hardware address agrees
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from hangdoc.evidence import Interface, Interfaces, Sockets, Target, Unseen
+from hangdoc.system.target_files import TargetFiles, content
 from probes import Observation, Request, Tier, _links
 from probes._netns import call_inside, namespace
 
@@ -22,6 +24,7 @@ _IFF_UP = 0x1
 _HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 778, 823), "tunnel")}  # ARPHRD_*
 _TUNNELS = {"tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm"}
 _PILED_BYTES = 6000  # unacknowledged, in two looks one after the other: several full segments
+_MOST_BYTES = 4096  # of a file in /sys
 _AGAIN_S = 60.0  # so often it looks where bytes go on piling up
 
 
@@ -124,7 +127,7 @@ def _carrier(link: Any) -> bool | None:
     return bool(state == "UP")
 
 
-def _kind(link: Any, sysfs: str | None) -> str:
+def _kind(link: Any, sysfs: Mapping[str, str] | None) -> str:
     made = link["kind"]
     if made in ("bridge", "veth"):
         return str(made)
@@ -132,31 +135,32 @@ def _kind(link: Any, sysfs: str | None) -> str:
         return "tunnel"
     if link["ifi_type"] in _HARDWARE:
         return _HARDWARE[link["ifi_type"]]
-    if sysfs and (os.path.exists(f"{sysfs}/wireless") or os.path.exists(f"{sysfs}/phy80211")):
+    if sysfs and sysfs.keys() & {"wireless", "phy80211"}:
         return "wireless"
     return "ethernet" if link["ifi_type"] == 1 else "other"
 
 
-def _sysfs(pid: int, name: str, hardware: str | None) -> str | None:
-    """The interface's folder in /sys as the rank sees it, or as we do; None where neither shows this interface."""
-    for root in (f"/proc/{pid}/root", ""):
-        folder = f"{root}/sys/class/net/{name}"
-        if hardware and _text(f"{folder}/address") == hardware:
-            return folder
+def _sysfs(pid: int, name: str, hardware: str | None) -> Mapping[str, str] | None:
+    """The files of the interface in /sys as the rank sees it, or as we do; None where neither shows this interface."""
+    paths = {f"/sys/class/net/{name}/{file}": file for file in ("address", "speed", "wireless", "phy80211")}
+    for process in (pid, os.getpid()):
+        found = TargetFiles(process).each(paths, _text)
+        texts = {paths[path]: text for path, text in found.items() if isinstance(text, str)}
+        if hardware and texts.get("address") == hardware:
+            return texts
     return None
 
 
-def _speed(sysfs: str | None) -> int | None:
-    speed = _text(f"{sysfs}/speed") if sysfs else None
+def _speed(sysfs: Mapping[str, str] | None) -> int | None:
+    speed = sysfs.get("speed") if sysfs else None
     return int(speed) if speed and speed.isdigit() and int(speed) > 0 else None
 
 
-def _text(path: str, limit: int = 4096) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(limit).strip()
-    except OSError:  # sysfs says EINVAL for the speed of a link that is down
-        return None
+def _text(fd: int) -> str:
+    """Of a file; a folder has none. Raises OSError: sysfs says EINVAL for the speed of a link that is down."""
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        return ""
+    return content(fd, _MOST_BYTES).data.decode(errors="replace").strip()
 
 
 def _unseen(target: Target, error: Exception) -> Unseen:

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from hangdoc.evidence import Kin, Meeting, Stacks, Target, Unseen
+from hangdoc.system.target_files import TargetFiles
 from probes import Observation, Request, Tier
 from probes._holders import Holders
-from probes._hosts_file import HOSTS, naming
+from probes._hosts_file import HOSTS, MOST, naming
 from probes._kin import Relatives
 from probes._memory import Memory, Unreadable
 from probes._netns import call_inside, namespace
@@ -125,7 +125,10 @@ def resolve(pid: int, name: str) -> tuple[str, ...] | None:
     """What a host name stands for to `pid`: empty where it gets no address for it, None where that cannot be told."""
     with suppress(ValueError):
         return (str(ipaddress.ip_address(name)),)
-    found = tuple(dict.fromkeys(address for address, _, _ in naming(_file(pid, HOSTS) or "", name)))
+    hosts = _file(pid, HOSTS)
+    if hosts is None:
+        return None
+    found = tuple(dict.fromkeys(address for address, _, _ in naming(hosts, name)))
     if found or name == "localhost":
         return found or ("127.0.0.1", "::1")
     if not _same_resolver(pid):
@@ -150,12 +153,16 @@ def _ask(name: str) -> tuple[str, ...] | None:
 
 def _same_resolver(pid: int) -> bool:
     """It asks whom we would ask from its network: a container's files may name others."""
-    return all(_file(pid, path) == _file("self", path) for path in ("/etc/resolv.conf", "/etc/nsswitch.conf"))
+    files = ("/etc/resolv.conf", "/etc/nsswitch.conf")
+    return all((text := _file(pid, path)) is not None and text == _file(os.getpid(), path) for path in files)
 
 
-def _file(pid: int | str, path: str) -> str | None:
+def _file(pid: int, path: str) -> str | None:
+    """Its text, as far as it is read; empty where there is none, None where it cannot be read."""
     try:
-        return Path(f"/proc/{pid}/root{path}").read_text(encoding="utf-8", errors="replace")
+        return TargetFiles(pid).read(path, MOST).data.decode(errors="replace")
+    except FileNotFoundError:
+        return ""
     except OSError:
         return None
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc import procfs
+from hangdoc.evidence import Unseen
+from hangdoc.system.target_files import TargetFiles, why
 from probes import Observation, Request, Tier
 
 _TORCH = re.compile(r"(/.*)/torch/lib/libtorch[\w.-]*\.so")
@@ -20,6 +22,7 @@ _PYTHON = re.compile(r"python(\d\.\d+)")
 _VERSION = re.compile(r"^__version__\b[^=\n]*=\s*['\"]([\w.+-]{1,60})['\"]", re.MULTILINE)
 _PACKAGE = re.compile(r"nvidia_nccl_cu\d+-([\d.]{1,20})\.dist-info")
 _MOST = 65536  # bytes of a version.py
+_MOST_NAMES = 20_000  # in a folder of packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +44,32 @@ class VersionsProbe:
     steady = True
 
     def observe(self, request: Request) -> Observation:
-        found = ((target.pid, versions_of(target.pid)) for target in request.targets)
-        return Observation({pid: versions for pid, versions in found if versions is not None})
+        records: dict[int, Versions] = {}
+        unseen: list[Unseen] = []
+        for target in request.targets:
+            versions, lacks = versions_of(target.pid)
+            if versions is not None:
+                records[target.pid] = versions
+            unseen += [Unseen(self.name, text, target.rank, target.pid, target.host) for text in lacks]
+        return Observation(records, unseen=tuple(unseen))
 
 
-def versions_of(pid: int) -> Versions | None:
-    """The versions that a process runs; None where its memory map may not be read."""
+def versions_of(pid: int) -> tuple[Versions | None, list[str]]:
+    """The versions that a process runs, None where its memory map may not be read; and what else was not readable."""
     files = list(dict.fromkeys(_mapped(pid)))
+    lacks: list[str] = []
     if not files:
-        return None
+        return None, lacks
     torch = next((match[1] for file in files if (match := _TORCH.fullmatch(file))), None)
     nccl = next((match for file in files if (match := _NCCL.fullmatch(file))), None)
     executable = procfs.link(f"/proc/{pid}/exe") or ""
     names = [*(os.path.basename(file) for file in files if "/libpython" in file), os.path.basename(executable)]
-    return Versions(
-        _torch(pid, torch) if torch else None,
-        (nccl[2] or _packaged(pid, nccl[1])) if nccl else None,
+    found = Versions(
+        _torch(pid, torch, lacks) if torch else None,
+        (nccl[2] or _packaged(pid, nccl[1], lacks)) if nccl else None,
         next((match[1] for name in names if (match := _PYTHON.search(name))), None),
     )
+    return found, lacks
 
 
 def _mapped(pid: int) -> Iterator[str]:
@@ -68,19 +79,26 @@ def _mapped(pid: int) -> Iterator[str]:
             yield line[at:]
 
 
-def _torch(pid: int, packages: str) -> str | None:
+def _torch(pid: int, packages: str, lacks: list[str]) -> str | None:
+    file = f"{packages}/torch/version.py"
     try:
-        with open(f"/proc/{pid}/root{packages}/torch/version.py", encoding="utf-8", errors="replace") as file:
-            match = _VERSION.search(file.read(_MOST))
-    except OSError:
+        text = TargetFiles(pid).read(file, _MOST).data.decode(errors="replace")
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        lacks.append(f"{file} could not be read ({why(error)}); the version of PyTorch is not known")
+        return None
+    match = _VERSION.search(text)
     return match[1] if match else None
 
 
-def _packaged(pid: int, packages: str) -> str | None:
+def _packaged(pid: int, packages: str, lacks: list[str]) -> str | None:
     try:
-        names = os.listdir(f"/proc/{pid}/root{packages}")
-    except OSError:
+        names = TargetFiles(pid).names(packages, _MOST_NAMES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        lacks.append(f"{packages} could not be listed ({why(error)}); the version of NCCL is not known")
         return None
     return next((match[1] for name in names if (match := _PACKAGE.fullmatch(name))), None)
 

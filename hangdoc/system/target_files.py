@@ -32,9 +32,11 @@ from functools import cache
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+from hangdoc import procfs
 from hangdoc.system.mounts import LOCAL, holding, mounts
 
 T = TypeVar("T")
+Name = TypeVar("Name", str, int)  # a path, or the number of one of its open descriptors
 Device = tuple[int, int]
 
 DEADLINE_S = 2.0  # for one file
@@ -48,6 +50,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _PIECE = 1 << 18  # bytes
 _OPENAT2 = 437  # on every architecture; since Linux 5.6
 _RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT
+_NO_LINKS = 0x04  # RESOLVE_NO_SYMLINKS
 _RETRIES = 8  # of openat2, which says EAGAIN where a folder was moved meanwhile
 _SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(platform.machine())
 
@@ -81,16 +84,19 @@ class TargetFiles:
         """The entries of a folder, up to `most`, in no order."""
         return _given(self.each([path], lambda fd: names(fd, most))[path])
 
-    def each(self, paths: Iterable[str], look: Callable[[int], T]) -> dict[str, T | OSError]:
-        """What `look` returns for the place (O_PATH) of each path, or the error; one bad path costs no other."""
-        found: dict[str, T | OSError] = {}
-        wanted = list(dict.fromkeys(paths))
-        while left := [path for path in wanted if path not in found]:
+    def each(self, names: Iterable[Name], look: Callable[[int], T], links: bool = True) -> dict[Name, T | OSError]:
+        """What `look` returns for the place (O_PATH) of each name, or the error; one bad name costs no other.
+
+        `links` False: no symbolic link is followed.
+        """
+        found: dict[Name, T | OSError] = {}
+        wanted = list(dict.fromkeys(names))
+        while left := [name for name in wanted if name not in found]:
             if late := _late():
-                found |= {path: error for path in left if (error := _refusal(self.pid, path, late)) is not None}
-                left = [path for path in left if path not in found]
+                found |= {name: error for name in left if (error := _refusal(self.pid, name, late)) is not None}
+                left = [name for name in left if name not in found]
             if left:
-                found |= _asked(self.pid, left, look)
+                found |= _asked(self.pid, left, look, links)
         return found
 
 
@@ -159,13 +165,13 @@ class _Looker(threading.Thread, Generic[T]):
     A daemon, and never joined: one that hangs in the kernel must not keep hangdoc alive.
     """
 
-    def __init__(self, pid: int, paths: Sequence[str], look: Callable[[int], T]) -> None:
+    def __init__(self, pid: int, names: Sequence[str | int], look: Callable[[int], T], links: bool) -> None:
         super().__init__(name=f"files-of-{pid}", daemon=True)
         self.answers: queue.SimpleQueue[T | OSError] = queue.SimpleQueue()
-        self.stuck: str | None = None  # the path at which it was left behind
+        self.stuck: str | int | None = None  # the name at which it was left behind
         self.device: Device | None = None  # of the mount on which that path lies, where a server may be behind it
         self.user: int | None = None
-        self._process, self._paths, self._look = pid, paths, look
+        self._process, self._names, self._look, self._links = pid, names, look, links
 
     def run(self) -> None:
         with ExitStack() as opened:
@@ -177,21 +183,30 @@ class _Looker(threading.Thread, Generic[T]):
                 root = _opened("root", os.O_DIRECTORY, process)
                 opened.callback(os.close, root)
                 base = _working_directory(process)
+                # Whoever has a file open needs no right to its name; and /proc/PID/fd may be root's.
+                held = {name: _held(process, name) for name in self._names if isinstance(name, int)}
                 take(rights)
             except (OSError, ValueError) as error:
-                for _ in self._paths:
+                for _ in self._names:
                     self.answers.put(_as_os_error(error))
                 return
-            for path in self._paths:
-                self.answers.put(self._at(root, base, path))
+            for name in self._names:
+                self.answers.put(self._at(root, base, held[name] if isinstance(name, int) else name))
                 if self.stuck is not None:
-                    return
+                    break
+            for descriptor in held.values():
+                if isinstance(descriptor, int):
+                    os.close(descriptor)
 
-    def _at(self, root: int, base: str | None, path: str) -> T | OSError:
+    def _at(self, root: int, base: str | None, name: str | int | OSError) -> T | OSError:
         try:
-            if base is None and not path.startswith("/"):
+            if isinstance(name, OSError):
+                return name
+            if isinstance(name, int):
+                return self._look(name)
+            if base is None and not name.startswith("/"):
                 raise FileNotFoundError(errno.ENOENT, "its working directory is not inside its root")
-            fd = place(root, path if path.startswith("/") else f"{base}/{path}")
+            fd = place(root, name if name.startswith("/") else f"{base}/{name}", self._links)
             try:
                 return self._look(fd)
             finally:
@@ -200,18 +215,25 @@ class _Looker(threading.Thread, Generic[T]):
             return _as_os_error(error)
 
 
-def _asked(pid: int, paths: Sequence[str], look: Callable[[int], T]) -> dict[str, T | OSError]:
+def _held(process: int, descriptor: int) -> int | OSError:
+    try:
+        return _opened(f"fd/{descriptor}", 0, process)
+    except OSError as error:
+        return error
+
+
+def _asked(pid: int, names: Sequence[Name], look: Callable[[int], T], links: bool) -> dict[Name, T | OSError]:
     """The answers, in order, up to and with the first that did not come in time."""
-    looker = _Looker(pid, paths, look)
+    looker = _Looker(pid, names, look, links)
     looker.start()
-    found: dict[str, T | OSError] = {}
-    for path in paths:
+    found: dict[Name, T | OSError] = {}
+    for name in names:
         try:
-            found[path] = looker.answers.get(timeout=DEADLINE_S)
+            found[name] = looker.answers.get(timeout=DEADLINE_S)
         except queue.Empty:
-            looker.device = _server(pid, path)
-            looker.stuck = path
-            found[path] = TimeoutError(errno.ETIMEDOUT, f"its filesystem did not answer within {DEADLINE_S:g} s")
+            looker.device = _server(pid, name)
+            looker.stuck = name
+            found[name] = TimeoutError(errno.ETIMEDOUT, f"its filesystem did not answer within {DEADLINE_S:g} s")
             break
     return found
 
@@ -221,8 +243,8 @@ def _late() -> list[_Looker[Any]]:
     return [one for one in threading.enumerate() if isinstance(one, _Looker) and one.stuck is not None]
 
 
-def _refusal(pid: int, path: str, late: Sequence[_Looker[Any]]) -> OSError | None:
-    """Why a path is not asked for now, while other questions hang."""
+def _refusal(pid: int, name: str | int, late: Sequence[_Looker[Any]]) -> OSError | None:
+    """Why a name is not asked for now, while other questions hang."""
     try:
         process = _opened(f"/proc/{pid}", os.O_DIRECTORY)
         try:
@@ -232,16 +254,17 @@ def _refusal(pid: int, path: str, late: Sequence[_Looker[Any]]) -> OSError | Non
     except (OSError, ValueError) as error:
         return _as_os_error(error)
     own = [one for one in late if one.user == user]
-    device = _server(pid, path)
-    if any(one.stuck == path or (device is not None and one.device == device) for one in own):
+    device = _server(pid, name)
+    if any(one.stuck == name or (device is not None and one.device == device) for one in own):
         return TimeoutError(errno.ETIMEDOUT, "its filesystem does not answer")
     if len(own) >= MOST_STUCK_OF_USER or len(late) >= MOST_STUCK:
         return TimeoutError(errno.ETIMEDOUT, "not asked for: too many other files do not answer")
     return None
 
 
-def _server(pid: int, path: str) -> Device | None:
+def _server(pid: int, name: str | int) -> Device | None:
     """The device of the mount that a path lies on, by its text, where that is no filesystem of this machine alone."""
+    path = procfs.link(f"/proc/{pid}/fd/{name}") or "" if isinstance(name, int) else name
     mount = holding(path, mounts(pid))
     return mount.device if mount is not None and mount.filesystem not in LOCAL else None
 
@@ -253,32 +276,32 @@ def _as_os_error(error: OSError | ValueError) -> OSError:
 # --- where a path leads ---------------------------------------------------------------------------
 
 
-def place(root: int, path: str) -> int:
+def place(root: int, path: str, links: bool = True) -> int:
     """A new descriptor (O_PATH) of what lies at `path` under the folder `root`. Raises OSError.
 
     No link leads out of `root`, and no link of procfs to an open file is followed.
     """
     for _ in range(_RETRIES):
-        fd = _openat2(root, path)
+        fd = _openat2(root, path, _RESOLVE if links else _RESOLVE | _NO_LINKS)
         if fd >= 0:
             return fd
         code = ctypes.get_errno()
         if code in (errno.ENOSYS, errno.EPERM):  # an older kernel, or a container's seccomp filter that is
-            return walk(root, path)
+            return walk(root, path, links)
         if code != errno.EAGAIN:
             break
     raise OSError(code, os.strerror(code))
 
 
-def _openat2(root: int, path: str) -> int:
-    how = struct.pack("=3Q", _PLACE, 0, _RESOLVE)
+def _openat2(root: int, path: str, resolve: int) -> int:
+    how = struct.pack("=3Q", _PLACE, 0, resolve)
     return int(_libc().syscall(_OPENAT2, root, ctypes.c_char_p(_encoded(path)), how, ctypes.c_size_t(len(how))))
 
 
-def walk(root: int, path: str) -> int:
+def walk(root: int, path: str, links: bool = True) -> int:
     """`place` name by name, for kernels without openat2. What `..` leads back to is the folder that was come from."""
     left = path.split("/")[::-1]
-    links = 0
+    followed = 0
     with ExitStack() as opened:
         folders = [_duplicate(root, opened)]
         while left:
@@ -296,8 +319,8 @@ def walk(root: int, path: str) -> int:
             if not stat.S_ISLNK(os.fstat(fd).st_mode):
                 folders.append(fd)
                 continue
-            links += 1
-            if links > MOST_LINKS:
+            followed += 1
+            if followed > MOST_LINKS * links:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             target = os.readlink("", dir_fd=fd)
             left += target.split("/")[::-1]
