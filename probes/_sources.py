@@ -100,13 +100,18 @@ class Sources(Generic[T]):
         found: dict[tuple[int, str, int], T] = {}
         for pid, identities in contents.items():
             for file, identity in identities.items():
-                reason = self._bad.get(identity)
+                reason = self._bad.get(identity) or self._spared(pid, identity, wanted[pid][file])
                 if reason is not None and file.endswith(".py"):  # what else frames name may be in another language
                     lacks.append(Lack(pid, file, reason))
                 for key in wanted[pid][file]:
                     if (item := self._kept.get((identity, key))) is not None:
                         found[pid, file, key] = item
         return found, lacks
+
+    def _spared(self, pid: int, identity: Identity, keys: Iterable[int]) -> str | None:
+        """Why a file is not parsed though nothing is wrong with it."""
+        harmed = (self._harmed.get(pid) or 0) >= MOST_BAD and any((identity, key) not in self._kept for key in keys)
+        return "is not parsed, since other files of its process overran the parser" if harmed else None
 
     def _contents(self, pid: int, files: list[str], lacks: list[Lack]) -> dict[str, Identity]:
         """The files that are there, may be read, and are as they were when the process was started."""
@@ -150,9 +155,11 @@ class Sources(Generic[T]):
         for (identity, pid, _, keys), answer in zip(asked, answers, strict=True):
             if not isinstance(answer, confined.Failed):
                 self._keep(identity, keys, self._told(answer))
-            elif answer.tried:
+                continue
+            if answer.tried:
                 self._bad.put(identity, f"could not be parsed ({answer.why})")
-                self._harmed.put(pid, (self._harmed.get(pid) or 0) + answer.ended)
+            if answer.ended:
+                self._harmed.put(pid, (self._harmed.get(pid) or 0) + 1)
 
     def _keep(self, identity: Identity, asked: Iterable[int], items: Iterable[tuple[int, T]]) -> None:
         told: dict[int, T | None] = {**dict.fromkeys(asked), **dict(items)}

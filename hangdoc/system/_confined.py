@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-CPU_S = 2.0  # for one question; a megabyte of ordinary source takes half a second
+CPU_S = 1.0  # for one question; 150 kB of ordinary source take a tenth of a second
 MEMORY_BYTES = 768 << 20  # of address space; a megabyte of ordinary source takes 150 MB
 MOST_ANSWER_BYTES = 8 << 20  # of one answer
 

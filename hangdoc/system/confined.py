@@ -70,7 +70,7 @@ def _run(function: str, questions: Sequence[Question], timeout_s: float) -> tupl
         except subprocess.TimeoutExpired:
             child.kill()
             out, _ = child.communicate()
-            ending = Failed("it was not done in time", tried=False)
+            ending = Failed("it was not done in time", tried=False, ended=True)
         except BaseException:
             child.kill()
             raise

@@ -97,7 +97,7 @@ class TargetFiles:
                 left = [name for name in left if name not in found]
             if left:
                 found |= _asked(self.pid, left, look, links)
-        return found
+        return {name: found[name] for name in wanted}
 
 
 def regular(fd: int) -> os.stat_result:
