@@ -113,6 +113,9 @@ class Sources(Generic[T]):
         harmed = (self._harmed.get(pid) or 0) >= MOST_BAD and any((identity, key) not in self._kept for key in keys)
         return "is not parsed, since other files of its process overran the parser" if harmed else None
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def _contents(self, pid: int, files: list[str], lacks: list[Lack]) -> dict[str, Identity]:
         """The files that are there, may be read, and are as they were when the process was started."""
         found: dict[str, Identity] = {}
@@ -146,7 +149,7 @@ class Sources(Generic[T]):
                 elif (identity := _identity(read.status)) in missing:  # else it has just changed
                     questions.append((identity, pid, read.data, sorted(missing[identity][2])))
         asked = []
-        for question in questions:
+        for question in sorted(questions, key=lambda one: len(one[2])):  # what a large one costs must not cost a small
             if any(word in question[2] for word in self._words):
                 asked.append(question)
             else:
@@ -158,6 +161,8 @@ class Sources(Generic[T]):
                 continue
             if answer.tried:
                 self._bad.put(identity, f"could not be parsed ({answer.why})")
+            else:
+                lacks.append(Lack(pid, missing[identity][1], f"could not be parsed ({answer.why})"))
             if answer.ended:
                 self._harmed.put(pid, (self._harmed.get(pid) or 0) + 1)
 
