@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ import netbed
 from hangdoc.evidence import Target
 from probes import Request, Tier
 from probes.addresses import PROBE, Addresses, Held, _with_prefix
+from probes.store import resolve
 from talkers import talking
 
 WAIT = "print('ready', flush=True); input()"
@@ -102,3 +105,15 @@ def test_a_process_that_is_gone() -> None:
 )
 def test_prefix(address: str, mask: str | None, text: str | None) -> None:
     assert _with_prefix(address, mask) == text
+
+
+def test_a_hosts_file_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    netbed.require()
+    os.mkfifo(tmp_path / "fifo")
+    with netbed.netbed(1) as bed, on_a_host(bed.nodes[0], "node-1", str(tmp_path / "fifo")) as pid:
+        seen = PROBE.observe(Request([Target(pid, 0, "here", 0)], Tier.LOOK))
+        assert resolve(pid, "node-1") is None
+    assert seen.by_pid[pid].hostname == "node-1"
+    assert seen.by_pid[pid].named is None
+    (lack,) = seen.unseen
+    assert "/etc/hosts could not be read (it is a FIFO, not a regular file)" in lack.why

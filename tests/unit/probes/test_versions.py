@@ -58,3 +58,15 @@ def test_nccl_by_its_name_and_by_its_package(tmp_path: Path) -> None:
 def test_the_process_that_is_gone() -> None:
     assert versions_of(2**22 + 1) == (None, [])
     assert (versions_of(os.getpid())[0] or Versions()).python == PYTHON
+
+
+def test_a_version_file_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    library = tmp_path / "torch" / "lib" / "libtorch_cpu.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"\0" * 4096)
+    os.mkfifo(tmp_path / "torch" / "version.py")
+    with started("-c", MAP, str(library)) as program:
+        seen = PROBE.observe(program.request())
+    assert seen.by_pid[program.pid] == Versions(None, None, PYTHON)
+    (lack,) = seen.unseen
+    assert "version.py could not be read (it is a FIFO, not a regular file)" in lack.why
