@@ -16,6 +16,7 @@ from hangdoc.evidence import FileCall, Frame, Io, RankEvidence, Snapshot, Stack,
 from probes import Probe, Request, Tier
 from probes.cpu import PROBE as CPU
 from probes.io import PROBE, IoProbe
+from strangers import stranger
 from unit.probes.attach import Program, started
 
 READY = "import json, os, sys, time; sys.path.insert(0, '.'); print(json.dumps(os.getpid()), flush=True)\n"
@@ -243,6 +244,23 @@ def test_a_folder_behind_a_symbolic_link_is_not_asked(tmp_path: Path) -> None:
         watch = Watch(program)
         watch.round(Tier.LOOK, stacks)
         assert watch.round(Tier.LOOK, stacks).folders == ()
+
+
+def test_a_folder_that_the_ranks_user_may_not_list_is_not_listed_for_him(tmp_path: Path) -> None:
+    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
+        folder.chmod(0o755)
+    names = {"open": 0o755, "closed": 0o700}
+    for name, mode in names.items():
+        (tmp_path / name).mkdir(mode)
+        (tmp_path / name / "file").touch()
+    variables = tuple(Variable(name, f"'{tmp_path / name}'", kind="str") for name in names)
+    frame = Frame("f", str(tmp_path / "a.py"), 1, variables=variables)
+    with stranger("import time\nprint('ready', flush=True)\ntime.sleep(60)\n") as other:
+        stacks = Stacks((Stack(other.pid, "MainThread", (frame,)),))
+        watch = Watch(Program(other.pid, None, other.process))
+        watch.round(Tier.LOOK, stacks)
+        seen = watch.round(Tier.LOOK, stacks)
+    assert [folder.path for folder in seen.folders] == [str(tmp_path / "open")]
 
 
 def test_a_process_that_is_gone_is_no_error() -> None:
