@@ -21,7 +21,8 @@ CLOCK_SLACK_S = 2.0  # start times come in clock ticks, those of files from the 
 MOST_FILES = 200  # of one process in one look
 MOST_READ_BYTES = 16 << 20  # of files that are parsed in one look; the next one goes on
 MOST_KEPT = 1 << 13  # answers: places of lines, of which each has some hundred bytes
-MOST_BAD = 3  # files of one process that may end or overrun the parser; no other of it is parsed then
+MOST_PARSED_BYTES = 64 << 20  # for one process in all; a megabyte costs up to a second
+MOST_BAD = 3  # files of one process that may end or overrun the parser; each counts as its share of those bytes
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH)
 
 Identity = tuple[int, int, int, int]  # device, inode, time of change (ns), size: one content
@@ -81,7 +82,7 @@ class Sources(Generic[T]):
         self._function, self._told, self._older, self._words = function, told, older, words
         self._kept: Kept[T | None] = Kept(most)  # by content and key
         self._bad: Kept[str] = Kept(MOST_KEPT)  # contents that cannot be parsed, and why
-        self._harmed: Kept[int] = Kept(MOST_KEPT)  # how many such files ended the parser, by process
+        self._spent: Kept[int] = Kept(MOST_KEPT)  # bytes that were parsed, by PID and start
 
     def ask(
         self, wanted: Mapping[int, Mapping[str, Iterable[int]]]
@@ -94,7 +95,7 @@ class Sources(Generic[T]):
             contents[pid] = self._contents(pid, list(files)[:MOST_FILES], lacks)
             for file, identity in contents[pid].items():
                 unknown = {key for key in files[file] if (identity, key) not in self._kept}
-                if unknown and identity not in self._bad and (self._harmed.get(pid) or 0) < MOST_BAD:
+                if unknown and identity not in self._bad and not self._is_spent(pid):
                     missing.setdefault(identity, (pid, file, set()))[2].update(unknown)
         self._parse(missing, lacks)
         found: dict[tuple[int, str, int], T] = {}
@@ -110,8 +111,11 @@ class Sources(Generic[T]):
 
     def _spared(self, pid: int, identity: Identity, keys: Iterable[int]) -> str | None:
         """Why a file is not parsed though nothing is wrong with it."""
-        harmed = (self._harmed.get(pid) or 0) >= MOST_BAD and any((identity, key) not in self._kept for key in keys)
-        return "is not parsed, since other files of its process overran the parser" if harmed else None
+        left_out = self._is_spent(pid) and any((identity, key) not in self._kept for key in keys)
+        return "is not parsed, since the other files of its process took too long" if left_out else None
+
+    def _is_spent(self, pid: int) -> bool:
+        return (self._spent.get(_process(pid)) or 0) > MOST_PARSED_BYTES
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -138,7 +142,7 @@ class Sources(Generic[T]):
         questions: list[tuple[Identity, int, bytes, list[int]]] = []
         left = MOST_READ_BYTES
         by_pid: dict[int, list[str]] = {}
-        for identity, (pid, file, _) in missing.items():
+        for identity, (pid, file, _) in sorted(missing.items(), key=lambda item: item[0][3]):
             left -= identity[3]
             if left >= 0:
                 by_pid.setdefault(pid, []).append(file)
@@ -149,13 +153,18 @@ class Sources(Generic[T]):
                 elif (identity := _identity(read.status)) in missing:  # else it has just changed
                     questions.append((identity, pid, read.data, sorted(missing[identity][2])))
         asked = []
-        for question in sorted(questions, key=lambda one: len(one[2])):  # what a large one costs must not cost a small
+        for question in sorted(
+            questions, key=lambda one: len(one[2])
+        ):  # a large one must not delay a small one
             if any(word in question[2] for word in self._words):
                 asked.append(question)
             else:
                 self._keep(question[0], question[3], ())
         answers = confined.each(self._function, [(data, keys) for _, _, data, keys in asked]) if asked else []
-        for (identity, pid, _, keys), answer in zip(asked, answers, strict=True):
+        for (identity, pid, data, keys), answer in zip(asked, answers, strict=True):
+            ended = isinstance(answer, confined.Failed) and answer.ended
+            cost = MOST_PARSED_BYTES // MOST_BAD + 1 if ended else len(data)
+            self._spent.put(_process(pid), (self._spent.get(_process(pid)) or 0) + cost)
             if not isinstance(answer, confined.Failed):
                 self._keep(identity, keys, self._told(answer))
                 continue
@@ -163,13 +172,16 @@ class Sources(Generic[T]):
                 self._bad.put(identity, f"could not be parsed ({answer.why})")
             else:
                 lacks.append(Lack(pid, missing[identity][1], f"could not be parsed ({answer.why})"))
-            if answer.ended:
-                self._harmed.put(pid, (self._harmed.get(pid) or 0) + 1)
 
     def _keep(self, identity: Identity, asked: Iterable[int], items: Iterable[tuple[int, T]]) -> None:
         told: dict[int, T | None] = {**dict.fromkeys(asked), **dict(items)}
         for key, item in told.items():
             self._kept.put((identity, key), item)
+
+
+def _process(pid: int) -> tuple[int, int]:
+    stat = procfs.stat(pid)
+    return pid, stat.start_ticks if stat else 0
 
 
 def _identity(status: os.stat_result) -> Identity:

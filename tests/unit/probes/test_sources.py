@@ -125,6 +125,15 @@ def test_who_overruns_the_parser_again_and_again_is_left_alone(tmp_path: Path, m
     assert "other files of its process" in lacks[0].why
 
 
+def test_who_always_has_something_new_to_parse_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sources, "MOST_PARSED_BYTES", 3 * len(GOOD))
+    asked, seen = sources(), []
+    for number in range(6):
+        found, _ = ask(asked, written(tmp_path, f"{number}.py", GOOD))
+        seen.append(len(found))
+    assert seen == [1, 1, 1, 1, 0, 0]
+
+
 def test_no_answer_in_time_may_be_had_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, asked, each = written(tmp_path, "good.py", GOOD), sources(), confined.each
     monkeypatch.setattr(confined, "each", lambda function, questions: each(function, questions, 0.0))
