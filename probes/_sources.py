@@ -153,9 +153,7 @@ class Sources(Generic[T]):
                 elif (identity := _identity(read.status)) in missing:  # else it has just changed
                     questions.append((identity, pid, read.data, sorted(missing[identity][2])))
         asked = []
-        for question in sorted(
-            questions, key=lambda one: len(one[2])
-        ):  # a large one must not delay a small one
+        for question in sorted(questions, key=lambda one: len(one[2])):  # a large one must not delay a small one
             if any(word in question[2] for word in self._words):
                 asked.append(question)
             else:
