@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hangdoc.evidence import Branch, Handed, Loop, Place
+from probes._redact import redact_source
 
 MAX_CALLS = 60  # of a function
 WIDTH = 120
@@ -213,5 +214,5 @@ def _in_order(node: ast.AST) -> Iterator[str]:
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
+    text = redact_source(" ".join(text.split()))
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
