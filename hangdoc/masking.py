@@ -21,8 +21,22 @@ from functools import cache
 from operator import is_
 from typing import Any, TypeVar
 
-from hangdoc.evidence import Branch, ChildProcess, FlightRecorder, Loop, Place, Process, ProcessGroup, Recorded
-from hangdoc.evidence import Snapshot, Source, Target, Variable
+from hangdoc.evidence import (
+    Branch,
+    ChildProcess,
+    FlightRecorder,
+    Loop,
+    Place,
+    Process,
+    ProcessGroup,
+    Recorded,
+    Snapshot,
+    Source,
+    Target,
+    Unseen,
+    Variable,
+)
+from hangdoc.evidence.logs import Said
 from hangdoc.readers import Piece
 from probes._redact import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_text, redact_words
 
@@ -118,9 +132,8 @@ class Mask:
 
 def _variable(value: Variable) -> dict[str, Any]:
     text = redact(value.name, value.text)
-    if text == value.text:
-        return {}
-    return {"text": text, "number": None if text == HIDDEN else value.number}
+    number = None if text == HIDDEN else value.number  # a probe may have hidden the text already
+    return {} if text == value.text and number == value.number else {"text": text, "number": number}
 
 
 def _places(places: Mapping[str, Place]) -> Mapping[str, Place]:
@@ -143,6 +156,14 @@ def _identifiers(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {redact_identifier(name): redact_text(part) if type(part) is str else part for name, part in value.items()}
 
 
+def _fields(value: Mapping[str, str]) -> Mapping[str, str]:
+    """What a line of a log names, a process group for one."""
+    return {
+        name: redact_identifier(part) if name.startswith("group") else redact(name, part)
+        for name, part in value.items()
+    }
+
+
 def _kept(value: Any) -> Any:
     return value
 
@@ -159,9 +180,11 @@ _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
     ProcessGroup: {"name": redact_identifier},
     Recorded: {"group": redact_identifier},
     FlightRecorder: {"enqueued": _identifiers, "completed": _identifiers, "labels": _identifiers},
-    Target: {"job": redact_identifier},
+    Said: {"fields": _fields},
+    Target: {"job": redact_identifier, "host": redact_identifier},
+    Unseen: {"host": lambda host: host and redact_identifier(host)},
     Piece: {"job": lambda job: job and redact_identifier(job), "probe": _kept},
-    Snapshot: {"time": _kept},
+    Snapshot: {"time": _kept, "host": redact_identifier},
 }
 
 

@@ -77,7 +77,9 @@ def hide(words: Sequence[str]) -> list[str]:
             if level == _USER_NEXT:
                 made.append(_quoted(word, _user(bare, _USERS[program][1])))
                 continue
-            if not (_OPTION.fullmatch(bare) and (bare.startswith("--") or len(bare) == 2)) and not harmless(bare, level):
+            if not (_OPTION.fullmatch(bare) and (bare.startswith("--") or len(bare) == 2)) and not harmless(
+                bare, level
+            ):
                 made.append(_quoted(word, HIDDEN))
                 continue
         if word in _ENDS or set(word) <= set("|;&"):
@@ -163,7 +165,11 @@ def _by_position(program: str, verbs: list[str], word: str) -> bool:
     """Whether it is a secret by where it stands: `wandb login KEY`, `aws configure set aws_secret_access_key X`."""
     if any(program == one and tuple(verbs[-len(before) :]) == before for one, before in _POSITIONS):
         return len(word) >= 8
-    if program in ("aws", "git", "doppler", "gcloud", "npm", "pip", "poetry", "pip3") and verbs[:1] and "set" not in word:
+    if (
+        program in ("aws", "git", "doppler", "gcloud", "npm", "pip", "poetry", "pip3")
+        and verbs[:1]
+        and "set" not in word
+    ):
         sets = {"set", "config", "configure"} & set(verbs)
         return bool(sets) and _GIT_CREDENTIALS.fullmatch(verbs[-1]) is not None
     if program == "mc" and verbs[:2] == ["alias", "set"]:

@@ -28,9 +28,12 @@ _ABOUT = re.compile(
 _NAME = re.compile(f"(?P<certain>{_CERTAIN})|{_LIKELY}", re.IGNORECASE)
 
 _VALUE = r"<[\w.]+(?: object)? at 0x[0-9a-f]+>|<redacted>|None|True|False|true|false|null|nil|undefined"
-_NOTHING = re.compile(rf"(?:{_VALUE}|[\"']{{0,6}}|\*+|\.\.\.|…|x{{3,}}|\(\)|\[\]|\{{\}}|\[?redacted\]?|\*+REDACTED\*+)", re.I)
+_NOTHING = re.compile(
+    rf"(?:{_VALUE}|[\"']{{0,6}}|\*+|\.\.\.|…|x{{3,}}|\(\)|\[\]|\{{\}}|\[?redacted\]?|\*+REDACTED\*+)", re.I
+)
 _PLACEHOLDER = re.compile(
-    r"""[rbfu]{0,2}["']?(?:\$\{\w+\}|\$\w+|\$\([^)]*\)|\{[\w.!:\[\]]*\}|%\(\w+\)s|%s|<[a-z][\w -]*>)["']?""", re.IGNORECASE
+    r"""[rbfu]{0,2}["']?(?:\$\{\w+\}|\$\w+|\$\([^)]*\)|\{[\w.!:\[\]]*\}|%\(\w+\)s|%s|<[a-z][\w -]*>)["']?""",
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(
     r"[-+~]?(?:\d[\d.,_]*(?:e[-+]?\d+)?|inf|nan)(?:\s?[A-Za-z%/]{1,3}(?:/[a-z]{1,5})?)?", re.IGNORECASE
@@ -62,5 +65,5 @@ def harmless(text: str, level: int) -> bool:
     if not text or _NOTHING.fullmatch(text) or _PLACEHOLDER.fullmatch(text):
         return True
     if level >= 2:
-        return bool(_FEW_DIGITS.fullmatch(text) or text.startswith(("<", "Tensor(")) and _DATA.fullmatch(text))
+        return bool(_FEW_DIGITS.fullmatch(text) or (text.startswith(("<", "Tensor(")) and _DATA.fullmatch(text)))
     return bool(_NUMBER.fullmatch(text) or _DATA.fullmatch(text) or _PATH.fullmatch(text))

@@ -38,7 +38,9 @@ _CUT_USERINFO = re.compile(
 _TOKEN_USER = re.compile(r"""(\b[A-Za-z][\w+.-]{0,30}://)([^\s/:@"'<>]{16,200})@""")
 _PORT = re.compile(r"\d{1,5}(?:[/,?#]|\Z)")
 _GO_DSN = re.compile(r"""([\w.-]{1,60}:)([^\s"'/]{1,200})(@(?:tcp|unix|udp)\()""")
-_BARE_USERINFO = re.compile(r"""(?<![\w/.:@-])([A-Za-z][\w.+-]{0,60}:)((?!//)[^\s:@/"'<>,()]{3,100})(@(?!sha\d)[A-Za-z][\w-]*(?:[.:]|\b))""")
+_BARE_USERINFO = re.compile(
+    r"""(?<![\w/.:@-])([A-Za-z][\w.+-]{0,60}:)((?!//)[^\s:@/"'<>,()]{3,100})(@(?!sha\d)[A-Za-z][\w-]*(?:[.:]|\b))"""
+)
 _QUERY = re.compile(
     r"""([?&;](?:[\w.-]{0,30}(?:sig|signature|token|key|secret|passw\w*|pwd|auth|credential|code|hash|ticket|session)s?"""
     r"""|AWSAccessKeyId|GoogleAccessId)=)([^\s&"'<>;#]+)""",
@@ -57,9 +59,7 @@ _LITERALS = rf"{_QUOTED}(?:\s*[+\\]?\s*{_QUOTED})*"
 _ESCAPED = r"""(?:\\+["'](?:(?!\\+["'])[^\n]){0,4000}(?:\\+["'])?)"""
 _BRACKETS = r"(?:\([^()]{0,2000}\)?|\[[^\[\]]{0,2000}\]?|\{[^{}]{0,2000}\}?)"
 _SCHEMES = r"(?:Bearer|Basic|Token|Digest|ApiKey|Negotiate|Bot|Splunk|SSWS|OAuth|AWS4-HMAC-SHA256|GoogleLogin|key)"
-_SEPARATOR = (
-    r"""(?:\\*["'])?\]?\s*(?::\s*[A-Za-z][\w.\[\]| ]{0,30}=(?!=)|:=|=>|->|[=!]=|=(?:\s*[?])?|:(?!:|//)|,(?=\s*[rbf]?["']))\s*"""
-)
+_SEPARATOR = r"""(?:\\*["'])?\]?\s*(?::\s*[A-Za-z][\w.\[\]| ]{0,30}=(?!=)|:=|=>|->|[=!]=|=(?:\s*[?])?|:(?!:|//)|,(?=\s*[rbf]?["']))\s*"""
 _PAIR = re.compile(
     rf"""(?P<name>{_WORDS}[\w-]{{0,40}}(?:\[\w*\])?)(?P<between>{_SEPARATOR})"""
     rf"""(?P<value>{_ESCAPED}|{_LITERALS}|{_BRACKETS}|(?:{_SCHEMES}\s+)?[^\s"',;&}}\])]+)""",
@@ -86,10 +86,14 @@ _HEADER = re.compile(  # to the end of the line, or of the quoted text
 )
 _SET_COOKIE = re.compile(r"""(\bset-cookie["']?\s*:\s*["']?[\w-]{1,60}=)([^;"'\n\s]+)""", re.IGNORECASE)
 _BEARER = re.compile(r"(?i:(\bBearer\s+))((?=[^\s]*\d)[\w.~+/=-]{10,})")
-_BASIC = re.compile(r"(?i:(\bBasic\s+))((?=[A-Za-z0-9+/]*[A-Z\d])(?=[A-Za-z0-9+/]*[a-z])(?:[A-Za-z0-9+/]{4}){2,}[A-Za-z0-9+/]{0,3}={0,2}(?![\w.]))")
+_BASIC = re.compile(
+    r"(?i:(\bBasic\s+))((?=[A-Za-z0-9+/]*[A-Z\d])(?=[A-Za-z0-9+/]*[a-z])(?:[A-Za-z0-9+/]{4}){2,}[A-Za-z0-9+/]{0,3}={0,2}(?![\w.]))"
+)
 _NETRC = re.compile(r"(\b(?:login|user)\s+\S+\s+(?:password|passwd)\s+)(\S+)", re.IGNORECASE)
 _IDENTIFIED = re.compile(r"(\bIDENTIFIED\s+(?:WITH\s+\S+\s+)?BY\s+|\bPASSWORD\s+)('[^']*'?|\"[^\"]*\"?)", re.IGNORECASE)
-_CODE = re.compile(r"(?:self|cls|args|opts?|options|config|cfg|conf|settings|os|env|environ|params|kwargs|request)[.\[]|[A-Za-z_][\w.]*[(\[]")
+_CODE = re.compile(
+    r"(?:self|cls|args|opts?|options|config|cfg|conf|settings|os|env|environ|params|kwargs|request)[.\[]|[A-Za-z_][\w.]*[(\[]"
+)
 
 # --- what is drawn at random -----------------------------------------------------------------------
 _HEX = re.compile(r"(?<![0-9A-Za-z_])[0-9a-fA-F]{32,}(?![0-9A-Za-z_])")
@@ -161,7 +165,7 @@ def _known_source(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    if not suspicious(text) or harmless(text, 1) and not _LONG.search(text):
+    if not suspicious(text) or (harmless(text, 1) and not _LONG.search(text)):
         return text
     if "/proc/" in text or "/sys/fs/cgroup/" in text:
         parts = _KERNEL.split(text)
@@ -262,7 +266,9 @@ def _shapes(text: str) -> str:
 
 
 # Prefixed secrets that may be shorter than a long word, where they were cut.
-_SHORT_SHAPES = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|npm_|eyJ|AKIA|ASIA|hvs\.|[sr]k_live_|/hook|sl\.)")
+_SHORT_SHAPES = re.compile(
+    r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|npm_|eyJ|AKIA|ASIA|hvs\.|[sr]k_live_|/hook|sl\.)"
+)
 
 
 def _without_hex(found: re.Match[str]) -> str:
@@ -305,10 +311,16 @@ _LITERAL = re.compile(
     r'''(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>"""|\'\'\'|"|\')(?P<inner>(?:\\.|(?!(?P=quote))[^\\])*)(?P<end>(?P=quote)|\Z)'''
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
-_BEFORE_NAME = re.compile(r"(?:\[|(?:get|getenv|pop|environ|hasattr|getattr|has|contains|add_argument|setdefault|putenv|setenv|unsetenv"
-                          r"|pop|delenv|index)\(|\b(?:in|not|import)|getattr\([\w.]+,|[{,])\s*\Z")
-_CALL_NAME = re.compile(r"(?:login|log_in|signin|authenticate|set_?(?:password|token|secret|key)|connect_with|unlock)\w*\s*\(\s*\Z", re.I)
-_SOURCE_NAME = re.compile(rf"{_WORDS}|[A-Z0-9]_KEY\b|\blog_?in\b|authenticate|unlock|(?<![a-z])auth(?![a-z])", re.IGNORECASE)
+_BEFORE_NAME = re.compile(
+    r"(?:\[|(?:get|getenv|pop|environ|hasattr|getattr|has|contains|add_argument|setdefault|putenv|setenv|unsetenv"
+    r"|pop|delenv|index)\(|\b(?:in|not|import)|getattr\([\w.]+,|[{,])\s*\Z"
+)
+_CALL_NAME = re.compile(
+    r"(?:login|log_in|signin|authenticate|set_?(?:password|token|secret|key)|connect_with|unlock)\w*\s*\(\s*\Z", re.I
+)
+_SOURCE_NAME = re.compile(
+    rf"{_WORDS}|[A-Z0-9]_KEY\b|\blog_?in\b|authenticate|unlock|(?<![a-z])auth(?![a-z])", re.IGNORECASE
+)
 _DIGITS_GIVEN = re.compile(r"(\b\w*(?:passw|passphrase|passcode|secret)\w*\s*(?:=|==|:)\s*)(\d{4,})\b", re.IGNORECASE)
 
 
@@ -357,18 +369,19 @@ def _literals(text: str) -> str:
 
 def _arms(between: str) -> bool:
     """Whether code names a secret that what follows is given to: `password=`, `login(`, `== `."""
-    return any(
-        [secrecy(name) or _CALL_NAME.search(name + "(") for name in re.findall(r"[A-Za-z_]\w*", between)]
-    )
+    return any([secrecy(name) or _CALL_NAME.search(name + "(") for name in re.findall(r"[A-Za-z_]\w*", between)])
 
 
 def _is_name(before: str, after: str) -> bool:
     """A literal that is the key of a mapping, or the name of a variable: `environ["TOKEN"]`, `{"password": ...`."""
-    return bool(re.match(r"\s*(?:\]|:|,|\))", after)) and bool(_BEFORE_NAME.search(before) or before.rstrip().endswith("("))
+    return bool(re.match(r"\s*(?:\]|:|,|\))", after)) and bool(
+        _BEFORE_NAME.search(before) or before.rstrip().endswith("(")
+    )
 
 
 def _is_key(before: str, after: str, inner: str) -> bool:
     """Another key of the same mapping: `{"password": p, "user": u}`; or an index."""
     return bool(_PLAIN_NAME.fullmatch(inner)) and bool(
-        re.match(r"\s*:", after) and re.search(r"[{,]\s*\Z", before) or re.match(r"\s*\]", after) and before.endswith("[")
+        (re.match(r"\s*:", after) and re.search(r"[{,]\s*\Z", before))
+        or (re.match(r"\s*\]", after) and before.endswith("["))
     )

@@ -41,7 +41,10 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     # --- models and data ------------------------------------------------------
     ("hf_", r"\bhf_\w{8,}"),
     ("api_org_", r"\bapi_org_\w{8,}"),
-    ("sk-", r"\bsk-(?:(?:proj|ant|svcacct|admin|or|live|test|lf|None)-[\w-]{6,}|[A-Za-z0-9][\w-]{15,})"),  # OpenAI, Anthropic
+    (
+        "sk-",
+        r"\bsk-(?:(?:proj|ant|svcacct|admin|or|live|test|lf|None)-[\w-]{6,}|[A-Za-z0-9][\w-]{15,})",
+    ),  # OpenAI, Anthropic
     ("gsk_", r"\bgsk_\w{16,}"),  # Groq
     ("xai-", r"\bxai-\w{16,}"),
     ("pplx-", r"\bpplx-\w{16,}"),

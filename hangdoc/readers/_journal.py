@@ -19,7 +19,7 @@ from hangdoc.readers._prefixes import Habits, Line, parse
 from hangdoc.readers._tracebacks import CHAIN, HEADING, Raised, read
 from hangdoc.readers._watchdog import trace
 from hangdoc.readers.faulthandler import dumps
-from probes._redact import redact
+from probes._redact import redact, redact_identifier, redact_text
 
 MOST_AUTHORS = 20_000
 FATAL = "Fatal Python error"
@@ -118,8 +118,12 @@ class Journal:
     ) -> None:
         more = {"group": line.group, "group_name": line.group_name}
         more["group_rank"] = str(line.group_rank) if line.group_rank is not None else None
-        told = {name: redact(name, value)[:FIELD] for name, value in {**more, **fields}.items() if value}
-        said = Said(kind, redact("", text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
+        told = {
+            name: (redact_identifier(value) if name.startswith("group") else redact(name, value))[:FIELD]
+            for name, value in {**more, **fields}.items()
+            if value
+        }
+        said = Said(kind, redact_text(text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
         page = self._page(author)
         page.add(said)
         page.timed(line.at)
