@@ -43,7 +43,10 @@ class _Rank:
 
 
 def snapshots(found: Iterable[Found]) -> tuple[Snapshot, ...]:
-    """A history such as a watched job has, without secrets; the runs of a job that was restarted are jobs of their own."""
+    """A history such as a watched job has, without secrets.
+
+    The runs of a job that was restarted are jobs of their own.
+    """
     mask = Mask()
     taken: list[Snapshot] = []
     runs: dict[int, list[Piece]] = defaultdict(list)

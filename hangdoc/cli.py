@@ -91,9 +91,8 @@ def _complain(error: Exception) -> int:
         text = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     else:
         text = f"internal error, please report it: {type(error).__name__}: {error}. HANGDOC_DEBUG=1 shows where"
-    print(
-        "\n".join(map(clean, f"hangdoc: {redact_text(text)}".splitlines())), file=sys.stderr
-    )  # a job's log may be in it
+    text = redact_text(f"hangdoc: {text}")  # a job's log may be in it
+    print("\n".join(map(clean, text.splitlines())), file=sys.stderr)
     return code
 
 

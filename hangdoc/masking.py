@@ -5,11 +5,10 @@ all that it shows, since an old recording may hold secrets. The pass knows the s
 environments, variables and source code are masked as what they are (`probes/_redact.py`), identifiers that analysis
 compares keep their hashes, and equal texts stay equal.
 
-No library finds the secrets. Measured over the corpus in `tests/data/secrets.yaml`, detect-secrets 1.5 (released 2024)
-knows 46 forms of 23 services, none of names with values, command lines or source code, and takes 0.2 s and 22 MB to
-import since its detectors import requests; the tests hold our forms against its forms instead. Kingfisher's SDK knows
-488, but compiles them for 3 s into 55 MB, as 36 MB of native code for x86 and glibc alone: too much for an agent on every host.
-CredSweeper needs 32 packages, onnxruntime among them.
+No library finds the secrets. detect-secrets 1.5 (of 2024) knows 46 forms of 23 services and nothing of command lines or
+source code, and its detectors import requests: 0.2 s and 22 MB; the tests hold our forms against its forms instead.
+Kingfisher's SDK 1.5 knows 488 forms, which it compiles for 3 s into 55 MB, with 36 MB of native code for glibc alone:
+too much for an agent on every host. CredSweeper 1.19 needs 32 packages, among them onnxruntime.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Mask:
         return made
 
     def _any(self, value: Any) -> Any:
-        kind = type(value)
+        kind: Any = type(value)
         if kind is str:
             return _same(value, redact_text(value)) if len(value) >= _SHORTEST else value
         if kind in _NUMBERS:
@@ -117,8 +116,9 @@ class Mask:
 
     def _record(self, value: Any) -> Any:
         special = _SPECIAL.get(type(value), {})
+        kind: Any = type(value)
         changed = {}
-        for name in _texts(type(value)):
+        for name in _texts(kind):
             old = getattr(value, name)
             new = special[name](old) if name in special else self._any(old)
             if new is not old and new != old:
@@ -158,10 +158,7 @@ def _identifiers(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _fields(value: Mapping[str, str]) -> Mapping[str, str]:
     """What a line of a log names, a process group for one."""
-    return {
-        name: redact_identifier(part) if name.startswith("group") else redact(name, part)
-        for name, part in value.items()
-    }
+    return {name: (redact_identifier(v) if name.startswith("group") else redact(name, v)) for name, v in value.items()}
 
 
 def _kept(value: Any) -> Any:
@@ -189,7 +186,7 @@ _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
 
 
 @cache
-def _texts(kind: type) -> tuple[str, ...]:
+def _texts(kind: Any) -> tuple[str, ...]:
     """The fields of a dataclass that may hold a text."""
     try:
         hints = typing.get_type_hints(kind)

@@ -9,36 +9,34 @@ from probes._names import harmless, secrecy
 
 HIDDEN = "<redacted>"
 
-# Options whose value is a secret, by program. What follows the letters in one word is the value as well.
+_MYSQL = ("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mysqlshow", "mariadb", "mariadb-dump")
+_MONGO = ("mongo", "mongosh", "mongodump", "mongorestore", "mongoexport")
+_LDAP = ("ldapsearch", "ldapmodify", "ldapadd", "ldapwhoami", "ldapdelete", "ldappasswd")
+_PUBLISH = ("mosquitto_pub", "mosquitto_sub")
+# Options whose value is a secret, by program; what follows two letters in the same word is the value as well.
 _VALUES: dict[str, frozenset[str]] = {
-    **dict.fromkeys(("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mysqlshow", "mariadb", "mariadb-dump"), frozenset()),
-    "sshpass": frozenset({"-p"}),
-    "redis-cli": frozenset({"-a", "--pass"}),
-    "valkey-cli": frozenset({"-a", "--pass"}),
-    **dict.fromkeys(("mongo", "mongosh", "mongodump", "mongorestore", "mongoexport", "cqlsh"), frozenset({"-p"})),
-    **dict.fromkeys(("ldapsearch", "ldapmodify", "ldapadd", "ldapwhoami", "ldapdelete", "ldappasswd"), frozenset({"-w", "-s"})),
-    **dict.fromkeys(("sqlcmd", "bcp", "isql", "ipmitool", "zip", "unzip", "mosquitto_pub", "mosquitto_sub"), frozenset({"-P"})),
+    **{name: frozenset({"-p"}) for name in (*_MONGO, "cqlsh", "sshpass", "rdesktop")},
+    **{name: frozenset({"-w", "-s"}) for name in _LDAP},
+    **{name: frozenset({"-P"}) for name in ("sqlcmd", "bcp", "ipmitool", "zip", "unzip", *_PUBLISH)},
+    **{name: frozenset({"-A", "-X", "-c"}) for name in ("snmpwalk", "snmpget", "snmpset")},
+    **{name: frozenset({"-a", "--pass"}) for name in ("redis-cli", "valkey-cli")},
     "openssl": frozenset({"-pass", "-passin", "-passout", "-k", "-K"}),
     "keytool": frozenset({"-storepass", "-keypass"}),
-    **dict.fromkeys(("snmpwalk", "snmpget", "snmpset"), frozenset({"-A", "-X", "-c"})),
-    **dict.fromkeys(("curl", "wget"), frozenset({"-b"})),
-    "rdesktop": frozenset({"-p"}),
-}  # fmt: skip
-_ATTACHED = re.compile(r"(-p)(?!rofile|roject|ort|rint)(.+)")
-_ATTACHES = frozenset({"mysql", "mysqldump", "mysqladmin", "mysqlimport", "mysqlshow", "mariadb", "mariadb-dump", "7z", "7za", "rar",
-                       "sshpass"})  # fmt: skip
+    "curl": frozenset({"-b"}),
+    "doctl": frozenset({"-t"}),
+}
+_ATTACHES = frozenset({*_MYSQL, "7z", "7za", "rar", "sshpass"})  # -pSECRET, in one word
+_ATTACHED = re.compile(r"(-p)(.+)")
 # Options whose value is a user and, behind the separator, a secret.
 _USERS: dict[str, tuple[frozenset[str], str]] = {
     "curl": (frozenset({"-u", "--user", "-U", "--proxy-user"}), ":"),
-    "http": (frozenset({"-a", "--auth"}), ":"),
-    "https": (frozenset({"-a", "--auth"}), ":"),
-    "xh": (frozenset({"-a", "--auth"}), ":"),
-    "smbclient": (frozenset({"-U", "--user"}), "%"),
-    "rpcclient": (frozenset({"-U", "--user"}), "%"),
+    **{name: (frozenset({"-a", "--auth"}), ":") for name in ("http", "https", "xh")},
+    **{name: (frozenset({"-U", "--user"}), "%") for name in ("smbclient", "rpcclient")},
+    **{name: (frozenset({"--creds", "--src-creds", "--dest-creds"}), ":") for name in ("skopeo", "buildah", "podman")},
     "lftp": (frozenset({"-u", "--user"}), ","),
-    **dict.fromkeys(("skopeo", "buildah", "podman"), (frozenset({"--creds", "--src-creds", "--dest-creds"}), ":")),
 }
 _LOGINS = frozenset({"docker", "podman", "helm", "oras", "nerdctl", "buildah", "crane", "skopeo", "az", "oc", "heroku"})
+_SETS = frozenset({"aws", "git", "doppler", "gcloud", "npm", "pip", "pip3", "poetry"})  # `... set NAME VALUE`
 # Programs that take a secret as the word behind these.
 _POSITIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("wandb", ("login",)),
@@ -47,6 +45,9 @@ _POSITIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("ngrok", ("config", "add-authtoken")),
     ("cargo", ("login",)),
     ("rclone", ("obscure",)),
+)
+_PROGRAMS = frozenset(
+    {*_VALUES, *_USERS, *_LOGINS, *_ATTACHES, *_SETS, *(name for name, _ in _POSITIONS), "kubectl", "mc", "htpasswd"}
 )
 _GIT_CREDENTIALS = re.compile(r"(?i).*(?:token|secret|password|credential|extraheader|api_?key|access_?key)")
 _USER_NEXT = 3  # instead of how secret the next word is: it is a user and a secret
@@ -57,11 +58,8 @@ _ENDS = frozenset({"|", "||", "&&", ";", "&", "then", "do"})
 _STDIN = ("--password-stdin", "chpasswd", "sudo -S", "sudo -kS", "passwd --stdin", "--pass-stdin", "gh auth login")
 _WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"'|;&]|(?<=\S)[;&](?=\S))+|[|;&]+""")
 _KNOWN = re.compile(
-    r"(?:^|[\s/;|&(\"'`])(?:"
-    + "|".join(map(re.escape, sorted({*_VALUES, *_USERS, *_LOGINS, *_ATTACHES, *(p for p, _ in _POSITIONS), "aws", "git",
-                                      "kubectl", "mc", "htpasswd", "doppler", "gcloud", "npm", "pip", "pip3", "poetry"}, key=len, reverse=True)))
-    + r")\s"
-)  # fmt: skip
+    r"(?:^|[\s/;|&(\"'`])(?:" + "|".join(map(re.escape, sorted(_PROGRAMS, key=len, reverse=True))) + r")\s"
+)
 _INNER = re.compile(r"""(["'])([^"']*\s[^"']*)\1""")  # a command line within quotes
 _LONG_OPTION = re.compile(r"--?[\w-]*(?:token|secret|pass|pwd|cred|key|auth|bearer|cookie|jwt|webhook)", re.IGNORECASE)
 
@@ -69,7 +67,8 @@ _LONG_OPTION = re.compile(r"--?[\w-]*(?:token|secret|pass|pwd|cred|key|auth|bear
 def hide(words: Sequence[str]) -> list[str]:
     """The words with values of secret options hidden; each word is a text of its own besides."""
     made: list[str] = []
-    program, verbs, await_value = "", [], 0
+    program, await_value = "", 0
+    verbs: list[str] = []
     for word in words:
         bare = word.strip("\"'")
         if await_value:
@@ -77,9 +76,8 @@ def hide(words: Sequence[str]) -> list[str]:
             if level == _USER_NEXT:
                 made.append(_quoted(word, _user(bare, _USERS[program][1])))
                 continue
-            if not (_OPTION.fullmatch(bare) and (bare.startswith("--") or len(bare) == 2)) and not harmless(
-                bare, level
-            ):
+            option = _OPTION.fullmatch(bare) and (bare.startswith("--") or len(bare) == 2)
+            if not option and not harmless(bare, level):
                 made.append(_quoted(word, HIDDEN))
                 continue
         if word in _ENDS or set(word) <= set("|;&"):
@@ -91,8 +89,8 @@ def hide(words: Sequence[str]) -> list[str]:
             program = name
             made.append(word)
             continue
-        if name in _VALUES or name in _USERS or name in _LOGINS or any(name == p for p, _ in _POSITIONS):
-            program, verbs = name, []  # behind sudo, env, timeout ...
+        if name in _PROGRAMS and (program not in _PROGRAMS or program == "sshpass"):
+            program, verbs = name, []  # behind sudo, env, an interpreter ...
             made.append(word)
             continue
         word, await_value = _one(program, verbs, word, bare)

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from probes._names import harmless, secrecy
 from probes._shapes import shapes_in
@@ -59,7 +60,10 @@ _LITERALS = rf"{_QUOTED}(?:\s*[+\\]?\s*{_QUOTED})*"
 _ESCAPED = r"""(?:\\+["'](?:(?!\\+["'])[^\n]){0,4000}(?:\\+["'])?)"""
 _BRACKETS = r"(?:\([^()]{0,2000}\)?|\[[^\[\]]{0,2000}\]?|\{[^{}]{0,2000}\}?)"
 _SCHEMES = r"(?:Bearer|Basic|Token|Digest|ApiKey|Negotiate|Bot|Splunk|SSWS|OAuth|AWS4-HMAC-SHA256|GoogleLogin|key)"
-_SEPARATOR = r"""(?:\\*["'])?\]?\s*(?::\s*[A-Za-z][\w.\[\]| ]{0,30}=(?!=)|:=|=>|->|[=!]=|=(?:\s*[?])?|:(?!:|//)|,(?=\s*[rbf]?["']))\s*"""
+_SEPARATOR = (
+    r"""(?:\\*["'])?\]?\s*(?::\s*[A-Za-z][\w.\[\]| ]{0,30}=(?!=)|:=|=>|->|[=!]=|=(?:\s*[?])?|:(?!:|//)"""
+    r"""|,(?=\s*[rbf]?["']))\s*"""
+)
 _PAIR = re.compile(
     rf"""(?P<name>{_WORDS}[\w-]{{0,40}}(?:\[\w*\])?)(?P<between>{_SEPARATOR})"""
     rf"""(?P<value>{_ESCAPED}|{_LITERALS}|{_BRACKETS}|(?:{_SCHEMES}\s+)?[^\s"',;&}}\])]+)""",
@@ -87,20 +91,22 @@ _HEADER = re.compile(  # to the end of the line, or of the quoted text
 _SET_COOKIE = re.compile(r"""(\bset-cookie["']?\s*:\s*["']?[\w-]{1,60}=)([^;"'\n\s]+)""", re.IGNORECASE)
 _BEARER = re.compile(r"(?i:(\bBearer\s+))((?=[^\s]*\d)[\w.~+/=-]{10,})")
 _BASIC = re.compile(
-    r"(?i:(\bBasic\s+))((?=[A-Za-z0-9+/]*[A-Z\d])(?=[A-Za-z0-9+/]*[a-z])(?:[A-Za-z0-9+/]{4}){2,}[A-Za-z0-9+/]{0,3}={0,2}(?![\w.]))"
+    r"(?i:(\bBasic\s+))((?=[A-Za-z0-9+/]*[A-Z\d])(?=[A-Za-z0-9+/]*[a-z])(?:[A-Za-z0-9+/]{4}){2,}"
+    r"[A-Za-z0-9+/]{0,3}={0,2}(?![\w.]))"
 )
 _NETRC = re.compile(r"(\b(?:login|user)\s+\S+\s+(?:password|passwd)\s+)(\S+)", re.IGNORECASE)
 _IDENTIFIED = re.compile(r"(\bIDENTIFIED\s+(?:WITH\s+\S+\s+)?BY\s+|\bPASSWORD\s+)('[^']*'?|\"[^\"]*\"?)", re.IGNORECASE)
 _CODE = re.compile(
-    r"(?:self|cls|args|opts?|options|config|cfg|conf|settings|os|env|environ|params|kwargs|request)[.\[]|[A-Za-z_][\w.]*[(\[]"
+    r"(?:self|cls|args|opts?|options|config|cfg|conf|settings|os|env|environ|params|kwargs|request)[.\[]"
+    r"|[A-Za-z_][\w.]*[(\[]"
 )
 
 # --- what is drawn at random -----------------------------------------------------------------------
 _HEX = re.compile(r"(?<![0-9A-Za-z_])[0-9a-fA-F]{32,}(?![0-9A-Za-z_])")
 _DIGEST = re.compile(  # before a hash that tells which file, commit or container it is
-    r"(?:commit|sha-?\d*|md5|crc\w*|rev(?:ision)?|git\S{0,20}|hash|digest|checksum|blob|tree|head|version|build[-_ ]?id|uuid|guid|ref|tag"
-    r"|container|docker|pod|image|scope|layer|snapshots?|blobs|process ?group|pg|group|comm(?:unicator)?|0x|etag|fingerprint)"
-    r"""["']?\s*[=:@#,\s(\[./_-]{0,3}["']?\Z""",
+    r"(?:commit|sha-?\d*|md5|crc\w*|rev(?:ision)?|git\S{0,20}|hash|digest|checksum|blobs?|tree|head|version|uuid|guid|ref"
+    r"|tag|build[-_ ]?id|container|docker|pod|image|scope|layer|snapshots?|process ?group|pg|group|comm(?:unicator)?|0x"
+    r"""|etag|fingerprint)["']?\s*[=:@#,\s(\[./_-]{0,3}["']?\Z""",
     re.IGNORECASE,
 )
 _IN_PATH = re.compile(r"(?<![\w:/])(?:~|\.{1,2})?/(?!/)[^\s\"':]*\Z")  # up to here an absolute path, no URL
@@ -151,7 +157,7 @@ def redact_words(words: Sequence[str]) -> tuple[str, ...]:
 def suspicious(text: str) -> bool:
     """Whether it may hold a secret at all."""
     low = text.lower()
-    return any([hint in low for hint in _HINTS]) or _LONG.search(text) is not None
+    return any(hint in low for hint in _HINTS) or _LONG.search(text) is not None
 
 
 @lru_cache(maxsize=_CACHED)
@@ -267,7 +273,7 @@ def _shapes(text: str) -> str:
 
 # Prefixed secrets that may be shorter than a long word, where they were cut.
 _SHORT_SHAPES = re.compile(
-    r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|npm_|eyJ|AKIA|ASIA|hvs\.|[sr]k_live_|/hook|sl\.)"
+    r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|npm_|eyJ|AKIA|ASIA|hvs\.|[sr]k_live_|sl\.)|/hook"
 )
 
 
@@ -298,7 +304,7 @@ def _random(text: str) -> bool:
 def _changes(text: str) -> float:
     """How often the class of letter changes, upper case to lower case at the head of a word aside."""
     kinds = ["U" if c.isupper() else "l" if c.islower() else "9" if c.isdigit() else "_" for c in text]
-    return sum(a != b for a, b in zip(kinds, kinds[1:], strict=False)) / len(text)
+    return sum(a != b for a, b in pairwise(kinds)) / len(text)
 
 
 def _drawn(text: str) -> bool:
@@ -310,13 +316,16 @@ def _drawn(text: str) -> bool:
 _LITERAL = re.compile(
     r'''(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>"""|\'\'\'|"|\')(?P<inner>(?:\\.|(?!(?P=quote))[^\\])*)(?P<end>(?P=quote)|\Z)'''
 )
+_JOINS = re.compile(
+    r"\W{1,3}|(?:\{[^{}]*\}|[._/:#-]){1,20}|utf-?8|ascii", re.IGNORECASE
+)  # no secret, but between parts
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
 _BEFORE_NAME = re.compile(
-    r"(?:\[|(?:get|getenv|pop|environ|hasattr|getattr|has|contains|add_argument|setdefault|putenv|setenv|unsetenv"
-    r"|pop|delenv|index)\(|\b(?:in|not|import)|getattr\([\w.]+,|[{,])\s*\Z"
+    r"(?:\[|(?:get|getenv|pop|environ|hasattr|getattr|has|contains|add_argument|setdefault|putenv|setenv|unsetenv|delenv"
+    r"|index)\(|\b(?:in|not|import)|getattr\([\w.]+,|[{,])\s*\Z"
 )
 _CALL_NAME = re.compile(
-    r"(?:login|log_in|signin|authenticate|set_?(?:password|token|secret|key)|connect_with|unlock)\w*\s*\(\s*\Z", re.I
+    r"(?:login|log_in|signin|authenticate|set_?(?:password|token|secret|key)|connect_with|unlock)\w*", re.IGNORECASE
 )
 _SOURCE_NAME = re.compile(
     rf"{_WORDS}|[A-Z0-9]_KEY\b|\blog_?in\b|authenticate|unlock|(?<![a-z])auth(?![a-z])", re.IGNORECASE
@@ -361,7 +370,9 @@ def _literals(text: str) -> str:
             armed = True  # an option
             made.append(found[0])
             continue
-        kept = not armed or harmless(inner, 2) or _is_key(text[: found.start()], after, inner)
+        kept = (
+            not armed or harmless(inner, 2) or _JOINS.fullmatch(inner) or _is_key(text[: found.start()], after, inner)
+        )
         made.append(found[0] if kept else f"{found['prefix']}{found['quote']}{HIDDEN}{found['end'] or found['quote']}")
     made.append(text[at:])
     return "".join(made)
@@ -369,19 +380,19 @@ def _literals(text: str) -> str:
 
 def _arms(between: str) -> bool:
     """Whether code names a secret that what follows is given to: `password=`, `login(`, `== `."""
-    return any([secrecy(name) or _CALL_NAME.search(name + "(") for name in re.findall(r"[A-Za-z_]\w*", between)])
+    return any(secrecy(name) or _CALL_NAME.fullmatch(name) for name in re.findall(r"[A-Za-z_]\w*", between))
 
 
 def _is_name(before: str, after: str) -> bool:
     """A literal that is the key of a mapping, or the name of a variable: `environ["TOKEN"]`, `{"password": ...`."""
-    return bool(re.match(r"\s*(?:\]|:|,|\))", after)) and bool(
-        _BEFORE_NAME.search(before) or before.rstrip().endswith("(")
-    )
+    if not re.match(r"\s*(?:\]|:|,|\))", after):
+        return False
+    return _BEFORE_NAME.search(before) is not None or before.rstrip().endswith("(")
 
 
 def _is_key(before: str, after: str, inner: str) -> bool:
     """Another key of the same mapping: `{"password": p, "user": u}`; or an index."""
-    return bool(_PLAIN_NAME.fullmatch(inner)) and bool(
-        (re.match(r"\s*:", after) and re.search(r"[{,]\s*\Z", before))
-        or (re.match(r"\s*\]", after) and before.endswith("["))
-    )
+    if not _PLAIN_NAME.fullmatch(inner):
+        return False
+    key = re.match(r"\s*:", after) and re.search(r"[{,]\s*\Z", before)
+    return bool(key or (re.match(r"\s*\]", after) and before.endswith("[")))

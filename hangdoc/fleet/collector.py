@@ -197,9 +197,8 @@ class Fleet:
         elif event.kind == "ended":
             host.ended_s, host.open_s = time.monotonic(), None
             host.free()
-            self._lost(
-                host, redact_text(event.text.decode(errors="replace"))[:300] or host.lost or "the agent was cut off"
-            )
+            why = redact_text(event.text.decode(errors="replace"))[:300]
+            self._lost(host, why or host.lost or "the agent was cut off")
         else:
             host.heard_s, host.open_s = time.monotonic(), None
             try:

@@ -118,11 +118,7 @@ class Journal:
     ) -> None:
         more = {"group": line.group, "group_name": line.group_name}
         more["group_rank"] = str(line.group_rank) if line.group_rank is not None else None
-        told = {
-            name: (redact_identifier(value) if name.startswith("group") else redact(name, value))[:FIELD]
-            for name, value in {**more, **fields}.items()
-            if value
-        }
+        told = {name: _shown(name, value)[:FIELD] for name, value in {**more, **fields}.items() if value}
         said = Said(kind, redact_text(text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
         page = self._page(author)
         page.add(said)
@@ -243,3 +239,8 @@ def _left(said: list[Said]) -> bool:
     """It has ended by an exception that nobody caught, and not after it had waited for others until a timeout."""
     kinds = {one.kind for one in said}
     return any("uncaught" in one.fields for one in said if one.kind == "exception") and not kinds & WAITED
+
+
+def _shown(name: str, value: str) -> str:
+    """A field without secrets; the name of a process group may be a hash."""
+    return redact_identifier(value) if name.startswith("group") else redact(name, value)
