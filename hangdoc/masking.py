@@ -101,7 +101,7 @@ class Mask:
         known = self._known.get(id(value)) or self._before.get(id(value))
         if known is None:
             known = value, self._record(value)
-        if len(_texts(kind)) > 1:
+        if _holds_more(kind):
             self._known[id(value)] = known
         return known[1]
 
@@ -193,6 +193,18 @@ def _texts(kind: Any) -> tuple[str, ...]:
     except (NameError, TypeError):  # of a test, or made within a function
         return tuple(field.name for field in fields(kind))
     return tuple(field.name for field in fields(kind) if not set(_leaves(hints[field.name])) <= set(_NUMBERS))
+
+
+@cache
+def _holds_more(kind: Any) -> bool:
+    """Whether a dataclass holds more than a few words: worth remembering."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except (NameError, TypeError):
+        return True
+    leaves = {leaf for field in fields(kind) for leaf in _leaves(hints[field.name])}
+    plain = {str, *_NUMBERS}
+    return not leaves <= plain or any(typing.get_origin(hint) in (tuple, Mapping) for hint in hints.values())
 
 
 def _leaves(hint: Any) -> list[Any]:
