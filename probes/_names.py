@@ -53,10 +53,10 @@ def secrecy(name: str) -> int:
     if len(name) > 200:
         name = name[-200:]
     plain = _CAMEL.sub("_", name).replace("-", "_").replace(".", "_").replace(" ", "_")
-    found = _NAME.search(plain)
-    if found is None or _ABOUT.search(plain):
+    found = [one for one in (_NAME.search(plain), _NAME.search(name)) if one]
+    if not found or _ABOUT.search(plain):
         return 0
-    return 2 if found["certain"] else 1
+    return 2 if any(one["certain"] for one in found) else 1
 
 
 def harmless(text: str, level: int) -> bool:

@@ -32,11 +32,11 @@ _KERNEL = re.compile(r"(/(?:proc|sys/fs/cgroup)/[\w./@:-]+)")  # no secret is in
 
 # --- URLs ------------------------------------------------------------------------------------------
 # As far as the last "@": passwords hold "@", ":" and "/" as well. A port and a path are no password.
-_USERINFO = re.compile(r"""(\b[A-Za-z][\w+.-]{0,30}://|(?<![:\w])//)([^\s/:@"'<>\[\]?#]{0,200}):([^\s"'<>]{1,400})@""")
+_USERINFO = re.compile(r"""([A-Za-z][\w+.-]{0,30}://|(?<![:\w])//)([^\s/:@"'\[\]?#]{0,200}):([^\s"']{1,400})@""")
 _CUT_USERINFO = re.compile(
-    r"""(\b[A-Za-z][\w+.-]{0,30}://[^\s/:@"'<>\[\]?#]{0,200}:)((?!\d{1,5}\b)[^\s"'<>/:@,)]{1,200}(?:\.\.\.|…|\Z))"""
+    r"""([A-Za-z][\w+.-]{0,30}://[^\s/:@"'<>\[\]?#]{0,200}:)((?!\d{1,5}\b)[^\s"'<>/:@,)]{1,200}(?:\.\.\.|…|\Z))"""
 )
-_TOKEN_USER = re.compile(r"""(\b[A-Za-z][\w+.-]{0,30}://)([^\s/:@"'<>]{16,200})@""")
+_TOKEN_USER = re.compile(r"""([A-Za-z][\w+.-]{0,30}://)([^\s/:@"'<>]{16,200})@""")
 _PORT = re.compile(r"\d{1,5}(?:[/,?#]|\Z)")
 _GO_DSN = re.compile(r"""([\w.-]{1,60}:)([^\s"'/]{1,200})(@(?:tcp|unix|udp)\()""")
 _BARE_USERINFO = re.compile(
@@ -51,7 +51,7 @@ _QUERY = re.compile(
 # --- names and values ------------------------------------------------------------------------------
 _WORDS = (
     r"(?:token(?!i[sz])|secret|passw|passphrase|passcode|pswd|credential|creds|cookie|jwt|bearer|mnemonic|webhook"
-    r"|connection[_ -]?string|conn[_-]?str|(?<![a-z])(?:pwd|pw)(?![a-z])|auth(?!ors?\b|entic|orit)|authorization"
+    r"|connection[_ -]?string|conn[_-]?str|pwd(?![a-z])|(?<![a-z])pw(?![a-z])|auth(?!ors?\b|entic|orit)|authorization"
     r"|(?:api|access|private|secret|encryption|signing|account|master|shared|subscription|storage|license|service"
     r"|consumer|client|deploy|admin|instrumentation|integration|ingest|routing|write|session|host)[_ -]?key(?!w))"
 )
@@ -116,6 +116,8 @@ _DENSE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
 def redact(name: str, text: str) -> str:
     """`text` without what looks like a secret; all of it hidden where `name` says that it is one."""
     level = secrecy(name)
+    if level and name.lower() in ("pwd", "oldpwd") and text.startswith("/"):  # where a shell is
+        return redact_text(text)
     if level:
         return text if harmless(text, level) or text == HIDDEN else HIDDEN
     return redact_text(text)
@@ -151,7 +153,13 @@ def redact_words(words: Sequence[str]) -> tuple[str, ...]:
     """A command line as the kernel has it: an option and its value may be words of their own."""
     from probes._commands import hide
 
-    return tuple([redact_text(word) for word in hide(words)])
+    made = hide(words)
+    return tuple([_word(before, word) for before, word in zip(("", *made), made, strict=False)])
+
+
+def _word(before: str, word: str) -> str:
+    """A word of a command line; the one before it may say that it is a commit: `--revision 3a1f...`."""
+    return word if _HEX.fullmatch(word) and _DIGEST.search(f"{before[-60:]} ") else redact_text(word)
 
 
 def suspicious(text: str) -> bool:
@@ -208,7 +216,8 @@ _PLACES = re.compile(r"[{$%<*]|\.\.\.|…|\d{1,5}(?:\.\.\.|…)?\Z")
 
 def _without_password(found: re.Match[str]) -> str:
     scheme, user, password = found[1], found[2], found[3]
-    if _PORT.match(password) or harmless(password, 2):
+    port = "." in user if password.isdigit() else _PORT.match(password) is not None  # of an address
+    if port or (harmless(password, 2) and not password.isdigit()):
         return found[0]
     return f"{scheme}{user}:{HIDDEN}@"
 
@@ -273,7 +282,7 @@ def _shapes(text: str) -> str:
 
 # Prefixed secrets that may be shorter than a long word, where they were cut.
 _SHORT_SHAPES = re.compile(
-    r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|npm_|eyJ|AKIA|ASIA|hvs\.|[sr]k_live_|sl\.)|/hook"
+    r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|npm_|eyJ|AKIA|ASIA|hvs\.|[sr]k_live_|sl\.)|(?i:xox[a-z]-)|/hook"
 )
 
 

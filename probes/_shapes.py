@@ -81,7 +81,7 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("dckr_", r"\bdckr_[a-z]{3,5}_[\w-]{8,}"),
     ("rubygems_", r"\brubygems_[0-9a-f]{16,}"),
     ("oy2", r"\boy2[a-z0-9]{43}"),  # NuGet
-    ("akcp", r"\bAKCp[A-Za-z0-9]{10,}"),  # JFrog
+    ("akc", r"\bAKC[A-Za-z0-9]{10,}"),  # JFrog
     ("cmvmdgtu", r"\bcmVmdGtu[A-Za-z0-9=]{16,}"),
     ("sgp_", r"\bsgp_\w{16,}"),  # Sourcegraph
     ("bk", r"\bbk(?:ua|pt|at|ct)_\w{16,}"),  # Buildkite
@@ -97,20 +97,20 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("_test_", r"\b(?:sk|rk)_test_\w{8,}"),
     ("whsec_", r"\bwhsec_[\w+/=]{16,}"),
     ("shp", r"\bshp(?:at|ca|pa|ss|tka)_[0-9a-fA-F]{16,}"),  # Shopify
-    ("sq0", r"\bsq0[a-z]{3}-[\w-]{16,}"),  # Square
+    ("sq0", r"\bsq0[a-z]{3}-[\w\\-]{16,}"),  # Square
     ("eaaa", r"\bEAAA[\w-]{24,}"),
     ("access_token$", r"\baccess_token\$(?:production|sandbox)\$[\w$]{16,}"),  # Braintree
     ("sg.", r"\bSG\.[\w-]{12,}\.[\w-]{8,}"),  # SendGrid
     ("key-", r"\bkey-[0-9a-z]{32}\b"),  # Mailgun
     ("", r"\b[0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{8}\b"),
-    ("-us", r"\b[0-9a-f]{32}-us\d{1,2}\b"),  # Mailchimp
+    ("-us", r"\b[0-9a-z]{32}-us\d{1,2}\b"),  # Mailchimp
     ("xkeysib-", r"\bxkeysib-[\w-]{16,}"),  # Brevo
     ("re_", r"\bre_[A-Za-z0-9]{6,12}_[A-Za-z0-9]{16,}"),  # Resend
-    ("", r"\b(?:SK|AC)[0-9a-f]{32}\b"),  # Twilio
+    ("", r"\b(?:SK|AC)[0-9a-z]{32}\b"),  # Twilio
     # --- chat -----------------------------------------------------------------
-    ("xox", r"\bxox[a-z](?:\.xox[a-z])?-[\w-]{8,}"),  # Slack
+    ("xox", r"\b(?i:xox[a-z](?:\.xox[a-z])?-)[\w-]{3,}"),  # Slack
     ("xapp-", r"\bxapp-[\w-]{8,}"),
-    ("hooks.slack", r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/+-]+"),
+    ("hooks.slack", r"(?i)(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/+-]+"),
     ("hooks.slack-gov", r"(?<=hooks\.slack-gov\.com/)(?:services|workflows|triggers)/[\w/+-]+"),
     ("/api/webhooks/", r"(?<=/api/webhooks/)\d+/[\w-]+"),  # Discord
     ("", r"\b[MNO][A-Za-z0-9_-]{22,27}\.[\w-]{6}\.[\w-]{20,}"),
@@ -120,7 +120,8 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("maker.ifttt.com", r"(?<=/with/key/)[\w-]+"),
     ("open-apis/bot", r"(?<=/hook/)[\w-]{16,}"),  # Lark
     ("bot", r"(?<=/bot)\d{6,12}:[\w-]{16,}"),  # Telegram
-    (":aa", r"\b\d{8,10}:AA[\w-]{20,}"),
+    ("", r"\b\d{8,10}:(?:AA[\w-]{20,}|[\w-]{35}\b)"),
+    ("/soap/v3", r"(?i)(?<=/soap/)v3(?:.1)?/[a-z0-9]{64}"),  # SoftLayer
     ("hc-ping.com", r"(?<=hc-ping\.com/)[\w/-]+"),
     ("/integration/", r"(?<=/integration/)[0-9a-z]{16,}"),  # PagerDuty
     # --- watching -------------------------------------------------------------
@@ -154,6 +155,9 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("$", r"\$(?:1|2[abxy]|5|6|7|y|argon2(?:id?|d)|pbkdf2[\w-]*|scrypt)\$[\w./+=,$-]{16,}"),  # crypt(5)
 )
 
+# Where one may begin: not within a word, but behind an escape such as the "\\n" or "%3D" of a printed text.
+_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
+
 
 def shapes_in(lowered: str) -> Iterator[re.Pattern[str]]:
     """The expressions that may match a text of which the lower case is `lowered`."""
@@ -164,4 +168,4 @@ def shapes_in(lowered: str) -> Iterator[re.Pattern[str]]:
 
 @cache
 def _compiled(expression: str) -> re.Pattern[str]:
-    return re.compile(expression)
+    return re.compile(_START + expression.removeprefix(r"\b") if expression.startswith(r"\b") else expression)

