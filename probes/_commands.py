@@ -61,7 +61,9 @@ _KNOWN = re.compile(
     r"(?:^|[\s/;|&(\"'`])(?:" + "|".join(map(re.escape, sorted(_PROGRAMS, key=len, reverse=True))) + r")\s"
 )
 _INNER = re.compile(r"""(["'])([^"']*\s[^"']*)\1""")  # a command line within quotes
-_LONG_OPTION = re.compile(r"--?[\w-]*(?:token|secret|pass|pwd|cred|key|auth|bearer|cookie|jwt|webhook)", re.IGNORECASE)
+_LONG_OPTION = re.compile(
+    r"--?[\w-]{0,60}(?:token|secret|pass|pwd|cred|key|auth|bearer|cookie|jwt|webhook)", re.IGNORECASE
+)
 
 
 def hide(words: Sequence[str]) -> list[str]:

@@ -98,9 +98,8 @@ def job(folder: Path) -> Iterator[Job]:
         until(lambda: len(_children(process.pid)) == len(commands))
         yield Job(process.pid, (*kinds("argv", "environ"), *sources(), *locals_()))
     finally:
-        process.kill()
+        process.kill()  # the helpers read the end of their pipes then
         process.wait()
-        process.stdin.close()  # the helpers read their pipes' end
 
 
 def _children(pid: int) -> list[str]:

@@ -22,12 +22,10 @@ NO_SECRETS = {
     "PrivateKeyDetector": "the words `BEGIN RSA PRIVATE KEY` alone hold none",
     ("AWSKeyDetector", 1): "any forty letters within some words of `aws` and `key`",
     ("ArtifactoryDetector", 1): "any capital word that begins like APACHE",
-    (
-        "CloudantDetector",
-        1,
-    ): "24 letters without a digit behind a name such as `cl_key`, any number of brackets between",
+    ("CloudantDetector", 1): "letters without a digit behind a name such as `cl_key`, with nothing between",
     ("IbmCloudIamDetector", 0): "as above",
     ("BasicAuthDetector", 0): "`://` without a scheme; a placeholder as password",
+    ("NpmDetector", 0): "takes the rest of the line with it",
     ("JwtTokenDetector", 0): "asks for valid JSON, which no expression makes",
 }
 PRINTABLE = st.characters(min_codepoint=32, max_codepoint=126)
