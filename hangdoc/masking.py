@@ -1,14 +1,16 @@
-"""Secrets out of records: the one pass between those that observe and all that judges, records, sends or shows.
+"""Masks secrets in records, in one place: no record is judged, recorded, sent or shown before it has passed here.
 
-`Sampler.round` puts the records of every live probe through it, `assemble.snapshots` what readers made, and a report
-all that it shows, since an old recording may hold secrets. The pass knows the structure of records: command lines,
-environments, variables and source code are masked as what they are (`probes/_redact.py`), identifiers that analysis
-compares keep their hashes, and equal texts stay equal.
+Three callers: `Sampler.round` for live evidence, `assemble.snapshots` for what readers found (and for recordings, since
+an older version may have written them unmasked), and the dossier for everything that a report shows. The mask knows the
+structure of records: command lines, environments, variables and source code each have rules of their own
+(`probes/_redact.py`). Names of groups and jobs keep their hashes, because analysis compares them. The same text is
+always masked in the same way.
 
-No library finds the secrets. detect-secrets 1.5 (of 2024) knows 46 forms of 23 services and nothing of command lines or
-source code, and its detectors import requests: 0.2 s and 22 MB; the tests hold our forms against its forms instead.
-Kingfisher's SDK 1.5 knows 488 forms, which it compiles for 3 s into 55 MB, with 36 MB of native code for glibc alone:
-too much for an agent on every host. CredSweeper 1.19 needs 32 packages, among them onnxruntime.
+No library detects the secrets at run time. detect-secrets 1.5 (2024) has 46 patterns for 23 services and none for
+command lines or source code, and importing its detectors imports requests: 0.2 s and 22 MB. The tests check our
+patterns against its patterns instead. Kingfisher's SDK 1.5 has 488 rules; compiling them takes 3 s and 55 MB, and it
+ships 36 MB of native code for glibc only: too much for an agent on every host. CredSweeper 1.19 needs 32 packages, one
+of them onnxruntime.
 """
 
 from __future__ import annotations
@@ -67,19 +69,19 @@ def hidden(record: object) -> int:
 
 
 class Mask:
-    """One pass, or the same pass over one round after the other: what did not change is looked at once."""
+    """Masks records. Keep one for successive rounds: a record that did not change is not examined again."""
 
     def __init__(self) -> None:
-        # By identity; each with the original, so that its identity stays its own.
+        # id of a record -> the record itself (so that the id is not reused) and its masked form
         self._known: dict[int, tuple[object, Any]] = {}
         self._before: dict[int, tuple[object, Any]] = {}
 
     def again(self) -> None:
-        """Another round begins: what the last one did not meet is forgotten."""
+        """Start another round; forget records that the last round did not contain."""
         self._before, self._known = self._known, {}
 
     def of(self, value: T) -> T:
-        """What may be shown of a value."""
+        """The value with its secrets masked."""
         made: T = self._any(value)
         return made
 
@@ -106,7 +108,7 @@ class Mask:
         return known[1]
 
     def _mapping(self, value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """By the names of what it holds; names that are texts themselves are masked as well."""
+        """A string value is judged by its key as well; keys are masked as plain text."""
         made = {}
         for name, part in value.items():
             shown = _same(name, redact_text(name)) if type(name) is str else name
@@ -132,12 +134,12 @@ class Mask:
 
 def _variable(value: Variable) -> dict[str, Any]:
     text = redact(value.name, value.text)
-    number = None if text == HIDDEN else value.number  # a probe may have hidden the text already
+    number = None if text == HIDDEN else value.number  # the probe may have hidden the text already
     return {} if text == value.text and number == value.number else {"text": text, "number": number}
 
 
 def _places(places: Mapping[str, Place]) -> Mapping[str, Place]:
-    """By "file:line": the file as frames have it."""
+    """Keys are "file:line"; the file is masked as in `Frame.file`, so that the two still match."""
     mask = Mask()
     made = {_place_name(name): mask.of(place) for name, place in places.items()}
     return places if all(map(is_, made.values(), places.values())) and list(made) == list(places) else made
@@ -157,7 +159,7 @@ def _identifiers(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _fields(value: Mapping[str, str]) -> Mapping[str, str]:
-    """What a line of a log names, a process group for one."""
+    """Fields of a log line; the name of a process group is an identifier."""
     return {name: (redact_identifier(v) if name.startswith("group") else redact(name, v)) for name, v in value.items()}
 
 
@@ -165,7 +167,7 @@ def _kept(value: Any) -> Any:
     return value
 
 
-# Fields whose text has a form of its own. Names of groups and jobs are hashes now and then, and compared.
+# Fields that are not plain text. Names of groups and jobs may be hashes, and analysis compares them.
 _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
     Process: {"command": redact_words},
     ChildProcess: {"command": redact_words},
@@ -187,17 +189,17 @@ _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
 
 @cache
 def _texts(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass that may hold a text."""
+    """The fields of a dataclass that may contain text."""
     try:
         hints = typing.get_type_hints(kind)
-    except (NameError, TypeError):  # of a test, or made within a function
+    except (NameError, TypeError):  # a class defined inside a function, as in tests
         return tuple(field.name for field in fields(kind))
     return tuple(field.name for field in fields(kind) if not set(_leaves(hints[field.name])) <= set(_NUMBERS))
 
 
 @cache
 def _holds_more(kind: Any) -> bool:
-    """Whether a dataclass holds more than a few words: worth remembering."""
+    """Whether a dataclass contains other records or collections, and so is worth remembering."""
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError):

@@ -21,7 +21,8 @@ from probes._exit import Exits, text
 class Sampler:
     """Observes the same ranks again and again.
 
-    Probes see what the probes before them saw as it is (a file is opened by its name); no secret leaves a round.
+    Within a round, probes see unmasked records, because later probes open files by the names that earlier ones found.
+    The snapshot that a round returns is masked.
 
     Probes marked `steady` (what they see hardly changes) run in the first round they may and when examining.
     """
@@ -31,7 +32,7 @@ class Sampler:
     probes: Sequence[Probe] = field(default_factory=load)
     exits: Exits = field(default_factory=Exits)
     _asked: set[tuple[str, int]] = field(default_factory=set)  # steady probe and PID
-    _previous: Snapshot | None = None  # as the probes saw it
+    _previous: Snapshot | None = None  # unmasked
     _mask: Mask = field(default_factory=Mask)
 
     def round(self, tier: Tier, still: Iterable[int] = ()) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Secrets on command lines: an option and its value apart, and the options of well-known programs."""
+"""Secrets on command lines: options whose value is a separate word, and the options of well-known programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MYSQL = ("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mysqlshow", "maria
 _MONGO = ("mongo", "mongosh", "mongodump", "mongorestore", "mongoexport")
 _LDAP = ("ldapsearch", "ldapmodify", "ldapadd", "ldapwhoami", "ldapdelete", "ldappasswd")
 _PUBLISH = ("mosquitto_pub", "mosquitto_sub")
-# Options whose value is a secret, by program; what follows two letters in the same word is the value as well.
+# Options whose value is a secret, by program; the value may follow in the same word (`-pVALUE`).
 _VALUES: dict[str, frozenset[str]] = {
     **{name: frozenset({"-p"}) for name in (*_MONGO, "cqlsh", "sshpass", "rdesktop")},
     **{name: frozenset({"-w", "-s"}) for name in _LDAP},
@@ -27,7 +27,7 @@ _VALUES: dict[str, frozenset[str]] = {
 }
 _ATTACHES = frozenset({*_MYSQL, "7z", "7za", "rar", "sshpass"})  # -pSECRET, in one word
 _ATTACHED = re.compile(r"(-p)(.+)")
-# Options whose value is a user and, behind the separator, a secret.
+# Options whose value is USER, a separator and a secret.
 _USERS: dict[str, tuple[frozenset[str], str]] = {
     "curl": (frozenset({"-u", "--user", "-U", "--proxy-user"}), ":"),
     **{name: (frozenset({"-a", "--auth"}), ":") for name in ("http", "https", "xh")},
@@ -37,7 +37,7 @@ _USERS: dict[str, tuple[frozenset[str], str]] = {
 }
 _LOGINS = frozenset({"docker", "podman", "helm", "oras", "nerdctl", "buildah", "crane", "skopeo", "az", "oc", "heroku"})
 _SETS = frozenset({"aws", "git", "doppler", "gcloud", "npm", "pip", "pip3", "poetry"})  # `... set NAME VALUE`
-# Programs that take a secret as the word behind these.
+# Programs that take a secret as the word after these.
 _POSITIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("wandb", ("login",)),
     ("vault", ("login",)),
@@ -67,7 +67,7 @@ _LONG_OPTION = re.compile(
 
 
 def hide(words: Sequence[str]) -> list[str]:
-    """The words with values of secret options hidden; each word is a text of its own besides."""
+    """The words with the values of secret options hidden; each word may still contain other secrets."""
     made: list[str] = []
     program, await_value = "", 0
     verbs: list[str] = []
@@ -92,7 +92,7 @@ def hide(words: Sequence[str]) -> list[str]:
             made.append(word)
             continue
         if name in _PROGRAMS and (program not in _PROGRAMS or program == "sshpass"):
-            program, verbs = name, []  # behind sudo, env, an interpreter ...
+            program, verbs = name, []  # after sudo, env, an interpreter ...
             made.append(word)
             continue
         word, await_value = _one(program, verbs, word, bare)
@@ -103,7 +103,7 @@ def hide(words: Sequence[str]) -> list[str]:
 
 
 def hide_in(text: str) -> str:
-    """A command line in a text."""
+    """Text that may contain a command line."""
     reads = any(mark in text for mark in _STDIN)
     if not (reads or _LONG_OPTION.search(text) or _KNOWN.search(text)):
         return text
@@ -123,7 +123,7 @@ def hide_in(text: str) -> str:
 
 
 def _one(program: str, verbs: list[str], word: str, bare: str) -> tuple[str, int]:
-    """A word as it may be shown, and how secret the next one is (0: not by this word)."""
+    """The word, masked where needed, and the secrecy of the next word (0: not decided by this one)."""
     option, equals, value = bare.partition("=")
     if program in _USERS and option in _USERS[program][0]:
         return (f"{option}={_user(value, _USERS[program][1])}", 0) if equals else (word, _USER_NEXT)
@@ -162,7 +162,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _by_position(program: str, verbs: list[str], word: str) -> bool:
-    """Whether it is a secret by where it stands: `wandb login KEY`, `aws configure set aws_secret_access_key X`."""
+    """Whether a word is a secret by position: `wandb login KEY`, `aws configure set aws_secret_access_key X`."""
     if any(program == one and tuple(verbs[-len(before) :]) == before for one, before in _POSITIONS):
         return len(word) >= 8
     if (
@@ -183,7 +183,7 @@ def _user(value: str, separator: str) -> str:
 
 
 def _without_echoed(words: list[str]) -> list[str]:
-    """What is piped into a program that reads a password."""
+    """Hides what is piped into a program that reads a password."""
     made, echoes = [], False
     for word in words:
         if word in ("echo", "printf", "-n", "-e"):
@@ -197,5 +197,5 @@ def _without_echoed(words: list[str]) -> list[str]:
 
 
 def _quoted(word: str, text: str) -> str:
-    """In the quotes that the word has."""
+    """Puts text in the quotes of the word."""
     return f"{word[0]}{text}{word[0]}" if len(word) > 1 and word[0] in "\"'" and word[-1] == word[0] else text

@@ -1,4 +1,4 @@
-"""Whether a name (of a variable, an option, a key) says that its value is a secret, and which values cannot be one."""
+"""Decides by name (of a variable, option or key) whether a value is a secret, and which values cannot be one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from functools import lru_cache
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# What only a secret is called. A number may be one as well.
+# Names that only secrets have. Their value may be a number.
 _CERTAIN = (
     r"passw|passphrase|passcode|pswd|(?:^|_)(?:pwd|pw)(?:$|_)|secret|credential|creds(?:$|_)|mnemonic|seed_?phrase"
     r"|(?:api|access|private|secret|encryption|signing|account|master|shared|subscription|storage|license|service"
     r"|consumer|client|auth|deploy|admin|instrumentation|integration|ingest|routing|write|session|host)_?key(?!w|e)"
     r"|connection_?string|conn_?str(?:$|_)|webhook"
 )
-# What may also be a token of a text, or a key of a mapping.
+# Names that may also be a token of text, or the key of a mapping.
 _LIKELY = (
     r"token(?!i[sz])|bearer|cookie|jwt|(?:^|_)sas(?:$|_)"
     r"|(?:^|_)(?:auth|authorization|key|keys|pass|pat)(?:$|_)"
 )
-# ... and what is only said about one: `token_type`, `credentials_file`.
+# Attributes of a secret, not the secret: `token_type`, `credentials_file`.
 _ABOUT = re.compile(
     r"(?:_|^)(?:file|files|path|dir|folder|name|names|type|types|count|counts|len|length|lengths|ttl|expir\w*|size|dim|idx"
     r"|index|indices|ids|format|provider|loader|dropout|rate|limit|budget|class|cls|mask|weight|weights|bias|proj|states?"
@@ -49,7 +49,7 @@ _PATH = re.compile(r"""["']?(?:~|\.{1,2})?/[\w.@+-]*(?:/[\w.@+-]*)*["']?""")
 
 @lru_cache(maxsize=4096)
 def secrecy(name: str) -> int:
-    """2: its value is a secret, even a number; 1: a secret where it is a text that looks like no data; 0: neither."""
+    """2: the value is a secret, even if it is a number; 1: a secret unless it looks like data; 0: not a secret."""
     if len(name) > 200:
         name = name[-200:]
     plain = _CAMEL.sub("_", name).replace("-", "_").replace(".", "_").replace(" ", "_")
@@ -60,7 +60,7 @@ def secrecy(name: str) -> int:
 
 
 def harmless(text: str, level: int) -> bool:
-    """Whether the value of a name of that `secrecy` cannot be a secret worth the loss."""
+    """Whether a value need not be hidden, given the `secrecy` of its name."""
     text = text.strip()
     if not text or _NOTHING.fullmatch(text) or _PLACEHOLDER.fullmatch(text):
         return True

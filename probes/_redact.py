@@ -1,5 +1,5 @@
-"""Secrets out of texts: by the names that values have, by what secrets of known services look like, by the form of
-URLs, command lines and source code, and by chance: what looks drawn at random.
+"""Redacts secrets in text: by the name of a value, by the token formats of known services, by the structure of URLs,
+command lines and source code, and by entropy.
 
 Redact before shortening: a cut secret loses its shape.
 """
@@ -21,8 +21,8 @@ LONGEST = 16_384  # characters of one text; nothing that is shown is longer
 _KEPT = 512  # characters: longer texts are not remembered, so that the cache stays below some 5 MB
 _CACHED = 4096
 
-# Without one of these, and without a long word, a text holds no secret. Found several times faster than an expression.
-# The last ones are the heads of secrets that were cut before we saw them.
+# A text without any of these and without a long word holds no secret. Substring search is several times faster than a
+# regular expression. The last entries are prefixes of secrets, in case the secret was cut before we saw it.
 _HINTS = (
     "pass", "pwd", "pswd", "pw", "secret", "token", "cred", "key", "auth", "bearer", "cookie", "jwt", "://", "@", "sig",
     "mnemonic", "phrase", "conn", "hook", "---", "basic ", "$", "sas", "pat", "login", "code=", " -", "%", "identified",
@@ -33,7 +33,7 @@ _LONG = re.compile(r"[A-Za-z0-9+/_=.~:-]{20,}")
 _KERNEL = re.compile(r"(/(?:proc|sys/fs/cgroup)/[\w./@:-]+)")  # no secret is in these, but ids of containers are
 
 # --- URLs ------------------------------------------------------------------------------------------
-# As far as the last "@": passwords hold "@", ":" and "/" as well. A port and a path are no password.
+# Up to the last "@": a password may contain "@", ":" and "/". A port followed by a path is not a password.
 _USERINFO = re.compile(r"""([A-Za-z][\w+.-]{0,30}://|(?<![:\w])//)([^\s/:@"'\[\]?#]{0,200}):([^\s"']{1,400})@""")
 _CUT_USERINFO = re.compile(
     r"""([A-Za-z][\w+.-]{0,30}://[^\s/:@"'<>\[\]?#]{0,200}:)((?!\d{1,5}\b)[^\s"'<>/:@,)]{1,200}(?:\.\.\.|…|\Z))"""
@@ -75,7 +75,7 @@ _UPPER_PAIR = re.compile(  # of an environment: STRIPE_KEY=...
     rf"""(?P<name>\b[A-Z0-9_]{{1,60}}_(?:KEYS?|PASS|PW|PAT|AUTH|SALT|SAS|CREDS?|DSN))(?P<between>{_SEPARATOR})"""
     rf"""(?P<value>{_ESCAPED}|{_LITERALS}|[^\s"',;&}}\])]+)"""
 )
-# Several words: a passphrase without quotes, up to what ends a sentence or begins another pair.
+# An unquoted passphrase of several words, up to punctuation or the next pair.
 _PHRASE = re.compile(
     r"""((?:passw(?:or)?d|passphrase|passcode|(?<![a-z])pwd|mnemonic|seed[_ ]phrase)["']?\s*(?:=|:(?!:))\s*)"""
     r"""((?!["'<(\[{])[^\s,;"'&]+(?:\s+(?!=|[\w.-]+\s*[=:])[^\s,;"'&()]+){1,24})""",
@@ -103,20 +103,20 @@ _CODE = re.compile(
     r"|[A-Za-z_][\w.]*[(\[]"
 )
 
-# --- what is drawn at random -----------------------------------------------------------------------
+# --- entropy ----------------------------------------------------------------------------------------
 _HEX = re.compile(r"(?<![0-9A-Za-z_])[0-9a-fA-F]{32,}(?![0-9A-Za-z_])")
-_DIGEST = re.compile(  # before a hash that tells which file, commit or container it is
+_DIGEST = re.compile(  # text before a hash that identifies a file, commit or container
     r"(?:commit|sha-?\d*|md5|crc\w*|rev(?:ision)?|git\S{0,20}|hash|digest|checksum|blobs?|tree|head|version|uuid|guid|ref"
     r"|tag|build[-_ ]?id|container|docker|pod|image|scope|layer|snapshots?|process ?group|pg|group|comm(?:unicator)?|0x"
     r"""|etag|fingerprint)["']?\s*[=:@#,\s(\[./_-]{0,3}["']?\Z""",
     re.IGNORECASE,
 )
-_IN_PATH = re.compile(r"(?<![\w:/])(?:~|\.{1,2})?/(?!/)[^\s\"':]*\Z")  # up to here an absolute path, no URL
+_IN_PATH = re.compile(r"(?<![\w:/])(?:~|\.{1,2})?/(?!/)[^\s\"':]*\Z")  # an absolute path so far, not a URL
 _DENSE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
 
 
 def redact(name: str, text: str) -> str:
-    """`text` without what looks like a secret; all of it hidden where `name` says that it is one."""
+    """`text` with its secrets hidden; all of it where `name` is the name of a secret."""
     level = secrecy(name)
     if level and name.lower() in ("pwd", "oldpwd") and text.startswith("/"):  # where a shell is
         return redact_text(text)
@@ -126,14 +126,14 @@ def redact(name: str, text: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """A text of unknown kind: a line of a log, a value, a path, a sentence."""
+    """Text of unknown kind: a log line, a value, a path, a sentence."""
     if len(text) > LONGEST:
         text = text[: LONGEST - 1] + "…"
     return _known(text) if len(text) <= _KEPT else _text(text)
 
 
 def redact_identifier(text: str) -> str:
-    """The name of a job or a group: a hash in it stays, for it tells one from the other."""
+    """The name of a job or group: its hashes are kept, because they tell one from another."""
     text = text[:LONGEST]
     if not suspicious(text):
         return text
@@ -145,14 +145,14 @@ def redact_identifier(text: str) -> str:
 
 
 def redact_source(text: str) -> str:
-    """A line of source code, or an expression: of what is given to a secret's name only literals are secrets."""
+    """Source code: only literals assigned, passed or compared to the name of a secret are hidden."""
     if len(text) > LONGEST:
         text = text[: LONGEST - 1] + "…"
     return _known_source(text) if len(text) <= _KEPT else _source(text)
 
 
 def redact_words(words: Sequence[str]) -> tuple[str, ...]:
-    """A command line as the kernel has it: an option and its value may be words of their own."""
+    """A command line as a vector: an option and its value may be separate words."""
     from probes._commands import hide
 
     made = hide(words)
@@ -160,12 +160,12 @@ def redact_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _word(before: str, word: str) -> str:
-    """A word of a command line; the one before it may say that it is a commit: `--revision 3a1f...`."""
+    """A word of a command line; the word before may mark it as a commit: `--revision 3a1f...`."""
     return word if _HEX.fullmatch(word) and _DIGEST.search(f"{before[-60:]} ") else redact_text(word)
 
 
 def suspicious(text: str) -> bool:
-    """Whether it may hold a secret at all."""
+    """Whether the text may contain a secret at all."""
     low = text.lower()
     return any(hint in low for hint in _HINTS) or _LONG.search(text) is not None
 
@@ -288,14 +288,14 @@ def _without_hex(found: re.Match[str]) -> str:
 
 
 def _without_random(text: str) -> str:
-    """A long run of base64 letters; of what is a path only parts can be secrets."""
+    """A long run of base64 letters; in a path only single components are judged."""
     if text.count("/") >= 3:
         return "/".join([HIDDEN if len(part) >= 32 and _random(part) else part for part in text.split("/")])
     return HIDDEN if _random(text) else text
 
 
 def _random(text: str) -> bool:
-    """Whether a long run of base64 letters looks drawn by chance: mixed classes that change often, many letters."""
+    """Whether a run of base64 letters looks random: high entropy, and the class of letter changes often."""
     if text.startswith("_Z"):  # a mangled C++ name
         return False
     if not (re.search(r"[A-Z]", text) and re.search(r"[a-z]", text) and len(re.findall(r"\d", text)) >= 2):
@@ -305,13 +305,13 @@ def _random(text: str) -> bool:
 
 
 def _changes(text: str) -> float:
-    """How often the class of letter changes, upper case to lower case at the head of a word aside."""
+    """Share of neighbouring letters that are of different classes (upper, lower, digit, other)."""
     kinds = ["U" if c.isupper() else "l" if c.islower() else "9" if c.isdigit() else "_" for c in text]
     return sum(a != b for a, b in pairwise(kinds)) / len(text)
 
 
 def _drawn(text: str) -> bool:
-    """A user name of a URL that is a token."""
+    """Whether the user name of a URL is a token."""
     return bool(re.search(r"\d", text) and re.search(r"[A-Za-z]", text)) and len(text) >= 16
 
 
@@ -319,9 +319,7 @@ def _drawn(text: str) -> bool:
 _LITERAL = re.compile(
     r'''(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>"""|\'\'\'|"|\')(?P<inner>(?:\\.|(?!(?P=quote))[^\\])*)(?P<end>(?P=quote)|\Z)'''
 )
-_JOINS = re.compile(
-    r"\W{1,3}|(?:\{[^{}]*\}|[._/:#-]){1,20}|utf-?8|ascii", re.IGNORECASE
-)  # no secret, but between parts
+_JOINS = re.compile(r"\W{1,3}|(?:\{[^{}]*\}|[._/:#-]){1,20}|utf-?8|ascii", re.IGNORECASE)  # separators and encodings
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
 _BEFORE_NAME = re.compile(
     r"(?:\[|(?:get|getenv|pop|environ|hasattr|getattr|has|contains|add_argument|setdefault|putenv|setenv|unsetenv|delenv"
@@ -348,7 +346,7 @@ def _source(text: str) -> str:
 
 
 def _inside(found: re.Match[str]) -> str:
-    """A literal may hold a text of its own: a DSN, a header, a command."""
+    """A literal may contain a DSN, a header or a command."""
     inner = found["inner"]
     if not inner or HIDDEN in inner or not suspicious(inner):
         return found[0]
@@ -356,7 +354,7 @@ def _inside(found: re.Match[str]) -> str:
 
 
 def _literals(text: str) -> str:
-    """Every literal behind a secret's name is hidden, unless it is a name itself or says what is asked for."""
+    """Hides every literal after the name of a secret, unless the literal is itself a name or a key."""
     made: list[str] = []
     at, armed = 0, False
     for found in _LITERAL.finditer(text):
@@ -382,7 +380,7 @@ def _literals(text: str) -> str:
 
 
 def _arms(between: str) -> bool:
-    """Whether code names a secret that what follows is given to: `password=`, `login(`, `== `."""
+    """Whether code names a secret, so that a literal after it may be its value: `password=`, `login(`."""
     return any(secrecy(name) or _CALL_NAME.fullmatch(name) for name in re.findall(r"[A-Za-z_]\w*", between))
 
 

@@ -1,8 +1,7 @@
-"""What the secrets of known services look like: each with a literal that all of them contain, asked for first.
+"""Patterns of the secrets of known services, each with a literal that every match contains (searched first, for speed).
 
-Sources: the services' own documentation of their token formats. Lengths are lower bounds and rather short, since py-spy
-cuts a long string. The literals are in lower case and are looked for in the text in lower case; the expressions mind
-the case unless they say otherwise.
+Source: each service's documentation of its token format. Minimum lengths are short on purpose, because py-spy cuts long
+strings. Literals are lower case and searched in the lower-cased text; patterns are case-sensitive unless marked.
 """
 
 from __future__ import annotations
@@ -155,12 +154,12 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("$", r"\$(?:1|2[abxy]|5|6|7|y|argon2(?:id?|d)|pbkdf2[\w-]*|scrypt)\$[\w./+=,$-]{16,}"),  # crypt(5)
 )
 
-# Where one may begin: not within a word, but behind an escape such as the "\\n" or "%3D" of a printed text.
+# Start of a secret: not inside a word, but possibly after an escape such as the "\\n" or "%3D" in a repr or URL.
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
 
 
 def shapes_in(lowered: str) -> Iterator[re.Pattern[str]]:
-    """The expressions that may match a text of which the lower case is `lowered`."""
+    """The patterns that may match; `lowered` is the text in lower case."""
     for literal, expression in _SHAPES:
         if literal in lowered:
             yield _compiled(expression)
