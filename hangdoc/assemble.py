@@ -12,6 +12,7 @@ from typing import Any
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
 from hangdoc.evidence.aftermath import Aftermath
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Logs
+from hangdoc.masking import Mask
 from hangdoc.readers import Found, Piece
 
 UNKNOWN_HOST = "unknown host"
@@ -42,10 +43,14 @@ class _Rank:
 
 
 def snapshots(found: Iterable[Found]) -> tuple[Snapshot, ...]:
-    """A history such as a watched job has; the runs of a job that was restarted are jobs of their own."""
+    """A history such as a watched job has, without secrets.
+
+    The runs of a job that was restarted are jobs of their own.
+    """
+    mask = Mask()
     taken: list[Snapshot] = []
     runs: dict[int, list[Piece]] = defaultdict(list)
-    for one in found:
+    for one in map(mask.of, found):
         if isinstance(one, Snapshot):
             taken.append(one)
         else:

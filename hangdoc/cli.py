@@ -77,6 +77,7 @@ def _complain(error: Exception) -> int:
 
     from hangdoc.errors import HangdocError
     from hangdoc.render.text import clean
+    from probes._redact import redact_text
 
     usage_error = typer.BadParameter.__base__  # typer carries its own click from 0.29 on, and used the real one before
     if usage_error is not None and isinstance(error, usage_error):
@@ -90,7 +91,8 @@ def _complain(error: Exception) -> int:
         text = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     else:
         text = f"internal error, please report it: {type(error).__name__}: {error}. HANGDOC_DEBUG=1 shows where"
-    print("\n".join(map(clean, f"hangdoc: {text}".splitlines())), file=sys.stderr)  # a job's log may be in it
+    text = redact_text(f"hangdoc: {text}")  # a job's log may be in it
+    print("\n".join(map(clean, text.splitlines())), file=sys.stderr)
     return code
 
 

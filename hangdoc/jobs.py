@@ -14,6 +14,7 @@ from hangdoc.identity import Identity
 from hangdoc.launch import Launch
 from hangdoc.processes import Table, program
 from hangdoc.regroup import Part, apart, together
+from probes._redact import redact_identifier
 
 _MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
 _LOOPBACK = ("localhost", "127.", "[::1]", "::1")
@@ -191,7 +192,7 @@ def _namespace(pid: int) -> str | None:
 
 def _names(jobs: list[_Job]) -> list[str]:
     """A name for each job, as short as tells them apart."""
-    names = [job.name for job in jobs]
+    names = [redact_identifier(job.name) for job in jobs]  # first: what is told apart stays so
     for detail in ("master", "launcher_pid"):
         often = Counter(names)
         for at, job in enumerate(jobs):

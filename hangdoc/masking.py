@@ -1,25 +1,51 @@
-"""The last pass over all that leaves: no text of a record shows what looks like a secret.
+"""Masks secrets in records, in one place: no record is judged, recorded, sent or shown before it has passed here.
 
-Probes and readers mask what they take in already, by the names of variables too; this catches what came past them,
-whichever renderer shows it. The patterns are those of `probes/_redact.py`, and not the ones of detect-secrets (1.5):
-made to gate commits, it says on which line a secret may be and replaces nothing, reports single words of a line given
-to it (its entropy plugins), misses `password: hunter2` in prose, needs requests with four more packages, keeps its
-settings in a global, takes 0.1 s to import and 0.4 ms a line, thirty times as long as these.
+Three callers: `Sampler.round` for live evidence, `assemble.snapshots` for what readers found (and for recordings, since
+an older version may have written them unmasked), and the dossier for everything that a report shows. The mask knows the
+structure of records: command lines, environments, variables and source code each have rules of their own
+(`probes/_redact.py`). Names of groups and jobs keep their hashes, because analysis compares them. The same text is
+always masked in the same way.
+
+No library detects the secrets at run time. detect-secrets 1.5 (2024) has 46 patterns for 23 services and none for
+command lines or source code, and importing its detectors imports requests: 0.2 s and 22 MB. The tests check our
+patterns against its patterns instead. Kingfisher's SDK 1.5 has 488 rules; compiling them takes 3 s and 55 MB, and it
+ships 36 MB of native code for glibc only: too much for an agent on every host. CredSweeper 1.19 needs 32 packages, one
+of them onnxruntime.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from operator import is_
 from typing import Any, TypeVar
 
-from probes._redact import HIDDEN, redact
+from hangdoc.evidence import (
+    Branch,
+    ChildProcess,
+    FlightRecorder,
+    Loop,
+    Place,
+    Process,
+    ProcessGroup,
+    Recorded,
+    Snapshot,
+    Source,
+    Target,
+    Unseen,
+    Variable,
+)
+from hangdoc.evidence.logs import Said
+from hangdoc.readers import Piece
+from probes._redact import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_text, redact_words
+
+__all__ = ["LONGEST", "Mask", "hidden", "mask_text", "masked"]
 
 T = TypeVar("T")
-_KERNEL = re.compile(r"(/(?:proc|sys/fs/cgroup)/[\w./@:-]+)")  # no secret is in these, but ids of containers are
-LONGEST = 16_384  # characters of one text; what is longer is cut: no renderer shows as much
+_NUMBERS = (int, float, bool, type(None))
+_SHORTEST = 6  # characters of a text that may hold a secret
 
 
 def masked(record: T) -> T:
@@ -27,15 +53,12 @@ def masked(record: T) -> T:
 
     Parts in which nothing is hidden stay the same objects.
     """
-    made: T = _Mask().of(record)
-    return made
+    return Mask().of(record)
 
 
 def mask_text(text: str) -> str:
     """One text."""
-    shown = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-    parts = _KERNEL.split(shown)
-    return "".join([part if i % 2 else redact("", part) for i, part in enumerate(parts)])
+    return redact_text(text)
 
 
 def hidden(record: object) -> int:
@@ -45,37 +68,154 @@ def hidden(record: object) -> int:
     return sum(hidden(part) for part in _parts(record))
 
 
-class _Mask:
-    """One pass; equal texts and identical records, of which large jobs have many, are looked at once."""
+class Mask:
+    """Masks records. Keep one for successive rounds: a record that did not change is not examined again."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
-        self._records: dict[int, tuple[object, Any]] = {}  # with the original, so that its id stays its own
+        # id of a record -> the record itself (so that the id is not reused) and its masked form
+        self._known: dict[int, tuple[object, Any]] = {}
+        self._before: dict[int, tuple[object, Any]] = {}
 
-    def of(self, value: Any) -> Any:
-        if isinstance(value, str):
-            made = self._texts.get(value)
-            if made is None:
-                made = self._texts[value] = mask_text(value)
-            return value if made == value else made
+    def again(self) -> None:
+        """Start another round; forget records that the last round did not contain."""
+        self._before, self._known = self._known, {}
+
+    def of(self, value: T) -> T:
+        """The value with its secrets masked."""
+        made: T = self._any(value)
+        return made
+
+    def _any(self, value: Any) -> Any:
+        kind: Any = type(value)
+        if kind is str:
+            return _same(value, redact_text(value)) if len(value) >= _SHORTEST else value
+        if kind in _NUMBERS:
+            return value
         if isinstance(value, tuple):
-            parts = tuple([self.of(part) for part in value])
+            parts = tuple([self._any(part) for part in value])
             return value if all(map(is_, parts, value)) else parts
         if isinstance(value, Mapping):
-            return {self.of(name): self.of(part) for name, part in value.items()}
-        if not is_dataclass(value) or isinstance(value, type):
+            return self._mapping(value)
+        if isinstance(value, list):
+            return [self._any(part) for part in value]
+        if isinstance(value, type) or not is_dataclass(value):
             return value
-        if id(value) not in self._records:
-            self._records[id(value)] = value, self._record(value)
-        return self._records[id(value)][1]
+        known = self._known.get(id(value)) or self._before.get(id(value))
+        if known is None:
+            known = value, self._record(value)
+        if _holds_more(kind):
+            self._known[id(value)] = known
+        return known[1]
+
+    def _mapping(self, value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """A string value is judged by its key as well; keys are masked as plain text."""
+        made = {}
+        for name, part in value.items():
+            shown = _same(name, redact_text(name)) if type(name) is str else name
+            made[shown] = _same(part, redact(str(name), part)) if type(part) is str else self._any(part)
+        same = all(map(is_, made, value)) and all(map(is_, made.values(), value.values()))
+        return value if same and len(made) == len(value) else made
 
     def _record(self, value: Any) -> Any:
-        changed = {
-            name: new
-            for name in type(value).__dataclass_fields__
-            if (new := self.of(old := getattr(value, name))) is not old
-        }
-        return replace(value, **changed) if changed else value
+        special = _SPECIAL.get(type(value), {})
+        kind: Any = type(value)
+        changed = {}
+        for name in _texts(kind):
+            old = getattr(value, name)
+            new = special[name](old) if name in special else self._any(old)
+            if new is not old and new != old:
+                changed[name] = new
+        if type(value) is Variable:
+            changed = _variable(value)
+        if not changed:
+            return value
+        return replace(value, **changed)
+
+
+def _variable(value: Variable) -> dict[str, Any]:
+    text = redact(value.name, value.text)
+    number = None if text == HIDDEN else value.number  # the probe may have hidden the text already
+    return {} if text == value.text and number == value.number else {"text": text, "number": number}
+
+
+def _places(places: Mapping[str, Place]) -> Mapping[str, Place]:
+    """Keys are "file:line"; the file is masked as in `Frame.file`, so that the two still match."""
+    mask = Mask()
+    made = {_place_name(name): mask.of(place) for name, place in places.items()}
+    return places if all(map(is_, made.values(), places.values())) and list(made) == list(places) else made
+
+
+def _place_name(name: str) -> str:
+    file, colon, line = name.rpartition(":")
+    return redact_text(file) + colon + line
+
+
+def _sources(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple([redact_source(text) for text in texts])
+
+
+def _identifiers(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {redact_identifier(name): redact_text(part) if type(part) is str else part for name, part in value.items()}
+
+
+def _fields(value: Mapping[str, str]) -> Mapping[str, str]:
+    """Fields of a log line; the name of a process group is an identifier."""
+    return {name: (redact_identifier(v) if name.startswith("group") else redact(name, v)) for name, v in value.items()}
+
+
+def _kept(value: Any) -> Any:
+    return value
+
+
+# Fields that are not plain text. Names of groups and jobs may be hashes, and analysis compares them.
+_SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
+    Process: {"command": redact_words},
+    ChildProcess: {"command": redact_words},
+    Place: {"text": redact_source, "calls": _sources, "around": _sources},
+    Loop: {"header": redact_source, "counters": _kept},
+    Branch: {"test": redact_source},
+    Source: {"places": _places},
+    Variable: {"name": _kept, "text": _kept},
+    ProcessGroup: {"name": redact_identifier},
+    Recorded: {"group": redact_identifier},
+    FlightRecorder: {"enqueued": _identifiers, "completed": _identifiers, "labels": _identifiers},
+    Said: {"fields": _fields},
+    Target: {"job": redact_identifier, "host": redact_identifier},
+    Unseen: {"host": lambda host: host and redact_identifier(host)},
+    Piece: {"job": lambda job: job and redact_identifier(job), "probe": _kept},
+    Snapshot: {"time": _kept, "host": redact_identifier},
+}
+
+
+@cache
+def _texts(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass that may contain text."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except (NameError, TypeError):  # a class defined inside a function, as in tests
+        return tuple(field.name for field in fields(kind))
+    return tuple(field.name for field in fields(kind) if not set(_leaves(hints[field.name])) <= set(_NUMBERS))
+
+
+@cache
+def _holds_more(kind: Any) -> bool:
+    """Whether a dataclass contains other records or collections, and so is worth remembering."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except (NameError, TypeError):
+        return True
+    leaves = {leaf for field in fields(kind) for leaf in _leaves(hints[field.name])}
+    plain = {str, *_NUMBERS}
+    return not leaves <= plain or any(typing.get_origin(hint) in (tuple, Mapping) for hint in hints.values())
+
+
+def _leaves(hint: Any) -> list[Any]:
+    arguments = [one for one in typing.get_args(hint) if one is not ...]
+    return [leaf for one in arguments for leaf in _leaves(one)] if arguments else [hint]
+
+
+def _same(old: str, new: str) -> str:
+    return old if new == old else new
 
 
 def _parts(value: Any) -> list[Any]:
@@ -84,5 +224,5 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, name) for name in type(value).__dataclass_fields__]
+        return [getattr(value, field.name) for field in fields(value)]
     return []

@@ -11,6 +11,7 @@ from typing import Any
 
 from hangdoc.discover import same_process
 from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
+from hangdoc.masking import Mask
 from hangdoc.share import share
 from probes import Observation, Probe, Request, Tier, load
 from probes._exit import Exits, text
@@ -20,6 +21,9 @@ from probes._exit import Exits, text
 class Sampler:
     """Observes the same ranks again and again.
 
+    Within a round, probes see unmasked records, because later probes open files by the names that earlier ones found.
+    The snapshot that a round returns is masked.
+
     Probes marked `steady` (what they see hardly changes) run in the first round they may and when examining.
     """
 
@@ -28,7 +32,8 @@ class Sampler:
     probes: Sequence[Probe] = field(default_factory=load)
     exits: Exits = field(default_factory=Exits)
     _asked: set[tuple[str, int]] = field(default_factory=set)  # steady probe and PID
-    _previous: Snapshot | None = None
+    _previous: Snapshot | None = None  # unmasked
+    _mask: Mask = field(default_factory=Mask)
 
     def round(self, tier: Tier, still: Iterable[int] = ()) -> Snapshot:
         """One observation of every rank; never raises for what cannot be seen."""
@@ -53,7 +58,8 @@ class Sampler:
         self.targets = numbered(self.targets, {pid: seen.get("groups") for pid, seen in records.items()})
         ranks = tuple(self._evidence(t, alive[t.pid], records[t.pid]) for t in self.targets)
         self._previous = Snapshot(self.host, at_s, now, ranks, of_host, tuple(unseen), tier.name.lower())
-        return self._previous
+        self._mask.again()
+        return self._mask.of(self._previous)
 
     def _alive(self, target: Target) -> bool | None:
         runs = self.exits.runs(target)

@@ -11,6 +11,7 @@ from hangdoc import procfs
 from hangdoc.analysis import Key
 from hangdoc.discover import Discovery, discover
 from hangdoc.evidence import Snapshot, Target, Unseen
+from hangdoc.masking import masked
 from hangdoc.remains import identified
 from hangdoc.sampler import Sampler
 from probes import Tier
@@ -51,7 +52,7 @@ class Here:
 
     def find(self) -> Here:
         """Look for the ranks; finds none where there are none."""
-        found = discover(self.pids or None)
+        found = masked(discover(self.pids or None))
         self.sampler.targets, self.problems = tuple(filter(self._ours, _all(found))), found.problems
         return self
 
@@ -69,7 +70,7 @@ class Here:
     def rediscover(self) -> None:
         """New ranks appear with a restart or another job."""
         known = {(t.pid, t.start_ticks) for t in self.targets}
-        found = tuple(filter(self._ours, discover(self.pids or None).targets))
+        found = tuple(filter(self._ours, masked(discover(self.pids or None)).targets))
         fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
         if fresh:
             here = {(t.job, t.rank) for t in fresh}

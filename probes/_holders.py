@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hangdoc import procfs
 from hangdoc.evidence import Holder, Target
 from probes._netns import namespace
-from probes._redact import redact
+from probes._redact import redact_words
 from probes._sockdiag import Fields
 
 LONGEST = 200  # characters of a command
@@ -50,7 +50,7 @@ def lineage(pid: int) -> Iterable[int]:
 def command(pid: int) -> str | None:
     """A process's command line for people, without what looks like a secret."""
     words = procfs.strings(f"/proc/{pid}/cmdline")
-    text = redact("", " ".join(words)) if words else (procfs.text(f"/proc/{pid}/comm") or "").strip()
+    text = " ".join(redact_words(words)) if words else (procfs.text(f"/proc/{pid}/comm") or "").strip()
     return (text if len(text) <= LONGEST else text[: LONGEST - 3] + "...") or None
 
 

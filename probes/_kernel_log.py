@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 
 from hangdoc import procfs
 from hangdoc.evidence import Target
+from probes._redact import redact_text
 
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the kernel logs PIDs as they are there
 _TELLS = re.compile(r"[Kk]illed process|segfault|traps:|general protection|unhandled|trap |Machine Check", re.ASCII)
@@ -23,7 +24,9 @@ def about(pids: Collection[int], target: Target) -> tuple[str, ...]:
     named = re.compile(rf"(?:process |\[)(?:{'|'.join(map(str, sorted(pids)))})\b")
     since_s = time.monotonic() - procfs.age_s(target.start_ticks) - 1
     found = [
-        line[:_WIDEST] for at_s, line in _lines() if at_s >= since_s and _TELLS.search(line) and named.search(line)
+        redact_text(line)[:_WIDEST]
+        for at_s, line in _lines()
+        if at_s >= since_s and _TELLS.search(line) and named.search(line)
     ]
     return tuple(found[-_MOST:])
 

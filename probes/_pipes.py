@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from hangdoc import procfs
 from hangdoc.evidence import Peer
-from probes._redact import redact
+from probes._redact import redact_words
 
 _MOST = 8  # peers of one pipe that are kept
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
@@ -40,9 +40,8 @@ def _peer(pid: int, own: bool) -> Peer | None:
     stat = procfs.stat(pid)
     if stat is None:
         return None
-    words = procfs.strings(f"/proc/{pid}/cmdline") or (stat.comm,)
+    words = redact_words(procfs.strings(f"/proc/{pid}/cmdline") or (stat.comm,))
     command = " ".join(" ".join((os.path.basename(words[0]), *words[1:])).split())
-    command = redact("command", command[: 8 * _LONGEST])
     shown = command if len(command) <= _LONGEST else command[: _LONGEST - 3] + "..."
     return Peer(pid, shown, stat.state, own, stat.cpu_s, moved(pid))
 

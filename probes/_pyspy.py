@@ -17,6 +17,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
 
+from probes._redact import redact_text
 from probes._refusal import remedy
 
 ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
@@ -151,6 +152,7 @@ def _refusal(pid: int, stderr: str) -> Refused:
         # Also what a process says that is just being started, or whose memory changed under a nonblocking look.
         return _Torn(f"PID {pid} is not a Python process, or its interpreter is still starting or unknown to py-spy")
     reason = re.sub(r"\s+", " ", stderr.split("Stack backtrace:")[0]).strip().removeprefix("Error: ")
+    reason = redact_text(reason)
     return _Torn(f"py-spy could not read PID {pid}: {reason[:160] or 'no reason given'}; try again, or update py-spy")
 
 

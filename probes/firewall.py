@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hangdoc.evidence import Unseen
 from probes import Observation, Request, Tier
 from probes._netns import call_inside, namespace
+from probes._redact import redact_text
 from probes.mesh import making_group
 
 TIMEOUT_S = 2.0
@@ -101,11 +102,11 @@ def rules_in(listing: str) -> Iterator[Rule]:
         if named := _TABLE.fullmatch(line):
             table = named[1]
         if found := _IPTABLES.fullmatch(line):
-            rule = Rule(found[2][:_LONGEST], int(found[1]), found[3] == "REJECT")
+            rule = Rule(redact_text(found[2])[:_LONGEST], int(found[1]), found[3] == "REJECT")
         elif (found := _POLICY.fullmatch(line)) and table == "filter":
             rule = Rule(f"-P {found[1]} DROP", int(found[2]), False)
         elif found := _NFT.fullmatch(line):
-            rule = Rule(found[1][:_LONGEST], int(found[2]), found[3] == "reject")
+            rule = Rule(redact_text(found[1])[:_LONGEST], int(found[2]), found[3] == "reject")
         else:
             continue
         if rule.packets and not _OTHER.search(rule.text):

@@ -26,7 +26,7 @@ from probes import Observation, Request, Tier
 from probes._cpython import Objects
 from probes._memory import Memory, Unreadable
 from probes._reach import within
-from probes._redact import redact
+from probes._redact import redact, redact_words
 from probes.variables import Places
 
 _AFRESH_S = 2.0  # how long it is believed who has a file
@@ -259,8 +259,9 @@ def _lives(pid: int) -> bool:
 
 
 def _holder(pid: int) -> Holder:
-    command = " ".join(procfs.strings(f"/proc/{pid}/cmdline") or ()) or (procfs.text(f"/proc/{pid}/comm") or "").strip()
-    return Holder(pid, redact("command", command)[:80], sum(_cpu(pid, 2)))
+    words = redact_words(procfs.strings(f"/proc/{pid}/cmdline") or ())
+    command = " ".join(words) or (procfs.text(f"/proc/{pid}/comm") or "").strip()
+    return Holder(pid, command[:80], sum(_cpu(pid, 2)))
 
 
 def _cpu(pid: int, deep: int) -> Iterable[float]:

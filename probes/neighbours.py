@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hangdoc import procfs
 from hangdoc.evidence import Process
 from probes import Observation, Request, Tier
-from probes._redact import redact
+from probes._redact import redact_text
 
 DELAYED = 0.15  # of the time since the last round a rank stood in a run queue: worth a look at who is in it
 BURNS = 0.05  # cores; who uses less disturbs nobody
@@ -110,7 +110,7 @@ def _command(pid: int) -> str:
     if not words or not words[0]:
         return (procfs.text(f"/proc/{pid}/comm") or "?").strip()
     script = next((word for word in words[1:2] if not word.startswith("-") and "=" not in word), "")
-    return redact("command", " ".join(os.path.basename(word) for word in (words[0], script) if word))[:80]
+    return " ".join(os.path.basename(redact_text(word)) for word in (words[0], script) if word)[:80]
 
 
 PROBE = NeighboursProbe()

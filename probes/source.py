@@ -14,8 +14,10 @@ from typing import Any
 
 from hangdoc.evidence import Branch, Handed, Loop, Place, Source, Stacks, Target, Unseen
 from probes import Observation, Request, Tier
+from probes._redact import redact_source
 from probes._sources import Lack, Sources
 
+WIDTH = 120  # characters of a line or an expression that are kept
 MOST_SAID = 4  # files of one rank that are named where their source is not used
 
 
@@ -28,12 +30,12 @@ def told(answer: Any) -> Iterator[tuple[int, Place]]:
 
     def loops(rows: Iterable[Any]) -> tuple[Loop, ...]:
         found: tuple[Loop, ...] = one(
-            tuple(one(Loop(first, last, header, tuple(counters))) for first, last, header, counters in rows)
+            tuple(one(Loop(first, last, shown(header), tuple(counters))) for first, last, header, counters in rows)
         )
         return found
 
     functions = {
-        first: (last, tuple(calls), tuple(Handed(*row) for row in hands))
+        first: (last, tuple(map(shown, calls)), tuple(Handed(*row) for row in hands))
         for first, last, calls, hands in answer["functions"]
     }
     for line, place in answer["places"].items():
@@ -43,10 +45,10 @@ def told(answer: Any) -> Iterator[tuple[int, Place]]:
             yield (
                 int(line),
                 Place(
-                    text=text,
+                    text=shown(text),
                     loops=loops(around),
-                    branches=one(tuple(one(Branch(*row)) for row in branches)),
-                    calls=one(tuple(calls)),
+                    branches=one(tuple(one(Branch(line, arm, shown(test), leaves)) for line, arm, test, leaves in branches)),
+                    calls=one(tuple(map(shown, calls))),
                     function_first=first,
                     function_last=last,
                     passed=loops(passed),
@@ -54,6 +56,12 @@ def told(answer: Any) -> Iterator[tuple[int, Place]]:
                     hands=hands,
                 ),
             )
+
+
+def shown(text: str) -> str:
+    """A line or an expression without its secrets, short enough to show."""
+    text = redact_source(text)
+    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from hangdoc.evidence import Stacks
 from probes import Observation, Request, Tier
+from probes.source import shown
 from probes._sources import Sources
 
 _WORDS = (b"bfloat16", b"bf16")
@@ -58,7 +59,7 @@ class TypesProbe:
 
 
 def _told(answer: Any) -> Iterator[tuple[int, _Lines]]:
-    yield 0, tuple((number, text) for number, text in answer)
+    yield 0, tuple((number, shown(text)) for number, text in answer)
 
 
 def _files(stacks: Stacks) -> dict[str, None]:

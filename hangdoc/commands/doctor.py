@@ -60,6 +60,9 @@ def command(
         from hangdoc.doctor import checks
 
         found = checks()
+    from hangdoc.masking import masked
+
+    found = masked(found)
     code = 0 if all(check.ok is not False for check in found) else 3
     if json:
         from dataclasses import asdict

@@ -48,10 +48,11 @@ def reader_gone() -> bool:
 
 
 def say(text: str) -> None:
-    """A line of progress on stderr; it stays, since it may be a warning."""
+    """A line of progress on stderr, without secrets; it stays, since it may be a warning."""
     from hangdoc.render.text import clean
+    from probes._redact import redact_text
 
-    line = f"hangdoc: {clean(text)}"
+    line = f"hangdoc: {clean(redact_text(text))}"
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     sys.stderr.write(f"\x1b[2m{line}\x1b[0m\n" if dim else f"{line}\n")
     sys.stderr.flush()

@@ -20,6 +20,7 @@ from hangdoc.fold import fold_hosts
 from hangdoc.garbage import collect_rarely, give_back
 from hangdoc.wire.reader import Reader
 from probes import Tier
+from probes._redact import redact_text
 
 PING_S = 0.75  # a host not heard of for so long is asked whether it is there
 SILENT_S = 3.5  # one that has not answered anything for so long is lost
@@ -196,7 +197,8 @@ class Fleet:
         elif event.kind == "ended":
             host.ended_s, host.open_s = time.monotonic(), None
             host.free()
-            self._lost(host, event.text.decode(errors="replace")[:300] or host.lost or "the agent was cut off")
+            why = redact_text(event.text.decode(errors="replace"))[:300]
+            self._lost(host, why or host.lost or "the agent was cut off")
         else:
             host.heard_s, host.open_s = time.monotonic(), None
             try:
@@ -234,6 +236,7 @@ class Fleet:
             self._news.setdefault("back", []).append(host.name)
 
     def _lost(self, host: Host, why: str) -> None:
+        why = redact_text(why)  # what a command said last
         if host.lost is None:
             self._news.setdefault(f"not seen: {why}", []).append(host.name)
         host.lost = why

@@ -11,6 +11,7 @@ from hangdoc.doctor import Check
 from hangdoc.fleet.carrier import Carrier, Event
 from hangdoc.fleet.via import Wish, hosts_of, way_of
 from hangdoc.fold import fold_hosts
+from probes._redact import redact_text
 
 LIMIT_S = 20.0  # for a host to be reached and to have looked around
 
@@ -47,7 +48,7 @@ def reach(wish: Wish, limit_s: float = LIMIT_S) -> tuple[Check, ...]:
 
 def _note(host: _Host, event: Event) -> None:
     if event.kind == "ended":
-        host.ended = event.text.decode(errors="replace")[:300]
+        host.ended = redact_text(event.text.decode(errors="replace"))[:300]
     elif event.kind == "line":
         try:
             told = json.loads(event.text)

@@ -6,7 +6,7 @@ import ast
 import io
 import tokenize
 
-WIDTH = 120  # characters of a text that are kept
+LONGEST = 2000  # characters of a text: whoever asked masks it as a whole, then shortens it
 
 
 def parsed(data: bytes) -> tuple[ast.Module, list[str]]:
@@ -19,4 +19,4 @@ def parsed(data: bytes) -> tuple[ast.Module, list[str]]:
 
 def short(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

@@ -19,7 +19,7 @@ from hangdoc.readers._prefixes import Habits, Line, parse
 from hangdoc.readers._tracebacks import CHAIN, HEADING, Raised, read
 from hangdoc.readers._watchdog import trace
 from hangdoc.readers.faulthandler import dumps
-from probes._redact import redact
+from probes._redact import redact, redact_identifier, redact_text
 
 MOST_AUTHORS = 20_000
 FATAL = "Fatal Python error"
@@ -118,8 +118,8 @@ class Journal:
     ) -> None:
         more = {"group": line.group, "group_name": line.group_name}
         more["group_rank"] = str(line.group_rank) if line.group_rank is not None else None
-        told = {name: redact(name, value)[:FIELD] for name, value in {**more, **fields}.items() if value}
-        said = Said(kind, redact("", text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
+        told = {name: _shown(name, value)[:FIELD] for name, value in {**more, **fields}.items() if value}
+        said = Said(kind, redact_text(text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
         page = self._page(author)
         page.add(said)
         page.timed(line.at)
@@ -239,3 +239,8 @@ def _left(said: list[Said]) -> bool:
     """It has ended by an exception that nobody caught, and not after it had waited for others until a timeout."""
     kinds = {one.kind for one in said}
     return any("uncaught" in one.fields for one in said if one.kind == "exception") and not kinds & WAITED
+
+
+def _shown(name: str, value: str) -> str:
+    """A field without secrets; the name of a process group may be a hash."""
+    return redact_identifier(value) if name.startswith("group") else redact(name, value)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hangdoc.evidence import Frame, Stack, Stacks
+from probes._redact import redact_text
 
 MOST_FRAMES = 200
 TEXT = 400  # characters kept of a message
@@ -60,8 +61,8 @@ def read(lines: Iterable[str]) -> Raised | None:
         told, goes_on = _message(rest, message)
         if not goes_on:
             uncaught = bool(frames) and frames[0].function in _OUTERMOST
-            return Raised(kind, told[:TEXT], tuple(reversed(frames)), tuple(causes), uncaught)
-        causes.append(f"{kind}: {told}"[:TEXT])
+            return Raised(kind, redact_text(told)[:TEXT], tuple(reversed(frames)), tuple(causes), uncaught)
+        causes.append(redact_text(f"{kind}: {told}")[:TEXT])
 
 
 def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None]:
