@@ -43,6 +43,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
         if command.fresh:
             here.rediscover()
         here.skip = frozenset(own.skip)
+        here.sampler.ask = frozenset(command.ask)
         (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in own.still])
         out.write(writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks])))
 

@@ -12,6 +12,7 @@ import pytest
 
 from hangdoc.evidence import Frame, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
+from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
 from probes.sockets import SocketsProbe
 from probes.versions import Versions
@@ -45,7 +46,7 @@ def target(program: Program) -> Target:
 def test_what_the_store_holds(rank: Program) -> None:
     seen = SocketsProbe().observe(Request([target(rank)], Tier.LOOK)).by_pid[rank.pid]
     listening = {one.local_port for one in seen.connections if one.state == "listen" and one.local == "127.0.0.1"}
-    found = read(("127.0.0.1", rank.said), Group("0//", (4, 7)))
+    found = read(End("127.0.0.1", rank.said), Group("0//", (4, 7)))
     assert [(one.rank, one.address, one.hostname) for one in found.advertised] == [
         (4, "127.0.0.1", socket.gethostname())
     ]
@@ -80,7 +81,7 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(OSError, match="refused"):
-        read(("127.0.0.1", port), Group("0//", range(2)))
+        read(End("127.0.0.1", port), Group("0//", range(2)))
 
 
 @pytest.mark.parametrize(
