@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
 
+from hangdoc.system import programs
 from probes._refusal import remedy
 
 ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
@@ -31,9 +31,9 @@ class Refused(Exception):
 
 
 def find() -> str | None:
-    """Path of the py-spy binary: beside this interpreter, else on the PATH."""
+    """Path of the py-spy binary: beside this interpreter, else on the PATH (of root: where only root may write)."""
     beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else programs.find("py-spy")
 
 
 class _Torn(Refused):
