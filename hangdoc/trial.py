@@ -136,10 +136,10 @@ class Trial:
 def command(script: Path, ranks: int, args: Sequence[str] = (), launcher: str = "torchrun") -> list[str]:
     """How the job is started: under torchrun on a free port, or by the script itself."""
     if launcher == "self":
-        return [sys.executable, str(script), *args]
+        return [sys.executable, str(script.absolute()), *args]
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(ranks), str(script), *args),
+        *("--nproc-per-node", str(ranks), str(script.absolute()), *args),
     ]
 
 
@@ -178,6 +178,7 @@ def running(
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={**inherited, **own, **(env or {})},
+                cwd=folder,  # `python -m` imports from where it runs first: ours may hold a torch.py of somebody else's
                 start_new_session=True,
             )
         trial = Trial(process, mark, folder, log)
