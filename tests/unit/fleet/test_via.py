@@ -177,7 +177,7 @@ def test_jobs_of_slurm(commands: Path, job: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "says"), enumerate(["n1;touch x", "-oProxyCommand=x", "$(x)", "n1 -lroot"], 801)
+    ("number", "says"), list(enumerate(["n1;touch x", "-oProxyCommand=x", "$(x)", "n1 -lroot"], 801))
 )  # ClusterShell remembers the nodes of a group
 def test_what_a_scheduler_names_is_checked_as_well(commands: Path, number: int, says: str) -> None:
     (commands / "squeue.says").write_text(says + "\n")

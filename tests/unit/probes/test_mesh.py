@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.evidence import Frame, Sockets, Stack, Stacks, Target, Variable
+from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
 from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
@@ -75,6 +75,39 @@ def test_who_is_asked(rank: Program, change: dict[str, Any], asked: bool) -> Non
     seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
     assert seen.unseen == ()
     assert (one.pid in seen.by_pid) is asked
+
+
+def test_the_kernel_says_where_the_store_is_not_the_rank(rank: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*name: object) -> None:
+        raise AssertionError(f"{name} was looked up")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    one = replace(target(rank), master=f"elsewhere.invalid:{rank.said}")
+    records = {
+        "stacks": stacks(frame(group_size=2, group_name='"0"', global_ranks_in_group="[]")),
+        "versions": Versions("2.13.0+cpu"),
+        "sockets": SocketsProbe().observe(Request([one], Tier.LOOK)).by_pid[one.pid],
+    }
+    seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+    assert (seen.unseen, one.pid in seen.by_pid) == ((), True)
+
+
+def test_a_connection_that_is_no_more_is_not_made_for_it(rank: Program) -> None:
+    """It had one when its sockets were looked at, or so the record says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        one = replace(target(rank), master=f"127.0.0.1:{port}")
+        records = {
+            "stacks": stacks(frame(group_size=2, group_name='"0"', global_ranks_in_group="[]")),
+            "versions": Versions("2.13.0+cpu"),
+            "sockets": Sockets((Connection("127.0.0.1", 1, "127.0.0.1", port, "established"),)),
+        }
+        seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+        assert seen.by_pid == {}
+        assert len(seen.unseen) == 1
+        with pytest.raises(TimeoutError):
+            server.accept()
 
 
 def test_nobody_there() -> None:
