@@ -136,10 +136,10 @@ class Trial:
 def command(script: Path, ranks: int, args: Sequence[str] = (), launcher: str = "torchrun") -> list[str]:
     """How the job is started: under torchrun on a free port, or by the script itself."""
     if launcher == "self":
-        return [sys.executable, str(script.absolute()), *args]
+        return [sys.executable, str(script), *args]
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(ranks), str(script.absolute()), *args),
+        *("--nproc-per-node", str(ranks), str(script), *args),
     ]
 
 
@@ -166,14 +166,14 @@ def running(
     """Start the job in a session of its own; whatever happens, nothing of it is left afterwards."""
     mark = uuid.uuid4().hex
     folder = Path(tempfile.mkdtemp(prefix="hangdoc-"))
-    log = folder / "job.log"
+    log, path = folder / "job.log", Path(script)
     # One thread a rank: several ranks share this host's cores. Everything temporary goes with the folder.
     own = {MARK: mark, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     try:
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                command(Path(script), ranks, args, launcher),
+                command(path.absolute() if path.exists() else path, ranks, args, launcher),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
