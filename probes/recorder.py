@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from socket import SHUT_RDWR, socket
-from threading import Timer
+from threading import Event, Timer
 from typing import Any
 
 import msgspec
@@ -120,9 +120,11 @@ def _fetch(server: End) -> bytes:
 
 @contextmanager
 def _cut_after(seconds: float, link: socket) -> Iterator[None]:
-    """End the connection after so long: who reads from it reads its end."""
+    """End the connection after so long: whoever reads from it reads its end. Raises TimeoutError then."""
+    late = Event()
 
     def cut() -> None:
+        late.set()
         with suppress(OSError):
             link.shutdown(SHUT_RDWR)
 
@@ -133,6 +135,8 @@ def _cut_after(seconds: float, link: socket) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+    if late.is_set():
+        raise TimeoutError(f"its answer is not complete in {seconds:g} s")
 
 
 _NULL = msgspec.Raw(b"null")

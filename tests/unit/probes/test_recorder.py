@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -28,7 +29,7 @@ ENTRY = {
 
 
 @contextmanager
-def answering(*pieces: bytes) -> Iterator[End]:
+def answering(pieces: Iterable[bytes]) -> Iterator[End]:
     """A server that answers its first client so."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -50,7 +51,7 @@ def trace(**change: Any) -> bytes:
 
 def test_an_ordinary_answer() -> None:
     body = trace(pg_status={"0": {"last_enqueued_collective": 7, "last_completed_collective": 6}})
-    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body) as server:
+    with answering((b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body)) as server:
         found = parse(_fetch(server))
     assert (found.version, found.enqueued, found.completed) == ("2.10", {"0": 7}, {"0": 6})
     (entry,) = found.entries
@@ -60,14 +61,33 @@ def test_an_ordinary_answer() -> None:
 @pytest.mark.parametrize("status", [b"301 Moved", b"302 Found", b"307 Temporary Redirect", b"500 Oops", b"204 None"])
 def test_a_redirect_or_a_failure_is_no_answer(status: bytes) -> None:
     head = b"HTTP/1.1 " + status + b"\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
-    with answering(head) as server, pytest.raises(ValueError, match="it answers"):
+    with answering((head,)) as server, pytest.raises(ValueError, match="it answers"):
         _fetch(server)
 
 
 def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "MOST_BYTES", 1 << 16)
-    with answering(b"HTTP/1.1 200 OK\r\n\r\n", *[b" " * 4096] * 40) as server, pytest.raises(ValueError, match="MiB"):
+    with answering((b"HTTP/1.1 200 OK\r\n\r\n", *[b" " * 4096] * 40)) as server, pytest.raises(ValueError, match="MiB"):
         _fetch(server)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_an_answer_that_drips_is_cut_off(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    monkeypatch.setattr(recorder, "TIMEOUT_S", 0.3)
+    left = threading.Event()
+
+    def drip() -> Iterator[bytes]:
+        yield head
+        while not left.wait(0.05):
+            yield b" "
+
+    began = time.monotonic()
+    try:
+        with answering(drip()) as server, pytest.raises(TimeoutError):
+            _fetch(server)
+    finally:
+        left.set()
+    assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize(
