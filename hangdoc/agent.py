@@ -22,6 +22,7 @@ from probes import Tier
 
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
 GRACE_S = 5.0  # for the round at hand when the input has ended
+MOST_LINE_BYTES = 64 << 20  # a command to thousands of agents behind one gateway names PIDs of each
 CLEAN_S = 1.0  # for what it has started, after that
 
 
@@ -43,6 +44,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
         if command.fresh:
             here.rediscover()
         here.skip = frozenset(own.skip)
+        here.sampler.ask = frozenset(command.ask)
         (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in own.still])
         out.write(writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks])))
 
@@ -108,7 +110,7 @@ def _newest(waiting: SimpleQueue[bytes]) -> bytes:
 def _lines(descriptor: int) -> Iterator[bytes]:
     """The lines of a descriptor, each with its end. No buffered reader: its lock would outlive the main thread."""
     rest = b""
-    while piece := os.read(descriptor, 1 << 16):
+    while (piece := os.read(descriptor, 1 << 16)) and len(rest) < MOST_LINE_BYTES:  # more is no command: the end
         *whole, rest = (rest + piece).split(b"\n")
         yield from (line + b"\n" for line in whole)
 

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,7 +19,28 @@ INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
+    """Entry point of the console script `hangdoc`."""
+    _main(lambda: run(sys.argv[1:]))
+
+
+def agent() -> NoReturn:
+    """Entry point of the console script `hangdoc-agent`: `hangdoc agent`, and nothing else. It takes no argument."""
+    _main(_agent)
+
+
+def _agent() -> int:
+    if len(sys.argv) > 1:
+        print("hangdoc-agent takes no argument: `hangdoc watch --nodes` starts it and talks to it", file=sys.stderr)
+        return USAGE
+    from hangdoc.commands.agent import command
+
+    try:
+        return command()
+    except Exception as error:
+        return _complain(error)
+
+
+def _main(work: Callable[[], int]) -> NoReturn:
     try:
         _streams()
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -27,7 +49,7 @@ def main() -> NoReturn:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             for number in (signal.SIGINT, signal.SIGALRM):
                 signal.signal(number, _interrupt)
-        code = run(sys.argv[1:])
+        code = work()
     except KeyboardInterrupt:
         code = INTERRUPTED
     if code == INTERRUPTED:

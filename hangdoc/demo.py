@@ -50,6 +50,11 @@ class Broken:
         """True where the job does not hang: it is slow, or silently wrong."""
         return self.status in ("slow", "diverging")
 
+    @property
+    def asking(self) -> tuple[str, ...]:
+        """The options of `watch` without which it is not told from its look-alikes."""
+        return ("--ask", ",".join(self.told.ask)) if self.told.ask else ()
+
     def running(self) -> AbstractContextManager[Trial]:
         """Start it."""
         return running(self.script, self.told.ranks, self.told.args, self.told.env, self.told.launcher)
@@ -132,11 +137,12 @@ def diagnose(
     deadline = time.monotonic() + job.told.within_s
     log = Log(trial, show_line)
     if job.told.watch == "live":
-        return _watched(trial, log, deadline, say)
+        return _watched(job, trial, log, deadline, say)
+    options = Options(pids=(trial.launcher_pid,), ask=frozenset(job.told.ask))
     while True:
         quiet = log.follow(deadline, UNDER_WAY_S if job.goes_on else None)
-        say(f"{f'no output for {QUIET_S:.0f} s: ' * quiet}hangdoc watch --once --pids {trial.launcher_pid}")
-        verdicts = watch_once(Options(pids=(trial.launcher_pid,)), say)
+        say(f"{f'no output for {QUIET_S:.0f} s: ' * quiet}{' '.join(_command(job, trial, '--once'))}")
+        verdicts = watch_once(options, say)
         if any(verdict.findings for verdict in verdicts) or time.monotonic() >= deadline:
             return verdicts
 
@@ -145,7 +151,11 @@ class _Told(Exception):
     """The live watch has said what is wrong, or had time enough."""
 
 
-def _watched(trial: Trial, log: Log, deadline: float, say: Callable[[str], None]) -> tuple[Verdict, ...]:
+def _command(job: Broken, trial: Trial, *options: str) -> list[str]:
+    return ["hangdoc", "watch", *options, *job.asking, "--pids", str(trial.launcher_pid)]
+
+
+def _watched(job: Broken, trial: Trial, log: Log, deadline: float, say: Callable[[str], None]) -> tuple[Verdict, ...]:
     """Watch it live from its first line on, until it has gone wrong."""
     from hangdoc.render.live import event_text
     from hangdoc.watchdog import Event, Options, watch
@@ -163,9 +173,9 @@ def _watched(trial: Trial, log: Log, deadline: float, say: Callable[[str], None]
             raise _Told
 
     log.follow(deadline, 0.0)
-    say(f"hangdoc watch --pids {trial.launcher_pid}")
+    say(" ".join(_command(job, trial)))
     with suppress(_Told):
-        watch(Options(pids=(trial.launcher_pid,)), emit, status, say)
+        watch(Options(pids=(trial.launcher_pid,), ask=frozenset(job.told.ask)), emit, status, say)
     log.show()
     return tuple(verdicts)
 

@@ -89,6 +89,7 @@ def _stranger() -> Iterator[_Stranger | None]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        cwd="/",  # `python -c` imports from where it runs: our folder may hold a ctypes.py of somebody else's
         start_new_session=True,
         text=True,
     )
@@ -136,7 +137,9 @@ def _py_spy() -> Check:
     binary = find_py_spy()
     install = f"{sys.executable} -m pip install --force-reinstall py-spy"
     if binary is None:
-        return Check("py-spy", False, "not found beside this Python nor on the PATH", install)
+        return Check(
+            "py-spy", False, "not found beside this Python nor, where only root may write, on the PATH", install
+        )
     answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
     if answer.returncode:
         return Check("py-spy", False, f"{binary} does not run", install)

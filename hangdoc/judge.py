@@ -58,7 +58,8 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
         return "failed"
     if facts.job.exit.well:
         return "healthy"
-    if not stall.settled or stall.hidden or _gone(facts) or _no_ranks(facts) or _absent(facts):
+    unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed
+    if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts):
         return "unknown"
     return "healthy"
 

@@ -31,6 +31,7 @@ class Sampler:
     targets: Sequence[Target]
     probes: Sequence[Probe] = field(default_factory=load)
     exits: Exits = field(default_factory=Exits)
+    ask: frozenset[str] = frozenset()  # what probes may send (`probes.ASKABLE`)
     _asked: set[tuple[str, int]] = field(default_factory=set)  # steady probe and PID
     _previous: Snapshot | None = None  # unmasked
     _mask: Mask = field(default_factory=Mask)
@@ -49,7 +50,7 @@ class Sampler:
             asked = self._wanted(probe, tier, living)
             if not asked:
                 continue
-            seen = _observe(probe, Request(asked, tier, frozenset(still), self._previous, records))
+            seen = _observe(probe, Request(asked, tier, frozenset(still), self._previous, records, self.ask))
             for pid, record in seen.by_pid.items():
                 records[pid][probe.name] = share(record, before.get(pid, {}).get(probe.name))
             if seen.host is not None:

@@ -35,6 +35,7 @@ class Options:
     playbooks: tuple[Path, ...] = ()
     interval_s: float = 1.0
     fleet: Wish | None = None  # None: this host
+    ask: frozenset[str] = frozenset()  # what probes may send (`probes.ASKABLE`); by default nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,18 +166,19 @@ def running(
     """Start the job in a session of its own; whatever happens, nothing of it is left afterwards."""
     mark = uuid.uuid4().hex
     folder = Path(tempfile.mkdtemp(prefix="hangdoc-"))
-    log = folder / "job.log"
+    log, path = folder / "job.log", Path(script)
     # One thread a rank: several ranks share this host's cores. Everything temporary goes with the folder.
     own = {MARK: mark, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     try:
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                command(Path(script), ranks, args, launcher),
+                command(path.absolute() if path.exists() else path, ranks, args, launcher),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={**inherited, **own, **(env or {})},
+                cwd=folder,  # `python -m` imports from where it runs first: ours may hold a torch.py of somebody else's
                 start_new_session=True,
             )
         trial = Trial(process, mark, folder, log)

@@ -17,6 +17,7 @@ from hangdoc.judge import Judge
 from hangdoc.live import Event, Live
 from hangdoc.playbook import load
 from hangdoc.recording import Recorder
+from hangdoc.sampler import Sampler
 from hangdoc.session import PATIENCE_S, Options, Session, ended, jobs_of, may_be_stuck, one_of_each, stuck, unclear
 from hangdoc.source import Here
 from hangdoc.verdict import Verdict
@@ -102,7 +103,7 @@ def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> 
         return session
     from hangdoc.fleet.collector import started
 
-    fleet = started(options.fleet, say)
+    fleet = started(options.fleet, say, options.ask)
     stack.callback(fleet.close)
     session = Session(fleet, keep)
     session.look()
@@ -114,7 +115,7 @@ def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> 
 
 def _here(options: Options, say: Callable[[str], None]) -> Here:
     """The ranks of this host; raises HangdocError where there are none."""
-    here = Here(options.pids).find()
+    here = Here(options.pids, Sampler(platform.node(), (), ask=options.ask)).find()
     if not here.targets:
         told = "; ".join(problem.why for problem in here.problems)
         raise HangdocError(told or "no training rank on this host; name one with `hangdoc watch --pids PID`")

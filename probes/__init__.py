@@ -14,6 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from hangdoc.evidence import Target, Unseen
 
+RECORDER, PING, DNS = "recorder", "ping", "dns"
+ASKABLE = (RECORDER, PING, DNS)  # what probes send only where the user asks for it: docs/what-hangdoc-sends.md
+
 
 class Tier(IntEnum):
     """What an observation may cost."""
@@ -32,6 +35,7 @@ class Request:
     still: frozenset[int] = frozenset()  # PIDs that stand still: only these may be paused
     previous: Any = None  # the last Snapshot of this host, or None
     records: Any = None  # dict pid -> {probe name: record} of the probes that already ran in this round
+    ask: frozenset[str] = frozenset()  # of ASKABLE: what may be sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from probes._redact import redact_text
+from hangdoc.system import programs
 from probes._refusal import remedy
 
 ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
@@ -32,9 +32,9 @@ class Refused(Exception):
 
 
 def find() -> str | None:
-    """Path of the py-spy binary: beside this interpreter, else on the PATH."""
+    """Path of the py-spy binary: beside this interpreter, else on the PATH (of root: where only root may write)."""
     beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else programs.find("py-spy")
 
 
 class _Torn(Refused):

@@ -6,10 +6,12 @@ and a magic number first. Every key begins with "/". A key that is missing is ne
 
 from __future__ import annotations
 
-import socket
 import struct
+import time
 from collections.abc import Sequence
 from types import TracebackType
+
+from probes._own_sockets import End, connect
 
 MAGIC = 0x3C85F7CE
 VALIDATE, GET, CHECK = 0, 3, 5
@@ -18,10 +20,12 @@ LONGEST = 1 << 20  # bytes of a value
 
 
 class StoreReader:
-    """A connection to `host:port`; raises OSError where there is no store or it does not answer in `timeout_s`."""
+    """A connection to the store at `end`. Raises OSError where there is none, or a reply is not complete in
+    `timeout_s`."""
 
-    def __init__(self, host: str, port: int, timeout_s: float = 2.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout_s)
+    def __init__(self, end: End, timeout_s: float = 2.0) -> None:
+        self._timeout_s = timeout_s
+        self._socket = connect(end, timeout_s)
         self._socket.sendall(struct.pack("<BI", VALIDATE, MAGIC))
 
     def __enter__(self) -> StoreReader:
@@ -46,8 +50,11 @@ class StoreReader:
         return self._read(length)
 
     def _read(self, count: int) -> bytes:
-        parts = b""
+        parts, until_s = b"", time.monotonic() + self._timeout_s
         while len(parts) < count:
+            if (left_s := until_s - time.monotonic()) <= 0:  # a server may send a byte at a time
+                raise TimeoutError("the store's reply is not complete in time")
+            self._socket.settimeout(left_s)
             part = self._socket.recv(count - len(parts))
             if not part:
                 raise OSError("the store closed the connection")

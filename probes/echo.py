@@ -2,8 +2,9 @@
 
 What TCP repeats is always the same segment: it does not tell a dead path from one on which only full-size packets
 vanish, nor from one that has swallowed that segment several times by chance. Ten ICMP echo requests to the host at the
-other end do; the same to the hosts of its other peers tell whose line it is. They come from hangdoc itself, inside the
-rank's network namespace: nothing is sent to the job. A host that answers none may merely not be allowed to.
+other end do; the same to the hosts of its other peers tell whose line it is. They are sent only where the user asks for
+it (`--ask ping`), by hangdoc itself, from inside the rank's network namespace, to hosts that the kernel shows this rank
+connected to. A host that answers none may merely not be allowed to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hangdoc.evidence import Sockets, Target, Unseen
-from probes import Observation, Request, Tier
+from probes import PING, Observation, Request, Tier
 from probes._netns import call_inside, namespace
 
 REPEATED = 2  # times in a row a segment was repeated
@@ -90,6 +91,13 @@ class EchoProbe:
         for targets in members.values():
             remotes = wanted(seen.get(target.pid, {}).get("sockets") for target in targets)
             first = targets[0]
+            if remotes and PING not in request.ask:
+                unseen += [
+                    Unseen(self.name, _unasked(remotes), target.rank, target.pid, target.host)
+                    for target in targets
+                    if wanted([seen.get(target.pid, {}).get("sockets")])
+                ]
+                continue
             try:
                 heard = Echoes(ask(first.pid, remotes)) if remotes else None
             except OSError as error:
@@ -115,6 +123,14 @@ def wanted(sockets: Iterable[object]) -> dict[str, int]:
     for one in (*in_vain, *peers) if in_vain else ():
         found.setdefault(one.remote, min(max(one.pmtu or 1500, 2 * SMALL), 9000))
     return dict(list(found.items())[:MOST])
+
+
+def _unasked(remotes: Mapping[str, int]) -> str:
+    sent = 2 * TIMES  # small and large
+    return (
+        f"no ping was sent to {', '.join(remotes)}: whether small packets pass where large ones do not, or some pass "
+        f"by chance, is not known; `--ask ping` sends {sent} to each"
+    )
 
 
 def ask(pid: int, remotes: Mapping[str, int]) -> tuple[Echo, ...]:

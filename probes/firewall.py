@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc.evidence import Unseen
+from hangdoc.system import programs
 from probes import Observation, Request, Tier
 from probes._netns import call_inside, namespace
 from probes._redact import redact_text
@@ -85,7 +85,7 @@ def _look() -> Firewall | None:
 
 
 def _listing(tool: str, *arguments: str) -> str | None:
-    path = shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    path = programs.find(tool, ("/usr/sbin", "/sbin"))
     if path is None:
         return None
     done = subprocess.run(

@@ -1,8 +1,8 @@
 """Probe `mesh`: the address that each rank of a gloo group has left in the job's store for the others to connect to.
 
-Asked only where a rank stands in the making of a group and is connected to the store. The store is read, key by key,
-and never waited for. Keys and values are those of torch 2.13 (PrefixStore of distributed_c10d.py, gloo's
-context.cc); what looks otherwise is left out.
+Asked only where a rank stands in the making of a group, and only at the other end of the connection that the kernel
+shows this rank to have to the store. The store is read, key by key, and never waited for. Keys and values are those of
+torch 2.13 (PrefixStore of distributed_c10d.py, gloo's context.cc); what looks otherwise is left out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from hangdoc.evidence import Frame, Sockets, Stacks, Target, Unseen
 from probes import Observation, Request, Tier
 from probes._netns import call_inside
+from probes._own_sockets import End, connected
 from probes._tcpstore import StoreReader
 from probes.store import place_of
 from probes.versions import Versions
@@ -127,17 +128,19 @@ def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:
 
 def _ask(target: Target, group: Group) -> Mesh:
     place = place_of(target.master or "")
-    assert place is not None
+    end = connected(target.pid, place[1]) if place else None
+    if end is None:
+        raise OSError("the rank is connected to it no more")
     limit = LIMIT_S + 3 * _ANSWER_S
-    return call_inside(target.pid, lambda: read(place, group), timeout_s=limit)
+    return call_inside(target.pid, lambda: read(end, group), timeout_s=limit)
 
 
-def read(place: tuple[str, int], group: Group) -> Mesh:
-    """What the store at `place` holds of the group; raises OSError where it does not answer."""
+def read(store_at: End, group: Group) -> Mesh:
+    """What the store holds of the group; raises OSError where it does not answer."""
     found: list[Advertised] = []
     missing: list[int] = []
     end = time.monotonic() + LIMIT_S
-    with StoreReader(*place, timeout_s=_ANSWER_S) as store:
+    with StoreReader(store_at, timeout_s=_ANSWER_S) as store:
         for number, rank in enumerate(group.ranks[:MOST]):
             if time.monotonic() > end:
                 break

@@ -6,7 +6,6 @@ namespace; where that may not be entered, /proc/PID/net/tcp gives the queues but
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from contextlib import suppress
 from hangdoc.evidence import Connection, Sockets, Target, Unseen
 from probes import Observation, Request, Tier
 from probes._netns import call_inside, namespace
+from probes._own_sockets import inodes_of
 from probes._refusal import remedy
 from probes._sockdiag import Fields, SockDiag, from_proc
 
@@ -57,7 +57,7 @@ class SocketsProbe:
         for target in request.targets:
             try:
                 where = namespace(target.pid)
-                opened = _socket_inodes(target.pid)
+                opened = inodes_of(target.pid)
             except OSError as error:
                 unseen.append(_unseen(target, _why_not(error, target.pid)))
                 continue
@@ -95,20 +95,6 @@ class SocketsProbe:
         """Close the sockets of namespaces without a rank: an open one keeps the whole namespace in being."""
         for where in self._tables.keys() - set(living):
             self._tables.pop(where).diag.close()
-
-
-def _socket_inodes(pid: int) -> list[int]:
-    """Inodes of the sockets a process has open, from /proc/PID/fd."""
-    found = []
-    with os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in entries:
-            try:
-                link = os.readlink(entry.path)
-            except FileNotFoundError:
-                continue  # closed meanwhile
-            if link.startswith("socket:["):
-                found.append(int(link[8:-1]))
-    return found
 
 
 def _interfaces() -> dict[str, str]:

@@ -1,6 +1,8 @@
 """Probe `store`: where a rank that is being set up means to meet the others, and who is at that place.
 
-Nothing is sent to that place. A LOOK sees only ranks that stand in init_process_group or in a rendezvous: where the
+Nothing is sent to that place. What a host's name stands for is read in the hosts file of the rank, or from the
+connections that the rank itself has to that port; a name service is asked only where the user says so (`--ask dns`).
+A LOOK sees only ranks that stand in init_process_group or in a rendezvous: where the
 others meet is not asked again until a stall is examined.
 """
 
@@ -15,9 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hangdoc.evidence import Kin, Meeting, Stacks, Target, Unseen
 from hangdoc.system.target_files import TargetFiles
-from probes import Observation, Request, Tier
+from hangdoc.evidence import Kin, Meeting, Sockets, Stacks, Target, Unseen
+from probes import DNS, Observation, Request, Tier
 from probes._holders import Holders
 from probes._hosts_file import HOSTS, MOST, naming
 from probes._kin import Relatives
@@ -59,7 +61,13 @@ class StoreProbe:
             if place is None:
                 continue
             try:
-                records[target.pid] = self._meeting(target, *place, request, here)
+                found = records[target.pid] = self._meeting(target, *place, request, here)
+                if found.resolved is None and DNS not in request.ask:
+                    why = (
+                        f"the address of {place[0]} is not known: the rank's hosts file does not have it, and the rank "
+                        "has no connection there; `--ask dns` asks the name service"
+                    )
+                    unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
             except OSError as error:
                 why = (
                     f"where it meets the others could not be looked at ({error.strerror or error}); run hangdoc as root"
@@ -71,7 +79,8 @@ class StoreProbe:
         return request.tier >= Tier.EXAMINE or is_assembling(_stacks(target, request))
 
     def _meeting(self, target: Target, address: str, port: int, request: Request, here: dict[int, Target]) -> Meeting:
-        resolved = self._resolved(target.pid, address)
+        resolved = self._resolved(target.pid, address, DNS in request.ask)
+        resolved = resolved if resolved is not None else _dialled(target, port, request)
         own = self._own_addresses(target.pid)
         local = None if resolved is None or own is None else any(_is_own(one, own) for one in resolved)
         found = Meeting(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
@@ -87,8 +96,8 @@ class StoreProbe:
         talking = sum(one["state"] in ("established", "close_wait") for one in sockets)
         return replace(found, holder=replace(holder, kin=kin), clients=talking)
 
-    def _resolved(self, pid: int, address: str) -> tuple[str, ...] | None:
-        return self._remembered((_mount(pid), address), lambda: resolve(pid, address))
+    def _resolved(self, pid: int, address: str, ask: bool) -> tuple[str, ...] | None:
+        return self._remembered((_mount(pid), address), lambda: resolve(pid, address, ask))
 
     def _own_addresses(self, pid: int) -> tuple[str, ...] | None:
         return self._remembered((str(namespace(pid)), ""), lambda: call_inside(pid, _addresses))
@@ -121,8 +130,11 @@ def place_of(master: str) -> tuple[str, int] | None:
 # --- addresses ------------------------------------------------------------------------------------
 
 
-def resolve(pid: int, name: str) -> tuple[str, ...] | None:
-    """What a host name stands for to `pid`: empty where it gets no address for it, None where that cannot be told."""
+def resolve(pid: int, name: str, ask: bool = False) -> tuple[str, ...] | None:
+    """What a host name stands for to `pid`: empty where it gets no address for it, None where that cannot be told.
+
+    A name service is asked only with `ask`.
+    """
     with suppress(ValueError):
         return (str(ipaddress.ip_address(name)),)
     hosts = _file(pid, HOSTS)
@@ -131,12 +143,19 @@ def resolve(pid: int, name: str) -> tuple[str, ...] | None:
     found = tuple(dict.fromkeys(address for address, _, _ in naming(hosts, name)))
     if found or name == "localhost":
         return found or ("127.0.0.1", "::1")
-    if not _same_resolver(pid):
+    if not ask or not _same_resolver(pid):
         return None
     try:
         return call_inside(pid, lambda: _ask(name), timeout_s=RESOLVE_S)
     except OSError:
         return None  # no answer in time
+
+
+def _dialled(target: Target, port: int, request: Request) -> tuple[str, ...] | None:
+    """What the rank itself has found the name to stand for: where it is connected to, or dials, at that port."""
+    sockets = (request.records or {}).get(target.pid, {}).get("sockets")
+    ends = sockets.connections if isinstance(sockets, Sockets) else ()
+    return tuple(dict.fromkeys(one.remote for one in ends if one.remote_port == port and one.state != "listen")) or None
 
 
 def _ask(name: str) -> tuple[str, ...] | None:

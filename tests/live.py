@@ -65,6 +65,7 @@ def run(job: demo.Broken) -> Result:
 
 def diagnose(job: demo.Broken, trial: Trial, *options: str) -> Result:
     """What `watch --once` says; one that goes on is asked about again until there has been enough to see."""
+    options = (*job.asking, *options)
     if job.told.watch == "live":
         return follow(job, trial, *options)
     limit = time.monotonic() + job.told.within_s

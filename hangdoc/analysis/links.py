@@ -48,6 +48,7 @@ class LinkFacts:
     sacked: int | None = None  # segments that arrived, though one before them did not
     echo: Echo = UNASKED  # what the other end's host answered to requests of small and of full size
     passes: str = ""  # of these: all | some | small | none; empty: it was not asked
+    only_full: bool | None = None  # all that is repeated in vain are full segments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +113,7 @@ def _link(links: Links, data: Data) -> LinkFacts:
         sacked=one.sacked,
         echo=heard,
         passes=heard.passes,
+        only_full=tcp.only_full(one),
     )
 
 

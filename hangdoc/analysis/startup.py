@@ -64,6 +64,7 @@ class StartupJob:
     waited_s: float | None = None  # since the last of them came, at least
     timeout_s: float | None = None  # the first of them gives up after so long
     pending: bool = False  # somebody waits, not yet for long enough to say that he waits in vain
+    unnamed: bool = False  # so does one that has no connection to where it means to meet, a name that nobody looked up
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class StartupAnalysis:
         waits = [one.waited_s for one in facts.values() if one.waits and one.waited_s is not None]
         ends = [one.timeout_s for one in facts.values() if one.waits and one.timeout_s is not None]
         hosts = {rank.target.rank: rank.target.host for rank in case.ranks.values()}  # of a missing one, where known
+        unnamed = not in_vain and any(map(_unnamed, waiting.values()))
         return facts, StartupJob(
             waiting=len(waiting),
             expected=roll.expected,
@@ -101,7 +103,9 @@ class StartupAnalysis:
             here=roll.here,
             waited_s=min(waits, default=None),
             timeout_s=min(ends, default=None),
-            pending=bool(waiting) and not in_vain and (roll.lacking != 0 or case.job_facts["mesh"].pending),
+            pending=unnamed
+            or (bool(waiting) and not in_vain and (roll.lacking != 0 or case.job_facts["mesh"].pending)),
+            unnamed=unnamed,
         )
 
 
@@ -180,6 +184,11 @@ def _trouble(one: Arrival) -> str | None:
     if one.refused:
         return None if one.meeting.kin else "refused"  # the one that serves is on its way
     return "unreached" if one.long_s >= ELSEWHERE_S else None
+
+
+def _unnamed(one: Arrival) -> bool:
+    """It is not connected, and what the name stands for is not known: it may stand for nothing."""
+    return one.connected is False and one.meeting is not None and one.meeting.resolved is None
 
 
 def _facts(

@@ -62,15 +62,23 @@ def oversize(one: Connection) -> bool | None:
     They do where the peer has told of some behind the hole (SACK), or where all that ever arrived was small. Where
     full ones have arrived behind it, it is chance that keeps this one back.
     """
+    full = only_full(one)
+    if not full or not one.segment_bytes:
+        return full
+    if one.sacked:
+        missing = (one.unacked or 0) - one.sacked
+        on_the_way = one.send_queue - (one.not_sent or 0)
+        return on_the_way - missing * one.segment_bytes <= PART * one.segment_bytes * one.sacked
+    return _only_small(one, one.segment_bytes)
+
+
+def only_full(one: Connection) -> bool | None:
+    """Whatever is repeated in vain are full segments: it may be that only these do not arrive."""
     if one.retransmits is None or one.unacked is None or not one.segment_bytes:
         return None
     on_the_way = one.send_queue - (one.not_sent or 0)
     missing = one.unacked - (one.sacked or 0)
-    if one.retransmits < DEAD_REPEATS or missing < 1 or on_the_way < NEARLY * missing * one.segment_bytes:
-        return False
-    if one.sacked:
-        return on_the_way - missing * one.segment_bytes <= PART * one.segment_bytes * one.sacked
-    return _only_small(one, one.segment_bytes)
+    return one.retransmits >= DEAD_REPEATS and missing >= 1 and on_the_way >= NEARLY * missing * one.segment_bytes
 
 
 def _only_small(one: Connection, full: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +23,30 @@ Playbooks = Annotated[
         help="Add playbooks of your own. May be repeated.",
     ),
 ]
+
+Ask = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ask",
+        metavar="WHAT,...",
+        help="Send something to learn more (by default nothing is): recorder (a request to the job's own debug "
+        "server), ping (to the peers of a rank whose bytes do not arrive), dns (what the address where ranks meet "
+        "stands for), or all.",
+    ),
+]
+
+
+def parse_ask(groups: Sequence[str]) -> frozenset[str]:
+    """What `--ask ping,dns` and `--ask ping --ask dns` stand for; raises a usage error."""
+    from probes import ASKABLE
+
+    words = [word for group in groups for word in re.split(r"[,\s]+", group) if word]
+    for word in words:
+        if word not in (*ASKABLE, "all"):
+            raise typer.BadParameter(
+                f"{word!r} is nothing to ask; give some of {', '.join(ASKABLE)}, or all", param_hint="--ask"
+            )
+    return frozenset(ASKABLE if "all" in words else words)
 
 
 # --- which hosts, and how they are reached --------------------------------------------------------

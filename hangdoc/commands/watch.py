@@ -11,6 +11,7 @@ import typer
 
 from hangdoc.commands.options import (
     AgentCommand,
+    Ask,
     Container,
     JobId,
     Namespace,
@@ -18,6 +19,7 @@ from hangdoc.commands.options import (
     Playbooks,
     Selector,
     ViaWhat,
+    parse_ask,
     wish,
 )
 from hangdoc.commands.output import reader_gone, say, stdout_console, write
@@ -52,6 +54,7 @@ def command(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples; longer while all is well.")
     ] = 1.0,
+    ask: Ask = None,
     nodes: Nodes = None,
     via: ViaWhat = None,
     agent_command: AgentCommand = "hangdoc",
@@ -82,7 +85,7 @@ def command(
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
     from hangdoc.watchdog import Options
 
-    options = Options(wanted, record, tuple(playbooks or ()), interval, fleet)
+    options = Options(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
     return _once(options, json) if once else _live(options, json)
 
 

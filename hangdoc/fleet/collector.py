@@ -31,12 +31,12 @@ AT_ONCE = 128  # hosts that are asked and have not answered: what all say at onc
 RETRY_S = (5.0, 10.0, 20.0, 60.0)  # after which an agent that ended is started anew
 
 
-def started(wish: Wish, say: Callable[[str], None]) -> Fleet:
-    """The fleet that the user means, its agents on their way; raises HangdocError."""
+def started(wish: Wish, say: Callable[[str], None], ask: Collection[str] = ()) -> Fleet:
+    """The fleet that the user means, its agents on their way; `ask`: what they may send. Raises HangdocError."""
     hosts, way = hosts_of(wish), way_of(wish)
     collect_rarely()
     say(f"starting agents on {len(hosts)} host{'s' * (len(hosts) != 1)} by {wish.via}")
-    return Fleet(hosts, Carrier(way), say)
+    return Fleet(hosts, Carrier(way), say, ask=tuple(ask))
 
 
 @dataclass(slots=True)
@@ -47,6 +47,7 @@ class Fleet:
     carrier: Carrier
     say: Callable[[str], None]
     again: bool = True  # start agents anew that have ended
+    ask: tuple[str, ...] = ()  # what the agents' probes may send
     _hosts: dict[str, Host] = field(default_factory=dict)
     _owners: Owners = field(init=False)
     _kinds: Mapping[str, type] = field(init=False)
@@ -136,9 +137,9 @@ class Fleet:
                     own |= {host.token: mine} if mine != wire.Own() and host.token else {}
                 else:
                     told = {"": mine} if mine != wire.Own() else {}
-                    self._to_ask.append(([host], wire.Command(do, self._round, told, self._fresh)))
+                    self._to_ask.append(([host], wire.Command(do, self._round, told, self._fresh, self.ask)))
         if shared:
-            self._to_ask.append((shared, wire.Command(do, self._round, own, self._fresh)))
+            self._to_ask.append((shared, wire.Command(do, self._round, own, self._fresh, self.ask)))
         self._fresh = False
         self._put()
 

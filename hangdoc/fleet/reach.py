@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from hangdoc import wire
 from hangdoc.doctor import Check
 from hangdoc.fleet.carrier import Carrier, Event
 from hangdoc.fleet.via import Wish, hosts_of, way_of
@@ -33,7 +34,7 @@ def reach(wish: Wish, limit_s: float = LIMIT_S) -> tuple[Check, ...]:
         while (left_s := until_s - time.monotonic()) > 0 and any(host.ended is None for host in hosts.values()):
             event = carrier.next(min(left_s, 0.5))
             if event is not None:
-                _note(hosts[event.host], event)
+                _note(hosts[event.host], event, wish.via)
     finally:
         carrier.close()
     said: dict[Check, list[str]] = defaultdict(list)
@@ -46,15 +47,24 @@ def reach(wish: Wish, limit_s: float = LIMIT_S) -> tuple[Check, ...]:
     )
 
 
-def _note(host: _Host, event: Event) -> None:
+def _note(host: _Host, event: Event, via: str) -> None:
     if event.kind == "ended":
         host.ended = redact_text(event.text.decode(errors="replace"))[:300]
     elif event.kind == "line":
         try:
+            if event.text.startswith(b'{"schema"'):  # an agent, which can nothing else
+                host.checks.append(_agent(wire.parse(event.text, wire.Hello), via))
+                host.ended = ""
+                return
             told = json.loads(event.text)
             host.checks.append(Check(*(told[key] for key in ("name", "ok", "detail", "fix"))))
         except (ValueError, TypeError, KeyError):
             return  # what the host's shell greets with
+
+
+def _agent(hello: wire.Hello, via: str) -> Check:
+    detail = f"reached by {via}: an agent of hangdoc {hello.hangdoc[:20]} answers"
+    return Check("", True, f"{detail}; `hangdoc doctor` on the host tells what may be seen there")
 
 
 def _of_host(host: _Host, via: str, limit_s: float) -> list[Check]:
@@ -63,4 +73,5 @@ def _of_host(host: _Host, via: str, limit_s: float) -> list[Check]:
         fix = "`ssh HOST hangdoc --version` must answer without a question; --agent-command says where hangdoc is"
         return [Check("", False, f"not reached by {via}: {why or 'no answer'}", fix)]
     bad = [check for check in host.checks if check.ok is False]
-    return bad or [Check("", True, f"reached by {via}, and all is seen there")]
+    agents = [check for check in host.checks if not check.name]
+    return bad or agents or [Check("", True, f"reached by {via}, and all is seen there")]

@@ -1,8 +1,13 @@
-"""How the agent gets onto a host: the command line of each way, and the hosts there are where none are named."""
+"""How the agent gets onto a host: the command line of each way, and the hosts there are where none are named.
+
+Every word that a user, a scheduler or a cluster gives is checked before a shell or another program gets to see it: none
+can be an option, or anything but a word to a shell. The agent's command alone is the user's own, as a shell reads it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,8 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hangdoc.errors import HangdocError
+from hangdoc.system import programs
 
 ASK_S = 15.0  # for a scheduler to tell the nodes
+AGENT_ALONE = "hangdoc-agent"  # the command that is an agent and nothing else: what sudo may allow
+
+# Host and pod names, IPv4 and IPv6 addresses: letters, digits and `.:_-`, never an option.
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}")
+# ClusterShell's node sets, `@source:group` and operators among them; the name of a group goes to a shell (upcalls).
+_NODES = re.compile(r"(?!-)(?:(?<![@:,!&^/\[])-|[A-Za-z0-9_.:,/@\[\]!&^*?+])*")
+_SLURM_JOB = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?(?:\+[0-9]{1,10})?")  # 123, 123_4 of an array, 123+1
+_SELECTOR = re.compile(r"[A-Za-z0-9!][A-Za-z0-9_./,=!() -]{0,1000}")  # Kubernetes: `app=train`, `tier in (a, b)`
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")  # of a Kubernetes namespace or container (RFC 1123)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +53,9 @@ class Way:
 
 def hosts_of(wish: Wish) -> list[str]:
     """The hosts, in the order given; raises HangdocError where none are named or the name means none."""
+    _check(wish)
     text = wish.nodes if wish.nodes is not None else _default_nodes(wish)
+    _checked("--nodes", text, _NODES, "node[1-64], n1,n2 or @group")
     from ClusterShell.NodeSet import NodeSet, NodeSetException, std_group_resolver
     from ClusterShell.NodeUtils import GroupResolverError, GroupSourceError, UpcallGroupSource
 
@@ -51,16 +68,41 @@ def hosts_of(wish: Wish) -> list[str]:
         raise HangdocError(f"--nodes {text}: {error}; write node[1-64], n1,n2 or @group", code=64) from None
     if not hosts:
         raise HangdocError(f"--nodes {text!r} means no node; write node[1-64], n1,n2 or @group", code=64)
+    for host in hosts:  # a group's upcall, squeue or kubectl may have named them
+        _checked("--nodes", host, _HOST, "names of hosts or pods")
     return hosts
 
 
+def _check(wish: Wish) -> None:
+    """Raises HangdocError for a word that cannot be what it should be."""
+    _checked("--jobid", wish.job, _SLURM_JOB, "the number of a Slurm job, as 123")
+    _checked("--selector", wish.selector, _SELECTOR, "a label, as app=train")
+    _checked("--namespace", wish.namespace, _NAME, "the name of a namespace")
+    _checked("--container", wish.container, _NAME, "the name of a container")
+
+
+def _checked(option: str, word: str | None, pattern: re.Pattern[str], wanted: str) -> None:
+    if word is not None and not pattern.fullmatch(word):
+        raise HangdocError(f"{option} {word!r} is not {wanted}", code=64)
+
+
+def alone(wish: Wish) -> bool:
+    """Whether the agent's command can be nothing but an agent: it is given no word then, as sudo may insist."""
+    words = wish.agent.split()
+    return bool(words) and os.path.basename(words[-1]) == AGENT_ALONE
+
+
 def way_of(wish: Wish, verb: str = "agent") -> Way:
-    """How to start `hangdoc VERB` on hosts; raises HangdocError where what it needs is not there."""
+    """How to start `hangdoc VERB` (`alone`: the agent, whatever the verb) on hosts; raises HangdocError where what it
+    needs is not there."""
+    _check(wish)
+    what = wish.agent if alone(wish) else f"{wish.agent} {verb}"
 
     def run(host: str) -> str:
-        return f"{wish.agent.replace('%h', shlex.quote(host))} {verb}"
+        return what.replace("%h", shlex.quote(host))
 
     if wish.via == "ssh":
+        _trusted("ssh")
         # Silence for so long means that the host, or the way to it, is gone.
         options = {"connect_timeout": 5, "ssh_options": "-oServerAliveInterval=5 -oServerAliveCountMax=2"}
         return Way(run, remote=True, options=options)
@@ -102,6 +144,7 @@ def _slurm_job(wish: Wish) -> str:
     job = wish.job or os.environ.get("SLURM_JOB_ID")
     if not job:
         raise HangdocError("not within a Slurm job: name one with --jobid N (`squeue --me` lists yours)", code=64)
+    _checked("SLURM_JOB_ID", job, _SLURM_JOB, "the number of a Slurm job, as 123")
     return job
 
 
@@ -112,6 +155,16 @@ def _flag(name: str, value: str | None) -> list[str]:
 def _need(command: str, remedy: str) -> None:
     if shutil.which(command) is None:
         raise HangdocError(f"there is no `{command}` here: {remedy}")
+    _trusted(command)
+
+
+def _trusted(command: str) -> None:
+    """Raises HangdocError where we are root and the program on the PATH is one that others may change."""
+    found = shutil.which(command)
+    if found is not None and os.geteuid() == 0 and not programs.of_root_alone(found):
+        raise HangdocError(
+            f"root does not run {found}, which others may change: put the system's own first on the PATH"
+        )
 
 
 def _ask(*command: str) -> str:

@@ -48,6 +48,7 @@ class Command:
     id: int = 0
     own: dict[str, Own] = field(default_factory=dict)  # by the agent's token; by "" to the only one that hears it
     fresh: bool = False  # look for new ranks first
+    ask: tuple[str, ...] = ()  # what the agent's probes may send (`probes.ASKABLE`)
 
     def of(self, token: str) -> Own:
         """What concerns one agent."""

@@ -237,7 +237,7 @@ def judged(bed: SshBed, trial: Trial, job: demo.Broken, loud_s: float | None) ->
     demo.Log(trial, lambda line: None).follow(limit, loud_s)
     while True:
         started = time.monotonic()
-        done = bed.hangdoc("watch", "--nodes", bed.nodes, "--once", "--json", timeout=120)
+        done = bed.hangdoc("watch", "--nodes", bed.nodes, "--once", "--json", *job.asking, timeout=120)
         assert done.stdout.count("\n") == 1, done
         result = live.Result(job, json.loads(done.stdout), done.returncode, time.monotonic() - started)
         if result.best or loud_s is None or time.monotonic() > limit:

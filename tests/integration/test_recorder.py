@@ -13,7 +13,7 @@ def test_what_the_recorder_holds_is_told() -> None:
     with running(HUNG / "leaves_early.py", 2, ("--debug-port", str(free_port()))) as job:
         job.wait_log("step 10", 60)
         job.wait_still(3)
-        best = watch_once(job.launcher_pid).verdict["findings"][0]
+        best = watch_once(job.launcher_pid, "--ask", "recorder").verdict["findings"][0]
         told = [line["text"] for line in best["evidence"] if line["probe"] == "recorder"]
         assert best["playbook"] == "uneven-batches", json.dumps(best, indent=1)
         assert told, json.dumps(best, indent=1)

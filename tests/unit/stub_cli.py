@@ -25,6 +25,7 @@ class Options:
     playbooks: tuple[Path, ...]
     interval_s: float
     fleet: object = None
+    ask: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from hangdoc import __version__, cli
 from hangdoc.commands import app
+from hangdoc.commands.options import parse_ask
 from hangdoc.commands.watch import parse_pids
 
 HERE = Path(__file__).parent
@@ -55,6 +56,11 @@ def hangdoc(scene: str, *arguments: str, **more: str) -> subprocess.CompletedPro
         (["watch", "--pids"], "--pids"),
         (["watch", "4276"], "give PIDs with --pids, as in: hangdoc watch --pids 4276"),
         (["watch", "--interval", "0"], "--interval"),
+        (
+            ["watch", "--ask", "ping,everything"],
+            "'everything' is nothing to ask; give some of recorder, ping, dns, or all",
+        ),
+        (["watch", "--via", "srun", "--jobid", "$(id)"], "--jobid '$(id)' is not the number of a Slurm job"),
         (["watch", "--playbooks", "/does/not/exist"], "/does/not/exist"),
         (["report"], "SOURCE"),
         (["report", "/does/not/exist"], "/does/not/exist"),
@@ -99,6 +105,19 @@ def test_help_has_an_example(name: str) -> None:
 )
 def test_pids_in_any_form(groups: list[str], rest: list[str], pids: tuple[int, ...]) -> None:
     assert parse_pids(groups, rest) == pids
+
+
+@pytest.mark.parametrize(
+    ("groups", "asked"),
+    [
+        ([], set()),
+        (["ping"], {"ping"}),
+        (["ping,dns", "recorder"], {"ping", "dns", "recorder"}),
+        (["all"], {"ping", "dns", "recorder"}),
+    ],
+)
+def test_what_may_be_sent(groups: list[str], asked: set[str]) -> None:
+    assert parse_ask(groups) == asked
 
 
 def test_completion_of_commands_and_playbooks() -> None:

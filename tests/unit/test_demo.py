@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -54,3 +55,11 @@ def test_log_is_followed_until_it_falls_silent(
 def test_unknown_failure_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="uneven-batches"):
         demo.broken("uneven-batch")
+
+
+def test_the_job_runs_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m` imports from where it runs first: where root stands may be somebody else's folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text("import os, time\nprint('in', os.getcwd(), flush=True)\ntime.sleep(60)\n")
+    with running(Path("job.py"), 1, launcher="self") as job:
+        assert job.wait_log("in .*", 30) == f"in {os.path.realpath(job.folder)}"

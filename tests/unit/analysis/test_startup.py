@@ -212,3 +212,14 @@ def test_a_stranger_that_nobody_is_connected_to_is_no_matter() -> None:
     found = facts(*ranks).job
     assert not found.startup.barred
     assert not found.stall.stalled
+
+
+def test_a_name_that_nobody_looked_up_is_not_healthy() -> None:
+    """All are there, and one has no connection: it may not get one, for all that is known."""
+    unnamed = Meeting("trainer-0", PORT, None, None)
+    found = facts(One(0), One(1, meeting=unnamed, socket=None, age_s=20.0), One(2)).job
+    assert (found.startup.unnamed, found.startup.pending, found.stall.stalled) == (True, True, False)
+    late = facts(One(0), One(1, meeting=unnamed, socket=None, age_s=100.0), One(2))
+    assert (late.job.startup.unnamed, late.job.stall.stalled) == (False, True)
+    assert [rank.startup.trouble for rank in late.ranks] == [None, "unreached", None]
+    assert not facts(One(0), One(1, meeting=unnamed), One(2)).job.startup.unnamed, "it is connected"

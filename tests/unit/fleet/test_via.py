@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,4 +103,106 @@ def test_what_is_missing_is_said(commands: Path, wish: Wish, says: str) -> None:
 def test_a_command_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HangdocError, match="no `srun`"):
+        way_of(Wish("srun", job="7"))
+
+
+# --- what a shell or another program's options must not see ------------------------------------------
+
+EVIL = (
+    "$(touch {0})",
+    "`touch {0}`",
+    "1;touch {0}",
+    "1|touch {0}",
+    "1 touch {0}",
+    "1\ntouch {0}",
+    "1>{0}",
+    "-oX={0}",
+    "'{0}",
+)
+
+
+def start(wish: Wish) -> None:
+    """As a fleet does, without a host."""
+    for host in hosts_of(wish):
+        subprocess.run(way_of(wish).command(host), shell=True, timeout=10, check=False)
+
+
+@pytest.mark.parametrize("evil", EVIL)
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Wish(nodes="{0}"),
+        Wish(nodes="n1,{0}"),
+        Wish(nodes="@slurmjob:{0}"),
+        Wish(nodes="@{0}"),
+        Wish("local", nodes="{0}"),
+        Wish("srun", job="{0}"),
+        Wish("srun", nodes="n1", job="{0}"),
+        Wish("srun", nodes="{0}", job="7"),
+        Wish("kubectl", selector="app=x", namespace="{0}"),
+        Wish("kubectl", selector="app=x", container="{0}"),
+        Wish("kubectl", nodes="{0}"),
+    ],
+    ids=str,
+)
+def test_a_word_that_is_more_than_a_word_is_wrong_usage(commands: Path, wish: Wish, evil: str) -> None:
+    canary = commands / "canary"
+    values = {name: getattr(wish, name) for name in ("nodes", "job", "namespace", "container") if getattr(wish, name)}
+    told = replace(wish, **{name: value.replace("{0}", evil.format(canary)) for name, value in values.items()})
+    with pytest.raises(HangdocError) as raised:
+        start(told)
+    assert raised.value.code == 64
+    assert not canary.exists()
+    assert not (commands / "asked").exists(), "nothing was started"
+
+
+@pytest.mark.parametrize("evil", ["--as=root", "-A", "a=$(touch x)", "a=b;c", "a=`b`", ""])
+def test_a_selector_is_one(commands: Path, evil: str) -> None:
+    with pytest.raises(HangdocError) as raised:
+        hosts_of(Wish("kubectl", selector=evil))
+    assert raised.value.code == 64
+    assert not (commands / "asked").exists()
+
+
+@pytest.mark.parametrize("selector", ["app=train", "app==train,tier!=web", "!old", "tier in (a, b)", "x.y/z-1=A_b.c"])
+def test_a_selector_may_be_all_that_kubernetes_knows(commands: Path, selector: str) -> None:
+    (commands / "kubectl.says").write_text("train-0\n")
+    assert hosts_of(Wish("kubectl", selector=selector)) == ["train-0"]
+
+
+@pytest.mark.parametrize("job", ["7", "123_4", "123+1"])
+def test_jobs_of_slurm(commands: Path, job: str) -> None:
+    (commands / "squeue.says").write_text("n[1-2]\n")
+    assert hosts_of(Wish("srun", job=job)) == hosts_of(Wish(nodes=f"@slurmjob:{job}")) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("number", "says"), list(enumerate(["n1;touch x", "-oProxyCommand=x", "$(x)", "n1 -lroot"], 801))
+)  # ClusterShell remembers the nodes of a group
+def test_what_a_scheduler_names_is_checked_as_well(commands: Path, number: int, says: str) -> None:
+    (commands / "squeue.says").write_text(says + "\n")
+    (commands / "kubectl.says").write_text(says + "\n")
+    for wish in (Wish("srun", job="7"), Wish("kubectl", selector="a=b"), Wish(nodes=f"@slurmjob:{number}")):
+        with pytest.raises(HangdocError) as raised:
+            hosts_of(wish)
+        assert raised.value.code == 64
+
+
+def test_the_job_we_are_in_is_checked_as_well(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7;touch x")
+    with pytest.raises(HangdocError, match="SLURM_JOB_ID") as raised:
+        way_of(Wish("srun", nodes="n1"))
+    assert raised.value.code == 64
+
+
+@pytest.mark.parametrize("agent", ["hangdoc-agent", "sudo -n /opt/hangdoc/bin/hangdoc-agent"])
+def test_what_is_an_agent_and_nothing_else_is_given_no_word(agent: str) -> None:
+    for verb in ("agent", "doctor --json"):
+        assert way_of(Wish(nodes="n1", agent=agent), verb).command("n1") == agent
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone trusts nobody")
+def test_root_runs_no_scheduler_that_another_may_change(commands: Path) -> None:
+    os.chown(commands / "srun", 65534, 65534)
+    with pytest.raises(HangdocError, match="others may change"):
         way_of(Wish("srun", job="7"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from talkers import talking
 
 ALL = ("INPUT", "-j", "DROP")
 LARGE = ("INPUT", "-m", "length", "--length", "1400:65535", "-j", "DROP")
+ASKED = frozenset({"ping"})
 EVERY_THIRD = ("INPUT", "-m", "statistic", "--mode", "nth", "--every", "3", "--packet", "0", "-j", "DROP")
 
 
@@ -65,7 +67,7 @@ def test_it_asks_only_where_bytes_are_repeated_in_vain() -> None:
 
         def seen(**state: Any) -> bool:
             one = Connection(bed.nodes[0].address, 1, peer, 2, "established", **state)
-            request = Request([target], Tier.EXAMINE, records={rank.pid: {"sockets": Sockets((one,))}})
+            request = Request([target], Tier.EXAMINE, records={rank.pid: {"sockets": Sockets((one,))}}, ask=ASKED)
             return rank.pid in PROBE.observe(request).by_pid
 
         assert not seen()
@@ -84,7 +86,8 @@ def test_then_it_asks_the_other_peers_as_well() -> None:
             Connection(own, 1, fine, 2, "established"),
             Connection(own, 3, stuck, 4, "established", send_queue=9000, retransmits=3),
         )
-        request = Request([rank.target(0)], Tier.EXAMINE, records={rank.pid: {"sockets": Sockets(connections)}})
+        records = {rank.pid: {"sockets": Sockets(connections)}}
+        request = Request([rank.target(0)], Tier.EXAMINE, records=records, ask=ASKED)
         heard = PROBE.observe(request).by_pid[rank.pid].echoes
         assert {echo.remote: echo.passes for echo in heard} == {stuck: "none", fine: "all"}
 
@@ -107,3 +110,25 @@ def test_who_is_in_question_is_asked_however_many_peers_other_ranks_have() -> No
     asked = wanted(Sockets((*idle, one)) for one in stuck)
     assert list(asked)[:2] == ["10.0.2.0", "10.0.2.1"]
     assert (len(asked), asked["10.0.2.1"], asked["10.0.1.0"]) == (MOST, 9000, 1500)
+
+
+def test_unless_the_user_asks_for_it_nothing_is_sent() -> None:
+    netbed.require()
+    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+        until_up(rank.pid, bed.nodes[1].address)
+        before = icmp_sent(rank.pid)
+        stuck = Connection(
+            bed.nodes[0].address, 1, bed.nodes[1].address, 2, "established", send_queue=9000, retransmits=3
+        )
+        request = Request([rank.target(0)], Tier.EXAMINE, records={rank.pid: {"sockets": Sockets((stuck,))}})
+        seen = PROBE.observe(request)
+        assert icmp_sent(rank.pid) == before
+        assert seen.by_pid == {}
+        (lack,) = seen.unseen
+        assert (lack.pid, bed.nodes[1].address in lack.why, "--ask ping" in lack.why) == (rank.pid, True, True)
+
+
+def icmp_sent(pid: int) -> int:
+    """ICMP messages that the network namespace of `pid` has sent: OutMsgs of proc_pid_net_snmp."""
+    names, values = (line.split() for line in Path(f"/proc/{pid}/net/snmp").read_text().splitlines() if "Icmp:" in line)
+    return int(dict(zip(names, values, strict=True))["OutMsgs"])

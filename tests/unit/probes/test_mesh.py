@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from hangdoc.evidence import Frame, Sockets, Stack, Stacks, Target, Variable
+from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
+from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
 from probes.sockets import SocketsProbe
 from probes.versions import Versions
@@ -45,7 +46,7 @@ def target(program: Program) -> Target:
 def test_what_the_store_holds(rank: Program) -> None:
     seen = SocketsProbe().observe(Request([target(rank)], Tier.LOOK)).by_pid[rank.pid]
     listening = {one.local_port for one in seen.connections if one.state == "listen" and one.local == "127.0.0.1"}
-    found = read(("127.0.0.1", rank.said), Group("0//", (4, 7)))
+    found = read(End("127.0.0.1", rank.said), Group("0//", (4, 7)))
     assert [(one.rank, one.address, one.hostname) for one in found.advertised] == [
         (4, "127.0.0.1", socket.gethostname())
     ]
@@ -76,11 +77,44 @@ def test_who_is_asked(rank: Program, change: dict[str, Any], asked: bool) -> Non
     assert (one.pid in seen.by_pid) is asked
 
 
+def test_the_kernel_says_where_the_store_is_not_the_rank(rank: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*name: object) -> None:
+        raise AssertionError(f"{name} was looked up")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    one = replace(target(rank), master=f"elsewhere.invalid:{rank.said}")
+    records = {
+        "stacks": stacks(frame(group_size=2, group_name='"0"', global_ranks_in_group="[]")),
+        "versions": Versions("2.13.0+cpu"),
+        "sockets": SocketsProbe().observe(Request([one], Tier.LOOK)).by_pid[one.pid],
+    }
+    seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+    assert (seen.unseen, one.pid in seen.by_pid) == ((), True)
+
+
+def test_a_connection_that_is_no_more_is_not_made_for_it(rank: Program) -> None:
+    """It had one when its sockets were looked at, or so the record says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        one = replace(target(rank), master=f"127.0.0.1:{port}")
+        records = {
+            "stacks": stacks(frame(group_size=2, group_name='"0"', global_ranks_in_group="[]")),
+            "versions": Versions("2.13.0+cpu"),
+            "sockets": Sockets((Connection("127.0.0.1", 1, "127.0.0.1", port, "established"),)),
+        }
+        seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+        assert seen.by_pid == {}
+        assert len(seen.unseen) == 1
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(OSError, match="refused"):
-        read(("127.0.0.1", port), Group("0//", range(2)))
+        read(End("127.0.0.1", port), Group("0//", range(2)))
 
 
 @pytest.mark.parametrize(

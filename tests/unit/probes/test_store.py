@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hangdoc import procfs
-from hangdoc.evidence import Frame, Meeting, Stack, Stacks, Target, Variable
+from hangdoc.evidence import Connection, Frame, Meeting, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
 from probes.store import StoreProbe, is_assembling, place_of, resolve
 from unit.probes.attach import started
@@ -146,13 +146,40 @@ def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch, error: int, 
         raise socket.gaierror(error, "no")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert resolve(os.getpid(), "trainer-0.invalid") == known
+    assert resolve(os.getpid(), "trainer-0.invalid", ask=True) == known
     assert resolve(os.getpid(), "10.1.2.3") == ("10.1.2.3",)
     assert "127.0.0.1" in (resolve(os.getpid(), "localhost") or ())
 
 
 def test_names_that_can_be_no_names() -> None:
-    assert resolve(os.getpid(), "a" * 300) in ((), None)
+    assert resolve(os.getpid(), "a" * 300, ask=True) in ((), None)
+
+
+def test_no_name_service_is_asked_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+
+    def look_up(name: str, *_: object) -> list[object]:
+        looked_up.append(name)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    target = me("trainer-0.invalid:29500")
+    seen = StoreProbe().observe(Request([target], Tier.EXAMINE, records={target.pid: {}}))
+    assert looked_up == []
+    assert seen.by_pid[target.pid].resolved is None
+    assert ["--ask dns" in lack.why for lack in seen.unseen] == [True]
+    asked = StoreProbe().observe(Request([target], Tier.EXAMINE, records={target.pid: {}}, ask=frozenset({"dns"})))
+    assert looked_up == ["trainer-0.invalid"]
+    assert (asked.by_pid[target.pid].resolved, asked.unseen) == ((), ())
+
+
+def test_what_a_name_stands_for_the_ranks_own_connection_tells() -> None:
+    target = me("trainer-0.invalid:29500")
+    for state in ("established", "syn_sent"):
+        sockets = Sockets((Connection("10.0.0.1", 4711, "10.0.0.9", 29500, state),))
+        seen = StoreProbe().observe(Request([target], Tier.EXAMINE, records={target.pid: {"sockets": sockets}}))
+        found = seen.by_pid[target.pid]
+        assert (found.resolved, found.local, seen.unseen) == (("10.0.0.9",), False, ())
 
 
 # --- patience -------------------------------------------------------------------------------------
