@@ -28,7 +28,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Write the verdict as JSON, one object a line.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write a ticket in Markdown.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page to FILE (mode 0600) as well.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page to FILE as well, readable by you alone."),
     ] = None,
     playbooks: Playbooks = None,
 ) -> int:

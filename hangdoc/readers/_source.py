@@ -40,6 +40,8 @@ class Source:
     name: str
     size: int  # bytes on disk when it was found
     node: Node | None = None  # whose torchrun wrote it; None: there is one torchrun only, or it did not
+    before: tuple[Source, ...] = ()  # earlier segments of the same recording, to be read with it
+    skipped: int = 0  # segments of it that need not be read
 
     @cached_property
     def head(self) -> bytes:
