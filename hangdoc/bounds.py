@@ -1,19 +1,22 @@
 """What reading a file may cost, by its size on disk: small files that unpack to much, or parse into much, are bombs.
 
-Each bound has a floor, so that any honest small file passes, and grows with the file, so that any honest large one does.
-Measured: recordings unpack to 10 to 60 times their size, those of a calm day to some hundred times, Flight Recorder dumps to 70
-times; a parsed dump takes up to 24 times its bytes in memory.
+Each bound has a floor, so that any honest small file passes, and grows with the file, so that any honest large one
+does. Measured: recordings unpack to 10 to 60 times their size, Flight Recorder dumps to 70 times; a parsed dump takes
+up to 24 times its bytes in memory.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 MIB = 2**20
-STREAM, STREAM_TIMES, STREAM_MOST = 256 * MIB, 4096, 64 * 2**30  # bytes of what is read piece by piece
+STREAM, STREAM_TIMES, STREAM_MOST = 256 * MIB, 1024, 64 * 2**30  # bytes of what is read piece by piece
 WHOLE, WHOLE_TIMES, WHOLE_MOST = 16 * MIB, 128, 2**30  # bytes of what is parsed as a whole
+LINES, LINES_TIMES = 500_000, 4  # lines that are looked at one by one
 MEMORY, MEMORY_TIMES, MEMORY_RATIO = 128 * MIB, 24, 1024  # bytes that parsing may take
 SMALL = 100 * 2**10  # bytes of a file that may take no more than MEMORY
 
@@ -26,6 +29,11 @@ def most_streamed(packed: int) -> int:
 def most_whole(packed: int) -> int:
     """Bytes that it may unpack to where all of it, or one line of it, is parsed at once."""
     return min(WHOLE + WHOLE_TIMES * packed, WHOLE_MOST)
+
+
+def most_lines(packed: int) -> int:
+    """Lines of it that may be looked at one by one, which takes microseconds each."""
+    return LINES + LINES_TIMES * packed
 
 
 def most_memory(packed: int, text: int) -> int:
@@ -47,3 +55,14 @@ def limited_memory(more: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def parsed_json(data: bytes | str, packed: int) -> Any:
+    """The value of a JSON text that came of a file with `packed` bytes; raises ValueError with the end of a sentence."""
+    try:
+        with limited_memory(most_memory(packed, len(data))):
+            return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except MemoryError:
+        raise ValueError("it takes more memory than a file of its size can need") from None

@@ -108,6 +108,10 @@ def _found(sources: Sequence[Source], readers: Sequence[Reader], notes: Notes, r
             yield from reader.read(source, notes)
         except OSError as error:
             notes.problem(f"{source.name}: {error.strerror or error}; read up to there")
+        except (MemoryError, RecursionError):
+            notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+        finally:
+            source.forget_head()
 
 
 def _written(files: Sequence[Source]) -> float | None:

@@ -29,7 +29,9 @@ def command(
     markdown: Annotated[bool, typer.Option("--markdown", help="Write a ticket in Markdown.")] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page to FILE as well, readable by you alone."),
+        typer.Option(
+            "--html", metavar="FILE", dir_okay=False, help="Write a page to FILE as well, readable by you alone."
+        ),
     ] = None,
     playbooks: Playbooks = None,
 ) -> int:

@@ -1,4 +1,4 @@
-"""Of a long recording the looks that matter: its end, and what led to the last verdict of each job, if that holds still.
+"""Of a long recording the looks that matter: its end, and what led to the last verdict of each job that holds still.
 
 A day of looks is gigabytes of JSON. Of each line only who was seen and when is decoded, which costs a microsecond a
 kilobyte; the rest stays text, and is dropped unless it lies in a window.
@@ -137,9 +137,9 @@ class Windows:
         self._shorten()
         died = {rank for rank, alive in ranks.items() if alive is False and before.get(rank, False) is not False}
         for job in {job for job, _ in died} if host.looks else ():
-            number, *last = host.looks[-1]
+            number, where, last = host.looks[-1]
             window = self._deaths.setdefault(job, _Window())
-            window.lines[number] = last[0], last[1]
+            window.lines[number] = where, last
             window.ranks |= {rank for rank in died if rank[0] == job}
             if len(window.lines) > DEATHS:
                 del window.lines[min(window.lines)]

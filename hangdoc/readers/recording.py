@@ -36,20 +36,21 @@ class RecordingReader:
     def read(self, source: Source, notes: Notes) -> Iterable[Found]:
         parts = (*source.before, source)
         size = sum(part.size for part in parts)
-        windows, problems, found = Windows(bounds.most_whole(size)), list[str](), list[Snapshot]()
+        windows, found = Windows(bounds.most_whole(size)), list[Snapshot]()
+        cuts, problems = list[str](), list[str]()  # what ends a file early; lines that are passed over
         try:
             with bounds.limited_memory(bounds.most_memory(size, windows.most_text)):
                 for part in parts:
-                    _take(part, windows, problems)
+                    _take(part, windows, cuts, problems)
                 kept = list(windows.kept())
             with uncollected(), bounds.limited_memory(bounds.most_memory(size, sum(len(one.text) for one in kept))):
                 for shot in _decoded(kept, size, problems):
                     found.append(shot)
         except MemoryError:
-            problems.append(f"{source.name}: takes more memory than a recording of its size can need; read up to there")
+            cuts.append(f"{source.name}: takes more memory than a recording of its size can need; read up to there")
         if source.skipped or len(found) < windows.seen:
             notes.problem(_left_out(source, windows, len(found)))
-        for problem in problems[:MOST_PROBLEMS]:
+        for problem in (*cuts, *problems[:MOST_PROBLEMS]):
             notes.problem(problem)
         if len(problems) > MOST_PROBLEMS:
             notes.problem(f"{source.name}: more lines could not be read")
@@ -57,27 +58,27 @@ class RecordingReader:
         return found
 
 
-def _take(source: Source, windows: Windows, problems: list[str]) -> None:
+def _take(source: Source, windows: Windows, cuts: list[str], problems: list[str]) -> None:
     """All lines of one file."""
-    cuts: list[str] = []
-    texts = lines(source.path, cuts)
+    mine: list[str] = []
+    texts = lines(source.path, mine)
     try:
         if not is_header(next(texts, b"")):
             raise ValueError(f"no recording of hangdoc: it does not begin with a line that says {SCHEMA}")
         most = MOST_LINES + source.size // BYTES_A_LINE
         for number, text in enumerate(texts, 2):
             if number > most:
-                cuts.append("has more lines than a recording of its size can have; read up to there")
+                mine.append("has more lines than a recording of its size can have; read up to there")
                 break
             try:
                 windows.add(text, str(source.path), number)
             except (ValueError, RecursionError) as error:
                 _passed_over(problems, f"{source.path}:{number}", error)
     except FileNotFoundError:
-        cuts.append("its recorder has removed it to make room for new looks")
+        mine.append("its recorder has removed it to make room for new looks")
     except (ValueError, OSError) as error:
-        cuts.append(str(error))
-    problems.extend(f"{source.path}: {cut}" for cut in cuts)
+        mine.append(str(error))
+    cuts.extend(f"{source.path}: {cut}" for cut in mine)
 
 
 def _decoded(kept: Sequence[Kept], size: int, problems: list[str]) -> Iterator[Snapshot]:
@@ -100,7 +101,7 @@ def _decoded(kept: Sequence[Kept], size: int, problems: list[str]) -> Iterator[S
 
 
 def _shared(shot: Snapshot, before: dict[tuple[str, int], Mapping[str, Any]]) -> Snapshot:
-    """The same look, made of the parts of the last one at each rank wherever they are equal, as the live watch has it."""
+    """The same look, made of the parts of the last one at each rank wherever they are equal, as in a live watch."""
     for rank in shot.ranks:
         key = rank.target.host, rank.target.pid
         last = before.get(key, {})
