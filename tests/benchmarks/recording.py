@@ -36,8 +36,10 @@ RANKS = 8
 CALM_CAPTURE = ROOT / "tests" / "recordings" / "tp_dp.jsonl.zst"  # healthy, 4 ranks
 STALL_CAPTURE = ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
 GROWING = frozenset(
-    "bytes_sent bytes_acked bytes_received segments_out delivered data_segments_out busy_s cpu_s system_s age_s "
-    "run_delay_s voluntary involuntary delivery_rate".split()
+    (
+        *("bytes_sent", "bytes_acked", "bytes_received", "segments_out", "delivered", "data_segments_out", "busy_s"),
+        *("cpu_s", "system_s", "age_s", "run_delay_s", "voluntary", "involuntary", "delivery_rate"),
+    )
 )
 HEAD = ("the day", "looks", "MiB on disk", "CPU ms a write", "report s", "peak MiB", "said")
 BEGAN = datetime(2026, 1, 2, tzinfo=timezone.utc)
