@@ -20,6 +20,8 @@ LIMIT_S, LIMIT_MB = 10.0, 300.0
 SMALL = 100_000  # bytes
 HEADER = b'{"schema": "hangdoc.recording/1"}\n'
 LOOK = b'{"snapshot":{"host":"n","at_s":%d,"time":"","ranks":[%b]}}\n'
+CONNECTION = b'{"local":"10.0.0.1","local_port":1,"remote":"10.0.0.2","remote_port":2,"state":"established"}'
+THREAD = b'{"tid":1,"name":"M","frames":[{"function":"f","file":"a.py","line":1,"short":"a.py"}]}'
 FORMS = yaml.safe_load((Path(__file__).parents[2] / "hangdoc" / "readers" / "lines.yaml").read_text())
 TRACE = b'{"version":"2.10","entries":[{"profiling_name":"nccl:all_reduce","pg_config":0}],"x":'
 PYSPY = b'[{"pid":1,"thread_name":"MainThread","owns_gil":false,"thread_id":1,"frames":[]}]\n'
@@ -87,6 +89,26 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     ),
     "recording of lists": lambda: zst(
         HEADER + b'{"snapshot":{"host":"n","at_s":1,"time":"","records":{"x":[' + b"[]," * 8_000_000 + b"[]]}}}\n"
+    ),
+    "recording of connections": lambda: zst(
+        HEADER
+        + LOOK
+        % (
+            1,
+            b'{"target":{"pid":1,"start_ticks":0,"host":"n","rank":0},"alive":true,"records":{"sockets":{"connections":['
+            + b",".join([CONNECTION] * 60_000)
+            + b"]}}}",
+        )
+    ),
+    "recording of threads": lambda: zst(
+        HEADER
+        + LOOK
+        % (
+            1,
+            b'{"target":{"pid":1,"start_ticks":0,"host":"n","rank":0},"alive":true,"records":{"stacks":{"threads":['
+            + b",".join([THREAD] * 40_000)
+            + b"]}}}",
+        )
     ),
     "recording of hosts": lambda: zst(
         HEADER + b"".join(b'{"snapshot":{"host":"%x","at_s":1,"time":""}}\n' % n for n in range(25_000))
