@@ -20,7 +20,8 @@ LIMIT_S, LIMIT_MB = 10.0, 300.0
 SMALL = 100_000  # bytes
 HEADER = b'{"schema": "hangdoc.recording/1"}\n'
 LOOK = b'{"snapshot":{"host":"n","at_s":%d,"time":"","ranks":[%b]}}\n'
-CONNECTION = b'{"local":"10.0.0.1","local_port":1,"remote":"10.0.0.2","remote_port":2,"state":"established"}'
+CONNECTION = b'{"local":"10.0.0.1","local_port":%d,"remote":"10.0.0.2","remote_port":%d,"state":"established"}'
+EVERYBODY = {"name": "0", "desc": "default_pg", "ranks": str(list(range(40_000)))}
 THREAD = b'{"tid":1,"name":"M","frames":[{"function":"f","file":"a.py","line":1,"short":"a.py"}]}'
 FORMS = yaml.safe_load((Path(__file__).parents[2] / "hangdoc" / "readers" / "lines.yaml").read_text())
 TRACE = b'{"version":"2.10","entries":[{"profiling_name":"nccl:all_reduce","pg_config":0}],"x":'
@@ -66,21 +67,12 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "dump in JSON, of lists": lambda: zst(TRACE + b"[" + b"[]," * 8_000_000 + b"[]]}"),
     "dump in JSON, nested": lambda: TRACE + b"[" * 90_000,
     "dump in JSON, a long number": lambda: TRACE + b"1" * 90_000 + b"}",
-    "dump in JSON, long text": lambda: zst(TRACE + b'"' + b"x" * 2**30 + b'"}'),
+    "dump in JSON, long text": lambda: zst(TRACE + b'"' + b"x" * 10**8 + b'"}'),
     "dump in JSON, of keys": lambda: zst(TRACE + b"{" + b",".join(b'"%x":1' % n for n in range(10_000)) + b"}}"),
     "dump of lists": lambda: zst(b"\x80\x02](" + b"]" * 20_000_000 + b"e."),
     "dump, deep key": lambda: zst(deep_key(12_000_000)),
     "dump, cut off": lambda: zst(b"\x80\x02}(X\x07\x00\x00\x00entries](" + b"}(K\x01K\x02u" * 2_000_000),
-    "dump of members": lambda: zst(
-        pickle.dumps(
-            {
-                "version": "2.10",
-                "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(0, 2_000_000, 3)))[:SMALL * 40]}},
-                "entries": [],
-            },
-            2,
-        )
-    )[:SMALL],
+    "dump of members": lambda: zst(pickle.dumps({"version": "2.10", "pg_config": {"0": EVERYBODY}, "entries": []}, 2)),
     "recording of ranks": lambda: zst(HEADER + LOOK % (1, b",".join([rank(1)] * 400_000))),
     "recording of ranks that differ": lambda: zst(HEADER + LOOK % (1, b",".join(map(rank, range(20_000))))),
     "recording of as many ranks as may be": lambda: zst(HEADER + LOOK % (1, b",".join(map(rank, range(4_000))))),
@@ -96,7 +88,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
         % (
             1,
             b'{"target":{"pid":1,"start_ticks":0,"host":"n","rank":0},"alive":true,"records":{"sockets":{"connections":['
-            + b",".join([CONNECTION] * 60_000)
+            + b",".join(CONNECTION % (n % 50_000, n) for n in range(20_000))
             + b"]}}}",
         )
     ),
