@@ -108,6 +108,8 @@ class Live:
         elif was_stalled and facts.job.stall.settled and not facts.job.stall.stalled:
             self.emit(_event("recovered", job=job, seconds=round(self.session.at_s - mine.since_s, 1)))
             mine.state = "new"
+            if self.session.keep:
+                self.session.keep.recovered(job)
         elif not was_stalled:
             facts = self._inspected(job, facts, mine)
         if mine.state == "stalled" and mine.last:

@@ -15,6 +15,7 @@ from hangdoc.judge import Judge
 from hangdoc.readers import Found, Notes, Reader, Source, load
 from hangdoc.readers._source import gather
 from hangdoc.readers._torchrun import with_nodes
+from hangdoc.readers.recording import with_segments
 from hangdoc.readers.script import SCRIPTS
 from hangdoc.sampler import of_job
 from hangdoc.scripts import with_source
@@ -70,7 +71,7 @@ def report(
     problems: list[str] = []
     readers = load()
     read: list[Read] = []
-    files = with_nodes(gather(sources, problems.append))
+    files = with_segments(with_nodes(gather(sources, problems.append)))
     notes = Notes(problems.append, progress)
     shots = snapshots(_found(files, readers, notes, read))
     shots = with_source(shots, notes.shared.get(SCRIPTS, ()), _written(files), problems.append)
@@ -98,7 +99,7 @@ def _of(shots: Sequence[Snapshot], job: str) -> list[Snapshot]:
 def _found(sources: Sequence[Source], readers: Sequence[Reader], notes: Notes, read: list[Read]) -> Iterator[Found]:
     for source in sources:
         reader = next((one for one in readers if one.knows(source)), None) if source.head else None
-        read.append(Read(source, reader.name if reader else None))
+        read.extend(Read(part, reader.name if reader else None) for part in (*source.before, source))
         if reader is None:
             notes.problem(f"{source.name}: {'not of a kind that hangdoc reads' if source.head else _empty(source)}")
             notes.progress(source.size)
@@ -107,6 +108,10 @@ def _found(sources: Sequence[Source], readers: Sequence[Reader], notes: Notes, r
             yield from reader.read(source, notes)
         except OSError as error:
             notes.problem(f"{source.name}: {error.strerror or error}; read up to there")
+        except (MemoryError, RecursionError):
+            notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+        finally:
+            source.forget_head()
 
 
 def _written(files: Sequence[Source]) -> float | None:

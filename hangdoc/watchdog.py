@@ -96,7 +96,7 @@ def watch(
 
 def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> Session:
     """What is to be watched, seen for the first time. Raises HangdocError where there is no rank."""
-    keep = stack.enter_context(Recorder(options.record, platform.node())) if options.record else None
+    keep = stack.enter_context(Recorder(options.record, platform.node(), say=say)) if options.record else None
     if options.fleet is None:
         session = Session(_here(options, say), keep)
         session.look()

@@ -45,7 +45,8 @@ def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
             for one, end in mine
             if one.state in OPEN and one.local_port not in store and one.remote_port not in store
         ]
-        found[key] = tuple([one for one in data if _leads_to_rank(one, seen[key], jobs, complete)])
+        own = {one.local for one in seen[key].connections}  # addresses
+        found[key] = tuple([one for one in data if _leads_to_rank(one, own, jobs, complete)])
     return found
 
 
@@ -70,12 +71,12 @@ def _end(key: Key, record: Sockets, one: Connection) -> End:
     return where, one.local, one.local_port, one.remote, one.remote_port
 
 
-def _leads_to_rank(data: Data, record: Sockets, jobs: Mapping[Key, str], complete: Mapping[str, bool]) -> bool:
+def _leads_to_rank(data: Data, own: Collection[str], jobs: Mapping[Key, str], complete: Mapping[str, bool]) -> bool:
     one, peer = data.connection, data.peer
     job = jobs[data.owner]
     if peer is not None:
         return peer != data.owner and jobs[peer] == job
-    if complete[job] or _is_loopback(one.remote) or one.remote in {other.local for other in record.connections}:
+    if complete[job] or _is_loopback(one.remote) or one.remote in own:
         return False  # every rank is known, or it leads to a process of this host that is no rank
     return min(one.local_port, one.remote_port) >= SERVICES
 

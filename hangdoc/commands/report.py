@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hangdoc.commands.options import Playbooks
 from hangdoc.commands.output import progress, say, write
 from hangdoc.commands.watch import print_verdicts, worst
+
+if TYPE_CHECKING:
+    from hangdoc.dossier import Dossier
 
 
 def command(
@@ -24,7 +28,10 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Write the verdict as JSON, one object a line.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write a ticket in Markdown.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", dir_okay=False, help="Write a page to FILE as well.")
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", dir_okay=False, help="Write a page to FILE as well, readable by you alone."
+        ),
     ] = None,
     playbooks: Playbooks = None,
 ) -> int:
@@ -55,15 +62,25 @@ def command(
         return 3
     made = dossiers(found, hashed=bool(html or markdown))
     verdicts, files = [one.verdict for one in made], made[0].files
-    if html:
-        from hangdoc.render.html import page
-
-        html.write_text(page(made), encoding="utf-8")
-        say(f"wrote {html}")
     if markdown:
         from hangdoc.render.markdown import document
 
         write(document(verdicts, files, made[0].problems).rstrip("\n"))
     else:
         print_verdicts(verdicts, json, files)
+    if html:
+        _write_page(html, made)
     return worst(verdicts)
+
+
+def _write_page(path: Path, made: Sequence[Dossier]) -> None:
+    """The page; what keeps it from being written is said, and the verdict and its exit code stand."""
+    from hangdoc.render.html import page
+    from hangdoc.system.private_files import replace_file
+
+    try:
+        replace_file(path, page(made).encode("utf-8", "replace"))
+    except OSError as error:
+        say(f"the page was not written: {path}: {error.strerror or error}")
+    else:
+        say(f"wrote {path}")

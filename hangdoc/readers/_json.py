@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Iterator
 
+from hangdoc import bounds
 from hangdoc.readers import Notes, Source
 from hangdoc.readers import _paste as paste
 
 _BROKEN = 50  # documents that are none, after which a text is given up
+_BEFORE = 200 * 2**10  # characters before a document that are looked at
 _START = re.compile(r"^[ \t]*(?=(?:\[\s*\{|\{\s*\"))", re.MULTILINE)
 
 
@@ -23,9 +25,13 @@ def documents(source: Source, notes: Notes, most: int) -> Iterator[tuple[list[st
     text = _text(source, notes, most)
     decoder, at, broken = json.JSONDecoder(), 0, 0
     while start := _START.search(text, at):
-        before = text[at : start.start()].splitlines()[-200:]
+        before = text[max(at, start.start() - _BEFORE) : start.start()].splitlines()[-200:]
         try:
-            found, at = decoder.raw_decode(text, start.end())
+            with bounds.limited_memory(bounds.most_memory(source.size, len(text))):
+                found, at = decoder.raw_decode(text, start.end())
+        except MemoryError:
+            notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+            return
         except (ValueError, RecursionError):
             at, broken = start.end() + 1, broken + 1
             if broken == 1:
@@ -37,7 +43,7 @@ def documents(source: Source, notes: Notes, most: int) -> Iterator[tuple[list[st
 
 
 def _text(source: Source, notes: Notes, most: int) -> str:
-    found, size = [], 0
+    found, size, most = [], 0, min(most, bounds.most_whole(source.size))
     for line in paste.lines(source, notes):
         size += len(line) + 1
         if size > most:

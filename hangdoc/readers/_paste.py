@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hangdoc import bounds
 from hangdoc.readers import Notes, Piece, Source, Who
 
 LINE = 16 * 2**10  # bytes of a line that are kept
@@ -50,11 +51,14 @@ _NOBODY = " \t>|"  # an indent or a quote: of nobody in particular
 
 def lines(source: Source, notes: Notes) -> Iterator[str]:
     """The lines of a source without colours and line ends; long ones are cut. Stops at damage and says so."""
-    done = 0
+    done, left = 0, bounds.most_lines(source.size)
     try:
         with source.open() as file:
             while raw := file.readline(LINE):
                 done += len(raw)
+                left -= 1
+                if left < 0:
+                    raise OSError("it has more lines than a file of its size can need")
                 yield _text(raw)
                 while raw and not raw.endswith(b"\n") and (raw := file.readline(LINE)):
                     done += len(raw)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import io
 import pickle
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
-MEMORY = 512 << 20  # bytes that any pickle may take
-MEMORY_TIMES = 24  # and a large one, as many times its own size
+from hangdoc import bounds
+
 SMALL = 1 << 20  # bytes that a head may have
 SAFE_TUPLES = 10_000  # within one another, on the stack of any thread
 FRAME_BYTES = 256  # of stack for one tuple, generously
@@ -45,20 +42,21 @@ def head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
         return None
     reader = _Plain(io.BytesIO(data))
     try:
-        with _bounded(MEMORY):
+        with bounds.limited_memory(bounds.MEMORY):
             value = reader.load()
     except Exception:
         return None
     return value, reader.memo.copy()
 
 
-def load(data: bytes) -> Any:
-    """The value; raises Refused, whatever is wrong with it."""
+def load(data: bytes, packed: int | None = None) -> Any:
+    """The value; raises Refused, whatever is wrong with it. `packed`: bytes of the file that it came of, if fewer."""
     tuples = sum(map(data.count, _TUPLES))
     stack = tuples * FRAME_BYTES if tuples > SAFE_TUPLES else 0
-    if stack > MOST_STACK:
-        raise Refused("it is too large")
-    with _bounded(MEMORY + MEMORY_TIMES * len(data) + stack):
+    most = bounds.most_memory(len(data) if packed is None else packed, len(data))
+    if stack > min(most, MOST_STACK):
+        raise Refused("it may be nested more deeply than a dump of its size can need")
+    with bounds.limited_memory(most + stack):
         return _on_deep_stack(data, stack) if stack else _load(data)
 
 
@@ -98,19 +96,3 @@ def _on_deep_stack(data: bytes, size: int) -> Any:
     if isinstance(found[0], Refused):
         raise found[0]
     return found[0]
-
-
-@contextmanager
-def _bounded(more: int) -> Iterator[None]:
-    """No more than so many bytes of memory on top of what this process has now."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    limit = now + more
-    if soft != resource.RLIM_INFINITY:
-        limit = min(limit, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

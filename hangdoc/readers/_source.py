@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+from hangdoc import bounds
+
 HEAD = 64 * 2**10  # bytes by which a source is known
 MOST_FILES = 200_000
-MOST_UNPACKED = 64 * 2**30  # bytes: more is a bomb
 _CHUNK = 2**16  # bytes unpacked at a time: what stands before a damage in one is lost
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _RANK_IN_NAME = re.compile(
@@ -40,6 +41,8 @@ class Source:
     name: str
     size: int  # bytes on disk when it was found
     node: Node | None = None  # whose torchrun wrote it; None: there is one torchrun only, or it did not
+    before: tuple[Source, ...] = ()  # earlier segments of the same recording, to be read with it
+    skipped: int = 0  # segments of it that need not be read
 
     @cached_property
     def head(self) -> bytes:
@@ -49,6 +52,10 @@ class Source:
             while len(found) < HEAD and (data := file.read1(HEAD - len(found))):  # type: ignore[attr-defined]
                 found += data
         return found
+
+    def forget_head(self) -> None:
+        """Give its memory back once the file has been read: thousands of small files unpack to as much each."""
+        self.__dict__.pop("head", None)
 
     @cached_property
     def rank_in_name(self) -> int | None:
@@ -68,12 +75,12 @@ class Source:
                 import gzip
 
                 with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield _Buffered(_Unpacked(unpacked), _CHUNK)
+                    yield _Buffered(_Unpacked(unpacked, file), _CHUNK)
             elif magic == _ZSTD:
                 from zstandard import ZstdDecompressor
 
                 with ZstdDecompressor(max_window_size=2**27).stream_reader(file, read_across_frames=True) as packed:
-                    yield _Buffered(_Unpacked(packed), _CHUNK)
+                    yield _Buffered(_Unpacked(packed, file), _CHUNK)
             else:
                 yield file
 
@@ -81,9 +88,10 @@ class Source:
 class _Unpacked(io.RawIOBase):
     """What an archive holds; damage, which gzip, zlib and zstd each have an exception for, is an OSError here."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, packed: IO[bytes]) -> None:
         self._stream = stream
         self._size = 0
+        self._most = bounds.most_streamed(os.fstat(packed.fileno()).st_size)
 
     def readable(self) -> bool:
         return True
@@ -96,8 +104,8 @@ class _Unpacked(io.RawIOBase):
         except Exception as error:
             raise OSError(f"damaged archive ({error})") from error
         self._size += len(data)
-        if self._size > MOST_UNPACKED:
-            raise OSError(f"more than {MOST_UNPACKED >> 30} GiB unpacked")
+        if self._size > self._most:
+            raise OSError(f"it unpacks to more than {self._most >> 20} MiB, too much for its size")
         buffer[: len(data)] = data
         return len(data)
 
@@ -111,7 +119,7 @@ class _Buffered(io.BufferedReader):
         if self._damage is not None:
             raise OSError(self._damage)
         parts: list[bytes] = []
-        left = size if size is not None and size >= 0 else MOST_UNPACKED
+        left = size if size is not None and size >= 0 else bounds.STREAM_MOST
         while left > 0:
             try:
                 data = self.read1(min(left, _CHUNK))

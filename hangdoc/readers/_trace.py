@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any
 
 from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, Recorded
@@ -130,8 +131,14 @@ class _Entries:
             ",".join(get("input_dtypes") or ()),
             ",".join(get("output_dtypes") or ()),
             id(self._stack(get("frames"))),
-            self._threads.setdefault(get("thread_id"), len(self._threads) - 1),
+            self._thread(get("thread_id")),
         )
+
+    def _thread(self, id: Any) -> int | None:
+        """The number of a thread; what is no plain id is not hashed: tuples within tuples take for ever."""
+        if type(id) not in (int, str, NoneType):
+            raise TypeError
+        return self._threads.setdefault(id, len(self._threads) - 1)
 
     def _make(self, entry: Mapping[str, Any], key: tuple[Any, ...]) -> Recorded:
         group, sequence, name, p2p, state, retired, timeout, _, _, dtypes, output_dtypes, _, thread = key

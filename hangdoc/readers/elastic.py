@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
+from hangdoc import bounds
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import Logs, Said
 from hangdoc.readers import Found, Notes, Piece, Source, Who
@@ -31,8 +31,8 @@ class ElasticReader:
             data = file.read(MOST_BYTES)
         notes.progress(source.size)
         try:
-            message = json.loads(data).get("message")
-        except (ValueError, RecursionError, AttributeError):
+            message = bounds.parsed_json(data, source.size).get("message")
+        except (ValueError, AttributeError):
             notes.problem(f"{source.name}: damaged JSON; not read")
             return
         who = place_of(source).who

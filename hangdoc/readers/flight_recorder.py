@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hangdoc import bounds
 from hangdoc.analysis.ledger import pending_call
 from hangdoc.evidence import FlightRecorder, Frame, Groups, Recorded, Stack, Stacks, Variable
 from hangdoc.garbage import uncollected
@@ -20,8 +21,8 @@ from hangdoc.readers._alike import ENTRIES
 from hangdoc.readers._pickle import Refused, head, load
 from hangdoc.readers._trace import TIMED, Kept, about, flight_recorder, text
 
-MOST_BYTES = 1 << 30
 MOST_CUTS = 400  # ends of something in a torn pickle at which we try whether an entry ends there
+MOST_AGAIN = 256 << 20  # bytes that are loaded for it, of a pickle of which even one try is not too much
 _PICKLE = re.compile(rb"\x80[\x00-\x05]|\(dp|c[\w.]+\n\w+\n")
 _NAMED = re.compile(r"(comm_lib|nccl|gloo|xccl|hccl|fr)[_-]?trace|flight[_-]?recorder", re.IGNORECASE)
 _KEYS = (b'"profiling_name"', b'"pg_config"', b'"pg_status"')
@@ -47,11 +48,12 @@ class FlightRecorderReader:
         return head.lstrip()[:1] == b"{" and any(key in head for key in _KEYS)
 
     def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+        most = bounds.most_whole(source.size)
         with source.open() as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(most + 1)
         notes.progress(source.size)
-        if len(data) > MOST_BYTES:
-            notes.problem(f"{source.name}: a dump of more than {MOST_BYTES >> 30} GiB is not read")
+        if len(data) > most:
+            notes.problem(f"{source.name}: it unpacks to more than {most >> 20} MiB, too much for its size; not read")
             return
         with uncollected():
             record = self._record(source, data, notes)
@@ -64,7 +66,7 @@ class FlightRecorderReader:
         known = _alike(data, kept)
         if known is not None:
             return known
-        trace, lack = _trace(data)
+        trace, lack = _trace(data, source.size)
         if lack:
             notes.problem(f"{source.name}: {lack}")
         if trace is None:
@@ -82,11 +84,11 @@ class FlightRecorderReader:
 # --- from bytes to a trace ------------------------------------------------------------------------
 
 
-def _trace(data: bytes) -> tuple[Mapping[str, Any] | None, str]:
+def _trace(data: bytes, packed: int) -> tuple[Mapping[str, Any] | None, str]:
     """The trace, and what is wrong with it."""
     if not data:
         return None, "the dump is empty: its rank did not come to write it"
-    trace, lack = _from_json(data) if data.lstrip()[:1] == b"{" else _from_pickle(data)
+    trace, lack = _from_json(data, packed) if data.lstrip()[:1] == b"{" else _from_pickle(data, packed)
     if trace is None:
         return None, lack
     if not isinstance(trace, dict) or not isinstance(trace.get("entries"), list):
@@ -94,15 +96,15 @@ def _trace(data: bytes) -> tuple[Mapping[str, Any] | None, str]:
     return trace, lack
 
 
-def _from_pickle(data: bytes) -> tuple[Any, str]:
+def _from_pickle(data: bytes, packed: int) -> tuple[Any, str]:
     try:
-        return load(data), ""
+        return load(data, packed), ""
     except Refused as refused:
         if "ends in the middle" not in str(refused):
             return None, f"not read: {refused}"
     for cut in _ends(data):  # torch writes the entries last: close the list, and what it is in, after a whole one
         try:
-            trace = load(data[:cut] + b"eu.")
+            trace = load(data[:cut] + b"eu.", packed)
         except Refused:
             continue
         if isinstance(trace, dict) and trace.get("entries"):
@@ -113,30 +115,31 @@ def _from_pickle(data: bytes) -> tuple[Any, str]:
 def _ends(data: bytes) -> Iterator[int]:
     """Where a dictionary may end, the last first."""
     at = len(data)
-    for _ in range(MOST_CUTS):
+    for _ in range(max(1, min(MOST_CUTS, MOST_AGAIN // max(at, 1)))):
         at = data.rfind(b"u", 0, at)
         if at < 0:
             return
         yield at + 1
 
 
-def _from_json(data: bytes) -> tuple[Any, str]:
-    told = data.decode("utf-8", "replace")
+def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
     try:
-        return json.loads(told), ""
-    except RecursionError:
-        return None, "not read: it is nested too deeply"
-    except ValueError:
-        found = _ENTRIES.search(told)
+        return bounds.parsed_json(data, packed), ""
+    except ValueError as error:
+        if type(error) is ValueError:  # of ours: too deep, too large
+            return None, f"not read: {error}"
+    told = data.decode("utf-8", "replace")
+    found = _ENTRIES.search(told)
     if found is None:
         return None, "not read: it is no sound JSON"
     entries, at, decoder = [], found.end(), json.JSONDecoder()
     try:
-        while True:
-            entry, at = decoder.raw_decode(told, at)
-            entries.append(entry)
-            at = re.compile(r"\s*,\s*").match(told, at).end()  # type: ignore[union-attr]
-    except (ValueError, AttributeError, RecursionError):
+        with bounds.limited_memory(bounds.most_memory(packed, len(data))):
+            while True:
+                entry, at = decoder.raw_decode(told, at)
+                entries.append(entry)
+                at = re.compile(r"\s*,\s*").match(told, at).end()  # type: ignore[union-attr]
+    except (ValueError, AttributeError, RecursionError, MemoryError):
         pass
     return {"entries": entries, "version": "2.x"}, f"it is cut off; the {len(entries)} entries before that are used"
 

@@ -11,6 +11,7 @@ from typing import IO, cast
 
 import yaml
 
+from hangdoc import bounds
 from hangdoc.readers import Found, Notes, Source
 from hangdoc.readers._journal import Journal
 from hangdoc.readers._lines import Anchors, Spot, Tally, Unbroken, spots, width_of
@@ -61,7 +62,11 @@ class LogReader:
             stream: IO[bytes] = file
             if source.size <= MOST_UNBROKEN and (width := width_of(source.head)):
                 stream = cast("IO[bytes]", Unbroken(file, width))
-            for spot in spots(stream, anchors(), progress, tally):
+            most = bounds.most_lines(source.size)
+            for number, spot in enumerate(spots(stream, anchors(), progress, tally)):
+                if number >= most:
+                    tally.damage = "it says more than a file of its size can hold"
+                    break
                 for form, line, match in _understood(spot, parse(spot.text, told), counts):
                     journal.add(form.kind, spot, line, match)
         if packed:

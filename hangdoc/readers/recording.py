@@ -1,11 +1,28 @@
-"""Recordings of `hangdoc watch --record`: whole snapshots, as they were taken."""
+"""Recordings of `hangdoc watch --record`: whole snapshots, as they were taken.
+
+Of a long one the end is judged, and what led to verdicts that hold still (see `_windows`). Segments of one recording
+are read as one: those that matter, and the last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
 
+from hangdoc import bounds, codec
+from hangdoc.evidence import Snapshot
+from hangdoc.garbage import uncollected
 from hangdoc.readers import Found, Notes, Source
-from hangdoc.recording import NotARecording, read
+from hangdoc.readers._windows import ROUNDS, Kept, Windows
+from hangdoc.recording import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
+from hangdoc.share import share
+
+MOST_RANKS, BYTES_A_RANK = 4096, 16  # in one look; for more of them a file must have so many bytes each
+MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for its lines
 
 
 class RecordingReader:
@@ -17,15 +34,120 @@ class RecordingReader:
         return b'"hangdoc.recording/' in source.head[:4096]
 
     def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+        parts = (*source.before, source)
+        size = sum(part.size for part in parts)
+        windows, found = Windows(bounds.most_whole(size)), list[Snapshot]()
+        cuts, problems = list[str](), list[str]()  # what ends a file early; lines that are passed over
         try:
-            (recording,) = read(source.path)
-        except NotARecording as error:
-            notes.problem(str(error))
-            return
-        for problem in recording.problems:
+            with bounds.limited_memory(bounds.most_memory(size, windows.most_text)):
+                for part in parts:
+                    _take(part, windows, cuts, problems)
+                kept = list(windows.kept())
+            with uncollected(), bounds.limited_memory(bounds.most_memory(size, sum(len(one.text) for one in kept))):
+                for shot in _decoded(kept, size, problems):
+                    found.append(shot)
+        except MemoryError:
+            cuts.append(f"{source.name}: takes more memory than a recording of its size can need; read up to there")
+        if source.skipped or len(found) < windows.seen:
+            notes.problem(_left_out(source, windows, len(found)))
+        for problem in (*cuts, *problems[:MOST_PROBLEMS]):
             notes.problem(problem)
-        notes.progress(source.size)
-        yield from recording.snapshots
+        if len(problems) > MOST_PROBLEMS:
+            notes.problem(f"{source.name}: more lines could not be read")
+        notes.progress(size)
+        return found
+
+
+def _take(source: Source, windows: Windows, cuts: list[str], problems: list[str]) -> None:
+    """All lines of one file."""
+    mine: list[str] = []
+    texts = lines(source.path, mine)
+    try:
+        if not is_header(next(texts, b"")):
+            raise ValueError(f"no recording of hangdoc: it does not begin with a line that says {SCHEMA}")
+        most = MOST_LINES + source.size // BYTES_A_LINE
+        for number, text in enumerate(texts, 2):
+            if number > most:
+                mine.append("has more lines than a recording of its size can have; read up to there")
+                break
+            try:
+                windows.add(text, str(source.path), number)
+            except (ValueError, RecursionError) as error:
+                _passed_over(problems, f"{source.path}:{number}", error)
+    except FileNotFoundError:
+        mine.append("its recorder has removed it to make room for new looks")
+    except (ValueError, OSError) as error:
+        mine.append(str(error))
+    cuts.extend(f"{source.path}: {cut}" for cut in mine)
+
+
+def _decoded(kept: Sequence[Kept], size: int, problems: list[str]) -> Iterator[Snapshot]:
+    """The looks, with what did not change from one to the next once; `size`: bytes on disk that they came of."""
+    known = codec.registry()
+    before: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for one in kept:
+        try:
+            value = json.loads(one.text)["snapshot"]
+            ranks = value.get("ranks") if isinstance(value, dict) else None
+            if isinstance(ranks, list) and len(ranks) > max(MOST_RANKS, size // BYTES_A_RANK):
+                raise ValueError(f"{len(ranks)} ranks are more than a recording of its size can hold")
+            shot = codec.decode_snapshot(value, known)
+        except (ValueError, RecursionError) as error:
+            _passed_over(problems, one.place, error)
+            continue
+        if one.jobs is not None:
+            shot = replace(shot, ranks=tuple(rank for rank in shot.ranks if rank.target.job in one.jobs))
+        yield _shared(shot, before)
+
+
+def _shared(shot: Snapshot, before: dict[tuple[str, int], Mapping[str, Any]]) -> Snapshot:
+    """The same look, made of the parts of the last one at each rank wherever they are equal, as in a live watch."""
+    for rank in shot.ranks:
+        key = rank.target.host, rank.target.pid
+        last = before.get(key, {})
+        records = {name: share(record, last.get(name)) for name, record in rank.records.items()}
+        cast("dict[str, Any]", rank.records).update(records)
+        before[key] = {**last, **records}
+    return shot
+
+
+def _passed_over(problems: list[str], place: str, error: Exception) -> None:
+    if len(problems) <= MOST_PROBLEMS:
+        problems.append(f"{place}: line passed over: {str(error)[:200]}")
+
+
+def _left_out(source: Source, windows: Windows, judged: int) -> str:
+    """Which part of a recording is judged, and what verdicts were given before."""
+    span = f" from {windows.first} to {windows.last}" if windows.first else ""
+    rest = f"; {source.skipped} segments without a verdict were not read" if source.skipped else ""
+    told = "; ".join(
+        f"{one.status}{f' ({one.playbook})' if one.playbook else ''} at {one.time}, job {one.job}, in {one.file}"
+        for one in windows.told
+    )
+    verdicts = f"; verdicts in it: {told}" if told else ""
+    return (
+        f"{source.name}: judged are {judged} of {windows.seen} looks{span}: the last ones, and those before the last "
+        f"verdict of a job that has not recovered{rest}{verdicts}"
+    )
+
+
+def with_segments(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The sources; the segments of one recording as one, without those that do not matter."""
+    chains: dict[tuple[str, str], list[tuple[Header, Source]]] = defaultdict(list)
+    headers: dict[Source, Header] = {}
+    for source in sources:
+        if source.path.name.endswith(SUFFIX):
+            with suppress(OSError):
+                if (found := header(source.path)) is not None:
+                    headers[source] = found
+                    chains[found.host, found.run].append((found, source))
+    newest: dict[Source, Source] = {}
+    for chain in chains.values():
+        chain.sort(key=lambda one: one[0].segment)
+        last, source = chain[-1]
+        read = [part for head, part in chain if head.segment in last.matters or last.looks - head.looks <= ROUNDS]
+        newest[source] = replace(source, before=tuple(read[:-1]), skipped=len(chain) - len(read))
+    return tuple(newest.get(source, source) for source in sources if source not in headers or source in newest)
 
 
 READER = RecordingReader()

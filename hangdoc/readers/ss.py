@@ -81,6 +81,7 @@ _LAUNCHERS = frozenset(
     {"pt_elastic", "torchrun", "mpirun", "mpiexec", "orted", "prted", "hydra_pmi_proxy", "srun", "deepspeed"}
 )
 MOST = 100_000  # connections of a table
+MOST_SMALL, BYTES_A_ROW = 5_000, 8  # of a small file: packed, a row takes at least so many bytes
 
 
 @dataclass(slots=True)
@@ -113,7 +114,9 @@ class SsReader:
         )
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        tables = [piece.record for piece in paste.read(paste.lines(source, notes), OPENING, _Parser)]
+        most = min(MOST, MOST_SMALL + source.size // BYTES_A_ROW)
+        texts = paste.lines(source, notes)
+        tables = [piece.record for piece in paste.read(texts, OPENING, lambda claim: _Parser(claim, most))]
         if not any(row.users for table in tables for row in table.rows):
             notes.problem(f"{source.name}: no process is named in it; take it with `ss -tinpoe` as root")
         for table in tables:
@@ -123,9 +126,10 @@ class SsReader:
 class _Parser:
     """One channel of a paste."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, claim: paste.Claim, most: int = MOST) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
+        self._most = most  # connections of a table
         self._table: _Table | None = None
 
     def feed(self, text: str) -> bool:
@@ -137,7 +141,7 @@ class _Parser:
             if self._table is None or self._claim.said:
                 self.end()
                 self._table = _Table(self._claim.take())
-            if found[1] in _STATES and len(self._table.rows) < MOST:
+            if found[1] in _STATES and len(self._table.rows) < self._most:
                 self._table.rows.append(_Row([], _ends(found)))
                 self._more(self._table, found[6] or "")
             return True

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 from hangdoc import recording
 from hangdoc.codec import BadRecord, Registry
 from hangdoc.evidence import Environ, RankEvidence, Snapshot, Target, Unseen
-from hangdoc.recording import NotARecording, Recorder, Recording
+from hangdoc.recording import LEADS, Header, NotARecording, Recorder, Recording, header
 from hangdoc.recording import read as read_any
 from hangdoc.verdict import Considered, Culprit, Finding, Job, Link, Proof, RankLine, Verdict
 from hangdoc.verdict_json import from_json, to_json
@@ -155,15 +157,148 @@ def test_a_killed_writer_loses_nothing_it_had_written(tmp_path: Path) -> None:
     assert found.truncated
 
 
-def test_a_full_file_keeps_verdicts_only(tmp_path: Path) -> None:
-    with Recorder(tmp_path, "node-a", max_bytes=10_000) as recorder:
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def headers(directory: Path) -> list[Header]:
+    found = (header(path) for path in directory.iterdir())
+    return sorted((one for one in found if one is not None), key=lambda one: one.segment)
+
+
+def test_a_full_ring_keeps_the_newest(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "node-a", max_bytes=40_000) as recorder:
+        for number in range(200):
+            recorder.snapshot(shot(number, noise=1000))
+    kept = [read(path) for path in files(tmp_path)]
+    assert sum(path.stat().st_size for path in files(tmp_path)) < 40_000
+    seen = sorted(s.at_s for one in kept for s in one.snapshots)
+    assert seen == list(range(200 - len(seen), 200))
+    assert len(seen) > 20
+    assert not any(one.truncated for one in kept)
+    assert [one.looks for one in headers(tmp_path)] == sorted(min(s.at_s for s in one.snapshots) for one in kept)
+
+
+def test_a_verdict_and_what_led_to_it_outlive_what_is_calm(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "node-a", max_bytes=160_000) as recorder:
+        for number in range(500):
+            recorder.snapshot(shot(number, noise=1000))
+            if number == 100:
+                recorder.verdict(VERDICT)
+    kept = [read(path) for path in files(tmp_path)]
+    seen = {s.at_s for one in kept for s in one.snapshots}
+    assert sum(len(one.verdicts) for one in kept) == 1
+    assert seen >= set(range(100 - LEADS, 101))
+    assert 150 not in seen
+    assert 499 in seen
+
+
+def test_where_every_segment_has_a_verdict_the_newest_are_kept(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "node-a", max_bytes=40_000) as recorder:
+        for number in range(200):
+            recorder.snapshot(shot(number, noise=1000))
+            recorder.verdict(VERDICT)
+    assert sum(path.stat().st_size for path in files(tmp_path)) < 40_000
+    seen = {s.at_s for path in files(tmp_path) for s in read(path).snapshots}
+    assert 199 in seen
+    assert 0 not in seen
+
+
+def test_no_file_of_others_is_removed(tmp_path: Path) -> None:
+    write(tmp_path, 30, noise=1000)  # of another recorder
+    with Recorder(tmp_path, "node-a", max_bytes=20_000) as recorder:
+        recorder.snapshot(shot(0, noise=1000))
+        assert recorder.path is not None
+        first = recorder.path
+        first.unlink()
+        first.write_text("somebody's own, of the same name")
+        before = set(tmp_path.iterdir())
         for number in range(100):
             recorder.snapshot(shot(number, noise=1000))
+    assert before <= set(tmp_path.iterdir())
+    assert first.read_text() == "somebody's own, of the same name"
+
+
+def test_a_segment_is_followed_by_another_after_its_time(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "node-a", segment_s=0.0) as recorder:
+        for number in range(12):
+            recorder.snapshot(shot(number))
         recorder.verdict(VERDICT)
-    found = read(tmp_path)
-    assert 5 < len(found.snapshots) < 20
-    assert len(found.verdicts) == 1
-    assert not found.truncated
+    assert [one.segment for one in headers(tmp_path)] == list(range(1, 14))
+    assert len({one.run for one in headers(tmp_path)}) == 1
+    assert [len(read(path).snapshots) for path in files(tmp_path)] == [1] * 12 + [0]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [read(tmp_path / name).snapshots[0].at_s for name in names[:12]] == list(range(12))
+
+
+class Disk:
+    """A disk that is full: it takes some bytes of each write and refuses the rest, until there is room again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+        self.full = full
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if not self.full:
+            return self._write(descriptor, data)
+        if len(data) < 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._write(descriptor, data[:-5])
+
+
+def test_a_full_disk_stops_the_recording_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    disk = Disk(monkeypatch, full=False)
+    with Recorder(tmp_path, "node-a", say=said.append) as recorder:
+        recorder.snapshot(shot(0))
+        disk.full = True
+        for number in range(1, 5):
+            recorder.snapshot(shot(number))
+        recorder.verdict(VERDICT)
+        recorder.verdict(VERDICT)
+        assert said == [
+            f"the recording in {tmp_path} has stopped: No space left on device; the watch goes on without it"
+        ]
+        assert len(files(tmp_path)) == 1  # no empty file for each try
+        disk.full = False
+        recorder.verdict(VERDICT)  # which is always tried
+        recorder.snapshot(shot(5))
+    assert said[1:] == [f"recording again, to {recorder.path}"]
+    first, second = (read(path) for path in files(tmp_path))
+    assert [s.at_s for s in first.snapshots] == [0]
+    assert first.truncated
+    assert [s.at_s for s in second.snapshots] == [5]
+    assert len(second.verdicts) == 1
+    assert not second.truncated
+
+
+def test_a_recording_that_cannot_be_ended_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    disk = Disk(monkeypatch, full=False)
+    with Recorder(tmp_path, "node-a", say=said.append) as recorder:
+        recorder.snapshot(shot(0))
+        disk.full = True
+    assert len(said) == 1
+
+
+def test_a_folder_that_is_none_stops_the_recording_and_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "file").write_text("")
+    with Recorder(tmp_path / "file" / "folder", "node-a", say=said.append) as recorder:
+        recorder.snapshot(shot(0))
+        recorder.verdict(VERDICT)
+    assert len(said) == 1
+    assert "Not a directory" in said[0]
+
+
+def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "new", "node-a") as recorder:
+        recorder.snapshot(shot(0))
+        shutil.rmtree(tmp_path / "new")
+        recorder.snapshot(shot(1))
+    assert [s.at_s for s in read(tmp_path / "new").snapshots] == [1]
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_repeats_costs_little(tmp_path: Path) -> None:

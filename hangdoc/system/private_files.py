@@ -1,0 +1,147 @@
+"""Files that only their owner may read, written so that nobody else chooses where: for root beside strangers.
+
+A page or a recording shows stacks and variables of somebody's job. Whoever may write to a folder on the way to it could
+put a symbolic link there and have root overwrite a file of theirs or ours, so links are followed only where root or
+this user made them (the rule of protected_symlinks, proc_sys_fs(5)), one component at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+MOST_LINKS = 40  # followed on the way to one file: as many as the kernel follows (path_resolution(7))
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_OURS = {"/dev/stdout": 1, "/dev/stderr": 2}
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a file with mode 0600 at `path`; one that is there stays as it is until the new one is whole on the disk.
+
+    The old file is replaced, not written to: its mode, owner and hard links are not kept. `/dev/stdout`, `/dev/stderr`
+    and `/dev/fd/N` are written to directly. Raises OSError, also where `path` is a symbolic link, a folder or a device.
+    """
+    if (ours := _our_descriptor(path)) is not None:
+        write_all(ours, content)
+        return
+    with open_folder(path.parent) as folder:
+        _refuse_irregular(path, folder)
+        temporary = f".{path.name[:100]}.{secrets.token_hex(8)}.tmp"
+        descriptor = create(temporary, folder)
+        try:
+            try:
+                write_all(descriptor, content)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        _sync(folder)
+
+
+def create(name: str, folder: int) -> int:
+    """A descriptor of a new file with mode 0600 in an open folder; raises FileExistsError and other OSErrors."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o600, dir_fd=folder)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write every byte; a full disk may take some and refuse the rest (write(2)). Raises OSError."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _sync(folder: int) -> None:
+    """Make a rename outlast a power cut, where the file system can and the folder may be read."""
+    with suppress(OSError):
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def open_folder(path: Path, make: bool = False) -> Iterator[int]:
+    """A descriptor of a folder, reached without links of strangers; raises OSError.
+
+    With `make`, folders that are missing are made, with mode 0700.
+    """
+    descriptor = _walk(path, make)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _walk(path: Path, make: bool) -> int:
+    parts, at, links = list(reversed(path.parts)), os.open(".", _FOLDER), 0
+    try:
+        while parts:
+            name = parts.pop()
+            target = _link(name, at, make)
+            if target is None:
+                at = _enter(name, at)
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            parts.extend(reversed(Path(target).parts))
+    except OSError as error:
+        os.close(at)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return at
+
+
+def _enter(name: str, at: int) -> int:
+    """The folder `name` in the place of `at`, which is closed then."""
+    inner = os.open(name, _FOLDER, dir_fd=at)
+    os.close(at)
+    return inner
+
+
+def _link(name: str, at: int, make: bool) -> str | None:
+    """Where a symbolic link of root or of this user leads; None: it is a folder (made now, with `make`)."""
+    try:
+        status = os.lstat(name, dir_fd=at)
+    except FileNotFoundError:
+        if not make:
+            raise
+        os.mkdir(name, 0o700, dir_fd=at)
+        return None
+    if not stat.S_ISLNK(status.st_mode):
+        return None
+    if status.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.ELOOP, f"{name} is a symbolic link of another user (uid {status.st_uid})")
+    return os.readlink(name, dir_fd=at)
+
+
+def _refuse_irregular(path: Path, folder: int) -> None:
+    try:
+        mode = os.lstat(path.name, dir_fd=folder).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.ELOOP, "is a symbolic link: name the file that it leads to", str(path))
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def _our_descriptor(path: Path) -> int | None:
+    """The descriptor that a name stands for in this process, as shells use it: `--html /dev/stdout`, `>(command)`."""
+    name = str(path)
+    number = name.removeprefix("/dev/fd/")
+    if number != name and number.isascii() and number.isdigit() and len(number) < 10:
+        return int(number)
+    return _OURS.get(name)

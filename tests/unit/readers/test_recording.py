@@ -1,0 +1,215 @@
+"""Recordings however long: which looks are judged, and which segments are read for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from hangdoc import bounds, recording
+from hangdoc.evidence import RankEvidence, Snapshot, Target
+from hangdoc.readers import Notes, Source
+from hangdoc.readers._source import gather
+from hangdoc.readers._windows import ROUNDS
+from hangdoc.readers.recording import READER, with_segments
+from hangdoc.recording import LEADS, Recorder
+from hangdoc.verdict import Job, Verdict
+from pasted import read, source
+
+HEADER = b'{"schema": "hangdoc.recording/1"}\n'
+
+
+def shot(number: int, job: str = "a", pids: Sequence[int] = (10, 11), dead: Sequence[int] = ()) -> Snapshot:
+    ranks = tuple(RankEvidence(Target(pid, 1, "n", pid, job=job), pid not in dead) for pid in pids)
+    return Snapshot("n", float(number), f"2026-01-01T00:00:{number:04}", ranks)
+
+
+def both(number: int) -> Snapshot:
+    """A look at job a and at job b."""
+    return replace(shot(number), ranks=shot(number).ranks + shot(number, "b", (20,)).ranks)
+
+
+def verdict(status: str = "stalled", job: str = "a") -> Verdict:
+    return Verdict(status, 5.0, Job(job, 2, None, ("n",), ()))
+
+
+def judged(folder: Path, said: list[str] | None = None) -> list[Snapshot]:
+    """What a report of a folder with one recording judges."""
+    (found,) = with_segments(gather([folder], print))
+    notes = Notes((said if said is not None else []).append)
+    return [one for one in READER.read(found, notes) if isinstance(one, Snapshot)]
+
+
+def times(shots: Sequence[Snapshot], job: str = "a") -> list[float]:
+    return [one.at_s for one in shots if any(rank.target.job == job for rank in one.ranks)]
+
+
+def test_a_short_recording_is_judged_whole(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Recorder(tmp_path, "n") as recorder:
+        for number in range(ROUNDS):
+            recorder.snapshot(shot(number))
+        recorder.verdict(verdict())
+    assert times(judged(tmp_path, said)) == list(range(ROUNDS))
+    assert said == []
+
+
+@pytest.mark.parametrize("segment_s", [0.0, 1e9])
+def test_of_a_long_one_the_end_is_judged_and_it_is_said(tmp_path: Path, segment_s: float) -> None:
+    said: list[str] = []
+    with Recorder(tmp_path, "n", segment_s=segment_s) as recorder:
+        for number in range(400):
+            recorder.snapshot(shot(number))
+    assert times(judged(tmp_path, said)) == list(range(400 - ROUNDS, 400))
+    assert len(said) == 1
+    assert f"judged are {ROUNDS} of " in said[0]
+
+
+@pytest.mark.parametrize("segment_s", [0.0, 1e9])
+def test_what_led_to_a_verdict_that_holds_is_judged_as_well(tmp_path: Path, segment_s: float) -> None:
+    said: list[str] = []
+    with Recorder(tmp_path, "n", segment_s=segment_s) as recorder:
+        for number in range(400):
+            recorder.snapshot(both(number))
+            if number == 100:
+                recorder.verdict(verdict())
+    found = judged(tmp_path, said)
+    assert times(found) == [*range(101 - LEADS, 101), *range(400 - ROUNDS, 400)]
+    assert times(found, "b") == list(range(400 - ROUNDS, 400))
+    assert "verdicts in it: stalled at 2026-01-01T00:00:0100, job a, in " in said[0]
+
+
+@pytest.mark.parametrize("over", ["recovered", "slow", "another"])
+def test_what_led_to_a_verdict_that_no_longer_holds_is_not(tmp_path: Path, over: str) -> None:
+    said: list[str] = []
+    with Recorder(tmp_path, "n") as recorder:
+        for number in range(400):
+            again = over == "another" and number > 200
+            recorder.snapshot(shot(number, pids=(30, 31) if again else (10, 11)))  # it was started again
+            if number == 100:
+                recorder.verdict(verdict("slow" if over == "slow" else "stalled"))
+            if number == 110 and over == "recovered":
+                recorder.recovered("a")
+    assert times(judged(tmp_path, said)) == list(range(400 - ROUNDS, 400))
+    assert "at 2026-01-01T00:00:0100, job a" in said[0]  # it is named all the same
+
+
+def test_a_job_that_has_ended_is_judged_as_of_its_verdict(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "n") as recorder:
+        for number in range(100):
+            recorder.snapshot(shot(number))
+        recorder.verdict(verdict("failed"))
+        for number in range(100, 400):
+            recorder.snapshot(shot(number, "b", (20,)))
+    assert times(judged(tmp_path)) == list(range(100 - LEADS, 100))
+
+
+def test_the_last_look_at_a_rank_that_died_is_judged_while_its_job_is_there(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "n") as recorder:
+        for number in range(400):
+            recorder.snapshot(shot(number, dead=(11,) if number >= 100 else ()))
+    assert times(judged(tmp_path)) == [99, *range(400 - ROUNDS, 400)]
+    with Recorder(tmp_path / "other", "n") as recorder:
+        for number in range(400):
+            recorder.snapshot(
+                shot(number, pids=(10, 11) if number < 200 else (30,), dead=(11,) if number >= 100 else ())
+            )
+    assert times(judged(tmp_path / "other")) == list(range(400 - ROUNDS, 400))
+
+
+def test_calm_segments_are_not_read(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
+        for number in range(400):
+            recorder.snapshot(shot(number))
+    (found,) = with_segments(gather([tmp_path], print))
+    assert len(found.before) == ROUNDS
+    assert found.skipped == 400 - ROUNDS - 1
+
+
+def test_recordings_of_two_runs_and_of_one_file_are_apart(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
+            for number in range(3):
+                recorder.snapshot(shot(number))
+    (tmp_path / "old.jsonl.zst").write_bytes(zstandard.compress(HEADER))
+    (tmp_path / "job.log").write_text("a line\n")
+    (tmp_path / "broken.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfdnot zstd")
+    found = with_segments(gather([tmp_path], print))
+    assert sorted(len(one.before) for one in found) == [0, 0, 0, 2, 2]
+
+
+def test_a_segment_alone_is_read(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
+        for number in range(5):
+            recorder.snapshot(shot(number))
+    third = sorted(tmp_path.iterdir())[2]
+    (found,) = with_segments(gather([third], print))
+    assert [one.at_s for one in READER.read(found, Notes(print)) if isinstance(one, Snapshot)] == [2.0]
+
+
+def test_a_segment_that_its_recorder_removes_meanwhile_is_said(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
+        for number in range(3):
+            recorder.snapshot(shot(number))
+    (found,) = with_segments(gather([tmp_path], print))
+    found.before[0].path.unlink()
+    said: list[str] = []
+    assert [one.at_s for one in READER.read(found, Notes(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
+    assert "its recorder has removed it" in said[0]
+
+
+def packed(path: Path, *lines: bytes) -> Source:
+    path.write_bytes(zstandard.ZstdCompressor(level=19).compress(HEADER + b"".join(line + b"\n" for line in lines)))
+    assert path.stat().st_size < 100_000
+    return source(path)
+
+
+def rank(number: int) -> bytes:
+    return b'{"target":{"pid":%d,"start_ticks":0,"host":"n","rank":null}}' % number
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            [b'{"snapshot":{"host":"n","at_s":1,"time":"","ranks":[' + b",".join([rank(1)] * 200_000) + b"]}}"],
+            "ranks are",
+        ),
+        ([b'{"snapshot":{"host":"n","at_s":1,"time":"","records":{"x":[' + b"[]," * 5_000_000 + b"[]]}}}"], "memory"),
+        (
+            [b'{"snapshot":{"host":"n","at_s":1,"time":"","records":{"x":"' + b"x" * 100_000_000 + b'"}}}'],
+            "longer than",
+        ),
+        ([b'{"snapshot":' + b"[" * 1_000_000], "line passed over"),
+        ([b'{"snapshot":{"host":"n","at_s":' + b"1" * 1_000_000 + b"}}"], "line passed over"),
+        ([b"{}"] * 500_000, "more lines than"),
+        ([b"x" * 999_999] * 40, "unpacks to more than"),
+    ],
+    ids=["ranks", "lists", "text", "nested", "number", "lines", "zstd"],
+)
+def test_a_small_bomb_is_cut_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes], said: str
+) -> None:
+    if "unpacks" in said:
+        monkeypatch.setattr(bounds, "STREAM", 8 * bounds.MIB)
+    made = packed(tmp_path / "bomb.jsonl.zst", *lines)
+    problems: list[str] = []
+    assert list(READER.read(made, Notes(problems.append))) == []
+    assert any(said in problem for problem in problems), problems
+    assert len(problems) < 30
+
+
+def test_a_verdict_that_is_none_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(HEADER + b'{"verdict": {"status": 3}}\n{"verdict": []}\n[]\n' + json.dumps({"end": 1}).encode())
+    found, problems = read("recording", path)
+    assert found == []
+    assert len([problem for problem in problems if "line passed over" in problem]) == 2
+
+
+def test_leads_fit_into_what_is_kept() -> None:
+    assert recording.LEADS <= ROUNDS

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hangdoc.system.private_files import open_folder, replace_file
+
+STRANGER = 65534
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def as_root() -> None:
+    if os.geteuid():
+        pytest.skip("only root can make files of another user")
+
+
+def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        replace_file(tmp_path / "page.html", b"new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "page.html").read_bytes() == b"new"
+    assert mode(tmp_path / "page.html") == 0o600
+    assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
+
+
+def test_an_old_file_is_replaced_and_not_written_to(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.html", tmp_path / "other.html"
+    page.write_bytes(b"old")
+    page.chmod(0o666)
+    other.hardlink_to(page)
+    replace_file(page, b"new")
+    assert (page.read_bytes(), mode(page)) == (b"new", 0o600)
+    assert other.read_bytes() == b"old"
+
+
+def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.html"
+    page.write_bytes(b"old")
+    write = os.write
+
+    def some(descriptor: int, content: bytes) -> int:
+        """As a disk with room for four bytes does it: some are taken, the rest is refused."""
+        if len(content) < 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[:4])
+
+    monkeypatch.setattr(os, "write", some)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(page, b"12345678")
+    assert page.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:3]))
+    replace_file(tmp_path / "page.html", b"0123456789")
+    assert (tmp_path / "page.html").read_bytes() == b"0123456789"
+
+
+def test_a_link_at_the_end_is_refused_whoever_made_it(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    (tmp_path / "page.html").symlink_to(target)
+    with pytest.raises(OSError, match="is a symbolic link: name the file that it leads to"):
+        replace_file(tmp_path / "page.html", b"new")
+    assert target.read_bytes() == b"old"
+
+
+def test_a_folder_or_a_device_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path / "folder", b"new")
+    for path in (tmp_path / "fifo", Path("/dev/null")):
+        with pytest.raises(OSError, match="is not a regular file"):
+            replace_file(path, b"new")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_folder_behind_a_link_of_ones_own_is_entered(tmp_path: Path) -> None:
+    (tmp_path / "real" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/../real")
+    replace_file(tmp_path / "link" / "inner" / ".." / "page.html", b"new")
+    assert (tmp_path / "real" / "page.html").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("name", ["link/page.html", "link/inner/page.html"])
+def test_a_folder_behind_a_strangers_link_is_not_entered(tmp_path: Path, name: str) -> None:
+    as_root()
+    (tmp_path / "ours" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "ours")
+    os.lchown(tmp_path / "link", STRANGER, STRANGER)
+    with pytest.raises(OSError, match="symbolic link of another user"):
+        replace_file(tmp_path / name, b"new")
+    with pytest.raises(OSError, match="symbolic link of another user"), open_folder(tmp_path / name, make=True):
+        pass
+    assert [path.name for path in (tmp_path / "ours").rglob("*")] == ["inner"]
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"):
+        replace_file(tmp_path / "a" / "page.html", b"new")
+
+
+def test_folders_that_are_made_are_for_their_owner_alone(tmp_path: Path) -> None:
+    with open_folder(tmp_path / "a" / "b", make=True) as folder:
+        assert os.readlink(f"/proc/self/fd/{folder}") == str(tmp_path / "a" / "b")
+    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
+    with pytest.raises(FileNotFoundError), open_folder(tmp_path / "c"):
+        pass
+
+
+def test_our_own_descriptors_are_written_to() -> None:
+    reader, writer = os.pipe()
+    try:
+        replace_file(Path(f"/dev/fd/{writer}"), b"new")
+        assert os.read(reader, 10) == b"new"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    for path in (tmp_path / "page.html", tmp_path / "none" / "page.html", tmp_path, Path("/dev/null")):
+        try:
+            replace_file(path, b"new")
+        except OSError:
+            continue
+    assert os.listdir("/proc/self/fd") == before
