@@ -75,9 +75,8 @@ class Expect(_Model):
 
     culprits: tuple[int, ...] = ()
     status: Annotated[str, AfterValidator(_status)] | None = None  # None: that of the playbook
-    evidence: tuple[Pattern, ...] = Field(
-        (), max_length=MAX_PARTS
-    )  # each is found in a line of the evidence; the tests look for it
+    # Each is found in a line of the evidence; the tests look for it.
+    evidence: tuple[Pattern, ...] = Field(default=(), max_length=MAX_PARTS)
 
 
 class Start(_Model):

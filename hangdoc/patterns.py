@@ -49,7 +49,13 @@ def check(pattern: str, searched: bool = True) -> None:
 
 def _steps(tree: Any, searched: bool) -> int:
     folded = _widths(tree) if tree.state.flags & re.IGNORECASE else 0  # such a class is compiled letter by letter
-    return folded + _sequence(tree, last=True).steps * (MAX_SUBJECT if searched else 1)
+    return folded + _sequence(tree, last=True).steps * (MAX_SUBJECT if searched and not _anchored(tree) else 1)
+
+
+def _anchored(tree: Any) -> bool:
+    """Whether it matches at the start of the text only."""
+    first = str(tree[0][1]) if len(tree) and str(tree[0][0]) == "AT" else ""
+    return first == "AT_BEGINNING_STRING" or (first == "AT_BEGINNING" and not tree.state.flags & re.MULTILINE)
 
 
 def _sequence(items: Iterable[Any], last: bool = False) -> _Cost:

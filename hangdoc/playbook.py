@@ -109,8 +109,7 @@ def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playb
     playbook = reader.read()
     problems = reader.problems
     if len(problems) > MAX_PROBLEMS:
-        more = f"{len(problems) - MAX_PROBLEMS} more problems"
-        problems = [*problems[:MAX_PROBLEMS], Problem(file, 0, more, "see the built-in playbooks")]
+        problems = [*problems[:MAX_PROBLEMS], Problem(file, 0, "has more problems", "mend these first")]
     return (None if problems else playbook), tuple(problems)
 
 
@@ -176,7 +175,7 @@ class _Reader:
             self._say((), str(error), "a playbook is a file of a few kilobytes")
         except OSError as error:
             self._say((), f"cannot be read: {error.strerror or error}", "mend the file or its permissions")
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
+        except Exception as error:  # whatever the library runs into: `!!timestamp x` is an AttributeError
             self._say((), f"cannot be read: {' '.join(str(error).split())}", "mend the file")
 
     def _events(self, events: Iterable[yaml.Event]) -> None:
@@ -204,7 +203,7 @@ class _Reader:
                 inner = (*at, str(key.value))
                 twice = inner in self.lines
                 self.lines[inner] = key.start_mark.line + 1
-                if twice:
+                if twice and len(self.problems) <= MAX_PROBLEMS:
                     self._say(inner, f"{_where(inner)} stands there twice", "take one out")
                 self._note_lines(value, inner)
         elif isinstance(node, SequenceNode):
@@ -219,7 +218,7 @@ class _Reader:
         try:
             return Envelope.model_validate(data)
         except ValidationError as error:
-            for wrong in error.errors(include_url=False, include_input=False):
+            for wrong in error.errors(include_url=False, include_input=False)[: MAX_PROBLEMS + 1]:
                 at = tuple(part for part in wrong["loc"] if part != "[key]")
                 self._say(at, *_explained(at, wrong["type"], wrong["msg"]))
             return None

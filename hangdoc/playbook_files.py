@@ -36,4 +36,4 @@ def read(file: Path, limit: int) -> bytes:
 
 def _require_regular(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise UnfitError("is not a regular file")
+        raise UnfitError("cannot be read: not a regular file")

@@ -16,7 +16,7 @@ from dataclasses import is_dataclass
 from functools import cache, wraps
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, filters, nodes
+from jinja2 import StrictUndefined, Template, Undefined, filters, nodes
 from jinja2.exceptions import TemplateError, TemplateRuntimeError
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import SandboxedEnvironment
@@ -37,7 +37,7 @@ _ALLOWED = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr, nodes.Getitem,
     nodes.Filter, nodes.Keyword, nodes.Test, nodes.If, nodes.For, nodes.CondExpr, nodes.Compare, nodes.Operand,
     nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Sub, nodes.Div, nodes.FloorDiv, nodes.Neg, nodes.Pos,
-    nodes.Concat, nodes.List, nodes.Tuple,
+    nodes.List, nodes.Tuple,
 )  # fmt: skip
 _OF_LOOPS = ("first", "index", "index0", "last", "length")  # fields of `loop`
 
@@ -164,7 +164,15 @@ def _timed(made: Callable[..., Any]) -> Callable[..., Any]:
 
 def _show(value: Any) -> Any:
     """What an expression that was not piped through a filter looks like."""
-    return "unknown" if value is None else _text(value) if isinstance(value, float) else value
+    return "unknown" if value is None else _text(value) if isinstance(value, float) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value that a text may show: of a whole object, such as a rank, the text would be without end."""
+    for one in value if isinstance(value, (tuple, list)) else (value,):
+        if not isinstance(one, (str, int, float, Undefined, type(None))):
+            raise TemplateRuntimeError(f"a text cannot show a whole {type(one).__name__}: name a field of it")
+    return value
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -263,13 +271,13 @@ def _text(value: Any, digits: int | None = None) -> str:
         if digits is not None:
             return f"{value:.{max(0, min(int(digits), MAX_DIGITS))}f}"
         return f"{value:.0f}" if value.is_integer() else f"{value:.3g}"
-    return ", ".join(map(_text, value)) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(_text, value)) if isinstance(value, tuple) else str(_plain(value))
 
 
 def _join(values: Iterable[Any], between: str = "") -> str:
     pieces, size = [], 0
     for value in values:
-        pieces.append(str(value))
+        pieces.append(str(_plain(value)))
         size += len(pieces[-1]) + len(between)
         if size > MAX_TEXT:
             raise TemplateRuntimeError(f"join: longer than {MAX_TEXT} characters")
@@ -277,7 +285,7 @@ def _join(values: Iterable[Any], between: str = "") -> str:
 
 
 def _replace(value: Any, old: str, new: str) -> str:
-    text = str(value)
+    text = str(_plain(value))
     if len(text) + text.count(old) * len(new) > MAX_TEXT:
         raise TemplateRuntimeError(f"replace: longer than {MAX_TEXT} characters")
     return text.replace(str(old), str(new))
@@ -287,14 +295,19 @@ def _round(number: float, digits: int = 0) -> float:
     return round(float(number), max(0, min(int(digits), MAX_DIGITS)))
 
 
+def _of_text(made: Callable[[str], str]) -> Callable[[Any], str]:
+    return lambda value: made(str(_plain(value)))
+
+
 # Of jinja2's own those whose result is no longer than what they are given.
 _KEPT = (
-    "abs", "capitalize", "count", "default", "first", "last", "length", "list", "lower", "map", "max", "min", "reject",
-    "rejectattr", "select", "selectattr", "sort", "string", "sum", "trim", "unique", "upper",
+    "abs", "count", "default", "first", "last", "length", "list", "map", "max", "min", "reject", "rejectattr", "select",
+    "selectattr", "sort", "sum", "unique",
 )  # fmt: skip
 _TESTS = ("defined", "eq", "equalto", "false", "ge", "gt", "in", "le", "lt", "ne", "none", "true", "undefined")
 _FILTERS: Mapping[str, Callable[..., Any]] = {
     **{name: filters.FILTERS[name] for name in _KEPT},
+    **{made.__name__: _of_text(made) for made in (str.capitalize, str.lower, str.strip, str.upper)},
     "join": _join,
     "replace": _replace,
     "round": _round,
