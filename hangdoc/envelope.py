@@ -36,7 +36,7 @@ def _status(name: str) -> str:
 
 
 def _pattern(text: str) -> str:
-    patterns.check(text)
+    patterns.parse(text)
     return text
 
 
