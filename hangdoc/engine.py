@@ -1,30 +1,46 @@
-"""Judges: every playbook over the facts. Missing evidence is "unknown", never "no"."""
+"""Judges: every playbook over the facts. Missing evidence is "unknown", never "no".
+
+A playbook that fails, or takes longer than its allowance, costs itself only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hangdoc.allowance import TooSlow, allowance
 from hangdoc.facts import Facts
 from hangdoc.playbook import Library, Playbook
 from hangdoc.selection import View
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
 
 MAX_LINES = 8  # that one line of evidence with `each` may become
+CPU_S = 1.0  # that one playbook may take; one that comes with hangdoc takes milliseconds
+CPU_S_PER_RANK = 0.2e-3  # besides: those that come with hangdoc take less than that all together
+FAILED = "its rule failed"
 
 
-def evaluate(library: Library, facts: Facts) -> tuple[tuple[Finding, ...], tuple[Considered, ...]]:
+def evaluate(
+    library: Library, facts: Facts, slow: MutableMapping[str, str] | None = None
+) -> tuple[tuple[Finding, ...], tuple[Considered, ...]]:
     """Findings, best first (ties stand beside each other), and what became of every other playbook. Never raises.
+
+    `slow`: by id, the playbooks that once took too long, and why: they are not asked again.
 
     They are sorted by confidence, by the number of reasons that raised it, and by id. A finding that is only a
     consequence of another (`over`) is dropped.
     """
+    slow = {} if slow is None else slow
     view = View(facts)
     fired: dict[str, tuple[Finding, int]] = {}
     considered: list[Considered] = []
     for playbook in library.playbooks:
-        outcome = _judge(playbook, view)
+        outcome = (
+            Considered(playbook.id, "unknown", slow[playbook.id])
+            if playbook.id in slow
+            else _judge(playbook, view, slow)
+        )
         if isinstance(outcome, Considered):
             considered.append(outcome)
         else:
@@ -86,16 +102,21 @@ class _Scope(Mapping[str, Any]):
         return len(self._names)
 
 
-def _judge(playbook: Playbook, view: View) -> tuple[Finding, int] | Considered:
+def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tuple[Finding, int] | Considered:
     lacking, unseen = view.lacking(tuple(playbook.envelope.needs))
     if lacking and len(lacking) == len(view.facts.ranks):
         return Considered(playbook.id, "unknown", unseen)
+    cpu_s = CPU_S + CPU_S_PER_RANK * len(view.facts.ranks)
     try:
-        scope = _Scope(playbook, view, lacking)
-        if playbook.expressions[("when",)].holds(scope):
-            return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
+        with allowance(cpu_s):
+            scope = _Scope(playbook, view, lacking)
+            if playbook.expressions[("when",)].holds(scope):
+                return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
+    except TooSlow:
+        slow[playbook.id] = f"{FAILED}: over {len(view.facts.ranks)} ranks it took more than {cpu_s:.1f} s of CPU time"
+        return Considered(playbook.id, "unknown", slow[playbook.id])
     except Exception as error:  # whatever a rule runs into on facts nobody foresaw, the others must go on
-        return Considered(playbook.id, "unknown", f"its rule failed: {_told(error)}")
+        return Considered(playbook.id, "unknown", f"{FAILED}: {_told(error)}")
     if lacking:
         return Considered(playbook.id, "unknown", unseen)
     return Considered(playbook.id, "no", "its condition does not hold")
@@ -147,6 +168,8 @@ class _Texts:
     def one(self, at: tuple[str | int, ...], **more: Any) -> str:
         try:
             return self.playbook.templates[at].render({**self.scope, **more})
+        except TooSlow:
+            raise
         except Exception as error:  # a template over values nobody foresaw
             self.failures.append(f"{'.'.join(map(str, at))} left out: {_told(error)}")
             return ""

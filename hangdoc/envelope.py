@@ -5,17 +5,20 @@ Imported only when playbooks are loaded: pydantic costs start-up time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from hangdoc import patterns
 from hangdoc.verdict import CLASSES, STATUSES
+
+MAX_PARTS = 64  # selections, steps, lines of evidence, actions of one playbook: each of them is compiled
 
 Location = tuple[str | int, ...]  # keys and indices from the top of the file
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+Short = Annotated[str, StringConstraints(max_length=200)]
 Id = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)]
 Selection = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 
@@ -33,10 +36,7 @@ def _status(name: str) -> str:
 
 
 def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
+    patterns.parse(text)
     return text
 
 
@@ -56,8 +56,8 @@ class Step(_Model):
 
 class Confidence(_Model):
     base: Literal["low", "medium", "high"] = "medium"
-    raise_: tuple[Step, ...] = Field((), alias="raise")
-    lower: tuple[Step, ...] = ()
+    raise_: tuple[Step, ...] = Field(default=(), alias="raise", max_length=MAX_PARTS)
+    lower: tuple[Step, ...] = Field(default=(), max_length=MAX_PARTS)
 
 
 class Line(_Model):
@@ -75,7 +75,8 @@ class Expect(_Model):
 
     culprits: tuple[int, ...] = ()
     status: Annotated[str, AfterValidator(_status)] | None = None  # None: that of the playbook
-    evidence: tuple[Pattern, ...] = ()  # each is found in a line of the evidence; the tests look for it
+    # Each is found in a line of the evidence; the tests look for it.
+    evidence: tuple[Pattern, ...] = Field(default=(), max_length=MAX_PARTS)
 
 
 class Start(_Model):
@@ -111,18 +112,18 @@ class Envelope(_Model):
     cls: Annotated[str, AfterValidator(_class)] = Field("", alias="class")
     status: Annotated[str, AfterValidator(_status)] = "stalled"
     title: Text
-    needs: tuple[str, ...] = ()  # probes; "a|b": one of the two
-    ranks: dict[Selection, Text] = {}
-    links: dict[Selection, Text] = {}
+    needs: tuple[Short, ...] = Field(default=(), max_length=MAX_PARTS)  # probes; "a|b": one of the two
+    ranks: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)
+    links: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)
     when: Text
     culprits: Selection | None = None
     blame: Text | None = None  # an expression that gives a list: culprits that are no ranks seen (rank, pid, host)
     blame_links: Selection | None = None
     confidence: Confidence = Confidence.model_validate({})
-    over: tuple[Id, ...] = ()
+    over: tuple[Id, ...] = Field(default=(), max_length=MAX_PARTS)
     summary: Text
-    evidence: tuple[Line, ...] = ()
-    actions: tuple[Text, ...] = ()
+    evidence: tuple[Line, ...] = Field(default=(), max_length=MAX_PARTS)
+    actions: tuple[Text, ...] = Field(default=(), max_length=MAX_PARTS)
     reproducer: Reproducer | None = None
     not_this: tuple[LookAlike, ...] = ()
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.engine import evaluate
+from hangdoc.engine import FAILED, evaluate
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.facts import Facts, Schema, derive
 from hangdoc.fold import name_ranks, seconds
 from hangdoc.garbage import uncollected
 from hangdoc.playbook import Library
-from hangdoc.verdict import Finding, Job, RankLine, Verdict
+from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file
 SLOWER = 1.2  # times longer than before, to be worth saying
@@ -24,6 +24,7 @@ class Judge:
 
     library: Library
     schema: Schema
+    slow: dict[str, str] = field(default_factory=dict)  # by id, playbooks that took too long: left out from then on
 
     def facts(self, history: Sequence[Snapshot]) -> Facts:
         """The facts of one job's history."""
@@ -36,11 +37,12 @@ class Judge:
             return self._verdict(facts, usual_s)
 
     def _verdict(self, facts: Facts, usual_s: float | None) -> Verdict:
-        findings, considered = evaluate(self.library, facts)
+        findings, considered = evaluate(self.library, facts, self.slow)
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
         note = _note(facts, status, findings) or (_pace(facts, usual_s) if status == "slow" else "")
-        return Verdict(status, stalled_for, _job(facts), findings, _unseen(facts), note, considered)
+        unseen = (*_unseen(facts), *_failed(considered))
+        return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered)
 
 
 def _status(facts: Facts, findings: Sequence[Finding]) -> str:
@@ -107,6 +109,13 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
         if lack.pid == rank.target.pid and lack.probe in rank.records
     }
     return tuple(lack for key, lack in newest.items() if key not in seen_since or key in beside)
+
+
+def _failed(considered: Sequence[Considered]) -> Iterator[Unseen]:
+    """The playbooks that could not be judged by."""
+    for one in considered:
+        if one.why.startswith(FAILED):
+            yield Unseen("playbook", f"{one.playbook}: {one.why}; mend it or leave its directory out")
 
 
 def _recent(history: Sequence[Snapshot]) -> list[Snapshot]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hangdoc import playbook_files
 from hangdoc.facts import Schema
+from hangdoc.playbook_files import FILE, MAX_PLAYBOOKS
 
 if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
     import yaml
@@ -17,9 +19,11 @@ if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where p
     from hangdoc.rules import Compiler, Expression
     from hangdoc.templates import Text
 
-FILE = "playbook.yaml"
 MAX_BYTES = 256 * 1024  # of a playbook file
 MAX_DEPTH = 20
+MAX_VALUE = 4_000  # characters of a key or a value in the file
+MAX_PROBLEMS = 20  # of one playbook: the first ones are said
+MAX_SENTENCE = 300  # characters of a problem, some of them the playbook's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.file}{f':{self.line}' if self.line else ''}: {self.sentence}; {self.remedy}"
+        sentence, remedy = _shortened(self.sentence), _shortened(self.remedy)
+        return f"{self.file}{f':{self.line}' if self.line else ''}: {sentence}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,8 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
     kept: dict[str, Playbook] = {}
     problems: list[Problem] = []
     for directory in directories:
-        files = sorted(directory.glob(f"*/{FILE}"))
-        if not files:
-            problems.append(Problem(directory, 0, f"holds no playbook (ID/{FILE})", "name another directory"))
+        files, wrong = _files(directory)
+        problems.extend(wrong)
         for file in files:
             playbook, found = read(file, compiler, known)
             problems.extend(found)
@@ -85,11 +89,28 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
     return Library(tuple(kept[id] for id in sorted(kept)), tuple(problems))
 
 
+def _files(directory: Path) -> tuple[list[Path], list[Problem]]:
+    """The playbook files of a directory, and what is wrong with the directory."""
+    try:
+        files = playbook_files.found(directory)
+    except OSError as error:
+        return [], [Problem(directory, 0, f"holds no playbook ({error.strerror or error})", "name another directory")]
+    if not files:
+        return [], [Problem(directory, 0, f"holds no playbook (ID/{FILE})", "name another directory")]
+    if len(files) > MAX_PLAYBOOKS:
+        sentence = f"holds {len(files)} playbooks: those after {files[MAX_PLAYBOOKS - 1].parent.name} are left out"
+        return files[:MAX_PLAYBOOKS], [Problem(directory, 0, sentence, f"keep at most {MAX_PLAYBOOKS} there")]
+    return files, []
+
+
 def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playbook | None, tuple[Problem, ...]]:
     """One playbook, or what is wrong with it."""
     reader = _Reader(file, compiler, probes)
     playbook = reader.read()
-    return (None if reader.problems else playbook), tuple(reader.problems)
+    problems = reader.problems
+    if len(problems) > MAX_PROBLEMS:
+        problems = [*problems[:MAX_PROBLEMS], Problem(file, 0, "has more problems", "mend these first")]
+    return (None if problems else playbook), tuple(problems)
 
 
 def lint(playbook: Playbook) -> tuple[Problem, ...]:
@@ -136,9 +157,7 @@ class _Reader:
         # The safe loader, in C where it is built in; the node tree is kept for the line numbers.
         Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            text = self.file.read_bytes()
-            if len(text) > MAX_BYTES:
-                return self._say((), f"is larger than {MAX_BYTES} bytes", "a playbook is a few kilobytes")
+            text = playbook_files.read(self.file, MAX_BYTES)
             self._events(yaml.parse(text, Loader=Loader))
             if self.problems:
                 return None
@@ -152,11 +171,15 @@ class _Reader:
             mark = error.problem_mark or error.context_mark
             self.lines[()] = mark.line + 1 if mark else 1
             self._say((), f"is not YAML: {error.problem or error.context}", "quote texts that hold `{`, `:` or `#`")
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            self._say((), f"cannot be read: {' '.join(str(error).split())}", "mend the file or its permissions")
+        except playbook_files.UnfitError as error:
+            self._say((), str(error), "a playbook is a file of a few kilobytes")
+        except OSError as error:
+            self._say((), f"cannot be read: {error.strerror or error}", "mend the file or its permissions")
+        except Exception as error:  # whatever the library runs into: `!!timestamp x` is an AttributeError
+            self._say((), f"cannot be read: {' '.join(str(error).split())}", "mend the file")
 
     def _events(self, events: Iterable[yaml.Event]) -> None:
-        """Aliases, which can blow a file up, and nesting that would overflow the C loader's stack."""
+        """Aliases, which can blow a file up, nesting that would overflow the C loader's stack, and endless values."""
         from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
         depth = 0
@@ -167,6 +190,8 @@ class _Reader:
                 return self._say((), "uses a YAML alias", "write it out: a playbook has no anchors")
             if depth > MAX_DEPTH:
                 return self._say((), "is nested too deeply", "see the built-in playbooks")
+            if len(getattr(event, "value", "")) > MAX_VALUE:
+                return self._say((), f"holds a value of more than {MAX_VALUE} characters", "shorten it")
         self.lines.clear()
 
     def _note_lines(self, node: yaml.Node, at: Location) -> None:
@@ -178,7 +203,7 @@ class _Reader:
                 inner = (*at, str(key.value))
                 twice = inner in self.lines
                 self.lines[inner] = key.start_mark.line + 1
-                if twice:
+                if twice and len(self.problems) <= MAX_PROBLEMS:
                     self._say(inner, f"{_where(inner)} stands there twice", "take one out")
                 self._note_lines(value, inner)
         elif isinstance(node, SequenceNode):
@@ -193,7 +218,7 @@ class _Reader:
         try:
             return Envelope.model_validate(data)
         except ValidationError as error:
-            for wrong in error.errors(include_url=False, include_input=False):
+            for wrong in error.errors(include_url=False, include_input=False)[: MAX_PROBLEMS + 1]:
                 at = tuple(part for part in wrong["loc"] if part != "[key]")
                 self._say(at, *_explained(at, wrong["type"], wrong["msg"]))
             return None
@@ -249,6 +274,10 @@ class _Reader:
                 self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "mend it")
             found[at] = templates.Text(text)
         return found
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SENTENCE else f"{text[:MAX_SENTENCE]} ..."
 
 
 def _line(lines: Mapping[Location, int], at: Location) -> int:

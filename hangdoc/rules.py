@@ -1,31 +1,56 @@
 """Typed rules: expressions of the rule-engine library, compiled against the dataclasses of the facts.
 
+Users bring their own playbooks, and the library is no sandbox: it reads any attribute of an object whose type it does
+not know, and a regular expression or a large number can block it. `_read` refuses such a text before the library parses
+it, and through `_Context` a rule reads the fields of facts and nothing else.
+
 Imported only when playbooks are loaded: the library builds its parser tables at import (0.3 s).
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from rule_engine import Context, DataType, Rule, ast, errors, resolve_attribute, resolve_item
+from rule_engine import Context, DataType, Rule, ast, builtins, errors
 
+from hangdoc import allowance, patterns
 from hangdoc.facts import Schema
 
 ALL = "all"  # selection of every rank the playbook can see
 UNKNOWN = "unknown"  # selection of the others: a probe it needs has not seen them
 
+MAX_LENGTH = 2_000  # characters of an expression
+MAX_TOKENS = 500  # of an expression
+MAX_NESTING = 60  # of the parts of an expression, as `a or b or c` is nested twice
+
 Path = tuple[str, ...]
 
+# What an expression may be written with: no power, no shift, no date, and no number that grows beyond all bounds.
+_TOKEN = re.compile(
+    r"""\s+
+    | (?P<text> r? (?: "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' ) )
+    | (?P<number> (?: [0-9]{1,15} (?:\.[0-9]{0,15})? | \.[0-9]{1,15} ) (?:[eE][+-]?[0-9]{1,2})? (?![\w.]) )
+    | (?P<name> \$?[a-zA-Z_]\w* (?![\w"']) )
+    | (?P<regex> =~~ | !~~ | =~ | !~ )
+    | (?P<sign> == | != | >= | <= | \?\? | &\. | &\[ | \*(?!\*) | >(?!>) | <(?!<) | [-+/%()\[\]{}.,?:] )
+    """,
+    re.VERBOSE,
+)
+_AFTER_REGEX = frozenset({"", ")", "]", "}", ",", "?", ":", "??", "==", "!=", "and", "or", "if", "for"})
+_FUNCTIONS = ("abs", "all", "any", "max", "min", "sum")  # of those the library offers as `$name`
+_METHODS = ("as_lower", "as_upper", "ends_with", "is_empty", "length", "starts_with")  # of text and lists
+
 _TYPE_NAMES = {"FLOAT": "a number", "STRING": "text", "BOOLEAN": "true or false", "ARRAY": "a list", "NULL": "null"}
-_OF_LISTS = ("length", "is_empty", "to_set", "starts_with", "ends_with")
 _OPERATORS = {"eq": "==", "ne": "!="}
+_REMEDY = "see the expressions of the built-in playbooks"
 # What the library raises for a text that is no rule: its own errors, and what constant folding runs into (`1 / 0`).
-_REFUSALS = (errors.EngineError, ArithmeticError, TypeError, ValueError, RecursionError)
+_REFUSALS = (errors.EngineError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 class RuleError(ValueError):
@@ -45,11 +70,13 @@ class Expression:
     reads: tuple[Path, ...]  # fields of the thing it is evaluated over that its value depends on
 
     def holds(self, thing: Any) -> bool:
-        """Whether it is true of `thing`; raises whatever the library raises."""
+        """Whether it is true of `thing`; raises TooSlow and whatever the library raises."""
+        allowance.check()
         return bool(self.rule.evaluate(thing))
 
     def value(self, thing: Any) -> Any:
-        """Its value over `thing`; raises whatever the library raises."""
+        """Its value over `thing`; raises TooSlow and whatever the library raises."""
+        allowance.check()
         return self.rule.evaluate(thing)
 
 
@@ -62,8 +89,8 @@ class Compiler:
         self._rank = _object(schema.rank)
         self._job = _object(schema.job)
         self._link = None if self.link is None else _object(self.link)
-        self._rank_context = _context(self._rank.attributes, resolve_attribute)
-        self._link_context = None if self._link is None else _context(self._link.attributes, resolve_attribute)
+        self._rank_context = _Context(self._rank.attributes)
+        self._link_context = None if self._link is None else _Context(self._link.attributes)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -93,7 +120,7 @@ class Compiler:
         names = {**self._job.attributes, **dict.fromkeys((ALL, UNKNOWN, *ranks), DataType.ARRAY(self._rank))}
         if self._link is not None:
             names |= dict.fromkeys(links, DataType.ARRAY(self._link))
-        return _compile(text, _context(names, resolve_item), names)
+        return _compile(text, _Context(names), names)
 
 
 def lint(expression: Expression, truth: bool = True) -> Iterator[RuleError]:
@@ -109,8 +136,51 @@ def _object(kind: type) -> Any:
     return DataType.OBJECT.from_dataclass(kind.__name__, kind, strict=False)
 
 
-def _context(names: Mapping[str, Any], resolver: Any) -> Context:
-    return Context(resolver=resolver, type_resolver=names, mapping_attribute_lookup=False)
+class _Context(Context):  # type: ignore[misc]  # the library is not typed here
+    """What a rule can reach: the names given, the fields of facts, and a few functions."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        super().__init__(resolver=_field, type_resolver=names, default_timezone="utc", mapping_attribute_lookup=False)
+
+    def resolve_type(self, name: str, scope: str | None = None) -> Any:
+        if scope == builtins.Builtins.scope_name and name not in _FUNCTIONS:
+            raise errors.SymbolResolutionError(name, symbol_scope=scope)
+        return super().resolve_type(name, scope)
+
+    def resolve_attribute_type(self, object_type: Any, name: str) -> Any:
+        if name not in _METHODS:
+            raise errors.AttributeResolutionError(name, object_type)
+        return super().resolve_attribute_type(object_type, name)
+
+    def resolve_attribute(self, thing: Any, object_: Any, name: str) -> Any:
+        if name not in _METHODS:
+            raise errors.AttributeResolutionError(name, object_, thing=thing)
+        return super().resolve_attribute(thing, object_, name)
+
+    def assignments(self, *assigned: Any) -> Any:
+        """Entered at each round of a comprehension."""
+        allowance.check()
+        return super().assignments(*assigned)
+
+
+class _Start(ast.ExpressionBase):  # type: ignore[misc]
+    """The start of a text: as much of it as `patterns` has reckoned with."""
+
+    def __init__(self, whole: ast.ExpressionBase) -> None:
+        self.context, self.result_type, self.whole = whole.context, whole.result_type, whole
+
+    def evaluate(self, thing: Any) -> Any:
+        value = self.whole.evaluate(thing)
+        return value[: patterns.MAX_SUBJECT] if isinstance(value, str) else value
+
+
+def _field(thing: Any, name: str) -> Any:
+    """A name of the scope, or a declared field of a dataclass: nothing else of an object is within reach."""
+    if isinstance(thing, Mapping) and name in thing:
+        return thing[name]
+    if name in getattr(type(thing), "__dataclass_fields__", ()):
+        return getattr(thing, name)
+    raise errors.SymbolResolutionError(name, thing=thing)
 
 
 def _link_type(job: type) -> type | None:
@@ -122,24 +192,72 @@ def _link_type(job: type) -> type | None:
 
 
 def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Expression:
+    _read(text)
     try:
         rule = Rule(text, context=context)
+        if _nesting(rule.statement.expression) > MAX_NESTING:
+            raise RecursionError
+    except RecursionError:
+        raise RuleError("is nested too deeply", "split it into several selections") from None
     except _REFUSALS as error:
         raise _refusal(error, fields) from None
+    for node in _all(rule.statement.expression):
+        if isinstance(node, ast.FuzzyComparisonExpression):
+            node.left = _Start(node.left)
     reads = dict.fromkeys(path for path in _reads(rule.statement.expression) if path[0] in fields)
     return Expression(text, rule, tuple(reads))
 
 
+def _read(text: str) -> None:
+    """Refuse what the library must not even parse: it reckons with constants, and tries patterns on them, meanwhile."""
+    if len(text) > MAX_LENGTH:
+        raise RuleError(f"is longer than {MAX_LENGTH} characters", "split it into several selections")
+    tokens, at = list[tuple[str, str]](), 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            written = text[at : at + 20].partition("\n")[0]
+            raise RuleError(f"syntax error at {written!r}", _REMEDY)
+        at = found.end()
+        if found.lastgroup:
+            tokens.append((found.lastgroup, found[0]))
+    if len(tokens) > MAX_TOKENS:
+        raise RuleError(f"has more than {MAX_TOKENS} words and signs", "split it into several selections")
+    tokens += [("", ""), ("", "")]
+    for (kind, sign), (literal, pattern), (_, after) in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if kind == "name" and sign.startswith("_"):
+            raise RuleError(f"unknown name `{sign}`", "names of facts begin with a letter")
+        if kind == "regex":
+            if literal != "text" or after not in _AFTER_REGEX:
+                raise RuleError(
+                    f"`{sign}` compares a fact with one quoted pattern", "write the pattern there, in quotes"
+                )
+            _check_pattern(pattern, searched=sign.endswith("~~"))
+
+
+def _check_pattern(literal: str, searched: bool) -> None:
+    try:
+        patterns.check(str(Rule(literal).evaluate(None)), searched)
+    except patterns.PatternError as error:
+        raise RuleError(str(error).replace("not a", "invalid"), patterns.BOUNDED) from None
+    except errors.EngineError as error:
+        raise RuleError(error.message, "mend the quoted text") from None
+
+
 def _refusal(error: BaseException, fields: Mapping[str, Any]) -> RuleError:
     if isinstance(error, errors.SymbolResolutionError):
-        return RuleError(f"unknown name `{error.symbol_name}`", _suggest(error.symbol_name, fields))
+        of_library = error.symbol_scope is not None
+        name = f"${error.symbol_name}" if of_library else error.symbol_name
+        return RuleError(
+            f"unknown name `{name}`", _suggest(name, [f"${f}" for f in _FUNCTIONS] if of_library else fields)
+        )
     if isinstance(error, errors.AttributeResolutionError):
-        known = getattr(error.object, "attributes", None) or _OF_LISTS
+        known = getattr(error.object, "attributes", None) or _METHODS
         return RuleError(f"unknown field `{error.attribute_name}`", _suggest(error.attribute_name, known))
     message = error.message if isinstance(error, errors.EngineError) else str(error) or type(error).__name__
     if "nullable" in message:
         return RuleError(f"{message.split(' (')[0]}: an operand may not have been seen", "say what then, with `??`")
-    return RuleError(message, "see the expressions of the built-in playbooks")
+    return RuleError(message, _REMEDY)
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
@@ -149,6 +267,21 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 # --- reading the tree -----------------------------------------------------------------------------
+
+
+def _all(node: ast.ExpressionBase) -> Iterator[ast.ExpressionBase]:
+    left = [node]
+    while left:
+        one = left.pop()
+        yield one
+        left.extend(_children(one))
+
+
+def _nesting(node: ast.ExpressionBase) -> int:
+    depth, level = 0, [node]
+    while level:
+        depth, level = depth + 1, [child for one in level for child in _children(one)]
+    return depth
 
 
 def _children(node: ast.ExpressionBase) -> Iterator[ast.ExpressionBase]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangdoc.errors import UsageError
+from hangdoc import playbook_files
+from hangdoc.errors import HangdocError, UsageError
+
+MAX_BYTES = 256 * 1024  # of a runbook, or of a playbook's file
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ def folders(extra: Sequence[Path] = ()) -> dict[str, Path]:
 
     found: dict[str, Path] = {}
     for root in (*map(Path, playbooks.__path__), *extra):
-        for file in sorted(root.glob("*/playbook.yaml")):
+        for file in playbook_files.found(root)[: playbook_files.MAX_PLAYBOOKS]:
             found.setdefault(file.parent.name, file.parent)
     return found
 
@@ -38,10 +42,13 @@ def entries(extra: Sequence[Path] = ()) -> list[Entry]:
 def text(id: str, extra: Sequence[Path] = ()) -> str:
     """The runbook of a playbook as Markdown; an unknown id is a UsageError that suggests others."""
     folder = require(id, extra)
+    file = folder / "runbook.md"
     try:
-        return (folder / "runbook.md").read_text(encoding="utf-8", errors="replace")
+        return playbook_files.read(file, MAX_BYTES).decode(errors="replace")
     except FileNotFoundError:
-        return f"# {_entry(id, folder).title}\n\nThis playbook has no runbook ({folder / 'runbook.md'}).\n"
+        return f"# {_entry(id, folder).title}\n\nThis playbook has no runbook ({file}).\n"
+    except OSError as error:
+        raise HangdocError(f"{file}: {error.strerror or error}") from error
 
 
 def require(id: str, extra: Sequence[Path] = ()) -> Path:
@@ -59,9 +66,24 @@ def require(id: str, extra: Sequence[Path] = ()) -> Path:
 def _entry(id: str, folder: Path) -> Entry:
     import yaml
 
-    try:
-        told = yaml.safe_load((folder / "playbook.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        told = None
-    told = told if isinstance(told, dict) else {}
-    return Entry(id, str(told.get("class", "")), str(told.get("title", "(cannot be read)")), folder)
+    told: dict[str, str] = {}
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        told = _values(playbook_files.read(folder / playbook_files.FILE, MAX_BYTES))
+    return Entry(id, told.get("class", ""), told.get("title", "(cannot be read)"), folder)
+
+
+def _values(text: bytes) -> dict[str, str]:
+    """The plain values at the top of a YAML file: its events are read, and nothing is built from them."""
+    import yaml
+    from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
+
+    depth, key, found = 0, None, {}
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth == 1 and isinstance(event, ScalarEvent):
+            if key is not None:
+                found[key] = event.value
+            key = event.value if key is None else None
+        elif depth == 1 and isinstance(event, (CollectionEndEvent, AliasEvent)):
+            key = None
+    return found

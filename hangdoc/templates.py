@@ -1,5 +1,8 @@
 """The texts of findings: jinja2 templates, sandboxed, over a playbook's selections and the job's groups.
 
+Users bring their own playbooks. A template reads the declared fields of facts and nothing else of an object, whatever
+way the name of the field comes about; it has `if`, one `for`, and the filters named here; its text is cut at MAX_TEXT.
+
 Names and fields are checked when a playbook is loaded. Escaping for terminal and HTML is the renderers' work.
 """
 
@@ -8,21 +11,35 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, nodes
-from jinja2.exceptions import TemplateError
+from jinja2 import StrictUndefined, Template, Undefined, filters, nodes
+from jinja2.exceptions import TemplateError, TemplateRuntimeError
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import SandboxedEnvironment
+from jinja2.tests import TESTS
 
-from hangdoc import fold
+from hangdoc import allowance, fold
 
 Scope = Mapping[str, Any]
 Types = Mapping[str, Any]  # type hint of each name a template may use
 
 MAX_PAIRS = 8  # of ranks that a text names
+MAX_TEXT = 20_000  # characters of a text: more than anyone reads
+MAX_NESTING = 40  # of the parts of a template, as `a|first|string` is nested three times
+MAX_DIGITS = 9  # after the point of a number
+
+# What a template may be made of: nothing that grows without bound (`*`, `%`, `set`), calls, defines or includes.
+_ALLOWED = (
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr, nodes.Getitem,
+    nodes.Filter, nodes.Keyword, nodes.Test, nodes.If, nodes.For, nodes.CondExpr, nodes.Compare, nodes.Operand,
+    nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Sub, nodes.Div, nodes.FloorDiv, nodes.Neg, nodes.Pos,
+    nodes.List, nodes.Tuple,
+)  # fmt: skip
+_OF_LOOPS = ("first", "index", "index0", "last", "length")  # fields of `loop`
 
 
 class Text:
@@ -35,18 +52,50 @@ class Text:
         self._template: Template | None = None
 
     def render(self, scope: Scope) -> str:
-        """The text on one line; raises TemplateError and what a filter raises on values it cannot take."""
+        """The text on one line; raises TooSlow, TemplateError and what a filter raises on values it cannot take."""
         if self._template is None:
             self._template = _environment().from_string(self._source)
-        return " ".join(self._template.render(scope).split())
+        pieces, left = [], MAX_TEXT
+        for piece in self._template.generate(scope):
+            allowance.check()
+            pieces.append(piece if len(piece) <= left else f"{piece[:left]} ...")
+            left -= len(piece)
+            if left < 0:
+                break
+        return " ".join("".join(pieces).split())
 
 
 def check(text: str, names: Types) -> tuple[str, ...]:
     """A sentence for each name or field in a text that does not exist, or why it cannot be parsed."""
     try:
-        return tuple(_check(_environment().parse(text), names))
+        tree = _environment().parse(text)
     except TemplateError as error:
         return (str(error),)
+    except (RecursionError, ValueError) as error:
+        return (f"cannot be parsed: {error}",)
+    return tuple(_refused(tree)) or tuple(_check(tree, names))
+
+
+def _refused(tree: nodes.Template) -> Iterator[str]:
+    """A sentence for what a template may not be made of; nothing is read any deeper where it is nested too deeply."""
+    told = set()
+    level: list[tuple[nodes.Node, bool]] = [(tree, False)]
+    for _ in range(MAX_NESTING):
+        for node, _ in level:
+            if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
+                told.add(
+                    f"`{type(node).__name__.lower()}` is not for playbooks; write it with names, fields and filters"
+                )
+        if any(inside and isinstance(node, nodes.For) for node, inside in level):
+            told.add("a `for` within a `for`; use a filter for one of the two")
+        level = [
+            (child, inside or isinstance(node, nodes.For))
+            for node, inside in level
+            for child in node.iter_child_nodes()
+        ]
+    if level:
+        told.add("is nested too deeply; see the built-in playbooks")
+    yield from sorted(told)
 
 
 def _check(tree: nodes.Template, names: Types) -> Iterator[str]:
@@ -73,16 +122,57 @@ def _check(tree: nodes.Template, names: Types) -> Iterator[str]:
 
 @cache
 def _environment() -> SandboxedEnvironment:
-    environment = SandboxedEnvironment(
+    environment = _Environment(
         undefined=StrictUndefined, autoescape=False, finalize=_show, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(_FILTERS)
+    environment.globals = {}
+    environment.filters = {name: _timed(made) for name, made in _FILTERS.items()}
+    environment.tests = {name: TESTS[name] for name in _TESTS}
     return environment
+
+
+class _Environment(SandboxedEnvironment):
+    """Reads the declared fields of facts, the members of lists, and nothing else of an object."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if attribute in _declared(obj) or (isinstance(obj, LoopContext) and attribute in _OF_LOOPS):
+            return getattr(obj, attribute)
+        return self.undefined(obj=obj, name=attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, str):  # `map(attribute=...)`
+            return self.getattr(obj, argument)
+        if isinstance(argument, int) and isinstance(obj, (tuple, list, str)) and -len(obj) <= argument < len(obj):
+            return obj[argument]
+        return self.undefined(obj=obj, name=argument)
+
+
+def _declared(thing: Any) -> Collection[str]:
+    return getattr(type(thing), "__dataclass_fields__", ())
+
+
+def _timed(made: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that asks first whether there is time left."""
+
+    @wraps(made)
+    def timed(*arguments: Any, **named: Any) -> Any:
+        allowance.check()
+        return made(*arguments, **named)
+
+    return timed
 
 
 def _show(value: Any) -> Any:
     """What an expression that was not piped through a filter looks like."""
-    return "unknown" if value is None else _text(value) if isinstance(value, float) else value
+    return "unknown" if value is None else _text(value) if isinstance(value, float) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value that a text may show: of a whole object, such as a rank, the text would be without end."""
+    for one in value if isinstance(value, (tuple, list)) else (value,):
+        if not isinstance(one, (str, int, float, Undefined, type(None))):
+            raise TemplateRuntimeError(f"a text cannot show a whole {type(one).__name__}: name a field of it")
+    return value
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -170,6 +260,8 @@ def _values(things: Iterable[Any], path: str) -> Iterator[Any]:
     for thing in things:
         value = thing
         for name in path.split("."):
+            if value is not None and name not in _declared(value):
+                raise TemplateRuntimeError(f"unknown field `{name}` in '{path}'")
             value = None if value is None else getattr(value, name)
         yield value
 
@@ -177,12 +269,48 @@ def _values(things: Iterable[Any], path: str) -> Iterator[Any]:
 def _text(value: Any, digits: int | None = None) -> str:
     if isinstance(value, float):
         if digits is not None:
-            return f"{value:.{digits}f}"
+            return f"{value:.{max(0, min(int(digits), MAX_DIGITS))}f}"
         return f"{value:.0f}" if value.is_integer() else f"{value:.3g}"
-    return ", ".join(map(_text, value)) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(_text, value)) if isinstance(value, tuple) else str(_plain(value))
 
 
-_FILTERS: Mapping[str, Callable[..., str]] = {
+def _join(values: Iterable[Any], between: str = "") -> str:
+    pieces, size = [], 0
+    for value in values:
+        pieces.append(str(_plain(value)))
+        size += len(pieces[-1]) + len(between)
+        if size > MAX_TEXT:
+            raise TemplateRuntimeError(f"join: longer than {MAX_TEXT} characters")
+    return between.join(pieces)
+
+
+def _replace(value: Any, old: str, new: str) -> str:
+    text = str(_plain(value))
+    if len(text) + text.count(old) * len(new) > MAX_TEXT:
+        raise TemplateRuntimeError(f"replace: longer than {MAX_TEXT} characters")
+    return text.replace(str(old), str(new))
+
+
+def _round(number: float, digits: int = 0) -> float:
+    return round(float(number), max(0, min(int(digits), MAX_DIGITS)))
+
+
+def _of_text(made: Callable[[str], str]) -> Callable[[Any], str]:
+    return lambda value: made(str(_plain(value)))
+
+
+# Of jinja2's own those whose result is no longer than what they are given.
+_KEPT = (
+    "abs", "count", "default", "first", "last", "length", "list", "map", "max", "min", "reject", "rejectattr", "select",
+    "selectattr", "sort", "sum", "unique",
+)  # fmt: skip
+_TESTS = ("defined", "eq", "equalto", "false", "ge", "gt", "in", "le", "lt", "ne", "none", "true", "undefined")
+_FILTERS: Mapping[str, Callable[..., Any]] = {
+    **{name: filters.FILTERS[name] for name in _KEPT},
+    **{made.__name__: _of_text(made) for made in (str.capitalize, str.lower, str.strip, str.upper)},
+    "join": _join,
+    "replace": _replace,
+    "round": _round,
     "ranks": _ranks,
     "rank_list": _rank_list,
     "pids": _pids,

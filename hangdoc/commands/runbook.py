@@ -36,11 +36,12 @@ def command(
     hangdoc runbook uneven-batches   one of them
     """
     from hangdoc import runbook
+    from hangdoc.render.text import clean
 
     if id is None:
         _list(runbook.entries(playbooks or ()))
         return 0
-    text = runbook.text(id, playbooks or ())
+    text = "\n".join(clean(line) for line in runbook.text(id, playbooks or ()).rstrip().split("\n"))
     if sys.stdout.isatty():
         from rich.markdown import Markdown
         from rich.theme import Theme
@@ -51,7 +52,7 @@ def command(
         )  # rich's own has a black ground: a blot on a light terminal
         console.print(Markdown(text, hyperlinks=False), width=min(console.width, WIDEST))
     else:
-        write(text.rstrip("\n"))
+        write(text)
     return 0
 
 

@@ -1,0 +1,405 @@
+"""Playbooks of users that are hostile or clumsy: each costs itself only, and neither hangs nor leaves the sandbox."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from jinja2.exceptions import TemplateError
+
+import playbooks
+from hangdoc import allowance, playbook_files, runbook
+from hangdoc.engine import CPU_S, CPU_S_PER_RANK, FAILED, evaluate
+from hangdoc.errors import HangdocError
+from hangdoc.facts import Facts, schema
+from hangdoc.judge import Judge
+from hangdoc.playbook import MAX_PROBLEMS, load
+from hangdoc.templates import MAX_TEXT
+from unit.bed import PROBES, SCHEMA, NetworkJob, StackFacts, facts, library, playbook, write
+
+GRACE_S = 2.0  # CPU time in which a playbook is refused or cut off, on a busy machine
+
+FOUR = facts(StackFacts(waits=False), *(StackFacts(waits=True, op="a" * 40, names=("x" * 50,)) for _ in range(3)))
+
+
+@contextmanager
+def in_time(limit_s: float = GRACE_S) -> Iterator[None]:
+    began = time.thread_time()
+    yield
+    assert time.thread_time() - began < limit_s
+
+
+def many(count: int) -> Facts:
+    stacks = (StackFacts(waits=n % 2 == 0, op=f"op{n}", depth=n) for n in range(count))
+    return facts(*stacks, network=NetworkJob((), tuple(f"line {n}" for n in range(count))))
+
+
+def refused(tmp_path: Path, **changes: Any) -> str:
+    """The problems of the sound playbook after these changes; beside it a sound one is loaded and judged by."""
+    with in_time():
+        found = load([write(tmp_path, playbook(**changes), playbook(id="sound"))], SCHEMA, PROBES)
+    assert [p.id for p in found.playbooks] == ["sound"]
+    assert [finding.playbook for finding in evaluate(found, FOUR)[0]] == ["sound"]
+    return "\n".join(map(str, found.problems))
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("host =~~ '(a+)+$'", "could take for ever"),
+        ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!' =~ '(a+)+$'", "could take for ever"),
+        ("host !~ '(a|a)*$'", "could take for ever"),
+        ("host !~~ r'(\\w+\\s?)*$'", "could take for ever"),
+        ("host =~ ('(a+)' + '+$')", "`=~` compares a fact with one quoted pattern"),
+        ("host =~ '(a+)' + '+$'", "`=~` compares a fact with one quoted pattern"),
+        ("host =~ host", "`=~` compares a fact with one quoted pattern"),
+        ("9**9**9**9 > 1", "syntax error at '**9**9"),
+        ("1 << 9999999999 > 1", "syntax error at '<< 9"),
+        ("1e999999999 > 1", "syntax error at '1e9"),
+        ("9999999999999999999 > 1", "syntax error at '9"),
+        ("'1e999999999'.to_flt.floor > 1", "unknown field `to_flt`"),
+        ("(rank * 1e99).floor > 1", "unknown field `floor`"),
+        ("host.encode('idna').length > 1", "unknown field `encode`"),
+        ("[x for x in $range(1000000000)].length > 1", "unknown name `$range`"),
+        ("$now > d'2020-01-01'", "syntax error at \"d'2020"),
+        ("$now == $today", "unknown name `$now`"),
+        ("$random() > 1", "unknown name `$random`"),
+        ("$split(host, 'a').length > 1", "unknown name `$split`"),
+        ("(" * 300 + "true" + ")" * 300, "words and signs"),
+        ("(" * 200 + "true" + ")" * 200 + " and " + "not " * 80 + "(alive ?? true)", "is nested too deeply"),
+        (" or ".join(["(alive ?? true)"] * 80), "is nested too deeply"),
+        ("not " * 450 + "(alive ?? true)", "is nested too deeply"),
+        ("host == '" + "x" * 3000 + "'", "is longer than 2000 characters"),
+        ("true # " + "x" * 100, "syntax error at '#"),
+        ("__class__ == 1", "unknown name `__class__`"),
+        ("host.__class__ == 1", "unknown name `__class__`"),
+        ("(rank > 0 ? host : rank).__class__.__mro__.length > 1", "unknown name `__class__`"),
+        ("(rank >= 0 ? job : 1).__init__.__globals__['x'] == 1", "unknown name `__init__`"),
+    ],
+)
+def test_rules_that_are_refused(tmp_path: Path, rule: str, said: str) -> None:
+    assert said in refused(tmp_path, ranks={"late": rule, "waiting": "true"})
+
+
+def test_a_rule_reads_declared_fields_and_nothing_else_of_an_object(tmp_path: Path) -> None:
+    """Where the type of a value is not known the library would read any attribute: here a method of a dataclass."""
+    rules = {"late": "(rank >= 0 ? job : 1).stall.stalled", "waiting": "(rank >= 0 ? stack : 1).mro == 1"}
+    found = library(tmp_path, playbook(ranks=rules, when="late.length == 4"))
+    findings, _ = evaluate(found, FOUR)
+    assert [finding.playbook for finding in findings] == ["late"]
+    found = library(tmp_path / "other", playbook(ranks=rules, when="waiting.length > 0"))
+    ((_, outcome, why),) = [(c.playbook, c.outcome, c.why) for c in evaluate(found, FOUR)[1]]
+    assert outcome == "unknown"
+    assert "mro" in why
+
+
+def test_a_rule_that_took_over_the_program_does_nothing(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    code = f"open('{mark}', 'w')"
+    rule = f'(rank >= 0 ? job : 1).__class__.__init__.__globals__["__builtins__"]["exec"]("{code}") == 1'
+    assert "unknown name `__class__`" in refused(tmp_path, ranks={"late": rule, "waiting": "true"})
+    assert not mark.exists()
+
+
+def test_a_pattern_is_held_against_the_start_of_a_long_text(tmp_path: Path) -> None:
+    rules = {"late": '(stack.op ?? "") =~ ".*x"', "waiting": '(stack.op ?? "") =~~ "a.*x"'}
+    found = library(tmp_path, playbook(ranks=rules, when="waiting.length > 0"))
+    long = facts(StackFacts(op="a" * 300_000 + "x"), StackFacts(op="a" * 1_000 + "x"))
+    with in_time():
+        (finding,), _ = evaluate(found, long)
+    assert [culprit.rank for culprit in finding.culprits] == [1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"when": "[a for a in all if [b for b in all if [c for c in all if c.rank > 9].length > 9]].length > 1"},
+        {"when": "[a for a in all if a in all].length > 1" + " and [a for a in all if a in all].length > 1" * 30},
+        {"ranks": {"late": "[a for a in job.network.lines if [b for b in job.network.lines if a < b]]"}},
+        {"evidence": [{"probe": "cpu", "each": "[[b for b in all if a in all] for a in all]", "text": "x"}]},
+        {"summary": "{% for a in all %}" + "{% if all|ranks == 'x' %}y{% endif %}" * 90 + "{% endfor %}"},
+    ],
+)  # fmt: skip
+def test_what_takes_too_long_is_cut_off_named_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    slow = playbook(id="slow", ranks={"late": "true"}, when="true", summary="x") | changes
+    found = load([write(tmp_path, slow, playbook(when="late.length > 0", summary="x"))], SCHEMA, PROBES)
+    assert found.problems == ()
+    monkeypatch.setattr("hangdoc.engine.CPU_S", 0.1)
+    thousand = many(1_000)
+    known: dict[str, str] = {}
+    with in_time(0.1 + CPU_S_PER_RANK * 1_000 + GRACE_S):
+        findings, considered = evaluate(found, thousand, known)
+    assert [finding.playbook for finding in findings] == ["late"]
+    ((id, outcome, why),) = [(c.playbook, c.outcome, c.why) for c in considered]
+    assert (id, outcome) == ("slow", "unknown")
+    assert why.startswith(f"{FAILED}: over 1000 ranks it took more than 0.3 s of CPU time")
+    with in_time(0.1):
+        assert evaluate(found, thousand, known) == (findings, considered)
+
+
+def test_a_playbook_that_fails_is_among_what_was_not_seen(tmp_path: Path) -> None:
+    from hangdoc.judge import _failed
+
+    found = library(tmp_path, playbook(when="late[9].rank > 0"))
+    (unseen,) = _failed(evaluate(found, FOUR)[1])
+    assert (unseen.probe, unseen.rank) == ("playbook", None)
+    assert unseen.why.startswith(f"late: {FAILED}: ")
+    assert Judge(found, SCHEMA).slow == {}
+
+
+# --- templates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{% for i in range(10**9) %}x{% endfor %}", "`call` is not for playbooks"),
+        ("{% for a in all %}{% for b in all %}x{% endfor %}{% endfor %}", "a `for` within a `for`"),
+        ("{% for a in all %}{% if a.rank %}{% for b in all %}{% endfor %}{% endif %}{% endfor %}", "a `for` within"),
+        ("{% for a in all recursive %}x{% endfor %}", "`for` is not for playbooks"),
+        ("{{ 'a' * 10**9 }}", "`mul` is not for playbooks"),
+        ("{{ 10**10**10 }}", "`pow` is not for playbooks"),
+        ("{{ '%1000000000d' % 1 }}", "`mod` is not for playbooks"),
+        ("{% set x = 'aaaa' %}{% set x = x+x %}{{ x }}", "`assign` is not for playbooks"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "`macro` is not for playbooks"),
+        ("{% include '/etc/passwd' %}", "`include` is not for playbooks"),
+        ("{% extends 'x' %}", "`extends` is not for playbooks"),
+        ("{% filter upper %}x{% endfilter %}", "`filterblock` is not for playbooks"),
+        ("{{ late.__class__ }}", "`.__class__` of several"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "`call` is not for playbooks"),
+        ("{{ '{0.__class__}'.format(late) }}", "`call` is not for playbooks"),
+        ("{{ lipsum(n=100000000) }}", "`call` is not for playbooks"),
+        ("{{ 'x'|center(1000000000) }}", "unknown filter `center`"),
+        ("{{ 'x'|indent(1000000000) }}", "unknown filter `indent`"),
+        ("{{ '%1000000000d'|format(1) }}", "unknown filter `format`"),
+        ("{{ late|xmlattr }}", "unknown filter `xmlattr`"),
+        ("{{ late|tojson }}", "unknown filter `tojson`"),
+        ("{{ late|map('attr', '__class__')|list is callable }}", "unknown test `callable`"),
+        ("{{ " + "(" * 1500 + "1" + ")" * 1500 + " }}", "cannot be parsed"),
+        ("{{ " + "not " * 900 + "1 }}", ""),
+        ("{{ stall" + ".a" * 1500 + " }}", "is nested too deeply"),
+        ("{{ 1" + "+1" * 1500 + " }}", "is nested too deeply"),
+        ("{{ late" + "|list" * 600 + " }}", "is nested too deeply"),
+        ("{% if x %}" * 190 + "{% endif %}" * 190, "is nested too deeply"),
+        ("{{ " + "9" * 3900 + " }}{{", "unexpected"),
+        ("{{ 'a' ~ 'b' }}", "`concat` is not for playbooks"),
+    ],
+)
+def test_templates_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    problems = refused(tmp_path, summary=text)
+    assert "`summary`: " in problems
+    assert said in problems
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ late|attr('__cl' + 'ass__') }}",
+        "{{ late|by('stack.__cla' + 'ss__') }}",
+        "{{ waiting|attr('stack.op.upper') }}",
+        "{{ late|map('at'+'tr', '__class__')|join }}",
+        "{{ late|map(attribute='__class__')|join }}",
+        "{{ late|map(attribute='stack.__init__.__globals__')|join }}",
+        "{{ (late|first)['__class__'] }}",
+        "{{ late['__class__'] }}",
+        "{{ (late|first)['__cl'+'ass__'] }}",
+        "{{ waiting|sort(attribute='__class__')|map(attribute='host')|join }}",
+        "{{ late|join }}",
+        "{{ late }}{{ all|first }}",
+        "{{ waiting|attr('stack') }}",
+        "{{ late|map('upper')|join }}",
+        "{{ late|map('for'+'mat', 1)|join }}",
+        "{{ late|select('call'+'able')|join }}",
+        "{% for a in late %}{{ loop['_'+'_class__'] }}{{ loop.__class__ }}{% endfor %}",
+    ],
+)
+def test_a_template_shows_declared_fields_and_nothing_else_of_an_object(tmp_path: Path, text: str) -> None:
+    found = load([write(tmp_path, playbook(summary=text))], SCHEMA, PROBES)
+    for finding in evaluate(found, FOUR)[0]:
+        assert finding.summary == finding.title
+        assert finding.reasons[0].startswith("summary left out: ")
+    assert found.problems or evaluate(found, FOUR)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ('a'" + "|replace('a', '" + "a" * 90 + "')" * 30 + ") }}",
+        "{{ 'ab'" + "|join('" + "a" * 90 + "')" * 30 + " }}",
+        "{{ ('ab'|replace('', '" + "a" * 3000 + "')) + '" + "a" * 900 + "' }}",
+        "{{ 1.5|round(1000000000) }}{{ late|attr('rank', 1000000000) }}",
+        "{{ 1.5|round(-1000000000) }}",
+        "{{ 1e308|bytes }}{{ 1e308|seconds }}{{ 1e308|percent }}",
+        "{% for a in all %}" + "x" * 3900 + "{% endfor %}",
+        "{{ all|map(attribute='rank')|sum(start='x') }}",
+    ],
+)
+def test_no_text_is_longer_than_anyone_reads(tmp_path: Path, text: str) -> None:
+    found = load([write(tmp_path, playbook(summary=text, when="true"))], SCHEMA, PROBES)
+    thousand = many(1_000)
+    with in_time(CPU_S + GRACE_S):
+        for finding in evaluate(found, thousand)[0]:
+            assert len(finding.summary) <= MAX_TEXT + len(" ...")
+    assert found.problems or evaluate(found, thousand)[0]
+
+
+def test_what_shipped_texts_are_made_of_still_works(tmp_path: Path) -> None:
+    text = (
+        "{% for r in waiting %}{{ r.rank }}{{ ', ' if not loop.last }}{% endfor %}; "
+        "{{ waiting|map(attribute='stack.op')|select|map('length')|max }} {{ (late|first).host or 'x' }} "
+        "{{ waiting[0].pid - 1 }} {{ late|attr('rank', 2) }} "
+        "{{ [1, 2]|join(', ') }} {{ 2.54|round(1) }} {{ 'unknown'|replace('unknown', 'y') }}"
+    )
+    ((finding,), _) = evaluate(library(tmp_path, playbook(summary=text)), FOUR)
+    assert finding.summary == "1, 2, 3; 40 node0 100 0 1, 2 2.5 y"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{here}: &{here} [{','.join([f'*{before}'] * 9)}]\n" for before, here in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "playbook.yaml:2: uses a YAML alias"),
+        ("a: 1\nb: " + "".join(f"{{k{n}: " for n in range(60)) + "x" + "}" * 60, "is nested too deeply"),
+        ("a: 1\nb: '" + "x" * 100_000 + "'", "playbook.yaml:2: holds a value of more than 4000 characters"),
+        ("? " + "k" * 4_001 + "\n: x", "holds a value of more"),
+        ("? " + "k" * 3_000 + "\n: x", "unknown field `kkk"),
+        ("id: " + ":".join(["59"] * 1_000), "`id`: "),  # a number to the base of 60
+        ("id: " + "9" * 3_900, ""),
+        ("id: 2001-99-99", "cannot be read"),
+        ("id: !!timestamp x", "cannot be read"),
+        ("id: !!int x", "cannot be read"),
+        ("id: !!binary x", ""),
+        ("? [a, b]\n: 1\n", "is not YAML"),
+        ("? {a: {b: {c: d}}}\n: 1\n", "is not YAML"),
+        ("".join(f"k{n}: 1\n" for n in range(20_000)), "playbook.yaml: has more problems; mend these first"),
+        ("".join("k: 1\n" for n in range(20_000)), "`k` stands there twice"),
+        ("ranks:\n" + "".join(f"  r{n}: 'true'\n" for n in range(5_000)), "`ranks`: Dictionary should have at most 64"),
+        ("needs:\n" + "  - x\n" * 5_000, "`needs`: Tuple should have at most 64"),
+        ("a: 1\n\x00", "cannot be read"),
+        ("\x1b]0;title\x07: 1", ""),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    write(tmp_path, playbook(id="sound"))
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "playbook.yaml").write_text(text)
+    with in_time(2 * GRACE_S):
+        found = load([tmp_path], SCHEMA, PROBES)
+        listed = runbook.entries([tmp_path])
+    assert [p.id for p in found.playbooks] == ["sound"]
+    assert 0 < len(found.problems) <= MAX_PROBLEMS + 1
+    assert said in "\n".join(map(str, found.problems))
+    assert all(len(str(problem)) < 1_000 for problem in found.problems)
+    assert all(len(entry.title) <= 200_000 for entry in listed)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "loop", "directory", "dangling", "not readable as text"])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, playbook(id="sound"))
+    (tmp_path / "late").mkdir()
+    for name in ("playbook.yaml", "runbook.md"):
+        file = tmp_path / "late" / name
+        if kind == "fifo":
+            os.mkfifo(file)
+        elif kind == "device":
+            file.symlink_to("/dev/zero")
+        elif kind == "loop":
+            file.symlink_to(file)
+        elif kind == "directory":
+            file.mkdir()
+        elif kind == "dangling":
+            file.symlink_to("/nowhere/at/all")
+        else:
+            file.write_bytes(b"id: \xff\xfe\x80\x81")
+    with in_time():
+        found = load([tmp_path], SCHEMA, PROBES)
+        assert [p.id for p in found.playbooks] == ["sound"]
+        (problem,) = found.problems
+        assert problem.file == tmp_path / "late/playbook.yaml"
+        assert problem.sentence.startswith("cannot be read: ")
+        entry = next(entry for entry in runbook.entries([tmp_path]) if entry.id == "late")
+        assert entry.title == "(cannot be read)"
+        if kind == "dangling":
+            assert "has no runbook" in runbook.text("late", [tmp_path])
+        elif kind != "not readable as text":
+            with pytest.raises(HangdocError, match=r"runbook\.md: "):
+                runbook.text("late", [tmp_path])
+
+
+def test_of_thousands_of_folders_the_first_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hangdoc.playbook.MAX_PLAYBOOKS", 2)
+    write(tmp_path, *(playbook(id=f"p{n}") for n in range(4)))
+    for n in range(3_000):
+        (tmp_path / f"empty{n}").mkdir()
+    found = load([tmp_path], SCHEMA, PROBES)
+    assert [p.id for p in found.playbooks] == ["p0", "p1"]
+    (problem,) = found.problems
+    assert str(problem) == f"{tmp_path}: holds 4 playbooks: those after p1 are left out; keep at most 2 there"
+    assert playbook_files.MAX_PLAYBOOKS == 500
+
+
+# --- anything -------------------------------------------------------------------------------------
+
+
+SEEDS = [(folder / "playbook.yaml").read_text() for folder in playbooks.folders()]
+EVIL = [
+    "(a+)+$", "{{", "}}", "{%", "%}", "__class__", "[x for x in ", "**", "9" * 40, "~", "|join", "|attr('", ".", "'",
+    '"', "(", ")", "[", "]", "{", "}", ":", "- ", "&a ", "*a", "!!python/name:os.system ", "\n", "  ", "#", "\x00", "%",
+    " ?? ", " in ", " and ", " not ", "=~ '", "$range(", "{% for a in all %}", "|map(attribute='", "<<: ", "? ", "|\n",
+]  # fmt: skip
+TYPES = schema()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=some.sampled_from(SEEDS),
+    edits=some.lists(
+        some.tuples(some.floats(0, 1), some.integers(0, 30), some.sampled_from(EVIL), some.integers(1, 40)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_a_mutated_playbook_is_read_or_refused_and_judged_in_time(
+    tmp_path: Path, seed: str, edits: list[tuple[float, int, str, int]]
+) -> None:
+    for place, cut, put, times in edits:
+        at = int(place * len(seed))
+        seed = seed[:at] + put * times + seed[at + cut :]
+    id = next((line[4:] for line in seed.split("\n") if line.startswith("id: ") and line[4:].isidentifier()), "late")
+    folder = tmp_path / id
+    folder.mkdir(exist_ok=True)
+    (folder / "playbook.yaml").write_text(seed, errors="replace")
+    with in_time():
+        found = load([tmp_path], TYPES)
+        runbook.entries([tmp_path])
+    assert bool(found.playbooks) != bool(found.problems)
+    for one in found.playbooks:
+        with in_time(), allowance.allowance(1.0):
+            for template in one.templates.values():
+                with suppress(TemplateError, TypeError, ValueError, AttributeError, ArithmeticError):
+                    template.render(dict.fromkeys((*one.envelope.ranks, *one.envelope.links, "all", "unknown"), ()))
+    (folder / "playbook.yaml").unlink()
+
+
+def test_the_bomb_is_one() -> None:
+    assert len(str(yaml.safe_load(BOMB.split("d:")[0]))) > 1_000
