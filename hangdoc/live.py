@@ -121,9 +121,15 @@ class Live:
 
     def _unseen(self, job: str) -> None:
         """Nothing is seen of it: its hosts are lost, or it has ended while they were."""
-        if not self.away:
-            self.emit(_event("job_ended", job=job))
-            self.session.forget(job)
+        known = self.watched.get(job)
+        hosts = known.last.job.hosts if known and known.last else self.away
+        if self.away.isdisjoint(hosts):
+            self._forget(job)
+
+    def _forget(self, job: str) -> None:
+        self.emit(_event("job_ended", job=job))
+        self.session.forget(job)
+        self.watched.pop(job, None)
 
     def _stalled(self, job: str, facts: Facts, mine: Watched) -> None:
         seconds = facts.job.stall.seconds
@@ -169,8 +175,7 @@ class Live:
         said = mine.last.findings if mine.last and mine.state in ("stalled", "failed") else ()
         if verdict.status == "failed" and [f.playbook for f in said[:1]] != [f.playbook for f in verdict.findings[:1]]:
             self._say(verdict)
-        self.emit(_event("job_ended", job=job))
-        self.session.forget(job)
+        self._forget(job)
 
     def _say(self, verdict: Verdict) -> None:
         self.code = EXIT[verdict.status]
@@ -179,6 +184,8 @@ class Live:
             self.session.keep.verdict(verdict)
 
     def _exits(self, job: str, facts: Facts, mine: Watched) -> None:
+        seen = {(rank.host, rank.pid) for rank in facts.ranks}
+        mine.gone = {key for key in mine.gone if key in seen or key[0] in self.away}
         for rank in facts.ranks:
             if rank.alive is False and (rank.host, rank.pid) not in mine.gone:
                 mine.gone.add((rank.host, rank.pid))

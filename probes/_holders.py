@@ -11,6 +11,7 @@ from probes._redact import redact
 from probes._sockdiag import Fields
 
 LONGEST = 200  # characters of a command
+_MOST = 256  # listening sockets whose process is remembered
 
 
 class Holders:
@@ -27,7 +28,10 @@ class Holders:
             pid = next((one for one in self._candidates(target) if _has(one, inode)), None)
         if pid is None:
             return Holder(None, None, listening["uid"])
-        self._known[inode] = pid
+        self._known.pop(inode, None)
+        self._known[inode] = pid  # the last asked for is the last
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
         stat = procfs.stat(pid)
         return Holder(pid, command(pid), listening["uid"], procfs.age_s(stat.start_ticks) if stat else None)
 

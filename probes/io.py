@@ -46,6 +46,8 @@ class IoProbe:
 
     def observe(self, request: Request) -> Observation:
         before = {rank.target.pid: rank.records for rank in getattr(request.previous, "ranks", ())}
+        watched, old_s = {target.pid for target in request.targets}, time.monotonic() - _AFRESH_S
+        self._folders = {key: kept for key, kept in self._folders.items() if key[0] in watched and kept[0] > old_s}
         records: dict[int, Io] = {}
         unseen: list[Unseen] = []
         for target in request.targets:
@@ -102,8 +104,6 @@ class IoProbe:
             if time.monotonic() - at_s >= _AFRESH_S:
                 table = mounts(pid) if table is None else table
                 folder = _count(pid, path, table)
-                if len(self._folders) > 1024:
-                    self._folders.clear()
                 self._folders[pid, path] = (time.monotonic(), folder)
             if folder is not None:
                 yield folder

@@ -30,9 +30,11 @@ class _Table:
         self._missing: frozenset[str] = frozenset()  # addresses that no interface held when last asked
 
     def name_interfaces(self, pid: int, addresses: frozenset[str]) -> None:
-        """Learn who holds `addresses`. What was once known stays: a link that goes down may lose its address."""
+        """Learn who holds `addresses`. Of those in use what was once known stays: a link that goes down may lose its
+        address."""
         if addresses - self.interfaces.keys() - self._missing:
-            self.interfaces.update(call_inside(pid, _interfaces))
+            kept = {address: name for address, name in self.interfaces.items() if address in addresses}
+            self.interfaces = kept | call_inside(pid, _interfaces)
             self._missing = addresses - self.interfaces.keys()
 
 

@@ -24,6 +24,7 @@ MODULE_DICT = 16  # offset of md_dict in PyModuleObject
 _SCRIPT = ("__main__", "__mp_main__")  # the second: run again in a process that multiprocessing spawned
 _ATTEMPTS = 3  # looks at a process before its globals are given up: it may only be starting
 _REMEMBERED = 1024  # processes
+_BUILDS = 64  # of interpreters: each image of a container has files of its own
 
 Process = tuple[int, int]  # PID and start time
 
@@ -77,6 +78,8 @@ class Places:
         entry = main_entry(memory, interpreter, _follow(memory, interpreter, path)) if path is not None else None
         if path is None or entry is None:
             return None
+        if len(self._paths) >= _BUILDS:
+            self._paths.clear()
         self._paths[interpreter.build] = path
         return Place(interpreter, path, entry[0])
 
