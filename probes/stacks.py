@@ -1,6 +1,7 @@
 """Probe `stacks`: the Python threads of every rank, with the locals of their frames, by py-spy.
 
-Nonblocking: a running rank is never paused. Native frames, which cost a pause, only of a rank that stands still.
+Nonblocking: a running rank is never paused. Native frames, which cost a pause, only of a rank that stands still. Where
+no thread has run since the look before, an ordinary look takes what that one read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
 from probes._cpython import Objects, Seen
 from probes._memory import Memory, Unreadable
 from probes._native import Dump, NativeDumps
+from probes._unmoved import Unmoved
 from probes.tensors import read_tensors
 from probes.variables import Globals
 
@@ -41,6 +43,7 @@ class StacksProbe:
     def __init__(self) -> None:
         self._globals = Globals()
         self._natives = NativeDumps()
+        self._unmoved = Unmoved()
 
     def observe(self, request: Request) -> Observation:
         if not request.targets:
@@ -50,7 +53,8 @@ class StacksProbe:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
         spy, examine = _pyspy.PySpy(binary), request.tier >= Tier.EXAMINE
         helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
-        pids = [*(t.pid for t in request.targets), *(pid for chosen in helpers.values() for pid in chosen)]
+        same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
+        pids = [*(t.pid for t in request.targets if t.pid not in same), *(p for some in helpers.values() for p in some)]
         known: dict[int, Known] = {}
 
         def dump_of(pid: int) -> Dump:
@@ -62,9 +66,9 @@ class StacksProbe:
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
         natives = self._natives.take(spy, still, dumps)
-        by_pid: dict[int, Stacks] = {}
+        by_pid: dict[int, Stacks] = dict(same)
         unseen: list[Unseen] = []
-        for target in request.targets:
+        for target in (one for one in request.targets if one.pid not in same):
             native, dump = natives.get(target.pid), dumps.get(target.pid)
             best = native if isinstance(native, list) else dump
             if isinstance(best, list):
@@ -81,7 +85,23 @@ class StacksProbe:
                     unseen.append(_unseen(target, f"no native frames: {native}"))
             else:
                 unseen.append(_unseen(target, str(best)))
+        self._unmoved.keep(request.targets, lambda target: _read(target, request, by_pid))
         return Observation(by_pid, unseen=tuple(unseen))
+
+    def _same(self, target: Target, request: Request, helpers: Mapping[int, Sequence[int]]) -> Stacks | None:
+        """The stacks of the look before, where they cannot have changed and no helper's are wanted."""
+        return None if helpers[target.pid] else self._unmoved.of(target, _process(target, request))
+
+
+def _read(target: Target, request: Request, by_pid: Mapping[int, Stacks]) -> tuple[object, Stacks] | None:
+    """What was seen of a rank, where it is the rank alone and without native frames."""
+    stacks = by_pid.get(target.pid)
+    whole = stacks is not None and not stacks.native and not stacks.children
+    return (_process(target, request), stacks) if stacks is not None and whole else None
+
+
+def _process(target: Target, request: Request) -> object:
+    return (request.records or {}).get(target.pid, {}).get("cpu")
 
 
 def _unseen(target: Target, why: str) -> Unseen:

@@ -50,7 +50,7 @@ class Look:
             progress=progress,
             exit=exits,
             startup=SimpleNamespace(pending=False),
-            network=SimpleNamespace(dead_links=self.dead_links),
+            network=SimpleNamespace(dead_links=self.dead_links, moving=None),
         )
         return SimpleNamespace(ranks=[rank], job=job, look=self)
 
