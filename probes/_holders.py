@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from hangdoc import procfs
@@ -28,10 +29,10 @@ class Holders:
             pid = next((one for one in self._candidates(target) if _has(one, inode)), None)
         if pid is None:
             return Holder(None, None, listening["uid"])
-        self._known.pop(inode, None)
-        self._known[inode] = pid  # the last asked for is the last
-        if len(self._known) > _MOST:
-            del self._known[next(iter(self._known))]
+        if self._known.get(inode) != pid:
+            living = {one: held for one, held in self._known.items() if one != inode and os.path.exists(f"/proc/{held}")}
+            self._known = dict(list(living.items())[1 - _MOST :])
+        self._known[inode] = pid
         stat = procfs.stat(pid)
         return Holder(pid, command(pid), listening["uid"], procfs.age_s(stat.start_ticks) if stat else None)
 

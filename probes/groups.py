@@ -67,6 +67,7 @@ class GroupsProbe:
         unseen: list[Unseen] = []
         watched = {(target.pid, target.start_ticks) for target in request.targets}
         self._known = {process: known for process, known in self._known.items() if process in watched}
+        self._places.keep(watched)
         for target in request.targets:
             try:
                 found = self._read((target.pid, target.start_ticks), Memory(target.pid))

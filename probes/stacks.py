@@ -66,6 +66,7 @@ class StacksProbe:
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
         natives = self._natives.take(spy, still, dumps)
+        self._globals.keep({(t.pid, t.start_ticks) for t in request.targets})
         by_pid: dict[int, Stacks] = dict(same)
         unseen: list[Unseen] = []
         for target in (one for one in request.targets if one.pid not in same):
