@@ -30,8 +30,8 @@ class Holders:
         if pid is None:
             return Holder(None, None, listening["uid"])
         if self._known.get(inode) != pid:
-            living = {one: held for one, held in self._known.items() if one != inode and os.path.exists(f"/proc/{held}")}
-            self._known = dict(list(living.items())[1 - _MOST :])
+            known = [one for one in self._known.items() if one[0] != inode and os.path.exists(f"/proc/{one[1]}")]
+            self._known = dict(known[1 - _MOST :])
         self._known[inode] = pid
         stat = procfs.stat(pid)
         return Holder(pid, command(pid), listening["uid"], procfs.age_s(stat.start_ticks) if stat else None)
@@ -61,7 +61,7 @@ def command(pid: int) -> str | None:
 
 def _has(pid: int, inode: int) -> bool:
     wanted = f"socket:[{inode}]"
-    return any(procfs.link(f"/proc/{pid}/fd/{fd}") == wanted for fd in procfs.numbers(f"/proc/{pid}/fd"))
+    return any(procfs.link(f"/proc/{pid}/fd/{fd}") == wanted for fd in procfs.descriptors(pid))
 
 
 def _namespace(pid: int) -> int | None:

@@ -21,7 +21,9 @@ _NATIVE = re.compile(r"gloo_tcp_loop|pt_gloo_runloop|pt_tcpstore(?:_uv)?")
 _ASLEEP = "SDTt"
 
 _Run = tuple[int, float, float | None, int | None, int | None]
-_Runs = tuple[frozenset[int], frozenset[_Run]]  # the threads there are, and how often those have run that may run Python
+_Runs = tuple[
+    frozenset[int], frozenset[_Run]
+]  # the threads there are, and how often those have run that may run Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ def _runs(process: object, stacks: Stacks) -> _Runs | None:
     if not all(thread.state in _ASLEEP and _counted(thread) for thread in asked):
         return None
     threads = frozenset(thread.tid for thread in process.threads)
+    if not python <= threads:  # there are too many, or the C library does not tell which thread it is
+        return None
     return threads, frozenset((t.tid, t.cpu_s, t.run_delay_s, t.voluntary, t.involuntary) for t in asked)
 
 

@@ -10,7 +10,9 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 
+from hangdoc import procfs
 from hangdoc.evidence import Connection, Sockets, Target, Unseen
 from probes import Observation, Request, Tier
 from probes._netns import call_inside, namespace
@@ -59,11 +61,14 @@ class SocketsProbe:
         for target in request.targets:
             try:
                 where = namespace(target.pid)
-                opened = _socket_inodes(target.pid)
+                opened, whole = _socket_inodes(target.pid)
             except OSError as error:
                 unseen.append(_unseen(target, _why_not(error, target.pid)))
                 continue
             members[where].append(target)
+            if not whole:
+                most = procfs.MOST_DESCRIPTORS
+                unseen.append(_unseen(target, f"only the first {most} open files of PID {target.pid} are looked at"))
             for inode in opened:
                 inodes.setdefault(where, {}).setdefault(inode, []).append(target.pid)
         self._forget(members)
@@ -99,18 +104,18 @@ class SocketsProbe:
             self._tables.pop(where).diag.close()
 
 
-def _socket_inodes(pid: int) -> list[int]:
-    """Inodes of the sockets a process has open, from /proc/PID/fd."""
+def _socket_inodes(pid: int) -> tuple[list[int], bool]:
+    """Inodes of the sockets a process has open, from /proc/PID/fd, and whether all of them were looked at."""
     found = []
     with os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in entries:
+        for entry in islice(entries, procfs.MOST_DESCRIPTORS):
             try:
                 link = os.readlink(entry.path)
             except FileNotFoundError:
                 continue  # closed meanwhile
             if link.startswith("socket:["):
                 found.append(int(link[8:-1]))
-    return found
+        return found, next(entries, None) is None
 
 
 def _interfaces() -> dict[str, str]:

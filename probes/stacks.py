@@ -21,6 +21,7 @@ from probes.variables import Globals
 
 _WORKERS = 8  # py-spy processes at a time; a dump is 5-12 ms of CPU
 _CHILDREN = 8  # helpers of a rank that are looked at
+_THREADS = 512  # of a process: the main thread, and the oldest
 _VARIABLES = 40  # a frame
 _INNER, _OUTER = 200, 50  # frames of a deep recursion that are kept
 _HEAD, _TAIL = 140, 57  # characters of a long native function name that are kept
@@ -56,9 +57,12 @@ class StacksProbe:
         same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
         pids = [*(t.pid for t in request.targets if t.pid not in same), *(p for some in helpers.values() for p in some)]
         known: dict[int, Known] = {}
+        left_out: dict[int, int] = {}
 
         def dump_of(pid: int) -> Dump:
-            told = spy.dump(pid)
+            whole = spy.dump(pid)
+            told = _oldest(whole)
+            left_out[pid] = len(whole) - len(told)
             known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
             return told
 
@@ -82,6 +86,9 @@ class StacksProbe:
                 python, variables = self._globals.read(target.pid, target.start_ticks)
                 threads = _threads(target.pid, best, seen)
                 by_pid[target.pid] = Stacks(threads, best is native, python, variables, children)
+                if left_out.get(target.pid):
+                    why = f"of {_THREADS + left_out[target.pid]} Python threads only {_THREADS} are looked at"
+                    unseen.append(_unseen(target, why))
                 if isinstance(native, Exception):
                     unseen.append(_unseen(target, f"no native frames: {native}"))
             else:
@@ -107,6 +114,14 @@ def _process(target: Target, request: Request) -> object:
 
 def _unseen(target: Target, why: str) -> Unseen:
     return Unseen("stacks", why, rank=target.rank, pid=target.pid, host=target.host)
+
+
+def _oldest(dump: Dump) -> Dump:
+    """The main thread and the oldest others, in py-spy's order: the newest come first."""
+    if len(dump) <= _THREADS:
+        return dump
+    main = [thread for thread in dump if thread["thread_name"] == "MainThread"][:1]
+    return [*[thread for thread in dump if thread not in main][len(main) - _THREADS :], *main]
 
 
 def _known(pid: int, dump: Dump) -> Known:

@@ -44,8 +44,8 @@ lock = threading.Lock()
 def stuck():
     with lock:
         pass
-scope = {"threading": threading}
-exec(compile("def _create_tcp_store(event):\\n    event.wait()", folder + "/torch/distributed/rendezvous.py", "exec"), scope)
+path, scope = folder + "/torch/distributed/rendezvous.py", {"threading": threading}
+exec(compile(open(path).read(), path, "exec"), scope)
 lock.acquire()
 threading.Thread(target=stuck, daemon=True).start()
 threading.Thread(target=scope["_create_tcp_store"], args=(threading.Event(),), daemon=True).start()
@@ -55,6 +55,9 @@ open(lock_file, "w").close()
 print("ready", flush=True)
 while os.path.exists(lock_file):
     time.sleep(0.02)
+"""
+STORE = """def _create_tcp_store(event):
+    event.wait()
 """
 # What is kept of parsed sources is bounded by tests of its own.
 PARSED = ("SourceProbe._modules", "LocksProbe._modules", "TypesProbe._known")
@@ -88,7 +91,9 @@ class Jobs:
     def _start(self, number: int) -> tuple[Path, list[subprocess.Popen[str]]]:
         folder = self._folder / f"job-{number}"
         (folder / "torch" / "distributed").mkdir(parents=True)
-        (folder / "torch" / "distributed" / "rendezvous.py").write_text("def _create_tcp_store(event):\n    event.wait()")
+        (folder / "torch" / "distributed" / "rendezvous.py").write_text(
+            "def _create_tcp_store(event):\n    event.wait()"
+        )
         script = folder / f"train_{number}.py"
         script.write_text(RANK)
         with socket.create_server(("127.0.0.1", 0)) as door:
@@ -189,7 +194,9 @@ def parts(place: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield place, (thing.func, thing.args)
     elif isinstance(thing, ModuleType):
         if thing.__name__.split(".")[0] in OURS:
-            yield from ((f"{thing.__name__}.{name}", part) for name, part in list(vars(thing).items()) if name[:2] != "__")
+            yield from (
+                (f"{thing.__name__}.{name}", part) for name, part in list(vars(thing).items()) if name[:2] != "__"
+            )
     elif isinstance(thing, type):
         if thing.__module__.split(".")[0] in OURS:
             name = f"{thing.__module__}.{thing.__qualname__}"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,8 @@ def test_a_process_that_ran_between_two_looks_is_read_again(name: str, dumps: li
             stat = procfs.stat(job.pid)
             assert stat is not None
             target = Target(job.pid, stat.start_ticks, "here", 0)
-            sampler = Sampler("here", (target,), (CpuProbe(), StacksProbe()))
+            probes: Any = (CpuProbe(), StacksProbe())
+            sampler = Sampler("here", (target,), probes)
             first = stacks_of(sampler.round(Tier.LOOK))
             assert stacks_of(sampler.round(Tier.LOOK)) is first
             assert len(dumps) == 1
@@ -88,6 +90,7 @@ def test_a_process_that_ran_between_two_looks_is_read_again(name: str, dumps: li
 
 
 PYTHON = ThreadCpu(10, "python", "S", 1.0, 5, 0, run_delay_s=0.1)
+UNTIMED = replace(PYTHON, run_delay_s=None)  # as on a kernel without schedstat
 NATIVE = ThreadCpu(11, "gloo_tcp_loop", "S", 1.0, 5, 0, run_delay_s=0.1)
 TARGET = Target(10, 1, "here", 0)
 STACKS = Stacks((Stack(10, "MainThread", (), False, False),), False)
@@ -110,10 +113,11 @@ def process(*threads: ThreadCpu) -> Process:
         pytest.param((replace(PYTHON, state="R"),), (PYTHON,), False, id="ran when it was read"),
         pytest.param((PYTHON,), (PYTHON, NATIVE), False, id="a new thread, whatever it is called"),
         pytest.param((PYTHON, NATIVE), (PYTHON,), False, id="a thread has ended"),
-        pytest.param((replace(PYTHON, run_delay_s=None),) * 1, (replace(PYTHON, run_delay_s=None),), True, id="switches"),
+        pytest.param((UNTIMED,), (UNTIMED,), True, id="switches"),
+        pytest.param((UNTIMED,), (replace(UNTIMED, voluntary=6),), False, id="switches of a short run"),
         pytest.param(
-            (replace(PYTHON, run_delay_s=None, voluntary=None),),
-            (replace(PYTHON, run_delay_s=None, voluntary=None),),
+            (replace(UNTIMED, voluntary=None),),
+            (replace(UNTIMED, voluntary=None),),
             False,
             id="a clock of ticks alone",
         ),
@@ -127,12 +131,13 @@ def test_what_must_be_the_same(before: Sequence[ThreadCpu], after: Sequence[Thre
 
 
 def test_nothing_is_believed_for_ever() -> None:
-    now_s = 0.0
-    unmoved = Unmoved(lambda: now_s)
+    clock = [0.0]
+    unmoved = Unmoved(lambda: clock[0])
     for now_s in (0.0, LONGEST_S / 2, LONGEST_S):
+        clock[0] = now_s
         unmoved.keep([TARGET], lambda _: (process(PYTHON), STACKS))
         assert unmoved.of(TARGET, process(PYTHON)) is STACKS
-    now_s = LONGEST_S + 1.0
+    clock[0] = LONGEST_S + 1.0
     assert unmoved.of(TARGET, process(PYTHON)) is None
 
 
