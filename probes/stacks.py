@@ -7,11 +7,13 @@ no thread has run since the look before, an ordinary look takes what that one re
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
 from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
+from probes._backoff import Backoff
 from probes._cpython import Objects, Seen
 from probes._memory import Memory, Unreadable
 from probes._native import Dump, NativeDumps
@@ -45,6 +47,8 @@ class StacksProbe:
         self._globals = Globals()
         self._natives = NativeDumps()
         self._unmoved = Unmoved()
+        self._failing = Backoff()
+        self._left_out: dict[int, int] = {}  # threads of processes that have too many
 
     def observe(self, request: Request) -> Observation:
         if not request.targets:
@@ -55,22 +59,36 @@ class StacksProbe:
         spy, examine = _pyspy.PySpy(binary), request.tier >= Tier.EXAMINE
         helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
         same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
-        pids = [*(t.pid for t in request.targets if t.pid not in same), *(p for some in helpers.values() for p in some)]
+        processes = {t.pid: (t.pid, t.start_ticks) for t in request.targets}
+        alone = (
+            {}
+            if examine
+            else {pid: failed for pid, one in processes.items() if (failed := self._failing.left_alone(one))}
+        )
+        ranks = [pid for pid in processes if pid not in same and pid not in alone]
         known: dict[int, Known] = {}
-        left_out: dict[int, int] = {}
+        took_s: dict[int, float] = {}
 
         def dump_of(pid: int) -> Dump:
-            whole = spy.dump(pid)
+            began_s = time.monotonic()
+            try:
+                whole = spy.dump(pid)
+            finally:
+                took_s[pid] = time.monotonic() - began_s
             told = _oldest(whole)
-            left_out[pid] = len(whole) - len(told)
+            self._left_out[pid] = len(whole) - len(told)
             known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
             return told
 
-        dumps = _pyspy.in_parallel(spy, dump_of, pids, _WORKERS)
+        dumps = _pyspy.in_parallel(spy, dump_of, [*ranks, *(p for some in helpers.values() for p in some)], _WORKERS)
+        for pid in ranks:
+            self._failing.note(processes[pid], took_s.get(pid, 0.0), dumps[pid])
+        dumps |= alone
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
         natives = self._natives.take(spy, still, dumps)
-        self._globals.keep({(t.pid, t.start_ticks) for t in request.targets})
+        self._globals.keep(set(processes.values()))
+        self._failing.keep(set(processes.values()))
         by_pid: dict[int, Stacks] = dict(same)
         unseen: list[Unseen] = []
         for target in (one for one in request.targets if one.pid not in same):
@@ -86,13 +104,15 @@ class StacksProbe:
                 python, variables = self._globals.read(target.pid, target.start_ticks)
                 threads = _threads(target.pid, best, seen)
                 by_pid[target.pid] = Stacks(threads, best is native, python, variables, children)
-                if left_out.get(target.pid):
-                    why = f"of {_THREADS + left_out[target.pid]} Python threads only {_THREADS} are looked at"
-                    unseen.append(_unseen(target, why))
                 if isinstance(native, Exception):
                     unseen.append(_unseen(target, f"no native frames: {native}"))
             else:
                 unseen.append(_unseen(target, str(best)))
+        self._left_out = {pid: count for pid, count in self._left_out.items() if count and pid in by_pid}
+        for target in request.targets:
+            if count := self._left_out.get(target.pid):
+                why = f"of {_THREADS + count} Python threads only {_THREADS} are looked at"
+                unseen.append(_unseen(target, why))
         self._unmoved.keep(request.targets, lambda target: _read(target, request, by_pid))
         return Observation(by_pid, unseen=tuple(unseen))
 
@@ -104,8 +124,7 @@ class StacksProbe:
 def _read(target: Target, request: Request, by_pid: Mapping[int, Stacks]) -> tuple[object, Stacks] | None:
     """What was seen of a rank, where it is the rank alone and without native frames."""
     stacks = by_pid.get(target.pid)
-    whole = stacks is not None and not stacks.native and not stacks.children
-    return (_process(target, request), stacks) if stacks is not None and whole else None
+    return None if stacks is None or stacks.native or stacks.children else (_process(target, request), stacks)
 
 
 def _process(target: Target, request: Request) -> object:
