@@ -1,18 +1,13 @@
 """Memory of a live watch without options while short jobs come and go, each with a source file of its own.
 
-python -m benchmarks.short_jobs [--jobs 100] [--ranks 8]
-
-A job ends once the watch has told of it and has looked at it for a moment. The ranks are fakes, without torch. Run by
-root, all of it runs in a PID namespace of its own, where the watch finds no other job. Exit code 1 where a limit is
-missed.
+Part of `benchmarks.footprint`. A job ends once the watch has told of it and of the next one, and has looked at it for a
+moment. The ranks are fakes, without torch.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,18 +17,18 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.footprint import memory_mib
-from benchmarks.measure import HANGDOC, cpu_s, met, table
+from benchmarks.measure import HANGDOC, memory_mib, met
 from jobs import ROOT
 
 SCRIPT = Path(__file__).parent / "jobs" / "short.py"
-LIMIT_MIB = 80.0  # the largest RSS
+LIMIT_MB = 80.0  # the largest RSS
 GROWTH = 1.10  # of the RSS after the tenth job
-WARM = 10  # jobs, after which it is flat
-BESIDE = 3  # jobs at a time
+WARM = 10  # jobs
+BESIDE = 5  # jobs at a time: the watch looks for new ones every 10 s
 SEEN_S = 3.0  # a job goes on for so long after the watch has told of it
 SOURCE_BYTES = 150_000
-START_S = 60.0  # within which the watch must tell of a job
+START_S = 120.0  # within which the watch must tell of a job
+MIB = 1 << 20
 
 FUNCTION = """
 def prepare_{job}_{n}(batch, scale={n}):
@@ -84,7 +79,8 @@ class Job:
 
 def source(folder: Path, job: int) -> tuple[Path, int]:
     """A new file, and the first line of what runs of it."""
-    functions, size = [], 0
+    functions: list[str] = []
+    size = 0
     while size < SOURCE_BYTES:
         functions.append(FUNCTION.format(job=job, n=len(functions), odd=2 + len(functions) % 5))
         size += len(functions[-1])
@@ -115,60 +111,71 @@ def started(folder: Path, number: int, size: int) -> Job:
 
 
 class Watch:
-    """`hangdoc watch --json`, and which processes it has told of."""
+    """`hangdoc watch --json`, and of how many jobs it has told."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
             [*HANGDOC, "watch", "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self.started = 0  # jobs it has told of
-        self.events: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            event = json.loads(line)
-            self.events.append(event["event"])
-            self.started += event["event"] == "started"
+            self.started += json.loads(line)["event"] == "started"
 
 
-def churn(jobs: int, size: int, folder: Path, beside: int = BESIDE) -> tuple[list[float], float, Watch]:
-    """RSS (MiB) when each job had ended, the largest of all, and the watch, which is over."""
-    alive = [started(folder, number, size) for number in range(beside)]
-    watch, after = Watch(), list[float]()
-    number = beside
-    while alive:
-        told = min(watch.started, number)  # in the order in which they were started
+def churn(jobs: int, size: int, folder: Path) -> tuple[list[float], float]:
+    """RSS when each job had ended, and the largest of all (MiB)."""
+    alive = [started(folder, number, size) for number in range(BESIDE)]
+    watch = Watch()
+    after: list[float] = []
+    number, largest = BESIDE, 0.0
+    try:
+        while alive:
+            for job in alive:
+                if job.seen_s is None and job.number < watch.started:  # in the order in which they were started
+                    job.seen_s = time.monotonic()
+            first, last = alive[0], number == jobs
+            others = last or any(job.seen_s is not None for job in alive[1:])  # the watch ends with the last it knows
+            if first.seen_s is not None and time.monotonic() - first.seen_s >= SEEN_S and others:
+                largest, now = memory_mib(watch.process.pid)
+                after.append(now)
+                if not last:
+                    alive.append(started(folder, number, size))
+                    number += 1
+                alive.pop(0).end()
+            elif first.seen_s is None and time.monotonic() - first.started_s > START_S:
+                raise RuntimeError(f"the watch has not told of job {first.number}")
+            time.sleep(0.05)
+    finally:
+        watch.process.kill()
+        watch.process.wait()
         for job in alive:
-            if job.seen_s is None and job.number < told:
-                job.seen_s = time.monotonic()
-        job = alive[0]
-        if job.seen_s is not None and time.monotonic() - job.seen_s >= SEEN_S:
-            if number < jobs:
-                alive.append(started(folder, number, size))
-                number += 1
-            alive.pop(0).end()
-            after.append(memory_mib(watch.process.pid)[1])
-            if "-v" in sys.argv:
-                print(job.number, f"{after[-1]:.1f}", len(alive), watch.started, flush=True)
-        elif job.seen_s is None and time.monotonic() - job.started_s > START_S:
-            raise SystemExit(f"the watch has not told of job {job.number} within {START_S:g} s: {watch.events[-20:]}")
-        time.sleep(0.05)
-    return after, 0.0, watch
+            job.end()
+    return after, largest
 
 
-def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--jobs", type=int, default=100)
-    options.add_argument("--ranks", type=int, default=8)
-    options.add_argument("-v", action="store_true")
-    given = options.parse_args()
+def rows(jobs: int, size: int) -> list[tuple[str, str, str, str]]:
+    """What the run came to, beside the limits."""
     with tempfile.TemporaryDirectory() as folder:
-        after, _, watch = churn(given.jobs, given.ranks, Path(folder))
-        print([f"{x:.1f}" for x in after])
-    return 0
+        after, largest = churn(jobs, size, Path(folder))
+    tenth, later = after[WARM - 1], max(after[WARM:], default=0.0)
+    grown, largest_mb = later / tenth, largest * MIB / 1e6
+    return [
+        ("", "", "limit", ""),
+        (f"RSS when {WARM} jobs had ended", f"{tenth * MIB / 1e6:.1f} MB", "", ""),
+        (
+            "largest when a later one had",
+            f"{100 * grown - 100:+.1f} %",
+            f"{100 * GROWTH - 100:+.0f} %",
+            met(grown, GROWTH),
+        ),
+        ("largest at any time", f"{largest_mb:.1f} MB", f"{LIMIT_MB:g} MB", met(largest_mb, LIMIT_MB)),
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for row in rows(*map(int, sys.argv[1:])):
+        print(*row, sep="\t")
