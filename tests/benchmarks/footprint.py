@@ -90,9 +90,9 @@ def main() -> int:
     rows.append(cpu_row("hung", HUNG / "leaves_early.py", [], "step 10", given.seconds))
     table(f"CPU time of `hangdoc watch` over {given.seconds:g} s, of a core", rows)
     said = [row[-1] for row in rows]
-    rows = short_jobs.rows(given.jobs, given.ranks)
-    table(f"Memory of `hangdoc watch` while {given.jobs} jobs of {given.ranks} ranks come and go", rows)
-    said += [row[-1] for row in rows]
+    churned = short_jobs.rows(given.jobs, given.ranks)
+    table(f"Memory of `hangdoc watch` while {given.jobs} jobs of {given.ranks} ranks come and go", churned)
+    said += [row[-1] for row in churned]
     rows = [("job", "largest MiB", "now MiB", "CPU of a core: hangdoc + py-spy", "limit", "")]
     rows.append(memory_row("healthy", HEALTHY / "steady.py", "loss", given.ranks, given.seconds))
     rows.append(memory_row("hung", HUNG / "leaves_early.py", "step 10", given.ranks, given.seconds))
