@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def train(rank, peers, kept):
 class Job:
     """The ranks of one job, and its source file."""
 
-    number: int
+    name: str  # as the watch calls it: where its ranks meet
     ranks: list[subprocess.Popen[str]]
     source: Path
     seen_s: float | None = None  # when the watch told of it
@@ -107,23 +108,27 @@ def started(folder: Path, number: int, size: int) -> Job:
         for rank in ranks:
             assert rank.stdout is not None
             assert rank.stdout.readline().strip() == "ready"
-    return Job(number, ranks, path)
+    return Job(f"127.0.0.1:{where['MASTER_PORT']}", ranks, path)
 
 
 class Watch:
-    """`hangdoc watch --json`, and of how many jobs it has told."""
+    """`hangdoc watch --json`, and of which jobs it has told."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
             [*HANGDOC, "watch", "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        self.started = 0  # jobs it has told of
+        self.told: set[str] = set()
+        self.last: deque[str] = deque(maxlen=20)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.started += json.loads(line)["event"] == "started"
+            event = json.loads(line)
+            self.last.append(line)
+            if event["event"] == "started":
+                self.told.add(event["job"])
 
 
 def churn(jobs: int, size: int, folder: Path) -> tuple[list[float], float]:
@@ -135,19 +140,20 @@ def churn(jobs: int, size: int, folder: Path) -> tuple[list[float], float]:
     try:
         while alive:
             for job in alive:
-                if job.seen_s is None and job.number < watch.started:  # in the order in which they were started
+                if job.seen_s is None and job.name in watch.told:
                     job.seen_s = time.monotonic()
-            first, last = alive[0], number == jobs
-            others = last or any(job.seen_s is not None for job in alive[1:])  # the watch ends with the last it knows
+            first = alive[0]
+            # The watch ends with the last job that it knows.
+            others = len(alive) == 1 or any(job.seen_s is not None for job in alive[1:])
             if first.seen_s is not None and time.monotonic() - first.seen_s >= SEEN_S and others:
                 largest, now = memory_mib(watch.process.pid)
                 after.append(now)
-                if not last:
+                if number < jobs:
                     alive.append(started(folder, number, size))
                     number += 1
                 alive.pop(0).end()
             elif first.seen_s is None and time.monotonic() - first.started_s > START_S:
-                raise RuntimeError(f"the watch has not told of job {first.number}")
+                raise RuntimeError(f"the watch has not told of job {first.name}, but: {''.join(watch.last)}")
             time.sleep(0.05)
     finally:
         watch.process.kill()
