@@ -29,6 +29,7 @@ BESIDE = 5  # jobs at a time: the watch looks for new ones every 10 s
 SEEN_S = 3.0  # a job goes on for so long after the watch has told of it
 SOURCE_BYTES = 150_000
 START_S = 120.0  # within which the watch must tell of a job
+FIRST_PORT = 20_000  # below those that the kernel gives away
 MIB = 1 << 20
 
 FUNCTION = """
@@ -91,8 +92,10 @@ def source(folder: Path, job: int) -> tuple[Path, int]:
 
 
 def started(folder: Path, number: int, size: int) -> Job:
+    """A job at a port that no job before it had: it is known by that."""
     path, line = source(folder, number)
-    with socket.create_server(("127.0.0.1", 0)) as store, socket.create_server(("127.0.0.1", 0)) as data:
+    address = "127.0.0.1", FIRST_PORT + number
+    with socket.create_server(address) as store, socket.create_server(("127.0.0.1", 0)) as data:
         doors = [store.fileno(), data.fileno()]
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]), "WORLD_SIZE": str(size)}
         ranks = [
