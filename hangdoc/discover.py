@@ -236,7 +236,7 @@ def _siblings(pid: int, table: Table) -> list[int]:
 
 def _serves_objects(pid: int) -> bool:
     """The server of a multiprocessing.Manager: it listens on a socket of its own kind."""
-    links = {procfs.link(f"/proc/{pid}/fd/{fd}") for fd in procfs.numbers(f"/proc/{pid}/fd")}
+    links = {procfs.link(f"/proc/{pid}/fd/{fd}") for fd in procfs.descriptors(pid)}
     for line in (procfs.text(f"/proc/{pid}/net/unix") or "").splitlines():
         fields = line.split()
         if len(fields) >= 8 and "pymp-" in fields[7] and fields[3] == "00010000" and f"socket:[{fields[6]}]" in links:

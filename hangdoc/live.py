@@ -12,12 +12,14 @@ from hangdoc.analysis import Key
 from hangdoc.facts import Facts
 from hangdoc.judge import Judge
 from hangdoc.session import PATIENCE_S as SHORT_PATIENCE_S
-from hangdoc.session import Options, Session, ended, may_be_stuck, one_of_each, stuck, unclear
+from hangdoc.session import Options, Session, ended, may_be_stuck, one_of_each, quiet, stuck, unclear
 from hangdoc.verdict import EXIT, Verdict
 
 PATIENCE_S = 10.0  # a stall younger than this is not said
 WINDOW_S = 9.0  # healthy or slow is said after so long
-CALM = 3  # so many times less often it looks while every job is healthy and moves
+CALM = 3  # so many times less often it looks while every job is calm
+SETTLED_S = 30.0  # a job that stands still and is not stuck is calm once its status has been the same for so long
+INSPECT_S = 60.0  # quiet for so long, a job is looked at closely, however long it was quiet before
 CALM_CORES, CALM_S = 0.3, 10.0  # and then takes about so much of a core, but looks that often: ranks may be thousands
 REDISCOVER_S = 10.0  # how often it looks for new ranks
 
@@ -40,7 +42,10 @@ class Watched:
     since_s: float = 0.0  # when the stall began, not when it was said
     rhythm_s: float = 0.0  # longest pause so far that ended by itself
     step_s: float | None = None  # how long a step took while it was healthy, at best
-    calm: bool = False  # healthy, and it moves
+    calm: bool = False  # nothing is to be expected soon
+    same_s: float = 0.0  # since when the verdict's status has been what it is
+    quiet_s: float | None = None  # since when it is quiet
+    lull_s: float = 0.0  # longest quiet period so far that ended by itself
     inspected: bool = False  # in this quiet period
     gone: set[Key] = field(default_factory=set)
     last: Verdict | None = None
@@ -112,20 +117,29 @@ class Live:
                 self.session.keep.recovered(job)
         elif not was_stalled:
             facts = self._inspected(job, facts, mine)
+        before = mine.last
         if mine.state == "stalled" and mine.last:
             mine.last = replace(mine.last, stalled_for_s=facts.job.stall.seconds)
         else:
             mine.last = self.judge.verdict(facts, mine.step_s)
             if not was_stalled:
                 self._unstuck(job, facts, mine, mine.last)
-        mine.calm = mine.state == "healthy" and _moves(facts)
+        if before is None or before.status != mine.last.status:
+            mine.same_s = self.session.at_s
+        mine.calm = _calm(facts, mine, mine.last, self.session.at_s)
         self.status(mine.last)
 
     def _unseen(self, job: str) -> None:
         """Nothing is seen of it: its hosts are lost, or it has ended while they were."""
-        if not self.away:
-            self.emit(_event("job_ended", job=job))
-            self.session.forget(job)
+        known = self.watched.get(job)
+        hosts = known.last.job.hosts if known and known.last else self.away
+        if self.away.isdisjoint(hosts):
+            self._forget(job)
+
+    def _forget(self, job: str) -> None:
+        self.emit(_event("job_ended", job=job))
+        self.session.forget(job)
+        self.watched.pop(job, None)
 
     def _stalled(self, job: str, facts: Facts, mine: Watched) -> None:
         seconds = facts.job.stall.seconds
@@ -136,10 +150,19 @@ class Live:
         self._say(mine.last)
 
     def _inspected(self, job: str, facts: Facts, mine: Watched) -> Facts:
-        """The facts; in a quiet period once after a look at all there is to see."""
+        """The facts; in a quiet period once after a look at all there is to see.
+
+        That look is dear: a job that is quiet now and then gets it where a period lasts longer than those before.
+        """
+        now_s = self.session.at_s
         if not unclear(facts):
-            mine.inspected = False
-        elif not mine.inspected:
+            if mine.quiet_s is not None:
+                mine.lull_s = max(mine.lull_s, now_s - mine.quiet_s)
+            mine.quiet_s, mine.inspected = None, False
+            return facts
+        mine.quiet_s = now_s if mine.quiet_s is None else mine.quiet_s
+        due = now_s - mine.quiet_s >= min(2 * mine.lull_s, INSPECT_S) or not quiet(facts)
+        if due and not mine.inspected:
             mine.inspected = True
             self.session.inspect()
             return self.session.facts(job, self.judge)
@@ -171,8 +194,7 @@ class Live:
         said = mine.last.findings if mine.last and mine.state in ("stalled", "failed") else ()
         if verdict.status == "failed" and [f.playbook for f in said[:1]] != [f.playbook for f in verdict.findings[:1]]:
             self._say(verdict)
-        self.emit(_event("job_ended", job=job))
-        self.session.forget(job)
+        self._forget(job)
 
     def _say(self, verdict: Verdict) -> None:
         self.code = EXIT[verdict.status]
@@ -181,6 +203,8 @@ class Live:
             self.session.keep.verdict(verdict)
 
     def _exits(self, job: str, facts: Facts, mine: Watched) -> None:
+        seen = {(rank.host, rank.pid) for rank in facts.ranks}
+        mine.gone = {key for key in mine.gone if key in seen or key[0] in self.away}
         for rank in facts.ranks:
             if rank.alive is False and (rank.host, rank.pid) not in mine.gone:
                 mine.gone.add((rank.host, rank.pid))
@@ -194,10 +218,23 @@ def _patience_s(facts: Facts, mine: Watched) -> float:
     return SHORT_PATIENCE_S if broken else max(PATIENCE_S, 2 * mine.rhythm_s)
 
 
+def _calm(facts: Facts, mine: Watched, verdict: Verdict, now_s: float) -> bool:
+    """It can be looked at less often: it goes on, or it is stuck, which was said, or it just stands still."""
+    if mine.state == "healthy" and _moves(facts):
+        return True
+    if any(rank.stall.still is False for rank in facts.ranks):
+        return False
+    if mine.state == "stalled":
+        return True
+    at_rest = verdict.status in ("healthy", "unknown") and not facts.job.stall.stalled
+    return at_rest and now_s - mine.same_s >= SETTLED_S
+
+
 def _moves(facts: Facts) -> bool:
-    """Somebody does, and nothing that was sent has to be sent again: that may be a link's end."""
-    repeated = any(rank.network.retransmitting for rank in facts.ranks)
-    return not repeated and any(rank.stall.still is False for rank in facts.ranks)
+    """Somebody does, or bytes cross, and nothing that was sent has to be sent again: that may be a link's end."""
+    if any(rank.network.retransmitting for rank in facts.ranks):
+        return False
+    return bool(facts.job.network.moving) or any(rank.stall.still is False for rank in facts.ranks)
 
 
 def _longest_pause(facts: Facts) -> float:

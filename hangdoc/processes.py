@@ -165,7 +165,7 @@ def _proc(pid: int) -> Proc | None:
 
 
 def _threads(pid: int) -> frozenset[str]:
-    names = (procfs.text(f"/proc/{pid}/task/{tid}/comm") for tid in procfs.numbers(f"/proc/{pid}/task"))
+    names = (procfs.text(f"/proc/{pid}/task/{tid}/comm") for tid in procfs.threads(pid))
     return frozenset(name.strip() for name in names if name)
 
 
@@ -176,7 +176,7 @@ def _trains(pid: int) -> bool:
 
 
 def _ends(pid: int) -> Ends:
-    links = (procfs.link(f"/proc/{pid}/fd/{fd}") or "" for fd in procfs.numbers(f"/proc/{pid}/fd"))
+    links = (procfs.link(f"/proc/{pid}/fd/{fd}") or "" for fd in procfs.descriptors(pid))
     inodes = {int(link[8:-1]): [pid] for link in links if link.startswith("socket:[")}
     try:
         rows = list(from_proc(pid, inodes)) if inodes else []

@@ -32,7 +32,7 @@ class Sampler:
     probes: Sequence[Probe] = field(default_factory=load)
     exits: Exits = field(default_factory=Exits)
     ask: frozenset[str] = frozenset()  # what probes may send (`probes.ASKABLE`)
-    _asked: set[tuple[str, int]] = field(default_factory=set)  # steady probe and PID
+    _asked: set[tuple[str, int, int]] = field(default_factory=set)  # steady probe, PID and start of living ranks
     _previous: Snapshot | None = None  # unmasked
     _mask: Mask = field(default_factory=Mask)
 
@@ -41,6 +41,7 @@ class Sampler:
         self.exits.watch(self.targets)
         alive = {target.pid: self._alive(target) for target in self.targets}
         living = [target for target in self.targets if alive[target.pid] is not False]
+        self._asked &= {(probe.name, t.pid, t.start_ticks) for probe in self.probes if probe.steady for t in living}
         at_s, now = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         records: dict[int, dict[str, Any]] = {target.pid: {} for target in self.targets}
         before = {rank.target.pid: rank.records for rank in self._previous.ranks} if self._previous else {}
@@ -75,8 +76,8 @@ class Sampler:
             return []
         if not probe.steady or tier >= Tier.EXAMINE:
             return list(living)
-        fresh = [target for target in living if (probe.name, target.pid) not in self._asked]
-        self._asked.update((probe.name, target.pid) for target in fresh)
+        fresh = [target for target in living if (probe.name, target.pid, target.start_ticks) not in self._asked]
+        self._asked.update((probe.name, target.pid, target.start_ticks) for target in fresh)
         return fresh
 
 

@@ -132,6 +132,8 @@ class Session:
         for job, history in self.history.items():
             died = self._died.setdefault(job, {})
             died.update(_last_of(history, shots, frozenset(died)))
+            for key in _superseded(died, shots):
+                del died[key]
             parts = (of_job(shot, job) for shot in shots)
             told = tuple(part for part in parts if part.ranks or part.unseen or part.elsewhere)
             history.append(_Round(self._rounds, told))
@@ -158,6 +160,12 @@ def _last_of(
             if key in gone and "stacks" in rank.records:
                 found[key] = number, replace(before, ranks=(rank,), unseen=())
     return found
+
+
+def _superseded(died: Collection[Key], shots: Sequence[Snapshot]) -> list[Key]:
+    """Dead ranks that their host no longer speaks of: others have taken their place."""
+    told = {shot.host: {rank.target.pid for rank in shot.ranks} for shot in shots if shot.ranks}
+    return [(host, pid) for host, pid in died if host in told and pid not in told[host]]
 
 
 def jobs_of(targets: Sequence[Target]) -> tuple[str, ...]:

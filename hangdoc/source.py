@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from hangdoc import procfs
 from hangdoc.analysis import Key
-from hangdoc.discover import Discovery, discover
+from hangdoc.discover import Discovery, discover, same_process
 from hangdoc.evidence import Snapshot, Target, Unseen
 from hangdoc.masking import masked
 from hangdoc.remains import identified
 from hangdoc.sampler import Sampler
 from probes import Tier
+
+RESTARTS = 4  # of a job whose dead ranks are remembered while it lives: an elastic job may restart for weeks
 
 
 class Source(Protocol):
@@ -76,7 +79,8 @@ class Here:
             here = {(t.job, t.rank) for t in fresh}
             kept = [t for t in self.targets if t.pid > 0 or (t.job, t.rank) not in here]
             agents = {t.pid for t in found if t.role == "agent"}  # one that has its ranks waits no more
-            self.sampler.targets = (*(t for t in kept if t.role == "rank" or t.pid in agents), *fresh)
+            kept = [t for t in kept if t.role == "rank" or t.pid in agents]
+            self.sampler.targets = (*_remembered(kept, fresh), *fresh)
 
     def _ours(self, target: Target) -> bool:
         theirs = procfs.environ(target.pid) if self.slurm and target.pid > 0 else None
@@ -94,6 +98,20 @@ class Here:
 
     def wait(self, until_s: float) -> None:
         self.sampler.exits.wait(until_s)
+
+
+def _remembered(kept: Sequence[Target], fresh: Sequence[Target]) -> list[Target]:
+    """Without the dead of more than RESTARTS restarts: of each job the newest stay."""
+    dead = [t for t in sorted(kept, key=lambda t: t.start_ticks) if t.pid > 0 and same_process(t) is False]
+    lost = {(t.pid, t.start_ticks) for t in dead}
+    living = Counter(t.job for t in (*kept, *fresh) if (t.pid, t.start_ticks) not in lost)
+    left = Counter(t.job for t in dead)
+    gone = set[tuple[int, int]]()
+    for target in dead:
+        if left[target.job] > RESTARTS * max(1, living[target.job]):
+            left[target.job] -= 1
+            gone.add((target.pid, target.start_ticks))
+    return [t for t in kept if (t.pid, t.start_ticks) not in gone]
 
 
 def _all(found: Discovery) -> tuple[Target, ...]:

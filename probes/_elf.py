@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from probes._memory import Memory, Unreadable
@@ -16,6 +17,7 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 5, 6, 0x6FFFFEF5
 _CHAIN = 64  # longest chain of a bucket that is followed
 _DYNAMIC = 128  # entries of the dynamic section that are read
+_MAPPINGS = 200_000  # of a process, that are looked at; the kernel allows 65530 by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,14 @@ def images(pid: int) -> list[Image]:
     """Files mapped into `pid`, lowest mapping first; none where they cannot be read."""
     found: dict[tuple[str, int], Image] = {}
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        with Path(f"/proc/{pid}/maps").open(errors="replace") as lines:
+            for line in islice(lines, _MAPPINGS):
+                span, _, offset, device, inode, *path = line.rstrip("\n").split(None, 5)
+                key = (device, int(inode))
+                if path and key[1] and int(offset, 16) == 0 and key not in found:
+                    found[key] = Image(path[0].removesuffix(" (deleted)"), int(span.partition("-")[0], 16), key)
     except OSError:
         return []
-    for line in lines:
-        span, _, offset, device, inode, *path = line.split(None, 5)
-        key = (device, int(inode))
-        if path and key[1] and int(offset, 16) == 0 and key not in found:
-            found[key] = Image(path[0].removesuffix(" (deleted)"), int(span.partition("-")[0], 16), key)
     return list(found.values())
 
 

@@ -67,7 +67,7 @@ class Exits:
             if time.monotonic() - handle.renewed_s >= RENEW_S:
                 now = _oom.counter(handle.target.pid, self._mounts) or handle.newer
                 handle.memory, handle.newer, handle.renewed_s = handle.newer or now, now, time.monotonic()
-            handle.tids = procfs.numbers(f"/proc/{handle.target.pid}/task") or handle.tids
+            handle.tids = procfs.threads(handle.target.pid) or handle.tids
 
     def wait(self, until_s: float) -> bool:
         """Sleep until that instant (monotonic s), or until a process ends: then True."""

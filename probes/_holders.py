@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from hangdoc import procfs
@@ -11,6 +12,7 @@ from probes._redact import redact_words
 from probes._sockdiag import Fields
 
 LONGEST = 200  # characters of a command
+_MOST = 256  # listening sockets whose process is remembered
 
 
 class Holders:
@@ -27,6 +29,9 @@ class Holders:
             pid = next((one for one in self._candidates(target) if _has(one, inode)), None)
         if pid is None:
             return Holder(None, None, listening["uid"])
+        if self._known.get(inode) != pid:
+            known = [one for one in self._known.items() if one[0] != inode and os.path.exists(f"/proc/{one[1]}")]
+            self._known = dict(known[1 - _MOST :])
         self._known[inode] = pid
         stat = procfs.stat(pid)
         return Holder(pid, command(pid), listening["uid"], procfs.age_s(stat.start_ticks) if stat else None)
@@ -56,7 +61,7 @@ def command(pid: int) -> str | None:
 
 def _has(pid: int, inode: int) -> bool:
     wanted = f"socket:[{inode}]"
-    return any(procfs.link(f"/proc/{pid}/fd/{fd}") == wanted for fd in procfs.numbers(f"/proc/{pid}/fd"))
+    return any(procfs.link(f"/proc/{pid}/fd/{fd}") == wanted for fd in procfs.descriptors(pid))
 
 
 def _namespace(pid: int) -> int | None:

@@ -33,7 +33,7 @@ class NativeDumps:
         self._kept = {
             pid: (runs, dump)
             for pid, (runs, dump) in self._kept.items()
-            if runs == _runs(pid, dump) and _place(dump) == _place(dumps.get(pid))
+            if runs == _runs(pid, dump) and _place(dump) == _place(dumps.get(pid, dump))
         }
         wanted = [pid for pid in pids if pid not in self._kept and _may_pause(pid)]
         deadline = time.monotonic() + _BUDGET_S

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
+from itertools import islice
 from typing import NamedTuple
 
+from hangdoc import procfs
 from probes._netns import call_inside
 from probes._sockdiag import Fields, SockDiag, from_proc
 
@@ -47,7 +49,7 @@ def connected(pid: int, port: int) -> End | None:
 
 def own(pid: int) -> list[Fields]:
     """The TCP sockets that the process has open, as the kernel has them now. Raises OSError."""
-    inodes = inodes_of(pid)
+    inodes, _ = inodes_of(pid)
     try:
         diag = call_inside(pid, SockDiag)
     except OSError:
@@ -60,18 +62,21 @@ def own(pid: int) -> list[Fields]:
         diag.close()
 
 
-def inodes_of(pid: int) -> frozenset[int]:
-    """Inodes of the sockets a process has open, from /proc/PID/fd. Raises OSError."""
+def inodes_of(pid: int) -> tuple[frozenset[int], bool]:
+    """Inodes of the sockets a process has open, from /proc/PID/fd, and whether all of them were looked at.
+
+    Raises OSError.
+    """
     found = []
     with os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in entries:
+        for entry in islice(entries, procfs.MOST_DESCRIPTORS):
             try:
                 link = os.readlink(entry.path)
             except FileNotFoundError:
                 continue  # closed meanwhile
             if link.startswith("socket:["):
                 found.append(int(link[8:-1]))
-    return frozenset(found)
+        return frozenset(found), next(entries, None) is None
 
 
 def connect(end: End, timeout_s: float) -> socket.socket:

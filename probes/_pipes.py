@@ -21,7 +21,7 @@ def peers(wanted: Mapping[str, str], own: Collection[int]) -> dict[str, tuple[Pe
     """
     found: dict[str, dict[int, Peer]] = {path: {} for path in wanted}
     for pid in procfs.numbers("/proc") if wanted else ():
-        for fd in procfs.numbers(f"/proc/{pid}/fd"):
+        for fd in procfs.descriptors(pid):
             path = procfs.link(f"/proc/{pid}/fd/{fd}")
             if path in found and pid not in found[path] and wanted[path] in _mode(pid, fd):
                 peer = _peer(pid, pid in own)

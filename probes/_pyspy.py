@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -21,6 +22,7 @@ from hangdoc.system import programs
 from probes._refusal import remedy
 
 ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
+AGAIN_S = 1.0  # a torn one is noticed at once: what fails after that fails again
 TIMEOUT_S = 5.0  # measured 5-12 ms; a host with more runnable threads than cores needs longer
 NATIVE_TIMEOUT_S = 15.0  # measured 0.35-1 s, most of it symbols of libtorch
 
@@ -54,11 +56,12 @@ class PySpy:
 
         Raises Refused.
         """
+        until_s = time.monotonic() + AGAIN_S
         for attempt in range(ATTEMPTS):
             try:
                 return self._run(["--nonblocking"], pid, TIMEOUT_S)
             except _Torn:
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or time.monotonic() > until_s:
                     raise
         raise AssertionError("unreachable")
 

@@ -31,14 +31,18 @@ class CpuProbe:
         ranks = frozenset(target.pid for target in request.targets)
         for target in request.targets:
             try:
-                records[target.pid] = _process(target, before.get(target.pid), ranks)
+                records[target.pid], threads = _process(target, before.get(target.pid), ranks)
             except (LookupError, ValueError) as why:
                 unseen.append(Unseen(self.name, str(why), target.rank, target.pid, target.host))
+                continue
+            if threads > procfs.MOST_THREADS:
+                said = f"PID {target.pid} has {threads} threads; only the oldest {procfs.MOST_THREADS} are looked at"
+                unseen.append(Unseen(self.name, said, target.rank, target.pid, target.host))
         return Observation(records, unseen=tuple(unseen))
 
 
-def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> Process:
-    """Raises LookupError where the process is not there any more."""
+def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> tuple[Process, int]:
+    """The process, and how many threads it has. Raises LookupError where it is not there any more."""
     pid = target.pid
     main = procfs.stat(pid)
     status = procfs.status(pid)
@@ -46,11 +50,11 @@ def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> P
         raise LookupError(f"PID {pid} has ended; start the job again, or give the new PIDs")
     if main.start_ticks != target.start_ticks:
         raise LookupError(f"PID {pid} is another process now; the rank has ended, give the new PIDs")
-    tids = procfs.numbers(f"/proc/{pid}/task")
+    tids = procfs.threads(pid)
     known = {thread.tid: thread for thread in before.threads} if before else {}
     threads = (_thread(pid, tid, known.get(tid)) for tid in sorted(tids))
     tracer = int(status.get("TracerPid", "0"))
-    return Process(
+    process = Process(
         pid=pid,
         ppid=main.ppid,
         uid=int(status["Uid"].split()[0]),
@@ -70,6 +74,7 @@ def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> P
         children=_children(pid, tids, ranks),
         system_s=main.system_s,
     )
+    return process, int(status.get("Threads", "0"))
 
 
 def _affinity(pid: int) -> tuple[int, ...] | None:

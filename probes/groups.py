@@ -26,7 +26,6 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 _ATTEMPTS = 3  # the process runs on: what changed while it was read is read again
 _MOST = 512  # groups of a rank
-_REMEMBERED = 1024  # processes
 _VALUE = 16  # offset of the C++ object's address in a pybind11 object
 _RANK_AND_SIZE = (24, 32)  # of rank_ and size_ in c10d::ProcessGroup, after store_; the second with older refcounts
 _BYTES, _BYTES_DATA, _ITEMS = 1 << 27, 32, 24  # flag of bytes, offset of their data; offset of a tuple's items
@@ -66,6 +65,9 @@ class GroupsProbe:
     def observe(self, request: Request) -> Observation:
         by_pid: dict[int, Groups] = {}
         unseen: list[Unseen] = []
+        watched = {(target.pid, target.start_ticks) for target in request.targets}
+        self._known = {process: known for process, known in self._known.items() if process in watched}
+        self._places.keep(watched)
         for target in request.targets:
             try:
                 found = self._read((target.pid, target.start_ticks), Memory(target.pid))
@@ -97,8 +99,6 @@ class GroupsProbe:
                 fresh = _look(memory, place, known)
             except _Torn:
                 continue
-            if len(self._known) > _REMEMBERED:
-                self._known.clear()
             self._known[process] = fresh
             return fresh.groups
         if known is None:

@@ -46,6 +46,8 @@ class IoProbe:
 
     def observe(self, request: Request) -> Observation:
         before = {rank.target.pid: rank.records for rank in getattr(request.previous, "ranks", ())}
+        watched, old_s = {target.pid for target in request.targets}, time.monotonic() - _AFRESH_S
+        self._folders = {key: kept for key, kept in self._folders.items() if key[0] in watched and kept[0] > old_s}
         records: dict[int, Io] = {}
         unseen: list[Unseen] = []
         for target in request.targets:
@@ -102,8 +104,6 @@ class IoProbe:
             if time.monotonic() - at_s >= _AFRESH_S:
                 table = mounts(pid) if table is None else table
                 folder = _count(pid, path, table)
-                if len(self._folders) > 1024:
-                    self._folders.clear()
                 self._folders[pid, path] = (time.monotonic(), folder)
             if folder is not None:
                 yield folder
@@ -138,7 +138,7 @@ def _sleeps(call: _syscalls.Call | None) -> str | None:
 
 def _locked(pid: int) -> bool:
     """Every thread waits for another thread of this process, for ever."""
-    tids = procfs.numbers(f"/proc/{pid}/task")
+    tids = procfs.threads(pid)
     calls = [_syscalls.of(pid, tid) for tid in tids]
     return bool(calls) and all(call and call.kind == "lock" and call.private and not call.bounded for call in calls)
 
@@ -156,7 +156,7 @@ def _files(pid: int, helpers: Iterable[Helper]) -> tuple[str, ...]:
     """Regular files that a rank or a helper has open, which are neither code nor of the system."""
     found: dict[str, None] = {}
     for process in (pid, *(helper.pid for helper in islice(helpers, 8))):
-        for fd in procfs.numbers(f"/proc/{process}/fd")[:256]:
+        for fd in procfs.descriptors(process)[:256]:
             path = procfs.link(f"/proc/{process}/fd/{fd}") or ""
             if fd > 2 and path.startswith("/") and not NO_DATA.search(path):
                 found[path] = None

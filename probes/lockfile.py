@@ -92,6 +92,8 @@ class LockFileProbe:
 
     def observe(self, request: Request) -> Observation:
         found: dict[int, LockFile] = {}
+        watched = {target.pid for target in request.targets}
+        self._kept = {pid: kept for pid, kept in self._kept.items() if pid in watched}
         for target in request.targets:
             records = (request.records or {}).get(target.pid, {})
             stacks = records.get("stacks")

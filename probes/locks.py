@@ -98,6 +98,8 @@ class LocksProbe:
 
     def observe(self, request: Request) -> Observation:
         found: dict[int, Locks] = {}
+        watched = {target.pid for target in request.targets}
+        self._kept = {pid: kept for pid, kept in self._kept.items() if pid in watched}
         for target in request.targets:
             stacks = (request.records or {}).get(target.pid, {}).get("stacks")
             if isinstance(stacks, Stacks):

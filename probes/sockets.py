@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from hangdoc import procfs
 from hangdoc.evidence import Connection, Sockets, Target, Unseen
 from probes import Observation, Request, Tier
 from probes._netns import call_inside, namespace
@@ -30,9 +31,11 @@ class _Table:
         self._missing: frozenset[str] = frozenset()  # addresses that no interface held when last asked
 
     def name_interfaces(self, pid: int, addresses: frozenset[str]) -> None:
-        """Learn who holds `addresses`. What was once known stays: a link that goes down may lose its address."""
+        """Learn who holds `addresses`. Of those in use what was once known stays: a link that goes down may lose its
+        address."""
         if addresses - self.interfaces.keys() - self._missing:
-            self.interfaces.update(call_inside(pid, _interfaces))
+            kept = {address: name for address, name in self.interfaces.items() if address in addresses}
+            self.interfaces = kept | call_inside(pid, _interfaces)
             self._missing = addresses - self.interfaces.keys()
 
 
@@ -57,11 +60,14 @@ class SocketsProbe:
         for target in request.targets:
             try:
                 where = namespace(target.pid)
-                opened = inodes_of(target.pid)
+                opened, whole = inodes_of(target.pid)
             except OSError as error:
                 unseen.append(_unseen(target, _why_not(error, target.pid)))
                 continue
             members[where].append(target)
+            if not whole:
+                most = procfs.MOST_DESCRIPTORS
+                unseen.append(_unseen(target, f"only the first {most} open files of PID {target.pid} are looked at"))
             for inode in opened:
                 inodes.setdefault(where, {}).setdefault(inode, []).append(target.pid)
         self._forget(members)

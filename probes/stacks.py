@@ -1,24 +1,29 @@
 """Probe `stacks`: the Python threads of every rank, with the locals of their frames, by py-spy.
 
-Nonblocking: a running rank is never paused. Native frames, which cost a pause, only of a rank that stands still.
+Nonblocking: a running rank is never paused. Native frames, which cost a pause, only of a rank that stands still. Where
+no thread has run since the look before, an ordinary look takes what that one read.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
 from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
+from probes._backoff import Backoff
 from probes._cpython import Objects, Seen
 from probes._memory import Memory, Unreadable
 from probes._native import Dump, NativeDumps
+from probes._unmoved import Unmoved
 from probes.tensors import read_tensors
 from probes.variables import Globals
 
 _WORKERS = 8  # py-spy processes at a time; a dump is 5-12 ms of CPU
 _CHILDREN = 8  # helpers of a rank that are looked at
+_THREADS = 512  # of a process: the main thread, and the oldest
 _VARIABLES = 40  # a frame
 _INNER, _OUTER = 200, 50  # frames of a deep recursion that are kept
 _HEAD, _TAIL = 140, 57  # characters of a long native function name that are kept
@@ -41,6 +46,9 @@ class StacksProbe:
     def __init__(self) -> None:
         self._globals = Globals()
         self._natives = NativeDumps()
+        self._unmoved = Unmoved()
+        self._failing = Backoff()
+        self._left_out: dict[int, int] = {}  # threads of processes that have too many
 
     def observe(self, request: Request) -> Observation:
         if not request.targets:
@@ -50,21 +58,40 @@ class StacksProbe:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
         spy, examine = _pyspy.PySpy(binary), request.tier >= Tier.EXAMINE
         helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
-        pids = [*(t.pid for t in request.targets), *(pid for chosen in helpers.values() for pid in chosen)]
+        same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
+        processes = {t.pid: (t.pid, t.start_ticks) for t in request.targets}
+        alone = (
+            {}
+            if examine
+            else {pid: failed for pid, one in processes.items() if (failed := self._failing.left_alone(one))}
+        )
+        ranks = [pid for pid in processes if pid not in same and pid not in alone]
         known: dict[int, Known] = {}
+        took_s: dict[int, float] = {}
 
         def dump_of(pid: int) -> Dump:
-            told = spy.dump(pid)
+            began_s = time.monotonic()
+            try:
+                whole = spy.dump(pid)
+            finally:
+                took_s[pid] = time.monotonic() - began_s
+            told = _oldest(whole)
+            self._left_out[pid] = len(whole) - len(told)
             known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
             return told
 
-        dumps = _pyspy.in_parallel(spy, dump_of, pids, _WORKERS)
+        dumps = _pyspy.in_parallel(spy, dump_of, [*ranks, *(p for some in helpers.values() for p in some)], _WORKERS)
+        for pid in ranks:
+            self._failing.note(processes[pid], took_s.get(pid, 0.0), dumps[pid])
+        dumps |= alone
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
         natives = self._natives.take(spy, still, dumps)
-        by_pid: dict[int, Stacks] = {}
+        self._globals.keep(set(processes.values()))
+        self._failing.keep(set(processes.values()))
+        by_pid: dict[int, Stacks] = dict(same)
         unseen: list[Unseen] = []
-        for target in request.targets:
+        for target in (one for one in request.targets if one.pid not in same):
             native, dump = natives.get(target.pid), dumps.get(target.pid)
             best = native if isinstance(native, list) else dump
             if isinstance(best, list):
@@ -81,11 +108,39 @@ class StacksProbe:
                     unseen.append(_unseen(target, f"no native frames: {native}"))
             else:
                 unseen.append(_unseen(target, str(best)))
+        self._left_out = {pid: count for pid, count in self._left_out.items() if count and pid in by_pid}
+        for target in request.targets:
+            if count := self._left_out.get(target.pid):
+                why = f"of {_THREADS + count} Python threads only {_THREADS} are looked at"
+                unseen.append(_unseen(target, why))
+        self._unmoved.keep(request.targets, lambda target: _read(target, request, by_pid))
         return Observation(by_pid, unseen=tuple(unseen))
+
+    def _same(self, target: Target, request: Request, helpers: Mapping[int, Sequence[int]]) -> Stacks | None:
+        """The stacks of the look before, where they cannot have changed and no helper's are wanted."""
+        return None if helpers[target.pid] else self._unmoved.of(target, _process(target, request))
+
+
+def _read(target: Target, request: Request, by_pid: Mapping[int, Stacks]) -> tuple[object, Stacks] | None:
+    """What was seen of a rank, where it is the rank alone and without native frames."""
+    stacks = by_pid.get(target.pid)
+    return None if stacks is None or stacks.native or stacks.children else (_process(target, request), stacks)
+
+
+def _process(target: Target, request: Request) -> object:
+    return (request.records or {}).get(target.pid, {}).get("cpu")
 
 
 def _unseen(target: Target, why: str) -> Unseen:
     return Unseen("stacks", why, rank=target.rank, pid=target.pid, host=target.host)
+
+
+def _oldest(dump: Dump) -> Dump:
+    """The main thread and the oldest others, in py-spy's order: the newest come first."""
+    if len(dump) <= _THREADS:
+        return dump
+    main = [thread for thread in dump if thread["thread_name"] == "MainThread"][:1]
+    return [*[thread for thread in dump if thread not in main][len(main) - _THREADS :], *main]
 
 
 def _known(pid: int, dump: Dump) -> Known:

@@ -105,8 +105,9 @@ class StoreProbe:
     def _remembered(self, key: tuple[str, str], ask: Callable[[], tuple[str, ...] | None]) -> tuple[str, ...] | None:
         at, value = self._known.get(key, (0.0, None))
         if key not in self._known or time.monotonic() - at > KEPT_S:
-            value = ask()
-            self._known[key] = (time.monotonic(), value)
+            value, now_s = ask(), time.monotonic()
+            self._known = {one: told for one, told in self._known.items() if now_s - told[0] <= KEPT_S}
+            self._known[key] = now_s, value
         return value
 
 

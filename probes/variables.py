@@ -6,7 +6,7 @@ The words of the process's memory are read and nothing is run in it. What cannot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ _OWN = 16  # and the first, `__name__` among them
 MODULE_DICT = 16  # offset of md_dict in PyModuleObject
 _SCRIPT = ("__main__", "__mp_main__")  # the second: run again in a process that multiprocessing spawned
 _ATTEMPTS = 3  # looks at a process before its globals are given up: it may only be starting
-_REMEMBERED = 1024  # processes
+_BUILDS = 64  # of interpreters: each image of a container has files of its own
 
 Process = tuple[int, int]  # PID and start time
 
@@ -53,15 +53,17 @@ class Places:
         """Whether it has failed so often that another attempt would be wasted."""
         return self._failures[process] >= _ATTEMPTS
 
+    def keep(self, processes: Collection[Process]) -> None:
+        """Forget all others."""
+        self._places = {process: place for process, place in self._places.items() if process in processes}
+        self._failures = Counter({process: n for process, n in self._failures.items() if process in processes})
+
     def find(self, process: Process, memory: Memory) -> Place | None:
         """The place; None where the interpreter is none that we know. Raises Unreadable."""
         return self._places.get(process) or self._search(memory)
 
     def note(self, process: Process, place: Place | None) -> None:
-        """Remember a place that proved right; None: a failed attempt."""
-        if len(self._places) + len(self._failures) > _REMEMBERED:
-            self._places.clear()
-            self._failures.clear()
+        """Remember a place that proved right, until `keep`; None: a failed attempt."""
         if place is None:
             self._places.pop(process, None)
             self._failures[process] += 1
@@ -77,6 +79,8 @@ class Places:
         entry = main_entry(memory, interpreter, _follow(memory, interpreter, path)) if path is not None else None
         if path is None or entry is None:
             return None
+        if len(self._paths) >= _BUILDS:
+            self._paths.clear()
         self._paths[interpreter.build] = path
         return Place(interpreter, path, entry[0])
 
@@ -86,6 +90,10 @@ class Globals:
 
     def __init__(self) -> None:
         self._places = Places()
+
+    def keep(self, processes: Collection[Process]) -> None:
+        """Forget all others."""
+        self._places.keep(processes)
 
     def read(self, pid: int, start_ticks: int) -> tuple[str | None, tuple[Variable, ...] | None]:
         """Version of the interpreter ("3.11.7") and the variables; None each where unknown. Never raises."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OVER = frozenset({"started", "healthy", "recovered"})  # an older verdict no longer holds
 EVENTS = 5  # last events on the screen
+FAILED = 8  # last jobs that failed and are over, on the screen
 STYLES = {
     "healthy": "green",
     "recovered": "green",
@@ -72,6 +73,7 @@ class Screen:
         self._states: dict[str, Verdict] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._failed: list[str] = []  # jobs that are over
         self._live: Live | None = None
 
     def emit(self, event: Event) -> None:
@@ -83,9 +85,8 @@ class Screen:
             self._states[job] = event.verdict
         elif event.kind in OVER:
             self._verdicts.pop(job, None)
-        elif event.kind == "job_ended" and not self._failed(job):
-            self._verdicts.pop(job, None)
-            self._states.pop(job, None)
+        elif event.kind == "job_ended":
+            self._over(job)
         self._draw()
 
     def status(self, state: Verdict) -> None:
@@ -110,9 +111,15 @@ class Screen:
             page.parts(event_parts(event), 2)
         return page
 
-    def _failed(self, job: str) -> bool:
-        """What made it end is shown as long as we are here."""
-        return job in self._verdicts and self._verdicts[job].status == "failed"
+    def _over(self, job: str) -> None:
+        """A job has ended: what made the last of those that failed end is shown as long as we are here."""
+        failed = job in self._verdicts and self._verdicts[job].status == "failed"
+        self._failed = [*(one for one in self._failed if one != job), *([job] if failed else [])]
+        gone = [*self._failed[:-FAILED], *([] if failed else [job])]
+        self._failed = self._failed[-FAILED:]
+        for one in gone:
+            self._verdicts.pop(one, None)
+            self._states.pop(one, None)
 
     def _draw(self) -> None:
         if self._gone():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from sys import intern
 from typing import Any
 
 import msgspec
@@ -74,7 +73,7 @@ class Reader:
             if name in self._kinds:  # else a probe of a newer version
                 record = self._made(number, self._kinds[name], before.get(name, self._models.get(name)))
                 self._models.setdefault(name, record)
-                yield intern(name), record
+                yield _one(name), record
 
     def _made(self, number: int, kind: type, before: Any = None) -> Any:
         """What a part says; `before`: what equals it is made of this."""
@@ -114,6 +113,12 @@ class Reader:
         return part
 
 
+@lru_cache(maxsize=4 * SOME)
+def _one(text: str) -> str:
+    """One object for equal texts. Not `sys.intern`: CPython 3.12 never lets go of what it has interned."""
+    return text
+
+
 @lru_cache(maxsize=SAME)  # equal parts of several hosts are one
 def _source(raw: bytes) -> Source:
     return parse(raw, Source)
@@ -130,14 +135,14 @@ def _with(code: _Frames, at: int, raw: bytes) -> Frame:
 @lru_cache(maxsize=4 * SOME)
 def _variable(raw: bytes) -> Variable:
     v = parse(raw, Variable)
-    name, kind = intern(v.name), v.kind and intern(v.kind)
+    name, kind = _one(v.name), v.kind and _one(v.kind)
     return Variable(name, v.text, v.argument, v.number, v.length, kind, v.address, v.tensor)
 
 
 def _environ(raw: bytes) -> Environ:
     """Most ranks have most variables alike."""
     told = parse(raw, Environ)
-    return replace(told, variables={intern(name): intern(value) for name, value in told.variables.items()})
+    return replace(told, variables={_one(name): _one(value) for name, value in told.variables.items()})
 
 
 def _groups(raw: bytes) -> Groups:

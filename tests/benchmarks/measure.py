@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from hangdoc import __version__
 from jobs import ROOT, Trial
 
 HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
+ALONE = "BENCHMARK_ALONE"  # set where no other process of this host is seen
 
 
 def timed_verdict(trial: Trial) -> tuple[float, str]:
@@ -32,12 +34,30 @@ def timed_verdict(trial: Trial) -> tuple[float, str]:
     return took, " ".join([verdict["status"], *(finding["playbook"] for finding in verdict["findings"][:1])])
 
 
-def live_watch(trial: Trial) -> subprocess.Popen[bytes]:
-    """A live watch of the job, its lines thrown away."""
+def live_watch(trial: Trial | None) -> subprocess.Popen[bytes]:
+    """A live watch of the job, or of every job of this host, its lines thrown away."""
+    which = [] if trial is None else ["--pids", str(trial.launcher_pid)]
     return subprocess.Popen(
-        [*HANGDOC, "watch", "--json", "--pids", str(trial.launcher_pid)],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [*HANGDOC, "watch", "--json", *which], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def alone(module: str) -> None:
+    """Run by root, start over in a PID namespace, where a watch without options finds no other job of this host."""
+    if os.geteuid() == 0 and ALONE not in os.environ:
+        namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        os.environ[ALONE] = "1"
+        # sh stays: it collects what the job's launchers leave behind, as an init does.
+        os.execvp(
+            namespace[0], [*namespace, "sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", module, *sys.argv[1:]]
+        )
+
+
+def memory_mib(pid: int) -> tuple[float, float]:
+    """Largest RSS of a process so far, and now: proc_pid_status(5)."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    largest, now = (int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) / 1024 for name in ("VmHWM", "VmRSS"))
+    return largest, now
 
 
 def quantile(values: Sequence[float], share: float) -> float:

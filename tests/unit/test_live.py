@@ -22,27 +22,32 @@ class Look:
     status: str = "healthy"
     stalled: bool = False
     seconds: float = 0.0
-    alive: bool = True
+    alive: bool | None = True  # None: nothing is seen of it
     step_s: float | None = 0.5
     idle: bool = False
     settled: bool = True
     dead_links: int = 0
+    still: bool | None = None  # None: as it is stalled
+    moving: bool | None = None
+    standing_s: float | None = None
+    phase: str = "compute"
+    dead: int | None = None  # PID of another rank, which is gone
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
-        progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, pause_s=None, standing_s=None)
+        progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, pause_s=None, standing_s=self.standing_s)
         exits = SimpleNamespace(fault=False, fault_s=None, well=not self.alive)
         rank = SimpleNamespace(
             rank=0,
             pid=100,
             host="node-a",
             alive=self.alive,
-            stall=SimpleNamespace(still=self.stalled),
+            stall=SimpleNamespace(still=self.stalled if self.still is None else self.still),
             position=SimpleNamespace(side=0),
             gil=SimpleNamespace(stuck=None),
             network=SimpleNamespace(retransmitting=bool(self.dead_links), faults=()),
             progress=progress,
-            stack=SimpleNamespace(phase="compute"),
+            stack=SimpleNamespace(phase=self.phase),
             process=SimpleNamespace(exit="exit code 0"),
         )
         job = SimpleNamespace(
@@ -50,9 +55,11 @@ class Look:
             progress=progress,
             exit=exits,
             startup=SimpleNamespace(pending=False),
-            network=SimpleNamespace(dead_links=self.dead_links),
+            network=SimpleNamespace(dead_links=self.dead_links, moving=self.moving),
         )
-        return SimpleNamespace(ranks=[rank], job=job, look=self)
+        gone = [SimpleNamespace(**{**vars(rank), "pid": self.dead, "alive": False})] if self.dead else []
+        ranks = [] if self.alive is None else [rank, *gone]
+        return SimpleNamespace(ranks=ranks, job=job, look=self)
 
 
 @dataclass
@@ -65,6 +72,8 @@ class Session:
     shown: Any = None
     jobs: tuple[str, ...] = ("job",)
     away: list[dict[str, str]] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    inspected: list[float] = field(default_factory=list)
 
     def look(self) -> None:
         self.at_s += 10.0
@@ -79,7 +88,10 @@ class Session:
         return found
 
     def wait(self, seconds: float) -> None:
-        pass
+        self.pauses.append(seconds)
+
+    def inspect(self) -> None:
+        self.inspected.append(self.at_s)
 
     def forget(self, job: str) -> None:
         self.jobs = ()
@@ -95,7 +107,7 @@ class Judge:
     def verdict(self, facts: Any, usual_s: float | None = None) -> Verdict:
         self.usual.append(usual_s)
         status = facts.look.status
-        return Verdict(status, None, Job("job", 1, None, (), ()), (FINDING,) if status == "slow" else ())
+        return Verdict(status, None, Job("job", 1, None, ("node-a",), ()), (FINDING,) if status == "slow" else ())
 
 
 OVER = Look(alive=False)
@@ -145,3 +157,80 @@ def test_the_step_of_its_healthy_time_is_remembered() -> None:
     looks = [Look(step_s=0.5), Look(step_s=0.4), Look("slow", step_s=2.0), OVER]
     Live(Options(), Session(looks), judge, lambda event: None, lambda verdict: None).run()  # type: ignore[arg-type]
     assert judge.usual[-2] == 0.4
+
+
+def watched(*looks: Look) -> tuple[Live, Session, list[Event]]:
+    """The live watch of a job that is seen so, and ends."""
+    said: list[Event] = []
+    session = Session([*looks, OVER])
+    live = Live(Options(), session, Judge(), said.append, lambda verdict: None)  # type: ignore[arg-type]
+    live.run()
+    return live, session, said
+
+
+@pytest.mark.parametrize(
+    ("looks", "pauses"),
+    [
+        pytest.param([Look(), Look()], [3.0, 3.0], id="healthy, and it moves"),
+        pytest.param([Look(still=True)], [1.0], id="healthy, and it stands"),
+        pytest.param([Look(still=True, moving=True)], [3.0], id="it stands, and bytes cross"),
+        pytest.param([Look(moving=True, dead_links=1)], [1.0], id="what was sent is sent again"),
+        pytest.param([Look("stalled", True, 5.0)] * 5, [1.0] * 5, id="stands, too short to say so"),
+        pytest.param([Look("stalled", True, 12.0)] * 2, [3.0] * 2, id="stuck, and that was said"),
+        pytest.param(
+            [Look("stalled", True, 12.0), Look("stalled", True, 12.0, still=False)],
+            [3.0, 1.0],
+            id="stuck, and it moves",
+        ),
+        pytest.param([Look("slow")] * 6, [1.0] * 6, id="slow"),
+        pytest.param([Look("unknown", idle=True, still=True)] * 5, [1.0, 1.0, 1.0, 3.0, 3.0], id="at rest for long"),
+    ],
+)
+def test_how_soon_it_looks_again(looks: list[Look], pauses: list[float]) -> None:
+    _, session, _ = watched(*looks)
+    assert session.pauses == pauses
+
+
+LULL = Look(still=True, standing_s=5.0, phase="idle")
+
+
+def test_a_quiet_period_is_looked_at_closely_where_it_is_longer_than_those_before() -> None:
+    # A look comes every 10 s. The first period lasts 20 s, until it is seen to have ended, and so does the second.
+    seen = [LULL, LULL, Look(), LULL, LULL, Look(), *[LULL] * 8]
+    shown = [one for look in seen for one in ([look, look] if look is LULL else [look])]  # facts are made anew
+    _, session, _ = watched(*shown)
+    assert session.inspected[0] == 0.0
+    gaps = [b - a for a, b in zip(session.inspected, session.inspected[1:], strict=False)]
+    assert len(session.inspected) == 2
+    assert gaps[0] > 40.0
+
+
+def test_nothing_is_kept_of_a_job_that_has_ended() -> None:
+    live, _, _ = watched(Look(), Look())
+    assert live.watched == {}
+
+
+def test_ranks_that_were_replaced_are_forgotten() -> None:
+    """An elastic job restarts its ranks for weeks: those gone long ago are no longer among its facts."""
+    gone: list[int] = []
+    said: list[Event] = []
+    session = Session([*[Look(dead=200 + i) for i in range(30)], OVER])
+
+    def status(verdict: Verdict) -> None:
+        gone.append(len(live.watched["job"].gone))
+
+    live = Live(Options(), session, Judge(), said.append, status)  # type: ignore[arg-type]
+    live.run()
+    assert gone == [1] * 30
+    assert [event.kind for event in said].count("rank_exited") == 31
+
+
+def test_a_job_that_vanished_is_over_though_another_host_is_lost() -> None:
+    """Only where a host of its own is lost may it still run."""
+    for lost, over in (("node-a", False), ("node-b", True)):
+        session = Session([Look(), Look(), Look(alive=None), OVER], away=[{}, *[{lost: "silent"}] * 4])
+        said: list[Event] = []
+        Live(Options(), session, Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
+        ended = [event.kind for event in said].index("job_ended")
+        assert (len(session.looks) > 0) is over
+        assert said[ended - 1].kind == ("node_lost" if over else "rank_exited")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+
 import pytest
 
-from hangdoc.evidence import Groups, Target
-from hangdoc.sampler import numbered
+from hangdoc.evidence import End, Groups, Target
+from hangdoc.sampler import Sampler, numbered
+from probes import Observation, Request, Tier
 
 
 def target(pid: int, rank: int | None, size: int | None = None, launcher: str | None = None) -> Target:
@@ -38,3 +42,40 @@ def test_numbered(
     targets: list[Target], said: dict[int, Groups | None], expected: list[tuple[int | None, int | None]]
 ) -> None:
     assert [(t.rank, t.world_size) for t in numbered(targets, said)] == expected
+
+
+class Steady:
+    """A probe of what hardly changes; it remembers whom it was asked about."""
+
+    name, scope, tier, needs, record, order, steady = "steady", "rank", Tier.LOOK, "nothing", str, 10, True
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def observe(self, request: Request) -> Observation:
+        self.asked += [target.start_ticks for target in request.targets]
+        return Observation({})
+
+
+def test_a_steady_probe_is_asked_once_of_each_process_not_of_each_number() -> None:
+    probe = Steady()
+    sampler = Sampler("here", (), (probe,), Running())  # type: ignore[arg-type]
+    for start in (1, 2):
+        sampler.targets = (Target(os.getpid(), start, "here", 0),)
+        for _ in range(3):
+            sampler.round(Tier.LOOK)
+    assert probe.asked == [1, 2]
+    assert sampler._asked == {("steady", os.getpid(), 2)}
+
+
+class Running:
+    """All processes run, whatever /proc says of them."""
+
+    def watch(self, targets: Sequence[Target]) -> None:
+        pass
+
+    def runs(self, target: Target) -> bool:
+        return True
+
+    def end(self, target: Target) -> End | None:
+        return None

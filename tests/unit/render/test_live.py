@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hangdoc.render.json import event_line
-from hangdoc.render.live import Closed, Lines, Screen, event_parts
+from hangdoc.render.live import FAILED, Closed, Lines, Screen, event_parts
 from hangdoc.verdict import Verdict
 from hangdoc.watchdog import Event
 from verdicts import HOSTILE, MakeConsole, dead_link, healthy, uneven, written
@@ -49,6 +50,18 @@ def test_screen_keeps_several_jobs_apart(console: MakeConsole) -> None:
     assert picture(shown).index("job none") < picture(shown).index("job 7f3a")
     shown.emit(event("job_ended", job="7f3a"))
     assert "dead-link" not in picture(shown)
+
+
+def test_only_the_last_jobs_that_failed_stay_on_the_screen(console: MakeConsole) -> None:
+    shown = screen(console)
+    failed = replace(uneven(), status="failed")
+    for number in range(FAILED + 5):
+        verdict = replace(failed, job=replace(failed.job, id=f"job-{number}"))
+        shown.status(verdict)
+        shown.emit(event("verdict", verdict=verdict))
+        shown.emit(event("job_ended", job=f"job-{number}"))
+    heads = [line for line in picture(shown).splitlines() if line.startswith("FAILED")]
+    assert [line.split("job ")[1].split()[0] for line in heads] == [f"job-{n}" for n in range(5, FAILED + 5)]
 
 
 def test_picture_is_cut_to_the_height_and_says_so(console: MakeConsole) -> None:

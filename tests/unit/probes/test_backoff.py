@@ -1,0 +1,51 @@
+"""A process of which looks take long and tell nothing costs less and less."""
+
+from __future__ import annotations
+
+from probes._backoff import LONG_S, PAUSES_S, Backoff
+
+ONE, OTHER = (10, 1), (10, 2)
+WHY = OSError("no answer")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_pauses_grow_and_end_with_a_look_that_tells() -> None:
+    clock = Clock()
+    backoff = Backoff(clock)
+    backoff.note(ONE, LONG_S, WHY)
+    assert backoff.left_alone(ONE) is None  # the first of a row may be the fault of a busy host
+    for pause_s in (*PAUSES_S[1:], PAUSES_S[-1]):
+        backoff.note(ONE, LONG_S, WHY)
+        clock.now_s += pause_s
+        assert backoff.left_alone(ONE) is None
+        clock.now_s -= 1.0
+        assert backoff.left_alone(ONE) is WHY
+        assert backoff.left_alone(OTHER) is None
+        clock.now_s += 1.0
+    backoff.note(ONE, LONG_S, [])
+    backoff.note(ONE, LONG_S, WHY)
+    assert backoff.left_alone(ONE) is None
+
+
+def test_a_look_that_fails_at_once_is_made_again_at_once() -> None:
+    backoff = Backoff(Clock())
+    for _ in range(5):
+        backoff.note(ONE, LONG_S / 2, WHY)
+        assert backoff.left_alone(ONE) is None
+
+
+def test_what_is_not_watched_any_more_is_forgotten() -> None:
+    backoff = Backoff(Clock())
+    for process in (ONE, OTHER):
+        for _ in range(2):
+            backoff.note(process, LONG_S, WHY)
+    backoff.keep({ONE})
+    assert backoff.left_alone(ONE) is WHY
+    assert backoff.left_alone(OTHER) is None

@@ -1,0 +1,212 @@
+"""Nothing that the live watch keeps grows with the jobs that come and go.
+
+The watch is a real one, of processes that are made for it: each job has processes, a port, files and a lock of its own.
+What it keeps is found by walking every object that can be reached from it, and from the modules of hangdoc, and not by
+a list of caches: a new cache is found as well. Containers at one place (an attribute, or an item of a container at one
+place) count as one, of which the longest tells.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import _lru_cache_wrapper, partial
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import pytest
+
+from hangdoc import live
+from hangdoc.facts import schema
+from hangdoc.judge import Judge
+from hangdoc.live import Event, Live
+from hangdoc.playbook import Library
+from hangdoc.session import Options, Session
+from hangdoc.source import Here
+from probes import _links
+
+OURS = ("hangdoc", "probes")
+PLAIN = (str, bytes, int, float, Enum, type(None))
+LOOKED = (6, 9, 12)  # the walk is made after so many jobs
+JOBS = LOOKED[-1]
+# Waits for a lock of its own, for the others at the store (in a file of torch's name), and for a lock file.
+RANK = """
+import os, socket, sys, threading, time
+folder, rank = sys.argv[1], int(os.environ["RANK"])
+lock = threading.Lock()
+def stuck():
+    with lock:
+        pass
+path, scope = folder + "/torch/distributed/rendezvous.py", {"threading": threading}
+exec(compile(open(path).read(), path, "exec"), scope)
+lock.acquire()
+threading.Thread(target=stuck, daemon=True).start()
+threading.Thread(target=scope["_create_tcp_store"], args=(threading.Event(),), daemon=True).start()
+door = socket.socket(fileno=int(sys.argv[2]))
+data, lock_file = open(folder + "/data.bin", "wb"), folder + "/build.lock"
+open(lock_file, "w").close()
+print("ready", flush=True)
+while os.path.exists(lock_file):
+    time.sleep(0.02)
+"""
+STORE = """def _create_tcp_store(event):
+    event.wait()
+"""
+# What is kept of parsed sources is bounded by tests of its own.
+PARSED = ("SourceProbe._modules", "LocksProbe._modules", "TypesProbe._known")
+
+
+class Over(Exception):
+    """Enough jobs have come and gone."""
+
+
+class Jobs:
+    """One job after the other, the next one begun before the last one ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._told = threading.Semaphore(0)  # of jobs that the watch has begun to watch
+        self._first = self._start(0)
+
+    def run(self) -> None:
+        before = self._first
+        for number in range(1, JOBS + 1):
+            self._told.acquire()
+            job = self._start(number)
+            self._end(*before)
+            before = job
+        self._told.acquire()
+        self._end(*before)
+
+    def started(self) -> None:
+        self._told.release()
+
+    def _start(self, number: int) -> tuple[Path, list[subprocess.Popen[str]]]:
+        folder = self._folder / f"job-{number}"
+        (folder / "torch" / "distributed").mkdir(parents=True)
+        (folder / "torch" / "distributed" / "rendezvous.py").write_text(
+            "def _create_tcp_store(event):\n    event.wait()"
+        )
+        script = folder / f"train_{number}.py"
+        script.write_text(RANK)
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(door.getsockname()[1])}
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, "-S", str(script), str(folder), str(door.fileno())],
+                    env={"PATH": os.defpath, "RANK": str(rank), "WORLD_SIZE": "2", **master},
+                    pass_fds=[door.fileno()], stdout=subprocess.PIPE, text=True,
+                )
+                for rank in range(2)
+            ]  # fmt: skip
+            for rank in ranks:
+                assert rank.stdout is not None
+                assert rank.stdout.readline() == "ready\n"
+        return folder, ranks
+
+    def _end(self, folder: Path, ranks: list[subprocess.Popen[str]]) -> None:
+        (folder / "build.lock").unlink()
+        for rank in ranks:
+            rank.wait(20)
+            assert rank.stdout is not None
+            rank.stdout.close()
+
+
+@pytest.mark.timeout(180)
+def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "REDISCOVER_S", 0.0)
+    nothing: dict[str, list[object]] = {"addresses": [], "default": [], "links": [], "rates": []}
+    monkeypatch.setattr(_links, "look", lambda: nothing)
+    sizes: list[dict[str, int]] = []
+    jobs, over, said = Jobs(tmp_path), 0, list[str]()
+    thread = threading.Thread(target=jobs.run, daemon=True)
+
+    def heard(event: Event) -> None:
+        nonlocal over
+        said.append(event.kind)
+        if event.kind == "started":
+            session.inspect()
+            jobs.started()
+        over += event.kind == "job_ended"
+        if event.kind == "job_ended" and over in LOOKED:
+            sizes.append(longest({"session": session, "watched": watch.watched}))
+        if len(sizes) == len(LOOKED):
+            raise Over
+
+    here = Here((os.getpid(),))
+    options = Options((os.getpid(),), interval_s=0.05)
+    thread.start()
+    session = Session(here.find(), None)
+    session.look()
+    watch = Live(options, session, Judge(Library((), ()), schema()), heard, lambda verdict: None)
+    with pytest.raises(Over):
+        watch.run()
+    thread.join(20)
+    assert said.count("started") >= JOBS
+    grown = {
+        place: [size.get(place, 0) for size in sizes]
+        for place in sizes[-1]
+        if sizes[0].get(place, 0) < sizes[1].get(place, 0) < sizes[2][place]
+    }
+    assert not grown
+
+
+def longest(roots: Mapping[str, object]) -> dict[str, int]:
+    """By place the length of the longest container there."""
+    found: dict[str, int] = {}
+    modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] in OURS}
+    waiting: list[tuple[str, Any]] = [*roots.items(), *modules.items()]
+    seen: set[int] = set()
+    while waiting:
+        place, thing = waiting.pop()
+        if id(thing) in seen or place.endswith(PARSED) or isinstance(thing, PLAIN):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, (Mapping, list, tuple, set, frozenset, deque)):
+            found[place] = max(found.get(place, 0), len(thing))
+        elif isinstance(thing, _lru_cache_wrapper) and thing.cache_info().maxsize is None:
+            found[place] = thing.cache_info().currsize
+        elif isinstance(most := getattr(thing, "_most", None), int):  # it says how long it may become
+            assert len(thing) <= most, place
+            continue
+        waiting += parts(place, thing)
+    return found
+
+
+def parts(place: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """What a thing holds, and where."""
+    if isinstance(thing, Mapping):
+        yield from ((f"{place}{{}}", part) for part in (*thing.keys(), *thing.values()))
+    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+        yield from ((f"{place}[]", part) for part in thing)
+    elif isinstance(thing, FunctionType):
+        yield from ((f"{place}()", cell.cell_contents) for cell in thing.__closure__ or () if cell != type(cell)())
+    elif isinstance(thing, MethodType):
+        yield place, thing.__self__
+    elif isinstance(thing, partial):
+        yield place, (thing.func, thing.args)
+    elif isinstance(thing, ModuleType):
+        if thing.__name__.split(".")[0] in OURS:
+            yield from (
+                (f"{thing.__name__}.{name}", part) for name, part in list(vars(thing).items()) if name[:2] != "__"
+            )
+    elif isinstance(thing, type):
+        if thing.__module__.split(".")[0] in OURS:
+            name = f"{thing.__module__}.{thing.__qualname__}"
+            yield from ((f"{name}.{at}", part) for at, part in list(vars(thing).items()) if at[:2] != "__")
+    else:
+        kind = type(thing)
+        named = [slot for base in kind.__mro__ for slot in vars(base).get("__slots__", ())]
+        held = {name: getattr(thing, name) for name in named if name[:2] != "__" and hasattr(thing, name)}
+        yield from ((f"{kind.__module__}.{kind.__name__}.{name}", part) for name, part in held.items())
+        yield from (
+            (f"{kind.__module__}.{kind.__name__}.{name}", part)
+            for name, part in list(getattr(thing, "__dict__", {}).items())
+        )
