@@ -254,7 +254,8 @@ def _meant(pid: int, members: list[Member], table: Table) -> tuple[list[Member],
         return meant, None
     proc = table.procs.get(pid)
     if proc is None:
-        where = "is a kernel thread" if procfs.stat(pid) else "does not exist on this host"
+        stat = procfs.stat(pid)
+        where = "is a kernel thread" if stat and stat.kernel else "does not exist on this host"
         return [], f"PID {pid} {where}; `hangdoc watch` without --pids finds the ranks"
     if proc.state in "ZX":
         why = f"it has ended and its parent, PID {proc.ppid}, has not collected it"

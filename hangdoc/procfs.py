@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second in /proc/PID/stat
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _LARGEST = 4 << 20  # bytes; an environment or a memory map may be long, not endless
 
 
@@ -25,6 +26,12 @@ class Stat:
     system_s: float
     nice: int
     start_ticks: int
+    flags: int  # PF_* of include/linux/sched.h
+
+    @property
+    def kernel(self) -> bool:
+        """A kernel thread. Its PID does not tell: in a PID namespace of its own any process may be PID 2."""
+        return bool(self.flags & _KERNEL_THREAD)
 
 
 def read(path: str) -> bytes | None:
@@ -66,6 +73,7 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
         system_s=int(fields[12]) / TICKS,
         nice=int(fields[16]),
         start_ticks=int(fields[19]),
+        flags=int(fields[6]),
     )
 
 

@@ -15,7 +15,7 @@ from probes._holders import lineage
 YOUNG_S = 20.0  # a younger process may still become another program
 # They listen for somebody else: what is behind them is not seen.
 FORWARDERS = frozenset(
-    ("docker-proxy", "ssh", "sshd", "socat", "kubectl", "rootlessport", "slirp4netns", "pasta", "envoy")
+    ("docker-proxy", "ssh", "sshd", "socat", "kubectl", "rootlessport", "slirp4netns", "pasta", "envoy", "systemd", "init")
 )
 ELSEWHERE = 2
 STORES = (STATIC, "c10d")  # rendezvous of launchers that one of them serves; others have a server of their own
@@ -44,7 +44,7 @@ class Relatives:
         known: dict[int, _Who] = {}
         for pid in procfs.numbers("/proc"):
             stat = procfs.stat(pid)
-            if stat is None or stat.ppid in (0, 2) or stat.state in "ZX" or pid == os.getpid():
+            if stat is None or stat.kernel or stat.state in "ZX" or pid == os.getpid():
                 continue
             before = self._known.get(pid)
             settled = before and before.start_ticks == stat.start_ticks and procfs.age_s(stat.start_ticks) > YOUNG_S

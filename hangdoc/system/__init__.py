@@ -1,0 +1,1 @@
+"""Linux, read only: what the kernel shows of processes, mounts and permissions."""
