@@ -8,7 +8,10 @@ world has ranks.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import islice
+
+from hangdoc.evidence import Target
 
 RANKS_MOST = 1 << 20  # ranks of a job; the largest known run on some 100,000 accelerators
 HOST_MOST = 8192  # ranks of one host; Linux runs on no more CPUs than that (NR_CPUS, arch/x86/Kconfig)
@@ -31,6 +34,14 @@ def world(size: int | None) -> int | None:
 def rank(number: int | None) -> int | None:
     """A rank that a job may have; None for any other."""
     return number if number is not None and 0 <= number < RANKS_MOST else None
+
+
+def believed(target: Target) -> Target:
+    """What a file or an agent says of a process, without a rank or a world size that no job has."""
+    number, size = rank(target.rank), world(target.world_size)
+    if number == target.rank and size == target.world_size:
+        return target
+    return replace(target, rank=number, world_size=size)
 
 
 def lacking(size: int, there: Iterable[int | None]) -> int:

@@ -8,16 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from hangdoc import procfs
+from hangdoc import claims, procfs
 from hangdoc.evidence import Target
-from hangdoc.identity import Identity
+from hangdoc.identity import Identity, on_loopback
 from hangdoc.launch import Launch
 from hangdoc.processes import Table, program
 from hangdoc.regroup import Part, apart, together
+from hangdoc.system.account import account
 
 _MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
-_LOOPBACK = ("localhost", "127.", "[::1]", "::1")
-_RANK_ARGUMENT = re.compile(r"--?(?:global[-_])?rank(?:=(\d{1,9}))?")
+_RANK_ARGUMENT = re.compile(r"--?(?:global[-_])?rank(?:=([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,6 @@ class Member:
     place: int | None = None  # among those siblings, in order of creation
     siblings: int | None = None
     launch: Launch | None = None  # it is no rank, but a launcher that has none yet, and this is what it was told
-
-
-def on_loopback(master: str | None) -> bool:
-    """Whether a job's store can be reached from this host alone."""
-    return master is not None and master.startswith(_LOOPBACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
     by_key: dict[Hashable, list[Pair]] = defaultdict(list)
     for member in found:
         job = _job(member, meetings, table)
-        by_key[job.key].append((member, job))
+        by_key[job.key, account(member.pid)].append((member, job))  # nobody joins a job of another user
     groups = _regrouped(by_key.values(), table)
     targets: list[Target] = []
     for pairs, name in zip(groups, _names([pairs[0][1] for pairs in groups]), strict=True):
@@ -133,8 +128,7 @@ def _argued(command: Iterable[str]) -> int | None:
     for word in words:
         match = _RANK_ARGUMENT.fullmatch(word)
         if match:
-            value = match[1] or next(words, "")
-            return int(value) if value.isdecimal() and len(value) <= 9 else None
+            return claims.whole(match[1] or next(words, ""))
     return None
 
 
@@ -222,7 +216,7 @@ def _number(targets: list[Target], members: list[Member], table: Table) -> list[
         joined = servers and all(table.grouped(pid) for pid in silent)
         world = max((m.siblings for m in members if m.siblings), default=len(targets) if joined else None)
     left = [pid for pid, rank in ranks.items() if rank is None]
-    free = set(range(world or 0)) - set(ranks.values())
-    if len(left) == 1 and len(free) == 1:
-        ranks[left[0]] = free.pop()
+    known = set(ranks.values())
+    if len(left) == 1 and world and claims.lacking(world, known) == 1:
+        (ranks[left[0]],) = claims.absent(world, known)
     return [replace(t, rank=ranks[t.pid], world_size=t.world_size or world) for t in targets]

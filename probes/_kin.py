@@ -10,6 +10,7 @@ from hangdoc import procfs
 from hangdoc.evidence import Kin, Target
 from hangdoc.identity import Identity, identity
 from hangdoc.launch import STATIC, Launch, launch_of
+from hangdoc.system.account import account
 from probes._holders import lineage
 
 YOUNG_S = 20.0  # a younger process may still become another program
@@ -59,7 +60,7 @@ class Relatives:
             if who.pid in watched or me is None or any(pid in watched for pid in lineage(who.ppid)):
                 continue
             number = _number(who, me, target)
-            if number is not None and number[0] not in found:
+            if number is not None and number[0] not in found and account(who.pid) == account(me.pid):
                 found[number[0]] = Kin(who.pid, number[0], procfs.age_s(who.start_ticks), number[1])
         return tuple(found.values())
 
@@ -81,7 +82,7 @@ class Relatives:
         if them.launch is not None:
             return False if them.launch.alone else _same_run(them.launch, me)
         if them.identity is not None:
-            return self._same_job(them, me)
+            return self._same_job(them, me) if account(holder) == account(target.pid) else False
         comm = (procfs.text(f"/proc/{holder}/comm") or "").strip()
         if comm in FORWARDERS:
             return None

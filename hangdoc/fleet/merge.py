@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Target
-from hangdoc.jobs import on_loopback
+from hangdoc.identity import on_loopback
 
 Part = tuple[str, str]  # host, what the job is called there
 
