@@ -8,12 +8,13 @@ import secrets
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from dataclasses import replace
+from functools import cache
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
 from typing import BinaryIO, NoReturn
 
-from hangdoc import procfs, wire
+from hangdoc import peers, procfs, wire
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.source import Here
@@ -31,8 +32,9 @@ def serve(commands: int, answers: BinaryIO) -> None:
     Raises HangdocError for a line that is no command.
     """
     out = Out(answers)
-    token = secrets.token_hex(8)
-    out.write(wire.Hello(host=platform.node(), token=token))
+    token = secrets.token_hex(6)
+    peers.show(token)
+    out.write(wire.Hello(host=platform.node(), token=token, boot=boot_id()))
     here = Here(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
     writer, about = Writer(), About()
     for command in _commands(commands, out):
@@ -44,7 +46,8 @@ def serve(commands: int, answers: BinaryIO) -> None:
             here.rediscover()
         here.skip = frozenset(own.skip)
         (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in own.still])
-        out.write(writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks])))
+        answer = writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks]))
+        out.write(replace(answer, peers=peers.shown(own.peers)) if own.peers else answer)
 
 
 class Out:
@@ -113,6 +116,12 @@ def _lines(descriptor: int) -> Iterator[bytes]:
         yield from (line + b"\n" for line in whole)
 
 
+@cache
+def boot_id() -> str:
+    """What tells this start of this kernel from every other; random(4)."""
+    return (procfs.text("/proc/sys/kernel/random/boot_id") or platform.node()).strip()
+
+
 class About:
     """Which process a rank is, whoever sees it, and how near to us it runs.
 
@@ -128,19 +137,15 @@ class About:
         self._known = {target: self._known.get(target) or self.process(target) for target in targets}
         return self._known
 
-    @cached_property
-    def _boot(self) -> str:
-        return (procfs.text("/proc/sys/kernel/random/boot_id") or platform.node()).strip()
-
     def process(self, target: Target) -> tuple[str, int]:
         """The text that stands for the process, and how many of its surroundings are ours too."""
         if target.pid <= 0:  # a rank that belongs here and is gone
-            return f"{self._boot} {target.job} {target.master} {target.rank}", 0
+            return f"{boot_id()} {target.job} {target.master} {target.rank}", 0
         inside = procfs.link(f"/proc/{target.pid}/ns/pid")
         numbers = procfs.status(target.pid).get("NSpid", "").split()
         pid = numbers[-1] if numbers and inside else target.pid
         near = sum(_same_namespace(target.pid, kind) for kind in ("net", "pid", "uts", "mnt"))
-        return f"{self._boot} {inside} {pid} {target.start_ticks}", near + 8 * _same_node(target.pid)
+        return f"{boot_id()} {inside} {pid} {target.start_ticks}", near + 8 * _same_node(target.pid)
 
 
 def _same_namespace(pid: int, kind: str) -> bool:

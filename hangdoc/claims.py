@@ -58,7 +58,7 @@ def absent(size: int, there: Collection[int | None]) -> tuple[int, ...]:
 
 
 def gaps(size: int, there: Iterable[int | None]) -> tuple[tuple[int, int], ...]:
-    """The absent ranks of a world as runs, first and last of each: never more runs than there are known ranks, and one."""
+    """The absent ranks of a world as runs, first and last of each: at most one run more than there are known ranks."""
     found: list[tuple[int, int]] = []
     start = 0
     for number in sorted({number for number in there if number is not None and 0 <= number < size}):

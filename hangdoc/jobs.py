@@ -49,14 +49,17 @@ def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
     found = list(members)
     ranks = {member.pid for member in found}
     meetings = _meetings(found, table)
+    accounts = {pid: account(pid) for pid in ranks}
     by_key: dict[Hashable, list[Pair]] = defaultdict(list)
     for member in found:
         job = _job(member, meetings, table)
-        by_key[job.key, account(member.pid)].append((member, job))  # nobody joins a job of another user
+        by_key[job.key, accounts[member.pid]].append((member, job))  # nobody joins a job of another user
     groups = _regrouped(by_key.values(), table)
     targets: list[Target] = []
     for pairs, name in zip(groups, _names([pairs[0][1] for pairs in groups]), strict=True):
-        job_targets = [replace(_target(member, job, ranks, table), job=name) for member, job in pairs]
+        job_targets = [
+            replace(_target(member, job, ranks, table), job=name, account=accounts[member.pid]) for member, job in pairs
+        ]
         targets += _number(job_targets, [member for member, _ in pairs], table)
     return tuple(sorted(targets, key=lambda t: (t.job, t.rank is None, t.rank or 0, t.pid)))
 

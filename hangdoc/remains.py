@@ -30,8 +30,8 @@ def uncounted(targets: Sequence[Target]) -> tuple[Unseen, ...]:
     return tuple(
         Unseen(
             "discover",
-            f"{lacking:,} of {size:,} ranks do not run on this host, where a job that meets at {first.master} has all of "
-            "them: too many to name; check WORLD_SIZE and MASTER_ADDR",
+            f"{lacking:,} of {size:,} ranks do not run on this host, though the job meets at {first.master} and so can "
+            "have no rank elsewhere; check WORLD_SIZE and MASTER_ADDR",
             pid=first.pid,
             host=first.host,
         )

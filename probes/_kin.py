@@ -16,7 +16,19 @@ from probes._holders import lineage
 YOUNG_S = 20.0  # a younger process may still become another program
 # They listen for somebody else: what is behind them is not seen.
 FORWARDERS = frozenset(
-    ("docker-proxy", "ssh", "sshd", "socat", "kubectl", "rootlessport", "slirp4netns", "pasta", "envoy", "systemd", "init")
+    (
+        "docker-proxy",
+        "ssh",
+        "sshd",
+        "socat",
+        "kubectl",
+        "rootlessport",
+        "slirp4netns",
+        "pasta",
+        "envoy",
+        "systemd",
+        "init",
+    )
 )
 ELSEWHERE = 2
 STORES = (STATIC, "c10d")  # rendezvous of launchers that one of them serves; others have a server of their own

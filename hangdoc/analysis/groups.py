@@ -137,7 +137,9 @@ def _number(case: Case, key: Key) -> int | None:
 
 
 def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Members:
-    present, absent, hidden = [], [], []
+    present: list[int] = []
+    absent: list[int] = []
+    hidden: list[int] = []
     ranks = group.ranks
     if isinstance(ranks, range):  # as long as somebody claims that it is
         hidden += claims.absent(len(ranks), seen)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -14,10 +14,11 @@ from hangdoc.analysis import Key
 from hangdoc.evidence import AGENT, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.fleet.carrier import Carrier, Event
 from hangdoc.fleet.host import Host
-from hangdoc.fleet.merge import Owners, jobs
+from hangdoc.fleet.merge import Owners, Part, corroborated, jobs
 from hangdoc.fleet.via import Wish, hosts_of, way_of
-from hangdoc.fold import fold_hosts
+from hangdoc.fold import fold_hosts, name_ranks
 from hangdoc.garbage import collect_rarely, give_back
+from hangdoc.peers import TOKEN
 from hangdoc.wire.reader import Reader
 from probes import Tier
 
@@ -27,6 +28,7 @@ START_S = 4.5  # the same for an agent that was started
 PATIENCE_S = 4.0  # a round waits no longer for those that are there and slow
 EXAMINE_S = 12.0  # the same where native stacks are wanted, which take a while each
 AT_ONCE = 128  # hosts that are asked and have not answered: what all say at once takes much room
+FLEET = "fleet"  # the probe named in `Unseen` where agents contradict one another
 RETRY_S = (5.0, 10.0, 20.0, 60.0)  # after which an agent that ended is started anew
 
 
@@ -112,23 +114,26 @@ class Fleet:
         now_s = time.monotonic()
         for host in self._hosts.values():
             pause_s = RETRY_S[min(host.tries, len(RETRY_S) - 1)]
-            if self.again and host.ended_s is not None and now_s - host.ended_s >= pause_s:
+            if self.again and not host.barred and host.ended_s is not None and now_s - host.ended_s >= pause_s:
                 why = host.lost
+                self._owners.forget(host.name)
                 host = Host(host.name, Reader(self._kinds, self._models), lost=why, tries=host.tries + 1)
                 self._hosts[host.name] = host
                 self.carrier.start([host.name])
 
     def _ask(self, tier: Tier, still: Collection[Key]) -> None:
         """Prepare a question for every host that is not busy, and put the first of them."""
-        skipped = self._owners.skipped()
+        skipped, peers = self._owners.skipped(), self._peers()
         do = "look" if tier < Tier.EXAMINE else "examine" if still else "inspect"
         shared: list[Host] = []
         own: dict[str, wire.Own] = {}
         for host in self._hosts.values():
-            if host.asked is None and host.ended_s is None:
+            if host.asked is None and host.ended_s is None and not host.barred:
                 pids = tuple(pid for name, pid in still if name == host.name)
                 over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
-                mine = wire.Own(pids, skipped.get(host.name, ()), over)
+                host.peers = peers.get(host.name, ())
+                tokens = tuple(self._hosts[other].token for other in host.peers)
+                mine = wire.Own(pids, skipped.get(host.name, ()), over, tokens)
                 host.asked = self._round
                 if self.carrier.shares(host.name):
                     shared.append(host)
@@ -140,6 +145,17 @@ class Fleet:
             self._to_ask.append((shared, wire.Command(do, self._round, own, self._fresh)))
         self._fresh = False
         self._put()
+
+    def _peers(self) -> dict[str, tuple[str, ...]]:
+        """By host those others whose agents claim processes of it, of which it was not asked yet. Without a token of its
+        own an agent cannot be shown by anybody."""
+        tokens = Counter(host.token for host in self._hosts.values() if host.token)
+        asked: dict[str, tuple[str, ...]] = {}
+        for name, others in self._owners.others().items():
+            fresh = [other for other in sorted(others) if (name, other) not in self._owners.shows]
+            asked[name] = tuple(other for other in fresh if tokens[self._hosts[other].token] == 1)
+            self._owners.shows |= {(name, other): False for other in fresh if other not in asked[name]}
+        return asked
 
     def _put(self) -> None:
         """Put as many questions as may be open at once."""
@@ -191,12 +207,16 @@ class Fleet:
 
     def _handle(self, event: Event) -> None:
         host = self._hosts[event.host]
-        if event.kind == "started":
+        if event.kind == "flooded":
+            host.barred = True
+            self._lost(host, event.text.decode())
+        elif event.kind == "started":
             host.started, host.open_s = True, time.monotonic()  # it could not answer before
         elif event.kind == "ended":
             host.ended_s, host.open_s = time.monotonic(), None
             host.free()
-            self._lost(host, event.text.decode(errors="replace")[:300] or host.lost or "the agent was cut off")
+            why = host.lost if host.barred else event.text.decode(errors="replace")[:300] or host.lost
+            self._lost(host, why or "the agent was cut off")
         else:
             host.heard_s, host.open_s = time.monotonic(), None
             try:
@@ -210,21 +230,35 @@ class Fleet:
     def _hear(self, host: Host, text: bytes) -> None:
         if text.startswith(b'{"schema"'):
             hello = wire.parse(text, wire.Hello)
+            if host.boot is not None:
+                raise ValueError("it introduces itself twice")
             if hello.schema != wire.SCHEMA:
                 raise ValueError(f"it speaks {hello.schema[:40]}")
             if hello.hangdoc not in (host.version, __version__):
                 self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
-            host.version, host.token = hello.hangdoc, hello.token
+            host.version, host.boot = hello.hangdoc[:20], hello.boot
+            host.token = hello.token if TOKEN.fullmatch(hello.token) else ""
             host.put_s = None if host.put_s is None else time.monotonic()  # it could not answer before
             return
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
+            if answer.to != host.asked:
+                raise ValueError("an answer that nobody asked for")
             host.shot, host.news = host.reader.snapshot(host.name, answer), True
             host.free()
             self._open.pop(host.name, None)
             host.about = {
-                rank.target: (one.process, one.near) for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
+                rank.target: (one.process or f"{host.boot} {host.name} {rank.target.pid}", one.near)
+                for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
             }
+            host.claims = {
+                target: "its agent claims that it runs on another kernel than the agent itself"
+                for target, (process, _) in host.about.items()
+                if host.boot and process.partition(" ")[0] != host.boot
+            }
+            for other in host.peers:
+                self._owners.shows[host.name, other] = self._hosts[other].token in (answer.peers or ())
+            host.peers = ()
         elif not text.startswith(b'{"pong"') or host.late():
             return  # what the host's shell greets with; or it was lost for another reason than its silence
         if host.lost is not None:
@@ -251,13 +285,18 @@ class Fleet:
         """A snapshot of each host that has answered, in the names of the fleet; of one that is lost why."""
         live = [host for host in self._hosts.values() if host.shot and host.lost is None]
         for host in live:
-            self._owners.note(host.name, host.about)
+            self._owners.note(host.name, {t: about for t, about in host.about.items() if t not in host.claims})
         seen = {process for host in live for process, _ in host.about.values()}
         self._owners.keep({host.name for host in live}, seen)
         away = self._owners.skipped()
         owned = {host.name: self._owned(host) for host in live}
-        names = jobs(replace(rank.target, host=name) for name, ranks in owned.items() for rank in ranks)
-        shots = [self._renamed(host, owned[host.name], names, away.get(host.name, ())) for host in live if host.news]
+        names, apart = jobs(_named(owned), lambda parts: self._trust(owned, parts))
+        doubts = self._doubts(live, owned, apart)
+        shots = [
+            self._renamed(host, owned[host.name], names, away.get(host.name, ()), doubts.get(host.name, ()))
+            for host in live
+            if host.news
+        ]
         late = {host.name: away.get(host.name, ()) for host in live if not host.news}
         self._targets = (
             *(target for target in self._targets if target.pid not in late.get(target.host, (target.pid,))),
@@ -276,11 +315,52 @@ class Fleet:
             rank
             for rank in (host.shot.ranks if host.shot else ())
             if (host.name, rank.target.pid, rank.target.start_ticks) not in self._forgotten
-            and self._owners.owner(host.about[rank.target][0]) == host.name
+            and rank.target not in host.claims
+            and self._owners.owner(host.about[rank.target][0], host.name) == host.name
         ]
 
+    def _trust(
+        self, owned: Mapping[str, Sequence[RankEvidence]], parts: Sequence[Part]
+    ) -> dict[Part, tuple[int, bool, int]]:
+        """Of parts that claim the same: what other hosts show of them, whether they were in the job before, ranks."""
+        shown = corroborated(owned, parts)
+        before = {(target.host, target.job) for target in self._targets}
+        sizes = Counter((host, rank.target.job) for host, ranks in owned.items() for rank in ranks)
+        return {part: (shown[part], part in before, sizes[part]) for part in parts}
+
+    def _doubts(
+        self,
+        live: Sequence[Host],
+        owned: Mapping[str, Sequence[RankEvidence]],
+        apart: Mapping[Part, Part],
+    ) -> dict[str, list[Unseen]]:
+        """By host what its agent claims and another one as well, or cannot know."""
+        found: dict[str, list[Unseen]] = {}
+        for host in live:
+            for why in dict.fromkeys(host.claims.values()):
+                ranks = [target.rank for target in host.claims if target.rank is not None]
+                told = f"{name_ranks(ranks)} of {host.name} {'is' if len(ranks) == 1 else 'are'} not judged: {why}"
+                found.setdefault(host.name, []).append(Unseen(FLEET, told, host=host.name))
+        for name, pids in self._owners.contradictions().items():
+            for pid, other in pids.items():
+                why = f"{other} claims this process too, and {name} does not show the agent of {other}: both are kept"
+                found.setdefault(name, []).append(Unseen(FLEET, why, pid=pid, host=name))
+        for mine, theirs in apart.items():
+            for part, why in (
+                (mine, f"{theirs[0]} has the same ranks of this job: what {mine[0]} shows of them is judged by itself"),
+                (theirs, f"{mine[0]} claims the same ranks of this job: what it shows of them is judged by itself"),
+            ):
+                pid = next(rank.target.pid for rank in owned[part[0]] if rank.target.job == part[1])
+                found.setdefault(part[0], []).append(Unseen(FLEET, why, pid=pid, host=part[0]))
+        return found
+
     def _renamed(
-        self, host: Host, ranks: Sequence[RankEvidence], names: Mapping[tuple[str, str], str], away: tuple[int, ...]
+        self,
+        host: Host,
+        ranks: Sequence[RankEvidence],
+        names: Mapping[Part, str],
+        away: tuple[int, ...],
+        doubts: Sequence[Unseen],
     ) -> Snapshot:
         """The newest snapshot, host and jobs called as the fleet calls them; a target that stays is the same object."""
         before, host.named = host.named, {}
@@ -291,7 +371,15 @@ class Fleet:
         assert host.shot is not None
         told = tuple(replace(rank, target=host.named[rank.target]) for rank in ranks)
         unseen = tuple(replace(lack, host=host.name) for lack in host.shot.unseen)
-        return replace(host.shot, ranks=told, unseen=unseen, elsewhere=away)
+        return replace(host.shot, ranks=told, unseen=(*unseen, *doubts), elsewhere=away)
+
+
+def _named(owned: Mapping[str, Sequence[RankEvidence]]) -> Iterator[Target]:
+    """The living ranks, each with the name of its host in the fleet, and the rest with no claim to a rank."""
+    for name, ranks in owned.items():
+        for rank in ranks:
+            number = rank.target.rank if rank.alive is not False else None
+            yield replace(rank.target, host=name, rank=number)
 
 
 def _nothing(host: str, why: str, now: str) -> Snapshot:

@@ -17,6 +17,12 @@ from hangdoc.evidence import End, Unseen
 
 SCHEMA = "hangdoc.agent/1"
 KEEP = 16  # answers
+# What a host may write. A rank takes some 40 KB at first and 5 KB a round (512 ranks: 20 MB, then 3 MB a round).
+LINE_MOST = 32 << 20  # bytes of a line, and of all lines that answer one question
+LINES_MOST = 256  # lines between two questions: an answer, pongs, and what a login shell greets with
+ELEMENTS_MOST = 4 << 20  # elements of a line's objects and arrays
+UNSEEN_MOST = 1024  # sentences in an answer
+WHY_MOST = 400  # characters of one
 
 T = TypeVar("T")
 
@@ -28,7 +34,8 @@ class Hello:
     schema: str = SCHEMA
     hangdoc: str = __version__
     host: str = ""  # as the host calls itself
-    token: str = ""  # no other agent has it
+    token: str = ""  # no other agent has it; it is in the agent's name, for agents on the same kernel to see
+    boot: str = ""  # boot ID of its kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class Own:
     still: tuple[int, ...] = ()  # PIDs that stand still: native stacks of them are wanted
     skip: tuple[int, ...] = ()  # PIDs that another agent watches
     forget: tuple[int, ...] = ()  # PIDs whose job has ended
+    peers: tuple[str, ...] = ()  # tokens of agents that claim processes of this host: does it show those agents?
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ class Answer:
     records: dict[str, int] = field(default_factory=dict)
     unseen: tuple[Unseen, ...] = ()
     parts: dict[int, msgspec.Raw] = field(default_factory=dict)
+    peers: tuple[str, ...] | None = None  # of the tokens asked for, those of agents that run here; None: not asked
 
 
 def line(value: Any) -> bytes:
@@ -98,6 +107,8 @@ PING = line(Command("ping"))
 
 def parse(text: bytes, kind: type[T]) -> T:
     """A line as the message it should be; raises ValueError where it is not."""
+    if len(text) > LINE_MOST or (len(text) > ELEMENTS_MOST and text.count(b",") > ELEMENTS_MOST):
+        raise ValueError("a line of impossible size")
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:

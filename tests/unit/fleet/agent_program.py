@@ -54,9 +54,12 @@ def work(seconds: float) -> None:
 def main() -> None:
     if HOST == "n2" and SCENE == "refused":
         sys.exit("ssh: connect to host n2 port 22: Connection refused")
+    token = f"{ord(HOST[-1]):012x}"
     if SCENE == "motd":
         print("Welcome to the cluster!", flush=True)
-    say(wire.Hello(hangdoc="0.0.1" if HOST == "n2" and SCENE == "version" else wire.Hello().hangdoc))
+    version = "0.0.1" if HOST == "n2" and SCENE == "version" else wire.Hello().hangdoc
+    boot = "kernel" if SCENE.startswith("one-kernel") else HOST
+    say(wire.Hello(hangdoc=version, host=HOST, token=token, boot=boot))
     writer, number, gone = Writer(), 0, set[int]()
     for line in sys.stdin.buffer:
         if HOST == "n2" and SCENE == "silent":
@@ -80,7 +83,7 @@ def main() -> None:
         gone.update(own.forget)
         shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*own.skip, *gone}))
         about = {rank.target: process(rank.target.pid) for rank in shot.ranks}
-        say(writer.answer(command.id, shot, about))
+        say(replace(writer.answer(command.id, shot, about), peers=own.peers))  # whoever asks is on this kernel
 
 
 main()

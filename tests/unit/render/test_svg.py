@@ -54,7 +54,10 @@ def test_missing_and_unnumbered_ranks() -> None:
 
 
 def test_a_number_out_of_bounds_makes_no_room() -> None:
-    assert cells(ranks("compute", "idle", numbers=[10**9, 0], missing=((10**8, 10**8),))) == {"idle": [0], "compute": [1]}
+    assert cells(ranks("compute", "idle", numbers=[10**9, 0], missing=((10**8, 10**8),))) == {
+        "idle": [0],
+        "compute": [1],
+    }
 
 
 def test_culprits_are_outlined() -> None:
