@@ -8,7 +8,6 @@ import secrets
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import cache
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
@@ -22,6 +21,7 @@ from hangdoc.wire.writer import Writer
 from probes import Tier
 
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
+PEERS = b'{"do":"peers"'
 GRACE_S = 5.0  # for the round at hand when the input has ended
 CLEAN_S = 1.0  # for what it has started, after that
 
@@ -37,7 +37,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
     out.write(wire.Hello(host=platform.node(), token=token, boot=boot_id()))
     here = Here(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
     writer, about = Writer(), About()
-    for command in _commands(commands, out):
+    for command in _commands(commands, out, token):
         if command.do == "stop":
             return
         own = command.of(token)
@@ -46,8 +46,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
             here.rediscover()
         here.skip = frozenset(own.skip)
         (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in own.still])
-        answer = writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks]))
-        out.write(replace(answer, peers=peers.shown(own.peers)) if own.peers else answer)
+        out.write(writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks])))
 
 
 class Out:
@@ -62,8 +61,8 @@ class Out:
             self._stream.flush()
 
 
-def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
-    """The commands. A `ping` is answered at once, whatever takes long meanwhile; and when the input has ended while a
+def _commands(descriptor: int, out: Out, token: str) -> Iterator[wire.Command]:
+    """The commands. A `ping` is answered at once, and so is `peers`, whatever takes long meanwhile; and when the input has ended while a
     probe hangs (a dead mount), the process ends all the same."""
     waiting: SimpleQueue[bytes] = SimpleQueue()
 
@@ -71,6 +70,9 @@ def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
         for line in _lines(descriptor):
             if line == wire.PING:
                 out.write(wire.Pong())
+            elif line.startswith(PEERS):
+                if asked := wire.parse(line, wire.Command).of(token).peers:
+                    out.write(wire.Peers(peers.shown(asked)))
             else:
                 waiting.put(line)
         waiting.put(b"")

@@ -25,6 +25,7 @@ from probes import Tier
 PING_S = 0.75  # a host not heard of for so long is asked whether it is there
 SILENT_S = 3.5  # one that has not answered anything for so long is lost
 START_S = 4.5  # the same for an agent that was started
+PEERS_S = 2.0  # for a host to say which agents it shows
 PATIENCE_S = 4.0  # a round waits no longer for those that are there and slow
 EXAMINE_S = 12.0  # the same where native stacks are wanted, which take a while each
 AT_ONCE = 128  # hosts that are asked and have not answered: what all say at once takes much room
@@ -61,6 +62,7 @@ class Fleet:
     _fresh: bool = False
     _forgotten: set[tuple[str, int, int]] = field(default_factory=set)
     _targets: tuple[Target, ...] = ()
+    _members: set[tuple[str, int, int, int | None]] = field(default_factory=set)  # processes, and their ranks
     _news: dict[str, list[str]] = field(default_factory=dict)  # what became of hosts, not said yet
 
     def __post_init__(self) -> None:
@@ -84,6 +86,9 @@ class Fleet:
         self._ask(tier, still)
         while (left_s := self._until_s - time.monotonic()) > 0 and self._awaited():
             self._hark(left_s)
+        for host in self._live():
+            self._owners.note(host.name, {t: about for t, about in host.about.items() if t not in host.claims})
+        self._introduce()
         shots = self._snapshots()
         give_back()
         return shots
@@ -123,7 +128,7 @@ class Fleet:
 
     def _ask(self, tier: Tier, still: Collection[Key]) -> None:
         """Prepare a question for every host that is not busy, and put the first of them."""
-        skipped, peers = self._owners.skipped(), self._peers()
+        skipped = self._owners.skipped()
         do = "look" if tier < Tier.EXAMINE else "examine" if still else "inspect"
         shared: list[Host] = []
         own: dict[str, wire.Own] = {}
@@ -131,9 +136,7 @@ class Fleet:
             if host.asked is None and host.ended_s is None and not host.barred:
                 pids = tuple(pid for name, pid in still if name == host.name)
                 over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
-                host.peers = peers.get(host.name, ())
-                tokens = tuple(self._hosts[other].token for other in host.peers)
-                mine = wire.Own(pids, skipped.get(host.name, ()), over, tokens)
+                mine = wire.Own(pids, skipped.get(host.name, ()), over)
                 host.asked = self._round
                 if self.carrier.shares(host.name):
                     shared.append(host)
@@ -146,16 +149,29 @@ class Fleet:
         self._fresh = False
         self._put()
 
-    def _peers(self) -> dict[str, tuple[str, ...]]:
-        """By host those others whose agents claim processes of it, of which it was not asked yet. Without a token of its
-        own an agent cannot be shown by anybody."""
+    def _introduce(self) -> None:
+        """Ask hosts whose processes others claim whether they show the agents of these: once, for it takes a round trip.
+
+        An agent without a token of its own cannot be shown by anybody.
+        """
         tokens = Counter(host.token for host in self._hosts.values() if host.token)
-        asked: dict[str, tuple[str, ...]] = {}
+        live = {host.name for host in self._live()}
         for name, others in self._owners.others().items():
-            fresh = [other for other in sorted(others) if (name, other) not in self._owners.shows]
-            asked[name] = tuple(other for other in fresh if tokens[self._hosts[other].token] == 1)
-            self._owners.shows |= {(name, other): False for other in fresh if other not in asked[name]}
-        return asked
+            if name not in live:
+                continue
+            host = self._hosts[name]
+            fresh = [other for other in others & live if (name, other) not in self._owners.shows]
+            self._owners.shows |= {(name, other): False for other in fresh}
+            if host.boot:  # else it is older than the question
+                host.peers = tuple(other for other in fresh if tokens[self._hosts[other].token] == 1)
+            if host.peers:
+                asked = wire.Own(peers=tuple(self._hosts[other].token for other in host.peers))
+                self.carrier.send(name, wire.line(wire.Command("peers", own={host.token: asked})))
+        until_s = time.monotonic() + PEERS_S
+        while (left_s := until_s - time.monotonic()) > 0 and any(host.peers for host in self._hosts.values()):
+            self._hark(left_s)
+        for host in self._hosts.values():
+            host.peers = ()
 
     def _put(self) -> None:
         """Put as many questions as may be open at once."""
@@ -256,9 +272,11 @@ class Fleet:
                 for target, (process, _) in host.about.items()
                 if host.boot and process.partition(" ")[0] != host.boot
             }
-            for other in host.peers:
-                self._owners.shows[host.name, other] = self._hosts[other].token in (answer.peers or ())
+        elif text.startswith(b'{"peers"'):
+            shown = wire.parse(text, wire.Peers).peers
+            self._owners.shows |= {(host.name, other): self._hosts[other].token in shown for other in host.peers}
             host.peers = ()
+            return
         elif not text.startswith(b'{"pong"') or host.late():
             return  # what the host's shell greets with; or it was lost for another reason than its silence
         if host.lost is not None:
@@ -283,14 +301,18 @@ class Fleet:
 
     def _snapshots(self) -> tuple[Snapshot, ...]:
         """A snapshot of each host that has answered, in the names of the fleet; of one that is lost why."""
-        live = [host for host in self._hosts.values() if host.shot and host.lost is None]
-        for host in live:
-            self._owners.note(host.name, {t: about for t, about in host.about.items() if t not in host.claims})
+        live = self._live()
         seen = {process for host in live for process, _ in host.about.values()}
         self._owners.keep({host.name for host in live}, seen)
         away = self._owners.skipped()
         owned = {host.name: self._owned(host) for host in live}
-        names, apart = jobs(_named(owned), lambda parts: self._trust(owned, parts))
+        names, apart = jobs(self._claiming(owned), lambda parts: self._trust(owned, parts))
+        self._members = {
+            _process(name, rank.target)
+            for name, ranks in owned.items()
+            for rank in ranks
+            if (name, rank.target.job) not in apart
+        }
         doubts = self._doubts(live, owned, apart)
         shots = [
             self._renamed(host, owned[host.name], names, away.get(host.name, ()), doubts.get(host.name, ()))
@@ -309,6 +331,9 @@ class Fleet:
         shots += [Snapshot(name, 0.0, now, (), elsewhere=pids) for name, pids in late.items() if pids]
         return (*shots, *(_nothing(name, why, now) for name, why in self.lost().items()))
 
+    def _live(self) -> list[Host]:
+        return [host for host in self._hosts.values() if host.shot and host.lost is None]
+
     def _owned(self, host: Host) -> list[RankEvidence]:
         """What the host's agent answers for."""
         return [
@@ -318,6 +343,14 @@ class Fleet:
             and rank.target not in host.claims
             and self._owners.owner(host.about[rank.target][0], host.name) == host.name
         ]
+
+    def _claiming(self, owned: Mapping[str, Sequence[RankEvidence]]) -> Iterator[Target]:
+        """The targets under the names of their hosts. One that was in its job and ended has left its rank: after a
+        restart another host may have it."""
+        for name, ranks in owned.items():
+            for rank in ranks:
+                left = rank.alive is False and _process(name, rank.target) in self._members
+                yield replace(rank.target, host=name, rank=None if left else rank.target.rank)
 
     def _trust(
         self, owned: Mapping[str, Sequence[RankEvidence]], parts: Sequence[Part]
@@ -374,12 +407,8 @@ class Fleet:
         return replace(host.shot, ranks=told, unseen=(*unseen, *doubts), elsewhere=away)
 
 
-def _named(owned: Mapping[str, Sequence[RankEvidence]]) -> Iterator[Target]:
-    """The living ranks, each with the name of its host in the fleet, and the rest with no claim to a rank."""
-    for name, ranks in owned.items():
-        for rank in ranks:
-            number = rank.target.rank if rank.alive is not False else None
-            yield replace(rank.target, host=name, rank=number)
+def _process(host: str, target: Target) -> tuple[str, int, int, int | None]:
+    return host, target.pid, target.start_ticks, target.rank
 
 
 def _nothing(host: str, why: str, now: str) -> Snapshot:

@@ -19,8 +19,7 @@ class Owners:
     """Which agent answers for a process that several of them see: the one that shares most of its namespaces.
 
     An agent may claim what it does not see. So the view of a host gives way only to an agent which that very host shows
-    among its processes (`shows`): a host that lies can hide nothing but what is its own. Until a host has been asked
-    (a round) it is taken to show those that claim its processes.
+    among its processes (`shows`): a host that lies can hide nothing but what is its own.
     """
 
     order: Mapping[str, int]  # of the hosts: of two that are as near the first answers
@@ -54,7 +53,7 @@ class Owners:
         mine = next((one for one in seen if one[0] == host), None)
         if mine is None:
             return None
-        nearer = [one for one in seen if self._place(one) > self._place(mine) and self.shows.get((host, one[0]), True)]
+        nearer = [one for one in seen if self._place(one) > self._place(mine) and self.shows.get((host, one[0]))]
         return max(nearer, key=self._place, default=mine)[0]
 
     def _place(self, one: tuple[str, int, int]) -> tuple[int, int]:

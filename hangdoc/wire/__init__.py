@@ -52,7 +52,7 @@ class Own:
 class Command:
     """A line to the agent, or to several that hear the same. At the end of its input it ends."""
 
-    do: str  # look | inspect | examine | ping | stop
+    do: str  # look | inspect | examine | peers | ping | stop
     id: int = 0
     own: dict[str, Own] = field(default_factory=dict)  # by the agent's token; by "" to the only one that hears it
     fresh: bool = False  # look for new ranks first
@@ -67,6 +67,13 @@ class Pong:
     """The answer to a ping: the host is there, whatever its agent is busy with."""
 
     pong: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The answer to `peers`: of the tokens asked for, those of agents that this host shows."""
+
+    peers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,6 @@ class Answer:
     records: dict[str, int] = field(default_factory=dict)
     unseen: tuple[Unseen, ...] = ()
     parts: dict[int, msgspec.Raw] = field(default_factory=dict)
-    peers: tuple[str, ...] | None = None  # of the tokens asked for, those of agents that run here; None: not asked
 
 
 def line(value: Any) -> bytes:

@@ -69,6 +69,10 @@ def main() -> None:
         if line == wire.PING:
             say(wire.Pong())
             continue
+        if b'"peers"' in line[:13]:
+            (asked,) = wire.parse(line, wire.Command).own.values()
+            say(wire.Peers(asked.peers))  # whoever asks is on this kernel
+            continue
         number += 1
         if HOST == "n2" and SCENE == "dies" and number == 6:
             sys.exit("Killed")
@@ -83,7 +87,7 @@ def main() -> None:
         gone.update(own.forget)
         shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*own.skip, *gone}))
         about = {rank.target: process(rank.target.pid) for rank in shot.ranks}
-        say(replace(writer.answer(command.id, shot, about), peers=own.peers))  # whoever asks is on this kernel
+        say(writer.answer(command.id, shot, about))
 
 
 main()

@@ -25,7 +25,7 @@ def target(
     ],
 )
 def test_a_process_counts_once(views: dict[str, int], owner: str) -> None:
-    owners = Owners({"n1": 0, "n2": 1})
+    owners = Owners({"n1": 0, "n2": 1}, {("n1", "n2"): True, ("n2", "n1"): True})
     for host, near in views.items():
         owners.note(host, {target(host, 0): ("boot pid:[1] 77 5", near)})
     assert {owners.owner("boot pid:[1] 77 5", host) for host in views} == {owner}
@@ -33,7 +33,7 @@ def test_a_process_counts_once(views: dict[str, int], owner: str) -> None:
 
 
 def test_when_the_owner_is_lost_the_other_answers() -> None:
-    owners = Owners({"n1": 0, "n2": 1})
+    owners = Owners({"n1": 0, "n2": 1}, {("n1", "n2"): True, ("n2", "n1"): True})
     for host, near in {"n1": 5, "n2": 1}.items():
         owners.note(host, {target(host, 0): ("p", near)})
     owners.keep({"n2"}, {"p"})

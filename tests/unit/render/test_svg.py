@@ -14,7 +14,7 @@ from verdicts import healthy
 BOX = re.compile(r"M(\d+) (\d+)h(\d+)v20h-\d+z")
 
 
-def ranks(*phases: str, numbers: list[int | None] | None = None, **more: tuple[int, ...]) -> Dossier:
+def ranks(*phases: str, numbers: list[int | None] | None = None, **more: tuple[object, ...]) -> Dossier:
     verdict = healthy()
     known = numbers or list(range(len(phases)))
     lines = tuple(RankLine(n, 10 + i, "a", phase) for i, (n, phase) in enumerate(zip(known, phases, strict=True)))
