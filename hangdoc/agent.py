@@ -62,8 +62,8 @@ class Out:
 
 
 def _commands(descriptor: int, out: Out, token: str) -> Iterator[wire.Command]:
-    """The commands. A `ping` is answered at once, and so is `peers`, whatever takes long meanwhile; and when the input has ended while a
-    probe hangs (a dead mount), the process ends all the same."""
+    """The commands. `ping` and `peers` are answered at once, whatever takes long meanwhile; and when the input has
+    ended while a probe hangs (a dead mount), the process ends all the same."""
     waiting: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:

@@ -176,16 +176,30 @@ class Carrier:
             self._workers[host].write(line)
 
     def _counted(self, read: Callable[..., bytes], host: str) -> Callable[..., bytes]:
-        """ClusterShell keeps a line until it has come to its end, however long that takes (Worker/EngineClient.py)."""
+        """ClusterShell keeps a line until it has come to its end, however long that takes, and copies it with each
+        piece (Worker/EngineClient.py): it is given whole lines, and an empty one where there is none."""
         budget = self._budgets[host]
+        pieces: list[bytes] = []
+        said = 0  # bytes of the line on stderr so far
 
         def counted(sname: str, size: int = 65536) -> bytes:
-            told, before = read(sname, size), budget.spent
-            if budget.read(len(told)):
-                return told
-            if not before:
-                self._ask(self._flooded, host)  # within this call its streams must stay
-            return b"\n"
+            nonlocal said
+            piece, before = read(sname, size), budget.spent
+            if not budget.read(len(piece)):
+                if not before:
+                    self._ask(self._flooded, host)  # within this call its streams must stay
+                pieces.clear()
+                return b"\n"
+            whole, end, rest = piece.rpartition(b"\n")
+            if sname != "stdout":  # what it says last may have no end
+                said = len(rest) + (0 if end else said)
+                return piece if said <= STDERR_MOST else b"\n"
+            if not end:
+                pieces.append(piece)
+                return b"\n"
+            lines = b"".join((*pieces, whole, end))
+            pieces[:] = [rest] if rest else []
+            return lines
 
         return counted
 
@@ -278,6 +292,8 @@ class _Worker(EventHandler):  # type: ignore[misc]
     @_described
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         budget = self._budgets[node]
+        if not msg:
+            return
         if not budget.line(len(msg), self._raw):
             self._flooded(node)
         elif sname == "stdout":

@@ -150,7 +150,7 @@ class Fleet:
         self._put()
 
     def _introduce(self) -> None:
-        """Ask hosts whose processes others claim whether they show the agents of these: once, for it takes a round trip.
+        """Ask hosts whose processes others claim whether they show the agents of these: once, as it takes a round trip.
 
         An agent without a token of its own cannot be shown by anybody.
         """
@@ -224,7 +224,7 @@ class Fleet:
     def _handle(self, event: Event) -> None:
         host = self._hosts[event.host]
         if event.kind == "flooded":
-            host.barred = True
+            host.stopped = host.barred = True
             self._lost(host, event.text.decode())
         elif event.kind == "started":
             host.started, host.open_s = True, time.monotonic()  # it could not answer before
@@ -233,7 +233,7 @@ class Fleet:
             host.free()
             why = host.lost if host.barred else event.text.decode(errors="replace")[:300] or host.lost
             self._lost(host, why or "the agent was cut off")
-        else:
+        elif not host.stopped:
             host.heard_s, host.open_s = time.monotonic(), None
             try:
                 self._hear(host, event.text)
@@ -241,6 +241,7 @@ class Fleet:
                 self._lost(
                     host, f"what the agent writes cannot be read ({str(error)[:200]}); hangdoc there is another?"
                 )
+                host.stopped = True
                 self.carrier.stop(host.name)
 
     def _hear(self, host: Host, text: bytes) -> None:

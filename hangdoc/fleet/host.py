@@ -35,6 +35,7 @@ class Host:
     boot: str | None = None  # boot ID of its kernel, as its agent said first; None: it has not
     claims: dict[Target, str] = field(default_factory=dict)  # ranks that are not judged, and why
     peers: tuple[str, ...] = ()  # hosts: it was asked whether their agents run there as well
+    stopped: bool = False  # it broke the rules and is ended: what it still writes is not heard
     barred: bool = False  # it flooded us: its agent is not started anew
 
     def question(self) -> None:

@@ -99,7 +99,7 @@ class _Job:
     world_size: int | None
     ranks: set[int]
     accounts: dict[str, str | None]  # by host, whose processes they are
-    instead: Part | None = None  # the first part of the job whose ranks it claims
+    instead: Part | None = None  # the part of the job whose ranks it claims
 
 
 def jobs(targets: Iterable[Target], trust: Trust | None = None) -> tuple[dict[Part, str], dict[Part, Part]]:
@@ -126,11 +126,14 @@ def jobs(targets: Iterable[Target], trust: Trust | None = None) -> tuple[dict[Pa
     apart: list[_Job] = []
     for together in meeting.values():
         first, *rest = _trusted(together, trust)
+        joined = [(first.parts[0], set(first.ranks))]
         for job in rest:
             if _fits(job, first):
+                joined.append((job.parts[0], set(job.ranks)))
                 _join(first, job)
             else:
-                job.instead = first.parts[0]
+                rivals = [part for part, ranks in joined if ranks & job.ranks or part[0] in job.accounts]
+                job.instead = rivals[0]
                 apart.append(job)
         found.append(first)
     whole: list[_Job] = []
