@@ -18,7 +18,13 @@ from strangers import hangdoc, peak_rss_bytes, stranger, until
 
 ROOT = Path(__file__).parents[2]
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
-RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "29881", "TORCHELASTIC_RUN_ID": "honest"}
+RANK = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "10.9.8.7",
+    "MASTER_PORT": "29881",
+    "TORCHELASTIC_RUN_ID": "honest",
+}
 # The agent of n2 sees the rank for real (it is root on this very kernel), and says that it has ended.
 LIAR = """
 import sys

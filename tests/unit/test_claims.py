@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from hangdoc import claims
+from hangdoc.assemble import snapshots
+from hangdoc.dossier import dossier
 from hangdoc.evidence import Process, RankEvidence, Recorded, Snapshot, Target, ThreadCpu
 from hangdoc.identity import identity
 from hangdoc.launch import launch_of
 from hangdoc.remains import absent_of, uncounted
+from hangdoc.render import html
 from hangdoc.report import report
 from judging import judge
 
@@ -169,3 +172,29 @@ def cheap_reading() -> Iterator[None]:
     start = time.process_time()
     yield
     assert time.process_time() - start < 5.0
+
+
+def test_ranks_and_sizes_of_a_recording_are_believed_as_far_as_a_job_may_have_them() -> None:
+    told: list[str] = []
+    ranks = tuple(
+        RankEvidence(Target(pid, 1, "here", rank, world_size=size), True)
+        for pid, (rank, size) in enumerate([(0, 2), (1, 10**30), (10**30, 2), (-4, -1)], 10)
+    )
+    (shot,) = snapshots([Snapshot("here", 0.0, "", ranks)], told.append)
+    assert [(one.target.rank, one.target.world_size) for one in shot.ranks] == [
+        (0, 2),
+        (1, None),
+        (None, 2),
+        (None, None),
+    ]
+    assert "rank -4 is ignored: no job has more than 1,048,576 ranks" in told
+    assert all(len(text) < 100 for text in told)
+
+
+def test_a_page_of_a_job_that_claims_a_million_ranks() -> None:
+    target = Target(7, 1, "here", 0, world_size=1_000_000, master="10.0.0.1:29500")
+    facts = judge().facts([Snapshot("here", 0.0, "", (RankEvidence(target, True),))])
+    with cheap():
+        found = dossier(judge().verdict(facts), facts)
+        assert found.missing == ((1, 999_999),)
+    assert "Nothing was seen of ranks 1-999999." in html.page([found])
