@@ -1,4 +1,4 @@
-"""A fleet of which one agent is hostile: the real `hangdoc watch --nodes`, a real agent, and a program in place of another."""
+"""A fleet of which one agent is hostile: the real `hangdoc watch --nodes`, and a program in place of an agent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from strangers import hangdoc, peak_rss_bytes, stranger, until
+from strangers import hangdoc, peak_rss_bytes, stranger
 
 ROOT = Path(__file__).parents[2]
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
