@@ -113,6 +113,15 @@ class Fleet:
         """The hosts that are not seen now, and why."""
         return {host.name: host.lost for host in self._hosts.values() if host.lost is not None}
 
+    def pending(self) -> bool:
+        """Whether a host has not answered yet, and may."""
+        return any(host.shot is None and host.lost is None for host in self._hosts.values())
+
+    def blind(self) -> dict[str, str]:
+        """The hosts whose agents saw no rank and say why they may have missed some."""
+        seen = ((host.name, host.shot) for host in self._live() if host.shot and not host.shot.ranks)
+        return {name: lack.why for name, shot in seen for lack in shot.unseen if lack.probe == "discover"}
+
     # --- asking and hearing -----------------------------------------------------------------------
 
     def _revive(self) -> None:

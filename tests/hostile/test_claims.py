@@ -51,23 +51,16 @@ def honest() -> Iterator[list[int]]:
         yield pids
 
 
-def verdicts(*asked: Sequence[int]) -> list[tuple[list[dict[str, Any]], int]]:
-    """What hangdoc says of these processes, and the most memory that it took (bytes); all at once."""
+def verdicts(pids: Sequence[int]) -> tuple[list[dict[str, Any]], int]:
+    """What hangdoc says of these processes, and the most memory that it took (bytes)."""
     command = os.environ.get("HANGDOC") or os.path.join(os.path.dirname(sys.executable), "hangdoc")
-    found = []
-    with ExitStack() as stack:
-        started = []
-        for pids in asked:
-            out = stack.enter_context(tempfile.TemporaryFile("w+"))
-            words = [command, "watch", "--once", "--json", "--pids", ",".join(map(str, pids))]
-            started.append((subprocess.Popen(words, stdout=out, stderr=subprocess.DEVNULL), out))
-        for process, out in started:
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            assert process.returncode in (0, 1, 2, 3)
-            out.seek(0)
-            found.append(([json.loads(line) for line in out], usage.ru_maxrss * 1024))
-    return found
+    with tempfile.TemporaryFile("w+") as out:
+        words = [command, "watch", "--once", "--json", "--pids", ",".join(map(str, pids))]
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        return [json.loads(line) for line in out], usage.ru_maxrss * 1024
 
 
 def timeless(verdict: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +72,8 @@ def test_the_honest_job_is_judged_as_without_the_liars() -> None:
     with ExitStack() as stack:
         mine = stack.enter_context(honest())
         liars = [stack.enter_context(stranger(SLEEPER, environment=lie)).pid for lie in LIES.values()]
-        ((alone,), _), (beside, taken) = verdicts(mine, [*mine, *liars])
+        (alone,), _ = verdicts(mine)
+        beside, taken = verdicts([*mine, *liars])
         assert [rank["pid"] for rank in alone["job"]["ranks"]] == mine
         (same,) = [one for one in beside if {rank["pid"] for rank in one["job"]["ranks"]} & {*mine}]
         same["job"]["id"] = same["job"]["id"].partition("@")[0].partition(" (pid")[0]  # two jobs may not have one name

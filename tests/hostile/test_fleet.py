@@ -60,8 +60,8 @@ FLOODS = {
 LIMIT_BYTES = 150 << 20  # of the collector; with honest agents alone it takes 75 MB
 
 
-def agents(folder: Path, pid: int, other: str) -> str:
-    """The agent command: on n1 the real one for that rank, on n2 another program."""
+def agents(folder: Path, other: str) -> str:
+    """The agent command: on n1 the real one, on n2 another program."""
     command = os.environ.get("HANGDOC") or str(Path(sys.executable).parent / "hangdoc")
     script = folder / "agent.sh"
     script.write_text(f'case "$1" in n1) exec {command} agent;; *) {other};; esac\n')
@@ -70,25 +70,25 @@ def agents(folder: Path, pid: int, other: str) -> str:
 
 def of_job(said: str) -> dict[str, Any]:
     """The verdict on the honest job, without what differs from one look to the next."""
-    found = [verdict for line in said.splitlines() if (verdict := json.loads(line))["job"]["id"] == "honest"]
+    found = [verdict for line in said.splitlines() if (verdict := json.loads(line))["job"]["id"] == "honest-fleet"]
     (verdict,) = found
     return {name: verdict[name] for name in ("status", "job", "findings", "note")} | {
         "unseen": [lack for lack in verdict["unseen"] if lack["probe"] not in ("fleet", "agent")]
     }
 
 
-def judged(folder: Path, pid: int, other: str, nodes: str = "n1,n2") -> subprocess.CompletedProcess[str]:
+def judged(folder: Path, other: str, nodes: str = "n1,n2") -> subprocess.CompletedProcess[str]:
     words = ["watch", "--once", "--json", "--nodes", nodes, "--via", "local"]
-    return hangdoc(*words, "--agent-command", agents(folder, pid, other))
+    return hangdoc(*words, "--agent-command", agents(folder, other))
 
 
 def test_an_agent_that_claims_the_rank_of_another_host(tmp_path: Path) -> None:
     liar = tmp_path / "liar.py"
     liar.write_text(LIAR)
     with stranger(SLEEPER, environment=RANK) as rank:
-        alone = judged(tmp_path, rank.pid, "", "n1")
+        alone = judged(tmp_path, "", "n1")
         other = f"exec env PYTHONPATH={ROOT} {sys.executable} {liar} {rank.pid}"
-        beside = judged(tmp_path, rank.pid, other)
+        beside = judged(tmp_path, other)
         assert of_job(beside.stdout) == of_job(alone.stdout), beside.stderr
         told = [lack["why"] for line in beside.stdout.splitlines() for lack in json.loads(line)["unseen"]]
         assert any(why.startswith("n2 claims") for why in told), told
@@ -96,20 +96,29 @@ def test_an_agent_that_claims_the_rank_of_another_host(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_an_agent_that_writes_as_fast_as_it_can(flood: str, tmp_path: Path) -> None:
-    with stranger(SLEEPER, environment=RANK) as rank, watching(agents(tmp_path, rank.pid, FLOODS[flood])) as process:
-        assert process.stdout is not None
-        events = (json.loads(line) for line in process.stdout)
+    with stranger(SLEEPER, environment=RANK), watching(tmp_path, FLOODS[flood]) as process:
+        events = seen(process, tmp_path / "progress")
         lost = next(event for event in events if event["event"] == "node_lost")
         assert (lost["host"], "it was cut off" in lost["why"]) == ("n2", True)
-        assert any(event["event"] == "healthy" and event["job"] == "honest" for event in events)
+        assert any(event["event"] == "healthy" and event["job"] == "honest-fleet" for event in events)
         assert peak_rss_bytes(process.pid) < LIMIT_BYTES
 
 
+def seen(process: subprocess.Popen[str], progress: Path) -> Iterator[dict[str, Any]]:
+    """The events of a live watch."""
+    assert process.stdout is not None
+    yield from map(json.loads, process.stdout)
+    raise AssertionError(f"the watch has ended: {progress.read_text()}")
+
+
 @contextmanager
-def watching(agent_command: str) -> Iterator[subprocess.Popen[str]]:
+def watching(folder: Path, other: str) -> Iterator[subprocess.Popen[str]]:
     command = os.environ.get("HANGDOC") or str(Path(sys.executable).parent / "hangdoc")
-    words = [command, "watch", "--json", "--nodes", "n1,n2", "--via", "local", "--agent-command", agent_command]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    words = [command, "watch", "--json", "--nodes", "n1,n2", "--via", "local"]
+    with (folder / "progress").open("w") as progress:
+        process = subprocess.Popen(
+            [*words, "--agent-command", agents(folder, other)], stdout=subprocess.PIPE, stderr=progress, text=True
+        )
     try:
         yield process
     finally:
