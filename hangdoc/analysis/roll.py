@@ -24,6 +24,7 @@ class Roll:
     here: bool
     nodes: tuple[int, ...]  # numbers of the hosts that have not come, where they are known
     coming: bool  # one that has not come was started, or a rank is busy with something else before it comes
+    missed: int = 0  # ranks that are known not to have come: those of `missing`, or more than are named
 
     @property
     def named(self) -> str | None:
@@ -57,7 +58,8 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
     lacking = max(0, size - come) if here or served is not None else None
     # One that was started and has not yet connected is on its way.
     coming = busy or (bool(kin - present) and (served is None or served < len(there)))
-    return Roll(size, come, missing, lacking, False, here, (), coming)
+    missed = claims.lacking(size, there) if known else 0
+    return Roll(size, come, missing, lacking, False, here, (), coming, missed)
 
 
 def _served(waiting: Mapping[Key, Arrival]) -> int | None:
@@ -85,9 +87,10 @@ def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> Roll:
     numbered = known and fixed and None not in nodes | each and len(each) == 1
     absent = claims.absent(fewest, nodes) if numbered else ()
     per_node = next(iter(each)) or 1
+    missed = claims.lacking(fewest, nodes) * per_node if numbered else 0
     few = len(absent) * per_node <= claims.NAMED_MOST
     missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
     lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
     # One that was started and has not yet connected is on its way.
     coming = served is not None and served < there
-    return Roll(fewest or None, come, missing, lacking, True, here, absent, coming)
+    return Roll(fewest or None, come, missing, lacking, True, here, absent, coming, missed)
