@@ -8,12 +8,12 @@ import secrets
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cache
 from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
 from typing import BinaryIO, NoReturn
 
-from hangdoc import procfs, wire
+from hangdoc import peers, procfs, wire
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.source import Here
@@ -21,6 +21,7 @@ from hangdoc.wire.writer import Writer
 from probes import Tier
 
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
+PEERS = b'{"do":"peers"'
 GRACE_S = 5.0  # for the round at hand when the input has ended
 MOST_LINE_BYTES = 64 << 20  # a command to thousands of agents behind one gateway names PIDs of each
 CLEAN_S = 1.0  # for what it has started, after that
@@ -32,11 +33,12 @@ def serve(commands: int, answers: BinaryIO) -> None:
     Raises HangdocError for a line that is no command.
     """
     out = Out(answers)
-    token = secrets.token_hex(8)
-    out.write(wire.Hello(host=platform.node(), token=token))
+    token = secrets.token_hex(6)
+    peers.show(token)
+    out.write(wire.Hello(host=platform.node(), token=token, boot=boot_id()))
     here = Here(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
     writer, about = Writer(), About()
-    for command in _commands(commands, out):
+    for command in _commands(commands, out, token):
         if command.do == "stop":
             return
         own = command.of(token)
@@ -61,15 +63,18 @@ class Out:
             self._stream.flush()
 
 
-def _commands(descriptor: int, out: Out) -> Iterator[wire.Command]:
-    """The commands. A `ping` is answered at once, whatever takes long meanwhile; and when the input has ended while a
-    probe hangs (a dead mount), the process ends all the same."""
+def _commands(descriptor: int, out: Out, token: str) -> Iterator[wire.Command]:
+    """The commands. `ping` and `peers` are answered at once, whatever takes long meanwhile; and when the input has
+    ended while a probe hangs (a dead mount), the process ends all the same."""
     waiting: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
         for line in _lines(descriptor):
             if line == wire.PING:
                 out.write(wire.Pong())
+            elif line.startswith(PEERS):
+                if asked := wire.parse(line, wire.Command).of(token).peers:
+                    out.write(wire.Peers(peers.shown(asked)))
             else:
                 waiting.put(line)
         waiting.put(b"")
@@ -115,6 +120,12 @@ def _lines(descriptor: int) -> Iterator[bytes]:
         yield from (line + b"\n" for line in whole)
 
 
+@cache
+def boot_id() -> str:
+    """What tells this start of this kernel from every other; random(4)."""
+    return (procfs.text("/proc/sys/kernel/random/boot_id") or platform.node()).strip()
+
+
 class About:
     """Which process a rank is, whoever sees it, and how near to us it runs.
 
@@ -130,19 +141,15 @@ class About:
         self._known = {target: self._known.get(target) or self.process(target) for target in targets}
         return self._known
 
-    @cached_property
-    def _boot(self) -> str:
-        return (procfs.text("/proc/sys/kernel/random/boot_id") or platform.node()).strip()
-
     def process(self, target: Target) -> tuple[str, int]:
         """The text that stands for the process, and how many of its surroundings are ours too."""
         if target.pid <= 0:  # a rank that belongs here and is gone
-            return f"{self._boot} {target.job} {target.master} {target.rank}", 0
+            return f"{boot_id()} {target.job} {target.master} {target.rank}", 0
         inside = procfs.link(f"/proc/{target.pid}/ns/pid")
         numbers = procfs.status(target.pid).get("NSpid", "").split()
         pid = numbers[-1] if numbers and inside else target.pid
         near = sum(_same_namespace(target.pid, kind) for kind in ("net", "pid", "uts", "mnt"))
-        return f"{self._boot} {inside} {pid} {target.start_ticks}", near + 8 * _same_node(target.pid)
+        return f"{boot_id()} {inside} {pid} {target.start_ticks}", near + 8 * _same_node(target.pid)
 
 
 def _same_namespace(pid: int, kind: str) -> bool:

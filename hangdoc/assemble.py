@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from hangdoc import claims
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
 from hangdoc.evidence.aftermath import Aftermath
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Logs
@@ -17,6 +18,7 @@ from hangdoc.readers import Found, Piece
 
 UNKNOWN_HOST = "unknown host"
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # also what comes of it when threads are torn down
+REFUSED_MOST = 5  # claims that are not believed, said one by one
 APART_S = 5.0  # between two looks that do not say when they were taken
 
 Identity = tuple[int | None, str | None, int | None]  # rank; where that is not known host and PID
@@ -42,22 +44,56 @@ class _Rank:
             self.looks[piece.probe].append((piece.at, piece.record))
 
 
-def snapshots(found: Iterable[Found]) -> tuple[Snapshot, ...]:
-    """A history such as a watched job has, without secrets.
+def snapshots(found: Iterable[Found], problem: Callable[[str], None] = lambda text: None) -> tuple[Snapshot, ...]:
+    """A history such as a watched job has, without secrets; the runs of a job that was restarted are jobs of their own.
 
-    The runs of a job that was restarted are jobs of their own.
+    `problem` hears a sentence for each rank and world size that is not believed.
     """
     mask = Mask()
     taken: list[Snapshot] = []
+    refused: dict[str, None] = {}
     runs: dict[int, list[Piece]] = defaultdict(list)
     for one in map(mask.of, found):
         if isinstance(one, Snapshot):
-            taken.append(one)
+            taken.append(_believed(one, refused))
         else:
-            runs[one.who.run].append(one)
+            runs[one.who.run].append(_believable(one, refused))
     known = _known(taken)
+    for text in refused:
+        problem(text)
     made = [_run(pieces, run if len(runs) > 1 else None, known) for run, pieces in sorted(runs.items())]
     return (*taken, *(shot for shots in made for shot in shots))
+
+
+def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
+    """A recorded snapshot without claims of ranks and sizes that no job has."""
+    ranks = tuple(
+        rank if (target := claims.believed(rank.target)) is rank.target else replace(rank, target=target)
+        for rank in shot.ranks
+    )
+    if all(new is old for new, old in zip(ranks, shot.ranks, strict=True)):
+        return shot
+    for new, old in zip(ranks, shot.ranks, strict=True):
+        _refuse(old.target.rank, new.target.rank, old.target.world_size, new.target.world_size, refused)
+    return replace(shot, ranks=ranks)
+
+
+def _believable(piece: Piece, refused: dict[str, None]) -> Piece:
+    rank, size = claims.rank(piece.who.rank), claims.world(piece.world_size)
+    if rank == piece.who.rank and size == (piece.world_size or None):
+        return piece
+    _refuse(piece.who.rank, rank, piece.world_size, size, refused)
+    return replace(piece, who=replace(piece.who, rank=rank), world_size=size)
+
+
+def _refuse(
+    rank: int | None, believed: int | None, size: int | None, world: int | None, refused: dict[str, None]
+) -> None:
+    """Say which claim was not believed; of many that differ the first few."""
+    for what, told, kept in (("rank", rank, believed), ("world size", size, world)):
+        if told != kept and len(refused) < REFUSED_MOST:
+            number = str(told) if abs(told or 0) < 10**18 else "a number of more than 18 digits"
+            refused[f"{what} {number} is ignored: no job has more than {claims.RANKS_MOST:,} ranks"] = None
 
 
 def _known(taken: Sequence[Snapshot]) -> dict[int, Target]:

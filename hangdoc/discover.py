@@ -16,18 +16,22 @@ from hangdoc.evidence import Target, Unseen
 from hangdoc.jobs import Member, targets_of
 from hangdoc.launch import launch_of
 from hangdoc.processes import Table
-from hangdoc.remains import absent_beside, absent_of
+from hangdoc.remains import absent_beside, absent_of, uncounted
+from hangdoc.system.account import account
+from hangdoc.system.hidepid import hidden_processes
 from probes._refusal import owner_of, remedy
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The ranks found, by job and rank; one sentence with its remedy for each thing that stood in the way; and the
-    ranks of those jobs that belong on this host and are gone (their PID is negative)."""
+    """The ranks found, by job and rank; one sentence with its remedy for each thing that stood in the way; the ranks of
+    those jobs that belong on this host and are gone (their PID is negative); and what every verdict has to say with it:
+    processes that are hidden from us, claims of ranks that are not believed."""
 
     targets: tuple[Target, ...]
     problems: tuple[Unseen, ...] = ()
     absent: tuple[Target, ...] = ()
+    doubts: tuple[Unseen, ...] = ()
 
 
 def discover(pids: Sequence[int] | None = None) -> Discovery:
@@ -40,21 +44,23 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
     that the one that serves the store came first and that no peer is on another host; the server of the store is
     rank 0; the only rank missing from a job whose other ranks are known is that one. Else it stays None.
     """
-    table = Table()
+    table, hidden = Table(), hidden_processes()
     members = find(table)
     members += waiting_launchers(members, table)
     if pids is None:
         targets = targets_of(members, table)
-        return Discovery(targets, () if members else (_nothing(table),), absent_of(targets))
+        problems = () if members else (_nothing(table, hidden),)
+        return Discovery(targets, problems, () if hidden else absent_of(targets), _doubts(members, targets, hidden))
     chosen: dict[int, Member] = {}
-    problems: list[Unseen] = []
+    refused: list[Unseen] = []
     for pid in dict.fromkeys(pids):
-        meant, why = _meant(pid, members, table)
+        meant, why = _meant(pid, members, table, hidden)
         chosen.update((member.pid, member) for member in meant)
         if why:
-            problems.append(Unseen("discover", why, pid=pid, host=os.uname().nodename))
-    targets = targets_of(chosen.values(), table)
-    return Discovery(targets, tuple(problems), absent_beside(targets, targets_of(members, table)))
+            refused.append(Unseen("discover", why, pid=pid, host=os.uname().nodename))
+    targets, everyone = targets_of(chosen.values(), table), targets_of(members, table)
+    absent = () if hidden else absent_beside(targets, everyone)
+    return Discovery(targets, tuple(refused), absent, _doubts(chosen.values(), everyone, hidden))
 
 
 def same_process(target: Target) -> bool | None:
@@ -123,7 +129,8 @@ def _orphan(member: Member, members: list[Member], table: Table) -> bool:
     if member.identity is None or table.procs[member.pid].ppid != 1:
         return False
     others = (other for other in members if other.identity and other.identity.master == member.identity.master)
-    return any(table.procs[other.pid].ppid != 1 for other in others)
+    mine = account(member.pid)
+    return any(table.procs[other.pid].ppid != 1 and account(other.pid) == mine for other in others)
 
 
 def _claims(table: Table) -> Iterable[list[int]]:
@@ -244,18 +251,31 @@ def _serves_objects(pid: int) -> bool:
     return False
 
 
+def _doubts(members: Iterable[Member], targets: Sequence[Target], hidden: str | None) -> tuple[Unseen, ...]:
+    host = os.uname().nodename
+    found = [Unseen("discover", hidden, host=host)] if hidden else []
+    for member in members:
+        if member.identity and member.identity.doubts:
+            found.append(Unseen("discover", "; ".join(member.identity.doubts), pid=member.pid, host=host))
+    return (*found, *uncounted(targets))
+
+
 # --- what the user meant --------------------------------------------------------------------------
 
 
-def _meant(pid: int, members: list[Member], table: Table) -> tuple[list[Member], str | None]:
+def _meant(pid: int, members: list[Member], table: Table, hidden: str | None) -> tuple[list[Member], str | None]:
     """The ranks that a PID given by the user stands for, or why there are none."""
     meant = [member for member in members if member.pid == pid or pid in table.ancestors(member.pid)]
     if meant:
         return meant, None
     proc = table.procs.get(pid)
     if proc is None:
-        where = "is a kernel thread" if procfs.stat(pid) else "does not exist on this host"
-        return [], f"PID {pid} {where}; `hangdoc watch` without --pids finds the ranks"
+        stat = procfs.stat(pid)
+        if stat and stat.kernel:
+            return [], f"PID {pid} is a kernel thread; `hangdoc watch` without --pids finds the ranks"
+        if hidden:
+            return [], f"PID {pid} is not seen, and may exist all the same: {hidden}"
+        return [], f"PID {pid} does not exist on this host; `hangdoc watch` without --pids finds the ranks"
     if proc.state in "ZX":
         why = f"it has ended and its parent, PID {proc.ppid}, has not collected it"
         return [], f"PID {pid} is a zombie: {why}; give a living one"
@@ -272,11 +292,13 @@ def _meant(pid: int, members: list[Member], table: Table) -> tuple[list[Member],
     return [Member(pid, proc.identity)], None
 
 
-def _nothing(table: Table) -> Unseen:
+def _nothing(table: Table, hidden: str | None) -> Unseen:
     """Why no rank was found, where we were not asked for a certain one."""
-    hidden = [pid for pid, proc in table.procs.items() if not proc.readable and table.grouped(pid)]
-    if hidden:
-        why = f"PID {hidden[0]} looks like a training rank, but may not be read; {remedy(hidden[0])}"
+    refused = [pid for pid, proc in table.procs.items() if not proc.readable and table.grouped(pid)]
+    if refused:
+        why = f"PID {refused[0]} looks like a training rank, but may not be read; {remedy(refused[0])}"
+    elif hidden:
+        why = f"no training rank is seen: {hidden}"
     else:
         why = "no training rank runs on this host; start the job, or give PIDs with --pids"
     return Unseen("discover", why, host=os.uname().nodename)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc import procfs
+from hangdoc.system.hidepid import hidden_processes
 from probes._pyspy import find as find_py_spy
 
 _SYS_PTRACE = 19  # bit of linux/capability.h
@@ -53,6 +54,7 @@ def checks() -> tuple[Check, ...]:
             *_guarded("kernel stack", _kernel_stack),
             *_guarded("wait channel", lambda: _wchan(stranger)),
             *_guarded("PID namespace", _pid_namespace),
+            *_guarded("other users' processes", _hidden),
             *_guarded("network namespaces", _network_namespaces),
             *_guarded("sock_diag", _sock_diag),
             *_guarded("cgroup", _cgroup),
@@ -220,14 +222,22 @@ def _in_container() -> bool:
 
 
 def _in_first_namespace() -> bool:
-    """Only the host's own PID namespace shows the kernel's threads, of which PID 2 is the first."""
-    return (procfs.text("/proc/2/comm") or "").strip() == "kthreadd"
+    """The host's own PID namespace has a fixed number (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
+    return procfs.link("/proc/self/ns/pid") == "pid:[4026531836]"
 
 
 def _pid_namespace() -> Check:
     if _in_first_namespace():
         return Check("PID namespace", True, "the host's own: every rank on this host is visible")
     return Check("PID namespace", None, "a container: only processes of this container are visible", _CONTAINER_FIX)
+
+
+def _hidden() -> Check:
+    name, why = "other users' processes", hidden_processes()
+    if why is None:
+        return Check(name, True, "/proc shows them")
+    seen, _, fix = why.partition("; ")
+    return Check(name, False, seen, f"{fix}; or mount /proc with gid=GROUP and add the user to that group")
 
 
 def _network_namespaces() -> Check:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hangdoc import claims
 from hangdoc.analysis import Key
 from hangdoc.analysis.links import LinkFacts
 from hangdoc.facts import Facts
@@ -61,7 +62,7 @@ class Dossier:
     problems: tuple[str, ...] = ()  # what readers could not read
     standings: tuple[Standing, ...] = ()  # culprits first, then the largest
     blamed: tuple[int, ...] = ()  # culprits, as indices of `verdict.job.ranks`
-    missing: tuple[int, ...] = ()  # ranks of the job that nothing was seen of
+    missing: tuple[tuple[int, int], ...] = ()  # ranks of the job that nothing was seen of: first and last of each run
     sides: tuple[Side, ...] = ()
     timeline: Timeline = field(default_factory=Timeline)
     links: tuple[LinkFacts, ...] = ()  # the worst first
@@ -81,7 +82,7 @@ def dossier(verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems
             problems=tuple(problems),
             standings=_standings(facts, blamed),
             blamed=tuple(i for i, rank in enumerate(facts.ranks) if (rank.host, rank.pid) in blamed),
-            missing=facts.job.world.missing or (),
+            missing=claims.gaps(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
             sides=sides(facts, blamed),
             timeline=timeline(facts, blamed),
             links=tuple(links[:shown]),

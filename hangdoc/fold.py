@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _PLAIN_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
@@ -18,7 +18,18 @@ def fold_ranks(ranks: Iterable[int]) -> str:
             runs[-1] = (runs[-1][0], rank)
         else:
             runs.append((rank, rank))
+    return _folded(runs)
+
+
+def _folded(runs: Iterable[tuple[int, int]]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def name_runs(runs: Sequence[tuple[int, int]]) -> str:
+    """`ranks 8-511` of the first and last of each run of ranks, in their order."""
+    if not runs:
+        return "no rank"
+    return f"rank{'s' if len(runs) > 1 or runs[0][0] < runs[0][1] else ''} {_folded(runs)}"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -8,17 +8,17 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from hangdoc import procfs
+from hangdoc import claims, procfs
 from hangdoc.evidence import Target
-from hangdoc.identity import Identity
+from hangdoc.identity import Identity, on_loopback
 from hangdoc.launch import Launch
 from hangdoc.processes import Table, program
 from hangdoc.regroup import Part, apart, together
 from probes._redact import redact_identifier
+from hangdoc.system.account import account
 
 _MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
-_LOOPBACK = ("localhost", "127.", "[::1]", "::1")
-_RANK_ARGUMENT = re.compile(r"--?(?:global[-_])?rank(?:=(\d{1,9}))?")
+_RANK_ARGUMENT = re.compile(r"--?(?:global[-_])?rank(?:=([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,6 @@ class Member:
     place: int | None = None  # among those siblings, in order of creation
     siblings: int | None = None
     launch: Launch | None = None  # it is no rank, but a launcher that has none yet, and this is what it was told
-
-
-def on_loopback(master: str | None) -> bool:
-    """Whether a job's store can be reached from this host alone."""
-    return master is not None and master.startswith(_LOOPBACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +50,17 @@ def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
     found = list(members)
     ranks = {member.pid for member in found}
     meetings = _meetings(found, table)
+    accounts = {pid: account(pid) for pid in ranks}
     by_key: dict[Hashable, list[Pair]] = defaultdict(list)
     for member in found:
         job = _job(member, meetings, table)
-        by_key[job.key].append((member, job))
+        by_key[job.key, accounts[member.pid]].append((member, job))  # nobody joins a job of another user
     groups = _regrouped(by_key.values(), table)
     targets: list[Target] = []
     for pairs, name in zip(groups, _names([pairs[0][1] for pairs in groups]), strict=True):
-        job_targets = [replace(_target(member, job, ranks, table), job=name) for member, job in pairs]
+        job_targets = [
+            replace(_target(member, job, ranks, table), job=name, account=accounts[member.pid]) for member, job in pairs
+        ]
         targets += _number(job_targets, [member for member, _ in pairs], table)
     return tuple(sorted(targets, key=lambda t: (t.job, t.rank is None, t.rank or 0, t.pid)))
 
@@ -134,8 +132,7 @@ def _argued(command: Iterable[str]) -> int | None:
     for word in words:
         match = _RANK_ARGUMENT.fullmatch(word)
         if match:
-            value = match[1] or next(words, "")
-            return int(value) if value.isdecimal() and len(value) <= 9 else None
+            return claims.whole(match[1] or next(words, ""))
     return None
 
 
@@ -223,7 +220,7 @@ def _number(targets: list[Target], members: list[Member], table: Table) -> list[
         joined = servers and all(table.grouped(pid) for pid in silent)
         world = max((m.siblings for m in members if m.siblings), default=len(targets) if joined else None)
     left = [pid for pid, rank in ranks.items() if rank is None]
-    free = set(range(world or 0)) - set(ranks.values())
-    if len(left) == 1 and len(free) == 1:
-        ranks[left[0]] = free.pop()
+    known = set(ranks.values())
+    if len(left) == 1 and world and claims.lacking(world, known) == 1:
+        (ranks[left[0]],) = claims.absent(world, known)
     return [replace(t, rank=ranks[t.pid], world_size=t.world_size or world) for t in targets]

@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hangdoc import claims
+from hangdoc.claims import HOST_MOST
+
 _TORCHRUN = re.compile(r"(?:^|/)torchrun$|torch[./]distributed[./](?:run|launch)(?:\.py)?$")
 _ACCELERATE = re.compile(r"accelerate(?:-launch|[./]commands[./](?:launch|accelerate_cli)(?:\.py)?)?$")
 _SWITCHES = frozenset(  # options that no value follows
@@ -17,6 +20,7 @@ _SWITCHES = frozenset(  # options that no value follows
 )
 _NODE_PORT, _C10D_PORT = 29500, 29400  # where nodes meet unless told otherwise: static rendezvous, c10d
 STATIC = "static"
+TIMEOUT_MOST_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +45,17 @@ class Launch:
         return str(self.most) if self.fewest == self.most else f"{self.fewest}:{self.most}"
 
     @property
-    def ranks(self) -> tuple[int, ...] | None:
+    def ranks(self) -> range | None:
         """The ranks that it starts, where every node starts as many."""
         if self.node is None or self.per_node is None:
             return None
-        return tuple(range(self.node * self.per_node, (self.node + 1) * self.per_node))
+        return range(self.node * self.per_node, (self.node + 1) * self.per_node)
 
     @property
     def world_size(self) -> int | None:
         """Of the job, where the number of nodes is fixed and every node starts as many ranks."""
         fixed = self.fewest is not None and self.fewest == self.most
-        return self.most * self.per_node if fixed and self.most and self.per_node else None
+        return claims.world(self.most * self.per_node) if fixed and self.most and self.per_node else None
 
 
 def launch_of(command: Sequence[str], environ: Mapping[str, str]) -> Launch | None:
@@ -94,24 +98,24 @@ def _torchrun(told: Mapping[str, str]) -> Launch:
     return Launch(
         fewest,
         most,
-        _whole(told.get("node-rank", "0" if backend == STATIC else conf.get("rank", ""))),
-        _whole(told.get("nproc-per-node", "1")),
+        claims.whole(told.get("node-rank", "0" if backend == STATIC else conf.get("rank", ""))),
+        claims.whole(told.get("nproc-per-node", "1"), HOST_MOST),
         backend,
         _with_port(endpoint or "localhost", _C10D_PORT),
         told.get("rdzv-id", "none"),
-        _whole(conf.get("timeout" if backend == STATIC else "join_timeout", "900" if backend == STATIC else "600")),
+        claims.whole(conf.get(*(("timeout", "900") if backend == STATIC else ("join_timeout", "600"))), TIMEOUT_MOST_S),
         alone="standalone" in told or (most == 1 and (backend == STATIC or not given)),
     )
 
 
 def _accelerate(told: Mapping[str, str]) -> Launch:
-    machines, processes = _whole(told.get("num-machines", "1")), _whole(told.get("num-processes", ""))
+    machines, processes = claims.whole(told.get("num-machines", "1")), claims.whole(told.get("num-processes", ""))
     backend = told.get("rdzv-backend", STATIC)
     address, port = told.get("main-process-ip"), told.get("main-process-port", _NODE_PORT)
     return Launch(
         machines,
         machines,
-        _whole(told.get("machine-rank", "")) if backend == STATIC else None,
+        claims.whole(told.get("machine-rank", "")) if backend == STATIC else None,
         processes // machines if processes and machines else None,
         backend,
         f"{address}:{port}" if address else None,
@@ -123,11 +127,7 @@ def _accelerate(told: Mapping[str, str]) -> Launch:
 def _nodes(text: str) -> tuple[int | None, int | None]:
     """`3` or `2:4`."""
     low, _, high = text.partition(":")
-    return _whole(low), _whole(high or low)
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+    return claims.whole(low), claims.whole(high or low)
 
 
 def _with_port(endpoint: str, port: int) -> str:

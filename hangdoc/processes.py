@@ -156,7 +156,7 @@ def _embeds_python(pid: int) -> bool:
 
 def _proc(pid: int) -> Proc | None:
     stat = procfs.stat(pid)
-    if stat is None or pid == 2 or stat.ppid == 2:  # kernel threads
+    if stat is None or stat.kernel:
         return None
     environ = procfs.environ(pid)
     who = identity(environ) if environ else None

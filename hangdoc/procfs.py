@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second in /proc/PID/stat
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _LARGEST = 4 << 20  # bytes; an environment or a memory map may be long, not endless
 MOST_THREADS = 2048  # of a process; each costs 40 us a round
 MOST_DESCRIPTORS = 16_384  # of a process; each costs 4 us a walk
@@ -28,6 +29,12 @@ class Stat:
     system_s: float
     nice: int
     start_ticks: int
+    flags: int  # PF_* of include/linux/sched.h
+
+    @property
+    def kernel(self) -> bool:
+        """A kernel thread. Its PID does not tell: in a PID namespace of its own any process may be PID 2."""
+        return bool(self.flags & _KERNEL_THREAD)
 
 
 def read(path: str) -> bytes | None:
@@ -69,6 +76,7 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
         system_s=int(fields[12]) / TICKS,
         nice=int(fields[16]),
         start_ticks=int(fields[19]),
+        flags=int(fields[6]),
     )
 
 

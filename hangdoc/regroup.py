@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc import procfs
+from hangdoc.claims import lacking
 from hangdoc.processes import Table
 
 TOGETHER_S = 60.0  # within which the ranks of a job are started on one host
@@ -69,7 +70,7 @@ def _whole(parts: Sequence[Part]) -> bool:
     for part in parts:
         if part.world_size and part.number is not None:
             numbers[part.world_size].add(part.number)
-    return any(there >= set(range(size)) for size, there in numbers.items())
+    return any(lacking(size, there) == 0 for size, there in numbers.items())
 
 
 def _in_turn(parts: Iterable[Part], table: Table) -> Iterator[list[Part]]:

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hangdoc import procfs
-from hangdoc.evidence import Target
-from hangdoc.jobs import on_loopback
+from hangdoc import claims, procfs
+from hangdoc.evidence import Target, Unseen
+from hangdoc.identity import on_loopback
 from hangdoc.procfs import Stat
 
 
 def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
     """The ranks that are gone from jobs whose every rank belongs on this host; their PID is negative.
 
-    A job whose store is on loopback cannot have ranks elsewhere. Where a rank's number is not known, nothing is said.
+    A job whose store is on loopback cannot have ranks elsewhere. Where a rank's number is not known, nothing is said,
+    nor of more ranks than may be named: see `uncounted`.
     """
+    return tuple(
+        replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=())
+        for first, size, numbers in _local(targets)
+        for rank in claims.absent(size, numbers)
+    )
+
+
+def uncounted(targets: Sequence[Target]) -> tuple[Unseen, ...]:
+    """A sentence for each of those jobs that lacks more ranks than may be named."""
+    return tuple(
+        Unseen(
+            "discover",
+            f"{lacking:,} of {size:,} ranks do not run on this host, though the job meets at {first.master} and so can "
+            "have no rank elsewhere; check WORLD_SIZE and MASTER_ADDR",
+            pid=first.pid,
+            host=first.host,
+        )
+        for first, size, numbers in _local(targets)
+        if (lacking := claims.lacking(size, numbers)) > claims.NAMED_MOST
+    )
+
+
+def _local(targets: Sequence[Target]) -> Iterator[tuple[Target, int, set[int | None]]]:
+    """The first rank, the size, and the ranks seen, of each job whose every rank belongs on this host."""
     jobs: dict[str, list[Target]] = defaultdict(list)
     for target in targets:
         jobs[target.job].append(target)
-    gone: list[Target] = []
     for members in jobs.values():
-        first = members[0]
-        numbers = {member.rank for member in members}
-        if None in numbers or first.world_size is None or not on_loopback(first.master):
-            continue
-        for rank in sorted(set(range(first.world_size)) - numbers):
-            gone.append(replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=()))
-    return tuple(gone)
+        first, numbers = members[0], {member.rank for member in members}
+        if None not in numbers and first.world_size is not None and on_loopback(first.master):
+            yield first, first.world_size, numbers
 
 
 def absent_beside(chosen: Sequence[Target], everyone: Sequence[Target]) -> tuple[Target, ...]:

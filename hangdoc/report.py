@@ -73,7 +73,7 @@ def report(
     read: list[Read] = []
     files = with_segments(with_nodes(gather(sources, problems.append)))
     notes = Notes(problems.append, progress)
-    shots = snapshots(_found(files, readers, notes, read))
+    shots = snapshots(_found(files, readers, notes, read), problems.append)
     shots = with_source(shots, notes.shared.get(SCRIPTS, ()), _written(files), problems.append)
     for problem in problems[:PROBLEMS]:
         say(problem)

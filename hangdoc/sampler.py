@@ -82,12 +82,20 @@ class Sampler:
 
 
 def _observe(probe: Probe, request: Request) -> Observation:
-    """A probe that fails, against its contract, must not take the others' evidence with it."""
+    """A probe that fails, against its contract, costs no other probe its evidence, nor any rank but that on which it
+    fails."""
     try:
         return probe.observe(request)
     except Exception as error:
-        why = f"the probe failed ({type(error).__name__}: {error}); please report this"
-        return Observation({}, unseen=(Unseen(probe.name, why),))
+        if probe.scope == "rank" and len(request.targets) > 1:
+            half = len(request.targets) // 2
+            parts = (request.targets[:half], request.targets[half:])
+            one, other = (_observe(probe, replace(request, targets=part)) for part in parts)
+            return Observation({**one.by_pid, **other.by_pid}, unseen=(*one.unseen, *other.unseen))
+        why = f"the probe failed ({type(error).__name__}: {str(error)[:200]}); please report this"
+        at = request.targets[0] if probe.scope == "rank" and request.targets else None
+        lack = Unseen(probe.name, why, at.rank, at.pid, at.host) if at else Unseen(probe.name, why)
+        return Observation({}, unseen=(lack,))
 
 
 def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Target, ...]:

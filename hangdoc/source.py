@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from hangdoc import procfs
@@ -52,11 +52,13 @@ class Here:
     slurm: str | None = None  # a Slurm job: ranks that say they are of another are not watched
     skip: frozenset[int] = frozenset()  # PIDs that somebody else watches
     problems: tuple[Unseen, ...] = ()  # why ranks were not found, when they were looked for first
+    doubts: tuple[Unseen, ...] = ()  # see `Discovery`
 
     def find(self) -> Here:
         """Look for the ranks; finds none where there are none."""
         found = masked(discover(self.pids or None))
-        self.sampler.targets, self.problems = tuple(filter(self._ours, _all(found))), found.problems
+        self.sampler.targets = tuple(filter(self._ours, _all(found)))
+        self.problems, self.doubts = found.problems, found.doubts
         return self
 
     @property
@@ -68,12 +70,13 @@ class Here:
         self.sampler.targets = tuple(target for target in self.targets if target.pid not in self.skip)
         shot = self.sampler.round(tier, [pid for _, pid in still])
         self.sampler.targets = (*self.sampler.targets, *others)
-        return (shot,)
+        return (replace(shot, unseen=(*self.doubts, *shot.unseen)) if self.doubts else shot,)
 
     def rediscover(self) -> None:
         """New ranks appear with a restart or another job."""
         known = {(t.pid, t.start_ticks) for t in self.targets}
-        found = tuple(filter(self._ours, masked(discover(self.pids or None)).targets))
+        discovery = masked(discover(self.pids or None))
+        found, self.doubts = tuple(filter(self._ours, discovery.targets)), discovery.doubts
         fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
         if fresh:
             here = {(t.job, t.rank) for t in fresh}

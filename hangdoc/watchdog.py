@@ -26,6 +26,7 @@ __all__ = ["Event", "Options", "judge_with", "watch", "watch_once"]
 
 WATCH_S = 9.0  # without a stall, `--once` says what it has after this long
 LIMIT_S = 14.0  # `--once` never watches longer
+FIRST_LOOKS = 3  # at a fleet: until then every host has answered, or is lost
 REASONS = 5  # why hosts are not seen, that one error tells
 ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
 
@@ -106,9 +107,12 @@ def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> 
     fleet = started(options.fleet, say, options.ask)
     stack.callback(fleet.close)
     session = Session(fleet, keep)
-    session.look()
+    for _ in range(FIRST_LOOKS):
+        session.look()
+        if fleet.targets or not fleet.pending():
+            break
     if not fleet.targets:
-        raise HangdocError(f"no training rank on {_hosts(len(fleet.hosts))}{_told(fleet.lost())}")
+        raise HangdocError(f"no training rank on {_hosts(len(fleet.hosts))}{_told({**fleet.blind(), **fleet.lost()})}")
     say(f"watching {_count(fleet.targets)} on {_hosts(len({target.host for target in fleet.targets}))}")
     return session
 

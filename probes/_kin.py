@@ -10,12 +10,25 @@ from hangdoc import procfs
 from hangdoc.evidence import Kin, Target
 from hangdoc.identity import Identity, identity
 from hangdoc.launch import STATIC, Launch, launch_of
+from hangdoc.system.account import account
 from probes._holders import lineage
 
 YOUNG_S = 20.0  # a younger process may still become another program
 # They listen for somebody else: what is behind them is not seen.
 FORWARDERS = frozenset(
-    ("docker-proxy", "ssh", "sshd", "socat", "kubectl", "rootlessport", "slirp4netns", "pasta", "envoy")
+    (
+        "docker-proxy",
+        "ssh",
+        "sshd",
+        "socat",
+        "kubectl",
+        "rootlessport",
+        "slirp4netns",
+        "pasta",
+        "envoy",
+        "systemd",
+        "init",
+    )
 )
 ELSEWHERE = 2
 STORES = (STATIC, "c10d")  # rendezvous of launchers that one of them serves; others have a server of their own
@@ -44,7 +57,7 @@ class Relatives:
         known: dict[int, _Who] = {}
         for pid in procfs.numbers("/proc"):
             stat = procfs.stat(pid)
-            if stat is None or stat.ppid in (0, 2) or stat.state in "ZX" or pid == os.getpid():
+            if stat is None or stat.kernel or stat.state in "ZX" or pid == os.getpid():
                 continue
             before = self._known.get(pid)
             settled = before and before.start_ticks == stat.start_ticks and procfs.age_s(stat.start_ticks) > YOUNG_S
@@ -59,7 +72,7 @@ class Relatives:
             if who.pid in watched or me is None or any(pid in watched for pid in lineage(who.ppid)):
                 continue
             number = _number(who, me, target)
-            if number is not None and number[0] not in found:
+            if number is not None and number[0] not in found and account(who.pid) == account(me.pid):
                 found[number[0]] = Kin(who.pid, number[0], procfs.age_s(who.start_ticks), number[1])
         return tuple(found.values())
 
@@ -81,7 +94,7 @@ class Relatives:
         if them.launch is not None:
             return False if them.launch.alone else _same_run(them.launch, me)
         if them.identity is not None:
-            return self._same_job(them, me)
+            return self._same_job(them, me) if account(holder) == account(target.pid) else False
         comm = (procfs.text(f"/proc/{holder}/comm") or "").strip()
         if comm in FORWARDERS:
             return None

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hangdoc import claims
 from hangdoc.evidence import Groups, ProcessGroup, Target, Unseen
 from probes import Observation, Request, Tier
 from probes._cpython import Objects, Seen, Type
@@ -163,9 +164,9 @@ def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) 
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     return Groups(
         groups=groups,
-        rank=rank if rank is not None else _whole(environ.get("RANK")),
-        world_size=len(default.ranks) if default is not None else _whole(environ.get("WORLD_SIZE")),
-        local_rank=_whole(environ.get("LOCAL_RANK")),
+        rank=rank if rank is not None else claims.whole(environ.get("RANK")),
+        world_size=len(default.ranks) if default is not None else claims.whole(environ.get("WORLD_SIZE")),
+        local_rank=claims.whole(environ.get("LOCAL_RANK")),
         master=f"{address}:{port}" if address and port else None,
     )
 
@@ -248,10 +249,6 @@ def _short(kind: Type, head: bytes) -> str | None:
         return None
     text = data.decode("ascii")
     return text if text.isprintable() else None
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) <= 9 else None
 
 
 PROBE = GroupsProbe()

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc.evidence import Frame, Sockets, Stacks, Target, Unseen
+from hangdoc.claims import RANKS_MOST
+from hangdoc.evidence import Frame, Sockets, Stacks, Target, Unseen, Variable
 from probes import Observation, Request, Tier
 from probes._netns import call_inside
 from probes._own_sockets import End, connected
@@ -103,7 +104,7 @@ def making_group(stacks: object) -> Frame | None:
 def group_of(frame: Frame, world_size: int | None) -> Group | None:
     """The group that `frame` makes; None where its variables do not say."""
     told = {one.name: one for one in frame.variables or ()}
-    size = int(told["group_size"].number or 0) if "group_size" in told else world_size or 0
+    size = _whole(told["group_size"]) if "group_size" in told else world_size or 0
     name = told["group_name"].text.strip("'\"") if "group_name" in told else "0"
     listed = told["global_ranks_in_group"].text if "global_ranks_in_group" in told else ""  # empty: all of them
     listed_ranks = [int(number) for number in re.findall(r"\d+", listed)]
@@ -111,6 +112,12 @@ def group_of(frame: Frame, world_size: int | None) -> Group | None:
     if not size or ranks is None or not _NAME.fullmatch(name):
         return None
     return Group("0//" + ("" if name == "0" else f"{name}//"), ranks)
+
+
+def _whole(variable: Variable) -> int:
+    """A number of ranks; 0 where the variable is none."""
+    number = variable.number
+    return int(number) if number is not None and 0 < number <= RANKS_MOST else 0
 
 
 def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:

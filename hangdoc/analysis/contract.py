@@ -43,7 +43,7 @@ def mismatch(ledger: Ledger) -> Mismatch | None:
     books = [book for book in ledger.books if book.calls]
     if len(books) < 2 and not any(_is_all_to_all(call) for book in books for calls in _newest(book) for call in calls):
         return None
-    for number in range(min((book.first for book in books), default=1), ledger.front + 1):
+    for number in sorted({number for book in books for number in book.calls}):
         here = [(book, book.calls[number]) for book in books if number in book.calls]
         kind = _unlike(here, ledger)
         if kind is not None:

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hangdoc import claims
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.stack import StackFacts
 from hangdoc.analysis.waits import Group, Wait, waits
@@ -30,7 +31,7 @@ class GroupFacts:
     name: str | None  # as torch names it, the same on every member: "0"; "default_pg" where only the size is known
     label: str | None  # what the user's code calls it: "tp_group"; None for the default group where it is not named
     default: bool | None  # it is the group of the whole job
-    ranks: tuple[int, ...]  # its members, global
+    ranks: tuple[int, ...]  # its members, global; of a group of which only the size is known those seen
     member_waiting: tuple[int, ...]  # members that wait in a collective of it
     absent: tuple[int, ...]  # members that do not: what a rank in a collective waits for
     hidden: tuple[int, ...]  # members of which it was not seen
@@ -136,8 +137,14 @@ def _number(case: Case, key: Key) -> int | None:
 
 
 def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Members:
-    present, absent, hidden = [], [], []
-    for rank in group.ranks:
+    present: list[int] = []
+    absent: list[int] = []
+    hidden: list[int] = []
+    ranks = group.ranks
+    if isinstance(ranks, range):  # as long as somebody claims that it is
+        hidden += claims.absent(len(ranks), seen)
+        ranks = [rank for rank in seen if rank in ranks]
+    for rank in ranks:
         wait = waiting.get(rank)
         if rank not in seen or (wait is not None and wait.group is None and not wait.p2p):
             hidden.append(rank)
@@ -289,7 +296,7 @@ def _facts(rank: int, wait: Wait | None, picture: Picture) -> GroupFacts:
         name=group.name if group else None,
         label=wait.label if wait else None,
         default=group.default if group else None,
-        ranks=group.ranks if group else (),
+        ranks=_listed(group, told) if group else (),
         member_waiting=told.waiting,
         absent=told.absent if collective else (),
         hidden=told.hidden if collective else (),
@@ -303,6 +310,10 @@ def _facts(rank: int, wait: Wait | None, picture: Picture) -> GroupFacts:
         crossed=bool(told.crossed_by) if group and collective else None,
         threads=wait.threads if wait and group else None,
     )
+
+
+def _listed(group: Group, told: Members) -> tuple[int, ...]:
+    return group.ranks if isinstance(group.ranks, tuple) else tuple(sorted((*told.waiting, *told.absent, *told.hidden)))
 
 
 ANALYSIS = GroupAnalysis()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hangdoc import claims
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.calls import Group, Odd, behind, complete, groups, oddities, waiting_in
 from hangdoc.analysis.failures import Failure, failures
@@ -62,7 +63,7 @@ class LogsJob:
     read: bool = False
     ranks: int = 0  # of which a log was read
     behind: tuple[Suspect, ...] = ()  # ranks that had not come, of which nothing is left
-    absent: tuple[Suspect, ...] = ()  # ranks of which no log was read, where their number is known
+    absent: tuple[Suspect, ...] = ()  # ranks of which no log was read, where their number is known and they are few
     waited: str | None = None  # what the others waited in: "ALLREDUCE 1900 of group 0"
     joined: bool = False  # all ranks waited in one collective, and none was missing
     odd_calls: tuple[Suspect, ...] = ()  # ranks that called another operation, of which nothing is left
@@ -173,13 +174,13 @@ def _with_call(facts: LogsFacts, odd: Odd, rank: int) -> LogsFacts:
 def _job(
     case: Case, told: Heard, found: list[Group], late: Mapping[int, str], odds: list[Odd], things: Gear, met: Meeting
 ) -> LogsJob:
-    absent = set(range(told.size)) - told.numbers.keys() if told.size and told.size <= 10**6 else set()
+    absent = claims.absent(told.size, told.numbers) if told.size else ()
     kernels = {**things.port_hosts, **things.gpu_hosts}
     return LogsJob(
         read=True,
         ranks=len(told.ranks),
         behind=tuple(Suspect(rank) for rank in sorted(late) if rank not in told.numbers),
-        absent=tuple(Suspect(rank) for rank in sorted(absent)) if told.ranks else (),
+        absent=tuple(Suspect(rank) for rank in absent) if told.ranks else (),
         waited=_waited(found, told),
         joined=any(complete(group, told) for group in found) and not late and not odds,
         odd_calls=_unseen(told, [odd for odd in odds if not odd.sizes]),

@@ -9,7 +9,7 @@ from hangdoc.analysis.addresses import Place
 from hangdoc.analysis.tcp import asked_s, identity
 from hangdoc.evidence import Connection, Environ, Process, Sockets
 from hangdoc.fold import endpoint
-from hangdoc.jobs import on_loopback
+from hangdoc.identity import on_loopback
 from probes.mesh import Advertised, Mesh, making_group
 from probes.store import place_of
 

@@ -96,7 +96,7 @@ def _known_pair(mine: Book, others: Book, before: int, here: Where, there: Where
 
 def _steps(book: Book, before: int) -> Iterator[tuple[Where, Where]]:
     """Which call followed which, of those made earlier."""
-    for number in range(book.first + 1, before):
+    for number in sorted(number for number in book.calls if book.first < number < before):
         a, b = where(book.calls.get(number - 1)), where(book.calls.get(number))
         if a is not None and b is not None:
             yield a, b

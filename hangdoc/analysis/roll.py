@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hangdoc import claims
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.arrival import Arrival
 from hangdoc.fold import fold_ranks, name_ranks
-from hangdoc.jobs import on_loopback
+from hangdoc.identity import on_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Roll:
     here: bool
     nodes: tuple[int, ...]  # numbers of the hosts that have not come, where they are known
     coming: bool  # one that has not come was started, or a rank is busy with something else before it comes
+    missed: int = 0  # ranks that are known not to have come: those of `missing`, or more than are named
 
     @property
     def named(self) -> str | None:
@@ -32,7 +34,8 @@ class Roll:
             return f"{ranks} (node{'s' * (len(self.nodes) > 1)} {fold_ranks(self.nodes)})" if self.nodes else ranks
         if not self.lacking:
             return None
-        return f"{self.lacking} {'host' if self.hosts else 'rank'}{'s' * (self.lacking > 1)}"
+        of = f" of {self.expected:,}" if self.expected and self.lacking > claims.NAMED_MOST else ""
+        return f"{self.lacking:,}{of} {'host' if self.hosts else 'rank'}{'s' * (self.lacking > 1)}"
 
 
 def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> Roll:
@@ -50,12 +53,13 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
         return Roll(size, None, (), None, False, here, (), busy)
     served = _served(waiting)
     known = here or (served is not None and served <= len(there))  # of those not seen none has come
-    missing = tuple(n for n in range(size) if n not in there) if known else ()
+    missing = claims.absent(size, there) if known else ()
     come = max(len(there), served or 0)
     lacking = max(0, size - come) if here or served is not None else None
     # One that was started and has not yet connected is on its way.
     coming = busy or (bool(kin - present) and (served is None or served < len(there)))
-    return Roll(size, come, missing, lacking, False, here, (), coming)
+    missed = claims.lacking(size, there) if known else 0
+    return Roll(size, come, missing, lacking, False, here, (), coming, missed)
 
 
 def _served(waiting: Mapping[Key, Arrival]) -> int | None:
@@ -81,10 +85,12 @@ def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> Roll:
     each = {launch.per_node for launch in launches}
     known = here or (served is not None and served <= there)
     numbered = known and fixed and None not in nodes | each and len(each) == 1
-    absent = [node for node in range(fewest) if node not in nodes] if numbered else []
+    absent = claims.absent(fewest, nodes) if numbered else ()
     per_node = next(iter(each)) or 1
-    missing = tuple(node * per_node + local for node in absent for local in range(per_node))
+    missed = claims.lacking(fewest, nodes) * per_node if numbered else 0
+    few = len(absent) * per_node <= claims.NAMED_MOST
+    missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
     lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
     # One that was started and has not yet connected is on its way.
     coming = served is not None and served < there
-    return Roll(fewest or None, come, missing, lacking, True, here, tuple(absent), coming)
+    return Roll(fewest or None, come, missing, lacking, True, here, absent, coming, missed)

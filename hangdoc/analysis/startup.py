@@ -53,7 +53,8 @@ class StartupJob:
     expected: int | None = None  # ranks, or where launchers wait hosts, that the job is to have
     come: int | None = None  # of these, how many are at the meeting place, or known to be on their way
     hosts: bool = False  # it is hosts that are counted
-    missing: tuple[int, ...] = ()  # ranks that have not come, where their numbers are known
+    missing: tuple[int, ...] = ()  # ranks that have not come, where their numbers are known and they are few
+    missed: int = 0  # how many have not come, where their numbers are known
     lacking: int | None = None  # how many are still to come; 0: all are there
     absent: tuple[Suspect, ...] = ()  # those of `missing`
     named: str | None = None  # who has not come: "rank 2", "ranks 4-5 (node 2)", "1 host"
@@ -94,6 +95,7 @@ class StartupAnalysis:
             come=roll.come,
             hosts=roll.hosts,
             missing=roll.missing,
+            missed=roll.missed,
             lacking=roll.lacking,
             absent=tuple(Suspect(rank, None, hosts.get(rank)) for rank in roll.missing),
             named=roll.named,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hangdoc import claims
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.places import named, python_in
 from hangdoc.analysis.stack import StackFacts
@@ -35,7 +36,7 @@ class Group:
     """A process group as all of its members know it."""
 
     name: str
-    ranks: tuple[int, ...]  # global, by rank in the group
+    ranks: Sequence[int]  # global, by rank in the group; a range where only the size is known
     default: bool
 
     def __hash__(self) -> int:
@@ -98,8 +99,8 @@ def _whole(case: Case) -> Group | None:
         for group in _groups(case, key):
             if group.default:
                 return _group(case, group)
-    size = max((evidence.target.world_size or 0 for evidence in case.ranks.values()), default=0)
-    return Group("default_pg", tuple(range(size)), True) if size else None
+    size = max((claims.world(evidence.target.world_size) or 0 for evidence in case.ranks.values()), default=0)
+    return Group("default_pg", range(size), True) if size else None
 
 
 def _groups(case: Case, key: Key) -> tuple[ProcessGroup, ...]:

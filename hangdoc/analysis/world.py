@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hangdoc import claims
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import AGENT
 
@@ -13,7 +14,7 @@ class WorldJob:
     size: int | None  # world size, where a rank knows it
     present: int  # ranks whose process lives
     gone: tuple[int, ...]  # ranks that were watched and ended
-    missing: tuple[int, ...] | None  # ranks never seen, where the size is known and every host is watched
+    missing: tuple[int, ...] | None  # ranks never seen, where the size is known; none where they are too many to name
     hosts: int
     lost: tuple[str, ...] = ()  # hosts of the fleet that are not seen
 
@@ -27,14 +28,14 @@ class WorldAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, None], WorldJob]:
         ranks = case.ranks.values()
-        sizes = [r.target.world_size for r in ranks if r.target.world_size is not None]
+        sizes = [size for r in ranks if (size := claims.world(r.target.world_size)) is not None]
         known = {r.target.rank for r in ranks if r.target.rank is not None}
         size = max(sizes, default=None)
         return {}, WorldJob(
             size=size,
             present=sum(r.alive is not False for r in ranks),
             gone=tuple(sorted(r.target.rank for r in ranks if r.alive is False and r.target.rank is not None)),
-            missing=tuple(n for n in range(size) if n not in known) if size is not None else None,
+            missing=claims.absent(size, known) if size is not None else None,
             hosts=len({r.target.host for r in ranks}),
             lost=tuple(
                 sorted(

@@ -20,6 +20,7 @@ class Target:
     launcher_pid: int | None = None
     children: tuple[int, ...] = ()  # helpers that belong to this rank: dataloader and compile workers
     master: str | None = None  # address:port where the job's ranks meet (their store): equal on every host of a job
+    account: str | None = None  # whose process it is, see `hangdoc.system.account`
     role: str = "rank"  # rank | agent: a launcher that waits for other hosts and has no rank yet; its `rank` is None
 
 

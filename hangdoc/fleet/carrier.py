@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
@@ -22,7 +22,9 @@ from ClusterShell.Event import EventHandler
 from ClusterShell.Task import Task, task_self
 
 from hangdoc.fleet.via import Way
+from hangdoc.wire import LINE_MOST, LINES_MOST
 
+STDERR_MOST = 1000  # bytes of a line on stderr that are kept
 FANOUT = 64  # agents stay, so as many run at once as there are hosts; never fewer than this
 DESCRIPTORS = 8  # of each worker, at most
 LEAVE_S = 2.0  # for the agents to end by themselves
@@ -30,20 +32,50 @@ LEAVE_S = 2.0  # for the agents to end by themselves
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened at one host: `started`, a `line` it wrote, or it `ended`."""
+    """What happened at one host: `started`, a `line` it wrote, it `flooded` us and was cut off, or it `ended`."""
 
     kind: str
     host: str
     text: bytes = b""  # of a line; why it ended, empty where it was cut off
 
 
+@dataclass(slots=True)
+class Budget:
+    """What one host may still write before it is asked again."""
+
+    bytes: int = LINE_MOST
+    lines: int = LINES_MOST
+    spent: bool = False  # for good: nothing of it is heard any more
+    told: bool = False  # that it is
+
+    def renew(self) -> None:
+        self.bytes, self.lines = LINE_MOST, LINES_MOST
+
+    def read(self, count: int) -> bool:
+        """Whether it might write so many bytes."""
+        self.bytes -= count
+        self.spent = self.spent or self.bytes < 0
+        return not self.spent
+
+    def line(self, count: int, raw: bool) -> bool:
+        """Whether it might write a line; `raw`: the bytes of it were counted when they were read."""
+        self.lines -= 1
+        self.bytes -= 0 if raw else count
+        self.spent = self.spent or self.lines < 0 or self.bytes < 0
+        return not self.spent
+
+
 class Carrier:
-    """Runs the agent on hosts; to be closed. What they write is read with `next`."""
+    """Runs the agent on hosts; to be closed. What they write is read with `next`.
+
+    A host that writes more than an agent would is cut off: its event is `flooded`, and nothing follows but `ended`.
+    """
 
     def __init__(self, way: Way) -> None:
         self._way = way
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._workers: dict[str, Any] = {}  # of the task's thread alone
+        self._budgets: dict[str, Budget] = {}  # likewise
         self._sharing: frozenset[str] = frozenset()  # hosts of one worker
         self._ready = Flag()
         self._ending = False
@@ -123,18 +155,63 @@ class Carrier:
         if host in self._workers:
             return
         where = {"nodes": host, "tree": False} if self._way.remote else {"key": host}
-        handler = _Worker([host], self._events, self._closed)
-        self._workers[host] = self._task.shell(self._way.command(host), handler=handler, stderr=True, **where)
+        self._budgets[host] = Budget()
+        handler = _Worker([host], self._events, self._closed, self._budgets, self._flooded, raw=True)
+        worker = self._task.shell(self._way.command(host), handler=handler, stderr=True, **where)
+        self._workers[host] = worker
+        for client in worker._engine_clients():
+            client._read = self._counted(client._read, host)
 
     def _start_all(self, hosts: Collection[str]) -> None:
-        handler = _Worker(hosts, self._events, self._closed)
+        self._budgets |= {host: Budget() for host in hosts}
+        handler = _Worker(hosts, self._events, self._closed, self._budgets, self._flooded, raw=False)
         command = self._way.command(next(iter(hosts)))  # the same for all
         worker = self._task.shell(command, nodes=",".join(hosts), handler=handler, stderr=True)
         self._workers.update(dict.fromkeys(hosts, worker))
 
     def _write(self, host: str, line: bytes) -> None:
         if host in self._workers:
+            for one in self._sharing if host in self._sharing else (host,):
+                self._budgets[one].renew()
             self._workers[host].write(line)
+
+    def _counted(self, read: Callable[..., bytes], host: str) -> Callable[..., bytes]:
+        """ClusterShell keeps a line until it has come to its end, however long that takes, and copies it with each
+        piece (Worker/EngineClient.py): it is given whole lines, and an empty one where there is none."""
+        budget = self._budgets[host]
+        pieces: list[bytes] = []
+        said = 0  # bytes of the line on stderr so far
+
+        def counted(sname: str, size: int = 65536) -> bytes:
+            nonlocal said
+            piece, before = read(sname, size), budget.spent
+            if not budget.read(len(piece)):
+                if not before:
+                    self._ask(self._flooded, host)  # within this call its streams must stay
+                pieces.clear()
+                return b"\n"
+            whole, end, rest = piece.rpartition(b"\n")
+            if sname != "stdout":  # what it says last may have no end
+                said = len(rest) + (0 if end else said)
+                return piece if said <= STDERR_MOST else b"\n"
+            if not end:
+                pieces.append(piece)
+                return b"\n"
+            lines = b"".join((*pieces, whole, end))
+            pieces[:] = [rest] if rest else []
+            return lines
+
+        return counted
+
+    def _flooded(self, host: str) -> None:
+        """It wrote too much: cut it off. Of hosts that share a worker only its lines are dropped."""
+        budget = self._budgets[host]
+        if budget.told:
+            return
+        budget.told = True
+        why = f"the agent wrote more than {LINE_MOST >> 20} MiB or {LINES_MOST} lines at once: it was cut off"
+        self._events.put(Event("flooded", host, why.encode()))
+        self._abort(host)
 
     def _abort(self, host: str) -> None:
         if host in self._workers and host not in self._sharing:
@@ -196,9 +273,16 @@ class _Worker(EventHandler):  # type: ignore[misc]
     """What happens at the hosts of one worker, as events."""
 
     def __init__(
-        self, hosts: Collection[str], events: SimpleQueue[Event], closed: Callable[[str, Any, bytes], None]
+        self,
+        hosts: Collection[str],
+        events: SimpleQueue[Event],
+        closed: Callable[[str, Any, bytes], None],
+        budgets: Mapping[str, Budget],
+        flooded: Callable[[str], None],
+        raw: bool,
     ) -> None:
         self._hosts, self._events, self._closed = hosts, events, closed
+        self._budgets, self._flooded, self._raw = budgets, flooded, raw
         self._said: dict[str, bytes] = {}  # last line on stderr
 
     @_described
@@ -207,11 +291,16 @@ class _Worker(EventHandler):  # type: ignore[misc]
 
     @_described
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-        if sname == "stdout":
+        budget = self._budgets[node]
+        if not msg:
+            return
+        if not budget.line(len(msg), self._raw):
+            self._flooded(node)
+        elif sname == "stdout":
             self._events.put(Event("line", node, msg))
             worker.current_msg = None  # else the last line of every host is kept: of thousands some 30 MiB
         elif msg.strip():
-            self._said[node] = msg.strip()
+            self._said[node] = msg.strip()[:STDERR_MOST]
 
     @_described
     def ev_hup(self, worker: Any, node: str, rc: int | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -14,10 +14,11 @@ from hangdoc.analysis import Key
 from hangdoc.evidence import AGENT, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.fleet.carrier import Carrier, Event
 from hangdoc.fleet.host import Host
-from hangdoc.fleet.merge import Owners, jobs
+from hangdoc.fleet.merge import Owners, Part, corroborated, jobs
 from hangdoc.fleet.via import Wish, hosts_of, way_of
-from hangdoc.fold import fold_hosts
+from hangdoc.fold import fold_hosts, name_ranks
 from hangdoc.garbage import collect_rarely, give_back
+from hangdoc.peers import TOKEN
 from hangdoc.wire.reader import Reader
 from probes import Tier
 from probes._redact import redact_text
@@ -25,9 +26,11 @@ from probes._redact import redact_text
 PING_S = 0.75  # a host not heard of for so long is asked whether it is there
 SILENT_S = 3.5  # one that has not answered anything for so long is lost
 START_S = 4.5  # the same for an agent that was started
+PEERS_S = 2.0  # for a host to say which agents it shows
 PATIENCE_S = 4.0  # a round waits no longer for those that are there and slow
 EXAMINE_S = 12.0  # the same where native stacks are wanted, which take a while each
 AT_ONCE = 128  # hosts that are asked and have not answered: what all say at once takes much room
+FLEET = "fleet"  # the probe named in `Unseen` where agents contradict one another
 RETRY_S = (5.0, 10.0, 20.0, 60.0)  # after which an agent that ended is started anew
 
 
@@ -61,6 +64,7 @@ class Fleet:
     _fresh: bool = False
     _forgotten: set[tuple[str, int, int]] = field(default_factory=set)
     _targets: tuple[Target, ...] = ()
+    _members: set[tuple[str, int, int, int | None]] = field(default_factory=set)  # processes, and their ranks
     _news: dict[str, list[str]] = field(default_factory=dict)  # what became of hosts, not said yet
 
     def __post_init__(self) -> None:
@@ -84,6 +88,9 @@ class Fleet:
         self._ask(tier, still)
         while (left_s := self._until_s - time.monotonic()) > 0 and self._awaited():
             self._hark(left_s)
+        for host in self._live():
+            self._owners.note(host.name, {t: about for t, about in host.about.items() if t not in host.claims})
+        self._introduce()
         shots = self._snapshots()
         give_back()
         return shots
@@ -108,14 +115,24 @@ class Fleet:
         """The hosts that are not seen now, and why."""
         return {host.name: host.lost for host in self._hosts.values() if host.lost is not None}
 
+    def pending(self) -> bool:
+        """Whether a host has not answered yet, and may."""
+        return any(host.shot is None and host.lost is None for host in self._hosts.values())
+
+    def blind(self) -> dict[str, str]:
+        """The hosts whose agents saw no rank and say why they may have missed some."""
+        seen = ((host.name, host.shot) for host in self._live() if host.shot and not host.shot.ranks)
+        return {name: lack.why for name, shot in seen for lack in shot.unseen if lack.probe == "discover"}
+
     # --- asking and hearing -----------------------------------------------------------------------
 
     def _revive(self) -> None:
         now_s = time.monotonic()
         for host in self._hosts.values():
             pause_s = RETRY_S[min(host.tries, len(RETRY_S) - 1)]
-            if self.again and host.ended_s is not None and now_s - host.ended_s >= pause_s:
+            if self.again and not host.barred and host.ended_s is not None and now_s - host.ended_s >= pause_s:
                 why = host.lost
+                self._owners.forget(host.name)
                 host = Host(host.name, Reader(self._kinds, self._models), lost=why, tries=host.tries + 1)
                 self._hosts[host.name] = host
                 self.carrier.start([host.name])
@@ -127,7 +144,7 @@ class Fleet:
         shared: list[Host] = []
         own: dict[str, wire.Own] = {}
         for host in self._hosts.values():
-            if host.asked is None and host.ended_s is None:
+            if host.asked is None and host.ended_s is None and not host.barred:
                 pids = tuple(pid for name, pid in still if name == host.name)
                 over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
                 mine = wire.Own(pids, skipped.get(host.name, ()), over)
@@ -142,6 +159,30 @@ class Fleet:
             self._to_ask.append((shared, wire.Command(do, self._round, own, self._fresh, self.ask)))
         self._fresh = False
         self._put()
+
+    def _introduce(self) -> None:
+        """Ask hosts whose processes others claim whether they show the agents of these: once, as it takes a round trip.
+
+        An agent without a token of its own cannot be shown by anybody.
+        """
+        tokens = Counter(host.token for host in self._hosts.values() if host.token)
+        live = {host.name for host in self._live()}
+        for name, others in self._owners.others().items():
+            if name not in live:
+                continue
+            host = self._hosts[name]
+            fresh = [other for other in others & live if (name, other) not in self._owners.shows]
+            self._owners.shows |= {(name, other): False for other in fresh}
+            if host.boot:  # else it is older than the question
+                host.peers = tuple(other for other in fresh if tokens[self._hosts[other].token] == 1)
+            if host.peers:
+                asked = wire.Own(peers=tuple(self._hosts[other].token for other in host.peers))
+                self.carrier.send(name, wire.line(wire.Command("peers", own={host.token: asked})))
+        until_s = time.monotonic() + PEERS_S
+        while (left_s := until_s - time.monotonic()) > 0 and any(host.peers for host in self._hosts.values()):
+            self._hark(left_s)
+        for host in self._hosts.values():
+            host.peers = ()
 
     def _put(self) -> None:
         """Put as many questions as may be open at once."""
@@ -193,14 +234,18 @@ class Fleet:
 
     def _handle(self, event: Event) -> None:
         host = self._hosts[event.host]
-        if event.kind == "started":
+        if event.kind == "flooded":
+            host.stopped = host.barred = True
+            self._lost(host, event.text.decode())
+        elif event.kind == "started":
             host.started, host.open_s = True, time.monotonic()  # it could not answer before
         elif event.kind == "ended":
             host.ended_s, host.open_s = time.monotonic(), None
             host.free()
-            why = redact_text(event.text.decode(errors="replace"))[:300]
-            self._lost(host, why or host.lost or "the agent was cut off")
-        else:
+            said = redact_text(event.text.decode(errors="replace"))[:300]
+            why = host.lost if host.barred else said or host.lost
+            self._lost(host, why or "the agent was cut off")
+        elif not host.stopped:
             host.heard_s, host.open_s = time.monotonic(), None
             try:
                 self._hear(host, event.text)
@@ -208,26 +253,43 @@ class Fleet:
                 self._lost(
                     host, f"what the agent writes cannot be read ({str(error)[:200]}); hangdoc there is another?"
                 )
+                host.stopped = True
                 self.carrier.stop(host.name)
 
     def _hear(self, host: Host, text: bytes) -> None:
         if text.startswith(b'{"schema"'):
             hello = wire.parse(text, wire.Hello)
+            if host.boot is not None:
+                raise ValueError("it introduces itself twice")
             if hello.schema != wire.SCHEMA:
                 raise ValueError(f"it speaks {hello.schema[:40]}")
             if hello.hangdoc not in (host.version, __version__):
                 self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
-            host.version, host.token = hello.hangdoc, hello.token
+            host.version, host.boot = hello.hangdoc[:20], hello.boot
+            host.token = hello.token if TOKEN.fullmatch(hello.token) else ""
             host.put_s = None if host.put_s is None else time.monotonic()  # it could not answer before
             return
         if text.startswith(b'{"to"'):
             answer = wire.parse(text, wire.Answer)
+            if answer.to != host.asked:
+                raise ValueError("an answer that nobody asked for")
             host.shot, host.news = host.reader.snapshot(host.name, answer), True
             host.free()
             self._open.pop(host.name, None)
             host.about = {
-                rank.target: (one.process, one.near) for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
+                rank.target: (one.process or f"{host.boot} {host.name} {rank.target.pid}", one.near)
+                for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)
             }
+            host.claims = {
+                target: "its agent claims that it runs on another kernel than the agent itself"
+                for target, (process, _) in host.about.items()
+                if host.boot and process.partition(" ")[0] != host.boot
+            }
+        elif text.startswith(b'{"peers"'):
+            shown = wire.parse(text, wire.Peers).peers
+            self._owners.shows |= {(host.name, other): self._hosts[other].token in shown for other in host.peers}
+            host.peers = ()
+            return
         elif not text.startswith(b'{"pong"') or host.late():
             return  # what the host's shell greets with; or it was lost for another reason than its silence
         if host.lost is not None:
@@ -253,15 +315,24 @@ class Fleet:
 
     def _snapshots(self) -> tuple[Snapshot, ...]:
         """A snapshot of each host that has answered, in the names of the fleet; of one that is lost why."""
-        live = [host for host in self._hosts.values() if host.shot and host.lost is None]
-        for host in live:
-            self._owners.note(host.name, host.about)
+        live = self._live()
         seen = {process for host in live for process, _ in host.about.values()}
         self._owners.keep({host.name for host in live}, seen)
         away = self._owners.skipped()
         owned = {host.name: self._owned(host) for host in live}
-        names = jobs(replace(rank.target, host=name) for name, ranks in owned.items() for rank in ranks)
-        shots = [self._renamed(host, owned[host.name], names, away.get(host.name, ())) for host in live if host.news]
+        names, apart = jobs(self._claiming(owned), lambda parts: self._trust(owned, parts))
+        self._members = {
+            _process(name, rank.target)
+            for name, ranks in owned.items()
+            for rank in ranks
+            if (name, rank.target.job) not in apart
+        }
+        doubts = self._doubts(live, owned, apart)
+        shots = [
+            self._renamed(host, owned[host.name], names, away.get(host.name, ()), doubts.get(host.name, ()))
+            for host in live
+            if host.news
+        ]
         late = {host.name: away.get(host.name, ()) for host in live if not host.news}
         self._targets = (
             *(target for target in self._targets if target.pid not in late.get(target.host, (target.pid,))),
@@ -274,17 +345,69 @@ class Fleet:
         shots += [Snapshot(name, 0.0, now, (), elsewhere=pids) for name, pids in late.items() if pids]
         return (*shots, *(_nothing(name, why, now) for name, why in self.lost().items()))
 
+    def _live(self) -> list[Host]:
+        return [host for host in self._hosts.values() if host.shot and host.lost is None]
+
     def _owned(self, host: Host) -> list[RankEvidence]:
         """What the host's agent answers for."""
         return [
             rank
             for rank in (host.shot.ranks if host.shot else ())
             if (host.name, rank.target.pid, rank.target.start_ticks) not in self._forgotten
-            and self._owners.owner(host.about[rank.target][0]) == host.name
+            and rank.target not in host.claims
+            and self._owners.owner(host.about[rank.target][0], host.name) == host.name
         ]
 
+    def _claiming(self, owned: Mapping[str, Sequence[RankEvidence]]) -> Iterator[Target]:
+        """The targets under the names of their hosts. One that was in its job and ended has left its rank: after a
+        restart another host may have it."""
+        for name, ranks in owned.items():
+            for rank in ranks:
+                left = rank.alive is False and _process(name, rank.target) in self._members
+                yield replace(rank.target, host=name, rank=None if left else rank.target.rank)
+
+    def _trust(
+        self, owned: Mapping[str, Sequence[RankEvidence]], parts: Sequence[Part]
+    ) -> dict[Part, tuple[int, bool, int]]:
+        """Of parts that claim the same: what other hosts show of them, whether they were in the job before, ranks."""
+        shown = corroborated(owned, parts)
+        before = {(target.host, target.job) for target in self._targets}
+        sizes = Counter((host, rank.target.job) for host, ranks in owned.items() for rank in ranks)
+        return {part: (shown[part], part in before, sizes[part]) for part in parts}
+
+    def _doubts(
+        self,
+        live: Sequence[Host],
+        owned: Mapping[str, Sequence[RankEvidence]],
+        apart: Mapping[Part, Part],
+    ) -> dict[str, list[Unseen]]:
+        """By host what its agent claims and another one as well, or cannot know."""
+        found: dict[str, list[Unseen]] = {}
+        for host in live:
+            for why in dict.fromkeys(host.claims.values()):
+                ranks = [target.rank for target in host.claims if target.rank is not None]
+                told = f"{name_ranks(ranks)} of {host.name} {'is' if len(ranks) == 1 else 'are'} not judged: {why}"
+                found.setdefault(host.name, []).append(Unseen(FLEET, told, host=host.name))
+        for name, pids in self._owners.contradictions().items():
+            for pid, other in pids.items():
+                why = f"{other} claims this process too, and {name} does not show the agent of {other}: both are kept"
+                found.setdefault(name, []).append(Unseen(FLEET, why, pid=pid, host=name))
+        for mine, theirs in apart.items():
+            for part, why in (
+                (mine, f"{theirs[0]} has the same ranks of this job: what {mine[0]} shows of them is judged by itself"),
+                (theirs, f"{mine[0]} claims the same ranks of this job: what it shows of them is judged by itself"),
+            ):
+                pid = next(rank.target.pid for rank in owned[part[0]] if rank.target.job == part[1])
+                found.setdefault(part[0], []).append(Unseen(FLEET, why, pid=pid, host=part[0]))
+        return found
+
     def _renamed(
-        self, host: Host, ranks: Sequence[RankEvidence], names: Mapping[tuple[str, str], str], away: tuple[int, ...]
+        self,
+        host: Host,
+        ranks: Sequence[RankEvidence],
+        names: Mapping[Part, str],
+        away: tuple[int, ...],
+        doubts: Sequence[Unseen],
     ) -> Snapshot:
         """The newest snapshot, host and jobs called as the fleet calls them; a target that stays is the same object."""
         before, host.named = host.named, {}
@@ -295,7 +418,11 @@ class Fleet:
         assert host.shot is not None
         told = tuple(replace(rank, target=host.named[rank.target]) for rank in ranks)
         unseen = tuple(replace(lack, host=host.name) for lack in host.shot.unseen)
-        return replace(host.shot, ranks=told, unseen=unseen, elsewhere=away)
+        return replace(host.shot, ranks=told, unseen=(*unseen, *doubts), elsewhere=away)
+
+
+def _process(host: str, target: Target) -> tuple[str, int, int, int | None]:
+    return host, target.pid, target.start_ticks, target.rank
 
 
 def _nothing(host: str, why: str, now: str) -> Snapshot:

@@ -32,6 +32,11 @@ class Host:
     tries: int = 0
     version: str | None = None
     token: str = ""  # of its agent
+    boot: str | None = None  # boot ID of its kernel, as its agent said first; None: it has not
+    claims: dict[Target, str] = field(default_factory=dict)  # ranks that are not judged, and why
+    peers: tuple[str, ...] = ()  # hosts: it was asked whether their agents run there as well
+    stopped: bool = False  # it broke the rules and is ended: what it still writes is not heard
+    barred: bool = False  # it flooded us: its agent is not started anew
 
     def question(self) -> None:
         self.question_s = time.monotonic()

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hangdoc.evidence import Target
-from hangdoc.jobs import on_loopback
+from hangdoc.evidence import RankEvidence, Sockets, Target
+from hangdoc.identity import on_loopback
 
+End = tuple[str, int, str, int]  # address and port here, and there
 Part = tuple[str, str]  # host, what the job is called there
+Trust = Callable[[Sequence[Part]], Mapping[Part, tuple[int, ...]]]  # the larger, the more
 
 
 @dataclass(slots=True)
 class Owners:
-    """Which agent answers for a process that several of them see: the one that shares most of its namespaces."""
+    """Which agent answers for a process that several of them see: the one that shares most of its namespaces.
+
+    An agent may claim what it does not see. So the view of a host gives way only to an agent which that very host shows
+    among its processes (`shows`): a host that lies can hide nothing but what is its own.
+    """
 
     order: Mapping[str, int]  # of the hosts: of two that are as near the first answers
+    shows: dict[tuple[str, str], bool] = field(default_factory=dict)  # host, another -> it shows the other's agent
     # process -> host, near, PID there: of each host that sees it
     _near: dict[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict)
 
@@ -36,22 +43,50 @@ class Owners:
             if any(host not in hosts for host, _, _ in seen):
                 self._near[process] = tuple(one for one in seen if one[0] in hosts)
 
-    def owner(self, process: str) -> str | None:
-        seen = self._near.get(process)
-        if not seen:
+    def forget(self, host: str) -> None:
+        """An agent was started anew: whom it shows, and who shows it, is asked again."""
+        self.shows = {pair: shown for pair, shown in self.shows.items() if host not in pair}
+
+    def owner(self, process: str, host: str) -> str | None:
+        """Who answers for a process that a host sees: itself, or one that is nearer and that it shows."""
+        seen = self._near.get(process, ())
+        mine = next((one for one in seen if one[0] == host), None)
+        if mine is None:
             return None
-        return seen[0][0] if len(seen) == 1 else max(seen, key=lambda one: (one[1], -self.order[one[0]]))[0]
+        nearer = [one for one in seen if self._place(one) > self._place(mine) and self.shows.get((host, one[0]))]
+        return max(nearer, key=self._place, default=mine)[0]
+
+    def _place(self, one: tuple[str, int, int]) -> tuple[int, int]:
+        return one[1], -self.order[one[0]]
 
     def skipped(self) -> dict[str, tuple[int, ...]]:
         """By host the PIDs that it need not look at."""
         found: dict[str, list[int]] = defaultdict(list)
         for process, seen in self._near.items():
             if len(seen) > 1:
-                mine = self.owner(process)
                 for host, _, pid in seen:
-                    if host != mine:
+                    if self.owner(process, host) != host:
                         found[host].append(pid)
         return {host: tuple(pids) for host, pids in found.items()}
+
+    def others(self) -> dict[str, set[str]]:
+        """By host those that see a process of it as well."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for seen in self._near.values():
+            if len(seen) > 1:
+                for host, _, _ in seen:
+                    found[host].update(other for other, _, _ in seen if other != host)
+        return found
+
+    def contradictions(self) -> dict[str, dict[int, str]]:
+        """By host and PID the first other host that answers for the same process as well."""
+        found: dict[str, dict[int, str]] = defaultdict(dict)
+        for process, seen in self._near.items():
+            if len(seen) > 1:
+                kept = [(host, pid) for host, _, pid in seen if self.owner(process, host) == host]
+                for host, pid in kept if len(kept) > 1 else ():
+                    found[host][pid] = next(other for other, _ in kept if other != host)
+        return found
 
 
 @dataclass(slots=True)
@@ -63,34 +98,72 @@ class _Job:
     masters: set[str]
     world_size: int | None
     ranks: set[int]
+    accounts: dict[str, str | None]  # by host, whose processes they are
+    instead: Part | None = None  # the part of the job whose ranks it claims
 
 
-def jobs(targets: Iterable[Target]) -> dict[Part, str]:
-    """What each host's jobs are called in the fleet: the same where they are parts of one job.
+def jobs(targets: Iterable[Target], trust: Trust | None = None) -> tuple[dict[Part, str], dict[Part, Part]]:
+    """What each host's jobs are called in the fleet: the same where they are parts of one job; and of those that are
+    judged by themselves, because another host has the same ranks of the same job, a part of that.
 
-    They are where they meet at one place that is not loopback; where they go by one id of a scheduler; and where
+    They are one where they meet at one place that is not loopback; where they go by one id of a scheduler; and where
     port and world size agree and the ranks complement one another (a host may know the master by another name).
+    Where two hosts claim a rank, the job is with those that `trust` puts first: the larger, the more.
     """
     parts: dict[Part, _Job] = {}
     for target in targets:
-        job = parts.setdefault((target.host, target.job), _Job([], Counter(), set(), None, set()))
+        job = parts.setdefault(
+            (target.host, target.job), _Job([], Counter(), set(), None, set(), {target.host: target.account})
+        )
         job.masters |= {target.master} if target.master else set()
         job.world_size = job.world_size or target.world_size
         job.ranks |= {target.rank} if target.rank is not None else set()
-    found: dict[Hashable, _Job] = {}
+    meeting: dict[Hashable, list[_Job]] = defaultdict(list)
     for part, job in parts.items():
         job.parts, job.names = [part], Counter([part[1]])
-        known = found.setdefault(_key(part, job), job)
-        if known is not job:
-            _join(known, job)
+        meeting[_key(part, job)].append(job)
+    found: list[_Job] = []
+    apart: list[_Job] = []
+    for together in meeting.values():
+        first, *rest = _trusted(together, trust)
+        joined = [(first.parts[0], set(first.ranks))]
+        for job in rest:
+            if _fits(job, first):
+                joined.append((job.parts[0], set(job.ranks)))
+                _join(first, job)
+            else:
+                rivals = [part for part, ranks in joined if ranks & job.ranks or part[0] in job.accounts]
+                job.instead = rivals[0]
+                apart.append(job)
+        found.append(first)
     whole: list[_Job] = []
-    for job in found.values():
+    for job in found:
         fitting = [other for other in whole if _complement(other, job)]
         if len(fitting) == 1:
             _join(fitting[0], job)
         else:
             whole.append(job)
-    return _named(whole)
+    names = _named(whole)
+    for job in apart:
+        host, name = job.parts[0]
+        names[host, name] = f"{name} on {host}"
+    return names, {job.parts[0]: job.instead for job in apart if job.instead}
+
+
+def _fits(part: _Job, job: _Job) -> bool:
+    """Whether a part may be one of a job: no other host has its ranks, nor is it another user's on the same host."""
+    ((host, account),) = part.accounts.items()
+    return job.accounts[host] == account if host in job.accounts else part.ranks.isdisjoint(job.ranks)
+
+
+def _trusted(together: list[_Job], trust: Trust | None) -> list[_Job]:
+    """Parts of one job as they come, where no two have a rank or a host in common; else the most trusted first."""
+    often = Counter(rank for job in together for rank in job.ranks)
+    hosts = Counter(host for job in together for host in job.accounts)
+    if trust is None or max((*often.values(), *hosts.values()), default=1) < 2:
+        return together
+    worth = trust([job.parts[0] for job in together])
+    return sorted(together, key=lambda job: worth[job.parts[0]], reverse=True)
 
 
 def _key(part: Part, job: _Job) -> Hashable:
@@ -113,10 +186,26 @@ def _complement(one: _Job, other: _Job) -> bool:
     )
 
 
+def corroborated(shots: Mapping[str, Sequence[RankEvidence]], parts: Collection[Part]) -> dict[Part, int]:
+    """Of each part, the connections of its ranks whose other end another host shows: no host makes these up alone."""
+    ends: dict[End, set[str]] = defaultdict(set)
+    mine: dict[Part, set[End]] = {part: set() for part in parts}
+    for host, ranks in shots.items():
+        for rank in ranks:
+            sockets = rank.records.get("sockets")
+            for one in sockets.connections if isinstance(sockets, Sockets) else ():
+                if one.state == "established":
+                    ends[one.remote, one.remote_port, one.local, one.local_port].add(host)  # as the other end has it
+                    if (host, rank.target.job) in mine:
+                        mine[host, rank.target.job].add((one.local, one.local_port, one.remote, one.remote_port))
+    return {part: sum(bool(ends.get(end, set()) - {part[0]}) for end in made) for part, made in mine.items()}
+
+
 def _join(job: _Job, other: _Job) -> None:
     job.parts += other.parts
     job.names += other.names
     job.masters |= other.masters
+    job.accounts |= other.accounts
     job.ranks |= other.ranks
     job.world_size = job.world_size or other.world_size
 

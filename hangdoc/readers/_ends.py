@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from hangdoc.claims import whole
 from hangdoc.evidence import End
 from hangdoc.readers._authors import Author
 from hangdoc.readers._lines import Spot
@@ -97,8 +98,9 @@ def _tasks(text: str) -> Iterator[int]:
     count = 0
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if first.isdigit() and (not last or last.isdigit()):
-            for task in range(int(first), int(last or first) + 1):
+        start, end = whole(first), whole(last or first)
+        if start is not None and end is not None:
+            for task in range(start, end + 1):
                 count += 1
                 if count > MOST_TASKS:
                     return

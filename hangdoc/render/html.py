@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hangdoc import __version__
 from hangdoc.assemble import UNKNOWN_HOST
 from hangdoc.dossier import Dossier
-from hangdoc.fold import name_ranks, percent, seconds, size
+from hangdoc.fold import name_ranks, name_runs, percent, seconds, size
 from hangdoc.render import svg
 from hangdoc.render.groups import WAITING, fold, hosts_text, name
 from hangdoc.render.terminal import culprit_groups, job_name, job_text, link_texts, unseen_texts
@@ -61,6 +61,7 @@ def _environment() -> Environment:
         hosts=_hosts,
         end=_end,
         ranks=name_ranks,
+        runs=name_runs,
         fold=fold,
         links=link_texts,
         unseen=unseen_texts,

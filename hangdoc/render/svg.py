@@ -99,8 +99,7 @@ def _places(dossier: Dossier) -> tuple[list[str], list[int], list[tuple[int, str
     """The phase of each cell; the cells of culprits; the numbers that fit into the cells."""
     lines = dossier.verdict.job.ranks
     known = {line.rank for line in lines if line.rank is not None and 0 <= line.rank < WIDEST}
-    missing = [rank for rank in dossier.missing if 0 <= rank < WIDEST]
-    size = max([*known, *missing], default=-1) + 1
+    size = max([*known, *(min(last, WIDEST - 1) for first, last in dossier.missing if first < WIDEST)], default=-1) + 1
     phases = [MISSING] * size
     taken, cell_of = set[int](), dict[int, int]()
     for i, line in enumerate(lines):

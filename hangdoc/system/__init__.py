@@ -1,1 +1,1 @@
-"""Linux, read only: what the kernel says of processes, and the files that they name."""
+"""Linux, read only: processes, mounts, permissions, and the files that processes name."""

@@ -17,6 +17,12 @@ from hangdoc.evidence import End, Unseen
 
 SCHEMA = "hangdoc.agent/1"
 KEEP = 16  # answers
+# What a host may write. A rank takes some 40 KB at first and 5 KB a round (512 ranks: 20 MB, then 3 MB a round).
+LINE_MOST = 32 << 20  # bytes of a line, and of all lines that answer one question
+LINES_MOST = 256  # lines between two questions: an answer, pongs, and what a login shell greets with
+ELEMENTS_MOST = 4 << 20  # elements of a line's objects and arrays
+UNSEEN_MOST = 1024  # sentences in an answer
+WHY_MOST = 400  # characters of one
 
 T = TypeVar("T")
 
@@ -28,7 +34,8 @@ class Hello:
     schema: str = SCHEMA
     hangdoc: str = __version__
     host: str = ""  # as the host calls itself
-    token: str = ""  # no other agent has it
+    token: str = ""  # no other agent has it; it is in the agent's name, for agents on the same kernel to see
+    boot: str = ""  # boot ID of its kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +45,14 @@ class Own:
     still: tuple[int, ...] = ()  # PIDs that stand still: native stacks of them are wanted
     skip: tuple[int, ...] = ()  # PIDs that another agent watches
     forget: tuple[int, ...] = ()  # PIDs whose job has ended
+    peers: tuple[str, ...] = ()  # tokens of agents that claim processes of this host: does it show those agents?
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """A line to the agent, or to several that hear the same. At the end of its input it ends."""
 
-    do: str  # look | inspect | examine | ping | stop
+    do: str  # look | inspect | examine | peers | ping | stop
     id: int = 0
     own: dict[str, Own] = field(default_factory=dict)  # by the agent's token; by "" to the only one that hears it
     fresh: bool = False  # look for new ranks first
@@ -60,6 +68,13 @@ class Pong:
     """The answer to a ping: the host is there, whatever its agent is busy with."""
 
     pong: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The answer to `peers`: of the tokens asked for, those of agents that this host shows."""
+
+    peers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,8 @@ PING = line(Command("ping"))
 
 def parse(text: bytes, kind: type[T]) -> T:
     """A line as the message it should be; raises ValueError where it is not."""
+    if len(text) > LINE_MOST or (len(text) > ELEMENTS_MOST and text.count(b",") > ELEMENTS_MOST):
+        raise ValueError("a line of impossible size")
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:

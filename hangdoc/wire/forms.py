@@ -8,10 +8,11 @@ from functools import lru_cache
 
 import msgspec
 
+from hangdoc.claims import RANKS_MOST
 from hangdoc.evidence import Variable
 
-MOST = 1 << 21  # ranks of a group
-SAME = 4096  # parts kept once though several hosts sent them
+MOST = RANKS_MOST  # ranks of a group
+SMALL, MEDIUM = 1 << 10, 1 << 14  # ranks of a group, of which so many are kept for all hosts: none more than 80 MB
 Runs = tuple[tuple[int, int], ...]  # first and last of ascending numbers without a gap
 
 
@@ -82,9 +83,34 @@ def runs(numbers: Sequence[int]) -> Runs:
     return tuple(found)
 
 
-@lru_cache(maxsize=SAME)
 def members(folded: Runs) -> tuple[int, ...]:
     """The numbers of runs; raises ValueError for more than any job has."""
-    if sum(last - first + 1 for first, last in folded) > MOST or any(last < first for first, last in folded):
+    size = length(folded)
+    return _small(folded) if size <= SMALL else _medium(folded) if size <= MEDIUM else _large(folded)
+
+
+def length(folded: Runs) -> int:
+    """How many numbers there are; raises ValueError for more than any job has."""
+    size = sum(last - first + 1 for first, last in folded)
+    if size > MOST or any(last < first for first, last in folded):
         raise ValueError("a process group of impossible size")
+    return size
+
+
+@lru_cache(maxsize=2048)
+def _small(folded: Runs) -> tuple[int, ...]:
+    return _unfolded(folded)
+
+
+@lru_cache(maxsize=128)
+def _medium(folded: Runs) -> tuple[int, ...]:
+    return _unfolded(folded)
+
+
+@lru_cache(maxsize=2)
+def _large(folded: Runs) -> tuple[int, ...]:
+    return _unfolded(folded)
+
+
+def _unfolded(folded: Runs) -> tuple[int, ...]:
     return tuple(number for first, last in folded for number in range(first, last + 1))

@@ -454,3 +454,84 @@ def test_same_process() -> None:
     assert same_process(target) is False
     child.wait()
     assert same_process(target) is False
+
+
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.mark.parametrize("tree", ["launcher", "rank 0"])
+def test_pid_2_of_a_container_is_no_kernel_thread(tree: str, tmp_path: Path) -> None:
+    """A container whose PID 1 has started the launcher, or the ranks: the first child is PID 2."""
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespace can be made")
+    sleeper, launcher = tmp_path / "train.py", tmp_path / "torchrun"
+    sleeper.write_text("import time\ntime.sleep(60)\n")
+    launcher.write_text(
+        "import os, subprocess, sys, time\n"
+        "[subprocess.Popen([sys.executable, os.environ['TRAIN']], env=os.environ | {'RANK': n}) for n in '01']\n"
+        "time.sleep(60)\n"
+    )
+    inside = (  # PID 1: what is started first is PID 2
+        "import os, subprocess, sys\n"
+        "from eventually import until\n"
+        "from hangdoc.discover import discover\n"
+        "started = [subprocess.Popen([sys.executable, path], env=os.environ | {'RANK': rank} if rank else None)\n"
+        "           for path, rank in zip(sys.argv[1::2], sys.argv[2::2])]\n"
+        "until(lambda: len(discover().targets) == 2)\n"
+        "found = discover()\n"
+        "print([(t.rank, t.pid > 0) for t in found.targets], found.absent, [p.why for p in found.problems])\n"
+        "print(started[0].pid, [p.why for p in discover([2]).problems])\n"
+        "[one.kill() for one in started]\n"
+    )
+    started = [str(launcher), ""] if tree == "launcher" else [str(sleeper), "0", str(sleeper), "1"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [*NAMESPACE, sys.executable, "-c", inside, *started],
+        env={
+            "PATH": os.defpath,
+            "PYTHONPATH": f"{root}:{root / 'tests'}",
+            **plain(0),
+            "RANK": "",
+            "TRAIN": str(sleeper),
+        },
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["[(0, True), (1, True)] () []", "2 []"], done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount /proc")
+@pytest.mark.parametrize("value", ["1", "2", "invisible"])
+def test_hidden_processes_are_no_absent_job(value: str, tmp_path: Path) -> None:
+    python = "/usr/bin/python3"
+    looker = (
+        "import os, sys\n"
+        "os.setgroups([]), os.setgid(64999), os.setuid(64999)\n"
+        "from hangdoc.discover import discover\n"
+        "from hangdoc.doctor import _hidden\n"
+        "for found in (discover(), discover([int(sys.argv[1])])):\n"
+        "    print([p.why for p in found.problems], found.absent)\n"
+        "print(_hidden())\n"
+    )
+    if not os.access(python, os.X_OK):
+        pytest.skip("no Python that any user may run")
+    with running(node("r0", env=plain(0)), tmp_path) as pids:
+        script = 'mount -t proc -o "hidepid=$1" proc /proc && exec "$2" -B -c "$3" "$4"'
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, "sh", value, python, looker, str(pids["r0"])],
+            env={"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    if "mount" in done.stderr or "Permission denied" in done.stderr or "No module named" in done.stderr:
+        pytest.skip(f"/proc cannot be mounted so, or this checkout not be read by other users: {done.stderr}")
+    nothing, given, check = done.stdout.splitlines()
+    assert "no training rank is seen: /proc hides processes of other users" in nothing, done
+    assert "run hangdoc as root" in nothing
+    assert f"PID {pids['r0']} is not seen, and may exist all the same" in given
+    assert "ok=False" in check
+    assert "hidepid=" in check

@@ -16,7 +16,7 @@ from hangdoc.doctor import Check, checks
 def test_every_check_says_something_and_every_failed_one_what_to_do() -> None:
     before = set(procfs.numbers("/proc"))
     found = {check.name: check for check in checks()}
-    assert len(found) == 14
+    assert len(found) == 15
     assert all(check.detail for check in found.values())
     assert all(check.fix and "\n" not in check.fix for check in found.values() if check.ok is not True)
     assert found["python"].ok
@@ -56,14 +56,15 @@ def test_without_capabilities_the_refusal_is_told() -> None:
         (doctor._ptrace_right, {"/proc/sys/kernel/yama/ptrace_scope": "1\n"}, False, "yama scope 1"),
         (doctor._ptrace_right, {"/proc/sys/kernel/yama/ptrace_scope": "3\n"}, False, "yama scope 3"),
         (doctor._ptrace_right, {}, True, "no yama"),
-        (doctor._pid_namespace, {"/proc/2/comm": "python\n"}, None, "a container"),
-        (doctor._pid_namespace, {"/proc/2/comm": "kthreadd\n"}, True, "the host's own"),
+        (doctor._pid_namespace, {"/proc/self/ns/pid": "pid:[4026532245]"}, None, "a container"),
+        (doctor._pid_namespace, {"/proc/self/ns/pid": "pid:[4026531836]"}, True, "the host's own"),
     ],
 )
 def test_other_hosts(
     check: Callable[[], Check], files: dict[str, str], ok: bool | None, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(procfs, "text", files.get)
+    monkeypatch.setattr(procfs, "link", files.get)
     monkeypatch.setattr(doctor, "_has", lambda capability: False)
     found = check()
     assert found.ok is ok

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from hangdoc.evidence import End, Groups, Target
-from hangdoc.sampler import Sampler, numbered
+from hangdoc.sampler import Sampler, _observe, numbered
 from probes import Observation, Request, Tier
 
 
@@ -79,3 +80,28 @@ class Running:
 
     def end(self, target: Target) -> End | None:
         return None
+@dataclass
+class Fussy:
+    """A probe that fails on some processes."""
+
+    bad: frozenset[int]
+    name: str = "fussy"
+    scope: str = "rank"
+    tier: Tier = Tier.PULSE
+    needs: str = "nothing"
+    record: type = str
+    order: int = 0
+    steady: bool = False
+
+    def observe(self, request: Request) -> Observation:
+        if any(one.pid in self.bad for one in request.targets):
+            raise OverflowError("cannot convert float infinity to integer")
+        return Observation({one.pid: "seen" for one in request.targets})
+
+
+@pytest.mark.parametrize("bad", [{3}, {1, 8}, set(range(1, 9))])
+def test_a_process_on_which_a_probe_fails_costs_no_other_process_its_evidence(bad: set[int]) -> None:
+    targets = [target(pid, pid) for pid in range(1, 9)]
+    found = _observe(Fussy(frozenset(bad)), Request(targets, Tier.PULSE))
+    assert found.by_pid == {pid: "seen" for pid in range(1, 9) if pid not in bad}
+    assert [(lack.pid, lack.rank) for lack in found.unseen] == [(pid, pid) for pid in sorted(bad)]

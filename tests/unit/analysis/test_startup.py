@@ -101,6 +101,15 @@ def test_two_of_three_have_come() -> None:
     assert found.stall.stalled
 
 
+@pytest.mark.parametrize(
+    ("size", "named"), [(130, "ranks 2-129"), (512, "510 of 512 ranks"), (10**6, "999,998 of 1,000,000 ranks")]
+)
+def test_ranks_that_have_not_come_are_named_while_they_are_few(size: int, named: str) -> None:
+    found = facts(One(0, world=size), One(1, world=size)).job.startup
+    assert (found.named, found.missed, found.lacking) == (named, size - 2, size - 2)
+    assert len(found.missing) == len(found.absent) == (128 if size == 130 else 0)
+
+
 def test_patience() -> None:
     """What was seen for a moment only may just have come."""
     found = facts(One(0), One(1), seconds=3).job

@@ -54,9 +54,12 @@ def work(seconds: float) -> None:
 def main() -> None:
     if HOST == "n2" and SCENE == "refused":
         sys.exit("ssh: connect to host n2 port 22: Connection refused")
+    token = f"{ord(HOST[-1]):012x}"
     if SCENE == "motd":
         print("Welcome to the cluster!", flush=True)
-    say(wire.Hello(hangdoc="0.0.1" if HOST == "n2" and SCENE == "version" else wire.Hello().hangdoc))
+    version = "0.0.1" if HOST == "n2" and SCENE == "version" else wire.Hello().hangdoc
+    boot = "kernel" if SCENE.startswith("one-kernel") else HOST
+    say(wire.Hello(hangdoc=version, host=HOST, token=token, boot=boot))
     writer, number, gone = Writer(), 0, set[int]()
     for line in sys.stdin.buffer:
         if HOST == "n2" and SCENE == "silent":
@@ -65,6 +68,10 @@ def main() -> None:
             time.sleep(AWAY_S)
         if line == wire.PING:
             say(wire.Pong())
+            continue
+        if b'"peers"' in line[:13]:
+            (asked,) = wire.parse(line, wire.Command).own.values()
+            say(wire.Peers(asked.peers))  # whoever asks is on this kernel
             continue
         number += 1
         if HOST == "n2" and SCENE == "dies" and number == 6:

@@ -53,7 +53,7 @@ def full(text: str = ENEMY) -> Dossier:
         (text,),
         (Standing(((0, 1),), (text,), text, text, text, 1.0, 2.0, True),),
         (0,),
-        (2, 3),
+        ((2, 3),),
         tuple(Side(title, ((0, 1),), text, text, text, lines, 4) for title in ("Culprit", "Waiting")),
         Timeline(
             (Lane(((0, 1),), (text,), text, text, text, spans, (-5.0,), (-4.0,), True),),

@@ -14,7 +14,7 @@ from verdicts import healthy
 BOX = re.compile(r"M(\d+) (\d+)h(\d+)v20h-\d+z")
 
 
-def ranks(*phases: str, numbers: list[int | None] | None = None, **more: tuple[int, ...]) -> Dossier:
+def ranks(*phases: str, numbers: list[int | None] | None = None, **more: tuple[object, ...]) -> Dossier:
     verdict = healthy()
     known = numbers or list(range(len(phases)))
     lines = tuple(RankLine(n, 10 + i, "a", phase) for i, (n, phase) in enumerate(zip(known, phases, strict=True)))
@@ -49,12 +49,15 @@ def test_like_neighbours_are_one_box() -> None:
 
 
 def test_missing_and_unnumbered_ranks() -> None:
-    found = cells(ranks("compute", "idle", "input", "stopped", numbers=[1, None, 1, 4], missing=(0, 2, 3)))
+    found = cells(ranks("compute", "idle", "input", "stopped", numbers=[1, None, 1, 4], missing=((0, 0), (2, 3))))
     assert found == {"missing": [0, 2, 3], "compute": [1], "stopped": [4], "idle": [5], "input": [6]}
 
 
 def test_a_number_out_of_bounds_makes_no_room() -> None:
-    assert cells(ranks("compute", "idle", numbers=[10**9, 0], missing=(10**8,))) == {"idle": [0], "compute": [1]}
+    assert cells(ranks("compute", "idle", numbers=[10**9, 0], missing=((10**8, 10**8),))) == {
+        "idle": [0],
+        "compute": [1],
+    }
 
 
 def test_culprits_are_outlined() -> None:

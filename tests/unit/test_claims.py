@@ -1,0 +1,200 @@
+"""Claims of ranks and sizes: believed as far as a job may have them, and never a reason to take memory or time."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hangdoc import claims
+from hangdoc.assemble import snapshots
+from hangdoc.dossier import dossier
+from hangdoc.evidence import Process, RankEvidence, Recorded, Snapshot, Target, ThreadCpu
+from hangdoc.identity import identity
+from hangdoc.launch import launch_of
+from hangdoc.remains import absent_of, uncounted
+from hangdoc.render import html
+from hangdoc.report import report
+from judging import judge
+
+SIZES = [200_000, 1_000_000, claims.RANKS_MOST]
+LIMIT_S, LIMIT_BYTES = 0.5, 8 << 20  # for what takes milliseconds and kilobytes
+
+
+@contextmanager
+def cheap() -> Iterator[None]:
+    """What is done meanwhile takes little time and memory."""
+    tracemalloc.start()
+    start = time.process_time()
+    try:
+        yield
+        took, peak = time.process_time() - start, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert took < LIMIT_S
+    assert peak < LIMIT_BYTES
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {"RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", **more}
+
+
+@pytest.mark.parametrize(
+    ("told", "size"),
+    [
+        ("8", 8),
+        ("200000", 200_000),
+        (str(claims.RANKS_MOST), claims.RANKS_MOST),
+        (str(claims.RANKS_MOST + 1), None),
+        ("1" + "0" * 18, None),
+        ("1" + "0" * 30, None),
+        ("9" * 5000, None),
+        ("-1", None),
+        ("0", None),
+        ("٣", None),
+        ("²", None),
+        ("1e9", None),
+    ],
+)
+def test_the_world_size_of_an_environment(told: str, size: int | None) -> None:
+    found = identity(environment(WORLD_SIZE=told))
+    assert found is not None
+    assert found.world_size == size
+    assert bool(found.doubts) == (size is None)
+    assert all(len(doubt) < 200 for doubt in found.doubts)
+
+
+def test_a_job_on_loopback_is_as_large_as_a_host() -> None:
+    found = identity(environment(WORLD_SIZE="10000", MASTER_ADDR="127.0.0.1"))
+    assert found is not None
+    assert found.world_size is None
+    assert "on one host" in found.doubts[0]
+
+
+@pytest.mark.parametrize("told", ["1" + "0" * 30, "-1", "٣", str(claims.RANKS_MOST + 1)])
+def test_the_rank_of_an_environment(told: str) -> None:
+    assert identity({"RANK": told, "WORLD_SIZE": "8"}) is None
+    found = identity({"RANK": told, "WORLD_SIZE": "8", "SLURM_PROCID": "3"})
+    assert found is not None
+    assert (found.family, found.rank) == ("slurm", 3)
+
+
+def test_a_rank_beyond_its_world_is_said() -> None:
+    found = identity(environment(RANK="9", WORLD_SIZE="8"))
+    assert found is not None
+    assert (found.rank, found.world_size) == (9, 8)
+    assert found.doubts == ("RANK=9 is not below WORLD_SIZE=8",)
+
+
+@pytest.mark.parametrize("words", ["--nproc-per-node 999999999", "--nnodes 999999999", "--node-rank 999999999"])
+def test_the_options_of_a_launcher(words: str) -> None:
+    with cheap():
+        found = launch_of(["torchrun", "--nnodes", "4", "--nproc-per-node", "8", *words.split(), "t.py"], {})
+        assert found is not None
+        assert found.ranks is None or len(found.ranks) <= claims.HOST_MOST
+        assert found.world_size in (None, 32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_absent_ranks_are_named_while_they_are_few(size: int) -> None:
+    with cheap():
+        assert claims.absent(size, {0}) == ()
+        assert claims.lacking(size, {0, None, -5, 10**30}) == size - 1
+        assert claims.gaps(size, {1, 5}) == ((0, 0), (2, 4), (6, size - 1))
+    assert claims.absent(8, {0, 3, 9}) == (1, 2, 4, 5, 6, 7)
+    assert claims.absent(3, {0, 1, 2}) == ()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_target_is_made_for_each_rank_that_somebody_claims(size: int) -> None:
+    target = Target(7, 1, "here", 0, world_size=size, master="127.0.0.1:29500")
+    with cheap():
+        assert absent_of([target]) == ()
+        (lack,) = uncounted([target])
+    assert (lack.pid, f"{size - 1:,} of {size:,} ranks" in lack.why) == (7, True)
+
+
+@pytest.mark.parametrize("size", [*SIZES, 10**18, -3])
+def test_a_claimed_size_costs_a_judgement_nothing(size: int) -> None:
+    def job(world: int) -> list[Snapshot]:
+        target = Target(7, 1, "here", 0, world_size=world, master="10.0.0.1:29500")
+        cpu = Process(7, 1, 0, "S", (), None, None, 1.0, 0.1, 0, (ThreadCpu(1, "python", "S", 0.1),))
+        return [Snapshot("here", at, "", (RankEvidence(target, True, {"cpu": cpu}),)) for at in (0.0, 1.0, 2.0)]
+
+    judge().verdict(judge().facts(job(2)))  # what is loaded once
+    with cheap():
+        facts = judge().facts(job(size))
+        judge().verdict(facts)
+    assert facts.job.world.size == (size if size in SIZES else None)
+    assert not facts.job.world.missing
+
+
+def test_calls_of_a_flight_recorder_are_numbered_as_it_likes() -> None:
+    from hangdoc.analysis.contract import mismatch
+    from hangdoc.analysis.ledger import ledgers
+    from hangdoc.analysis.parting import _steps
+    from hangdoc.evidence import FlightRecorder
+
+    def dump(*numbers: int) -> FlightRecorder:
+        return FlightRecorder("2.0", tuple(Recorded("0", n, "all_reduce", "[[1]]", (), False) for n in numbers), {}, {})
+
+    with cheap():
+        (ledger,) = ledgers({0: dump(0, 10**15), 1: dump(1, 10**15)})
+        assert mismatch(ledger) is None
+        assert list(_steps(ledger.books[0], 10**15)) == []
+
+
+def test_a_file_claims(tmp_path: Path) -> None:
+    """A Flight Recorder dump, and log lines, of ranks and sizes that no job has."""
+    dump = {
+        "version": "2.10",
+        "rank": 10**30,
+        "world_size": 10**30,
+        "entries": [{"collective_seq_id": 10**12, "profiling_name": "gloo:all_reduce", "input_sizes": [[1]]}],
+    }
+    (tmp_path / "dump.json").write_text(json.dumps(dump))
+    (tmp_path / "rank0.log").write_text(
+        "[rank0]: RuntimeError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, "
+        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
+        "world_size=999999\nslurmstepd: error: task 0-99999999999: Killed\n"
+    )
+    with cheap_reading():
+        report([tmp_path], judge=judge())
+
+
+@contextmanager
+def cheap_reading() -> Iterator[None]:
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < 5.0
+
+
+def test_ranks_and_sizes_of_a_recording_are_believed_as_far_as_a_job_may_have_them() -> None:
+    told: list[str] = []
+    ranks = tuple(
+        RankEvidence(Target(pid, 1, "here", rank, world_size=size), True)
+        for pid, (rank, size) in enumerate([(0, 2), (1, 10**30), (10**30, 2), (-4, -1)], 10)
+    )
+    (shot,) = snapshots([Snapshot("here", 0.0, "", ranks)], told.append)
+    assert [(one.target.rank, one.target.world_size) for one in shot.ranks] == [
+        (0, 2),
+        (1, None),
+        (None, 2),
+        (None, None),
+    ]
+    assert "rank -4 is ignored: no job has more than 1,048,576 ranks" in told
+    assert all(len(text) < 100 for text in told)
+
+
+def test_a_page_of_a_job_that_claims_a_million_ranks() -> None:
+    target = Target(7, 1, "here", 0, world_size=1_000_000, master="10.0.0.1:29500")
+    facts = judge().facts([Snapshot("here", 0.0, "", (RankEvidence(target, True),))])
+    with cheap():
+        found = dossier(judge().verdict(facts), facts)
+        assert found.missing == ((1, 999_999),)
+    assert "Nothing was seen of ranks 1-999999." in html.page([found])
