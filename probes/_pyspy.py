@@ -34,7 +34,7 @@ TOUCH_S = 2.0  # for the files that the process executes to be touched before; m
 MOST_BYTES = 64 << 20  # of a dump; measured 4 KB a thread, 400 bytes a frame
 
 _TICK_S = 0.02  # between looks at whether the process is held, and whether the look was interrupted
-_LEAVE_S = 0.3  # for a killed py-spy to be gone
+_LEAVE_S = 0.5  # for a killed py-spy to be gone
 _COMPLAINT_BYTES = 1 << 16  # of stderr that are kept
 _FIELDS = {"thread_id", "thread_name", "os_thread_id", "active", "owns_gil", "frames"}
 
@@ -119,7 +119,9 @@ class PySpy:
             raise Refused(f"py-spy closed its output for PID {pid} and did not end; reinstall it") from None
         finally:
             self._running.discard(process)
-            self._leave(process, pid)
+            if not _ended(process):
+                self._stuck[pid] = process
+                raise Refused(_blocked(pid))
         if self._ended:
             raise Refused(f"the look at PID {pid} was interrupted")
         return _threads(process.returncode, bytes(out), bytes(err), pid)
@@ -150,28 +152,28 @@ class PySpy:
                 if len(out) > MOST_BYTES:
                     raise Refused(f"the stacks of PID {pid} take more than {MOST_BYTES >> 20} MiB")
                 if now_s > until_s:
-                    raise Refused(_late(process.pid, pid, HOLD_S if held else timeout_s, held))
+                    raise Refused(_late(pid, HOLD_S if held else timeout_s, held))
         return out, err
 
-    def _leave(self, process: subprocess.Popen[bytes], pid: int) -> None:
-        """End it, and wait for that only briefly: in an uninterruptible wait even SIGKILL has to wait."""
-        process.kill()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        try:
-            process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self._stuck[pid] = process
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Kill it. False: it is still there after a while, in a wait that not even SIGKILL interrupts."""
+    process.kill()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(_LEAVE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _traces(debugger: int, pid: int) -> bool:
     return procfs.status(pid).get("TracerPid") == str(debugger)
 
 
-def _late(debugger: int, pid: int, limit_s: float, held: bool) -> str:
-    if _state(debugger) == "D":
-        return _blocked(pid)
+def _late(pid: int, limit_s: float, held: bool) -> str:
     late = "took more than" if held else "did not answer within"
     return f"py-spy {late} {limit_s:g} s for PID {pid}; look again when the host is less busy"
 

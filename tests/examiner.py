@@ -12,21 +12,25 @@ import signal
 import sys
 from itertools import count
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 from hangdoc import agent, cli, procfs, source, wire
 from hangdoc.evidence import Target
 from hangdoc.sampler import Sampler
-from probes import Tier, _pyspy
+from probes import Probe, Tier, _pyspy
 from probes.stacks import StacksProbe
 
 
 def watch(pid: int) -> int:
-    """What `hangdoc watch` does of which a rank might not be released; a dump is never kept, so each round takes one."""
+    """What `hangdoc watch` does that pauses a rank. No dump is kept from one round to the next, so each takes one."""
     stat = procfs.stat(pid)
     target = Target(pid, stat.start_ticks if stat else 0, "here", 0)
     while True:
-        Sampler("here", (target,), (StacksProbe(),)).round(Tier.EXAMINE, (pid,))
+        Sampler("here", (target,), stacks()).round(Tier.EXAMINE, (pid,))
+
+
+def stacks() -> tuple[Probe, ...]:
+    return (cast(Probe, StacksProbe()),)
 
 
 def serve(pid: int) -> int:
@@ -34,14 +38,14 @@ def serve(pid: int) -> int:
 
     class Here(source.Here):
         def round(self, tier: Tier, still: Any = ()) -> Any:
-            self.sampler.probes = (StacksProbe(),)
+            self.sampler.probes = stacks()
             return super().round(tier, still)
 
     def ask() -> None:
         for number in count():
             os.write(writer, wire.line(wire.Command("examine", number, {"": wire.Own(still=(pid,))})))
 
-    agent.Here = lambda slurm: Here((pid,))  # type: ignore[assignment,misc]
+    vars(agent)["Here"] = lambda slurm: Here((pid,))
     reader, writer = os.pipe()
     Thread(target=ask, daemon=True).start()
     with open(os.devnull, "wb") as answers:
@@ -67,7 +71,7 @@ def main() -> None:
         os.dup2(null, descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     work = watch if what == "watch" else serve
-    cli.run = lambda arguments: work(pid)  # type: ignore[assignment]
+    cli.run = lambda arguments: work(pid)
     cli.main()
 
 

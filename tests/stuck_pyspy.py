@@ -1,4 +1,4 @@
-"""A py-spy that never lets go of the process whose native frames are asked for: stuck_pyspy.py REAL_PYSPY ARGUMENT..."""
+"""A py-spy that never releases the process whose native frames it is asked for: stuck_pyspy.py REAL ARGUMENT..."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Runs code that lies on a filesystem in user space, and writes the PID of its server: stopped, it answers no more.
+"""Runs code that lies on a filesystem in user space, and writes the PID of its server: after SIGUSR1 it never answers.
 
 dead_mount.py FOLDER HOW: HOW is `run` (the code runs) or `map` (that file is mapped executable too, as a library is).
 The mount is this process's own.
@@ -8,6 +8,7 @@ import ctypes
 import json
 import mmap
 import os
+import signal
 import struct
 import sys
 
@@ -23,7 +24,9 @@ def attributes(inode):
 
 
 def serve(device):
-    """linux/fuse.h; nothing is kept by the kernel, so that every look asks the server."""
+    """linux/fuse.h; the kernel keeps nothing, so that each look-up asks the server."""
+    signal.signal(signal.SIGUSR1, lambda *_: silent.append(True))
+    silent = []
     while True:
         request = os.read(device, 1 << 18)
         code, unique, inode = struct.unpack_from("<IQQ", request, 4)
@@ -40,7 +43,7 @@ def serve(device):
         }
         body = replies.get(code)
         error = 0 if body is not None else -2 if code == 1 else -38
-        if code not in FORGETS:
+        if code not in FORGETS and not silent:
             os.write(device, struct.pack("<IiQ", 16 + len(body or b""), error, unique) + (body or b""))
 
 
