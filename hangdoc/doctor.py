@@ -171,7 +171,7 @@ def _dump(stranger: _Stranger | None) -> Check:
     binary, name = find_py_spy(), "read another process"
     if binary is None or stranger is None:
         return Check(name, None, "not tried: py-spy or the test process is missing", "install py-spy first")
-    command = [binary, "dump", "--json", "--nonblocking", "--pid", str(stranger.pid)]
+    command = [binary, "dump", "--json", "--full-filenames", "--nonblocking", "--pid", str(stranger.pid)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     if answer.returncode == 0:
         return Check(name, True, "py-spy read the stack of a process that is not our child")

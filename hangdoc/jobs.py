@@ -14,8 +14,8 @@ from hangdoc.identity import Identity, on_loopback
 from hangdoc.launch import Launch
 from hangdoc.processes import Table, program
 from hangdoc.regroup import Part, apart, together
-from probes._redact import redact_identifier
 from hangdoc.system.account import account
+from probes._redact import redact_identifier
 
 _MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
 _RANK_ARGUMENT = re.compile(r"--?(?:global[-_])?rank(?:=([0-9]{1,9}))?")

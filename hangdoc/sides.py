@@ -65,6 +65,7 @@ class _Place:
     keys: tuple[Key, ...]
     frames: tuple[Frame, ...]
     variables: tuple[Sequence[Variable], ...]
+    left_out: int = 0  # frames in the middle that were not kept
 
 
 def sides(facts: Facts, blamed: Collection[Key]) -> tuple[Side, ...]:
@@ -112,7 +113,8 @@ def _place(case: Case, keys: Sequence[Key]) -> _Place:
     threads = [found for key in keys if (found := thread_of(case, key))]
     stacks, stack = next((one for one in threads if one[0].native), threads[0])
     frames = tuple(frame for frame in stack.frames[::-1] if not (frame.native and frame.function.startswith("0x")))
-    return _Place(tuple(keys), frames, tuple(variables_of(frame, stacks.globals) for frame in frames))
+    variables = tuple(variables_of(frame, stacks.globals) for frame in frames)
+    return _Place(tuple(keys), frames, variables, stack.left_out)
 
 
 def _marked(found: Sequence[Sequence[Frame]]) -> list[list[bool]]:
@@ -147,7 +149,7 @@ def _side(
     half = MOST_FRAMES // 2
     shown = lines if not left_out else lines[:half] + lines[-half:]
     members = tuple(member(case, key) for key in place.keys)
-    return Side(title, members, facts.phase, facts.op, facts.thread, tuple(shown), left_out)
+    return Side(title, members, facts.phase, facts.op, facts.thread, tuple(shown), left_out + place.left_out)
 
 
 def _line(

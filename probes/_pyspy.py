@@ -1,13 +1,14 @@
 """py-spy as a library: one process, one dump, or one sentence that says why not.
 
-py-spy has no Python API; it is a binary beside the interpreter or on the PATH.
+py-spy has no Python API; it is a binary beside the interpreter or on the PATH. Nobody waits for it beyond a deadline,
+not even where it cannot be killed: one that is blocked on a mount that does not answer is left behind.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import selectors
 import subprocess
 import sys
 import time
@@ -17,15 +18,26 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
 
-from probes._redact import redact_text
+import msgspec
+
+from hangdoc import procfs
 from hangdoc.system import programs
+from probes import _leash
+from probes._frames import ends
+from probes._redact import redact_text
 from probes._refusal import remedy
 
 ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
 AGAIN_S = 1.0  # a torn one is noticed at once: what fails after that fails again
 TIMEOUT_S = 5.0  # measured 5-12 ms; a host with more runnable threads than cores needs longer
-NATIVE_TIMEOUT_S = 15.0  # measured 0.35-1 s, most of it symbols of libtorch
+NATIVE_TIMEOUT_S = 8.0  # measured 0.15-0.7 s, nearly all of it symbols, which py-spy reads before it holds the process
+HOLD_S = 2.0  # of these the process is held for at most so long; measured 0.02-0.12 s with torch on a busy host
+TOUCH_S = 2.0  # for the files that the process executes to be touched before; measured 0.01 s
+MOST_BYTES = 64 << 20  # of a dump; measured 4 KB a thread, 400 bytes a frame
 
+_TICK_S = 0.02  # between looks at whether the process is held, and whether the look was interrupted
+_LEAVE_S = 0.5  # for a killed py-spy to be gone
+_COMPLAINT_BYTES = 1 << 16  # of stderr that are kept
 _FIELDS = {"thread_id", "thread_name", "os_thread_id", "active", "owns_gil", "frames"}
 
 
@@ -44,11 +56,16 @@ class _Torn(Refused):
 
 
 class PySpy:
-    """The binary, and the dumps that it is taking."""
+    """The binary, and the dumps that it is taking.
 
-    def __init__(self, binary: str) -> None:
+    `stuck` are dumps that were killed and are still there, by the PID they look at. Such a process is not looked at
+    again until they are gone.
+    """
+
+    def __init__(self, binary: str, stuck: dict[int, subprocess.Popen[bytes]] | None = None) -> None:
         self._binary = binary
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._stuck = {} if stuck is None else stuck
         self._ended = False
 
     def dump(self, pid: int) -> list[dict[str, Any]]:
@@ -59,18 +76,19 @@ class PySpy:
         until_s = time.monotonic() + AGAIN_S
         for attempt in range(ATTEMPTS):
             try:
-                return self._run(["--nonblocking"], pid, TIMEOUT_S)
+                return self._run(self._command("--nonblocking", pid), pid, TIMEOUT_S, holds=False)
             except _Torn:
                 if attempt == ATTEMPTS - 1 or time.monotonic() > until_s:
                     raise
         raise AssertionError("unreachable")
 
     def dump_native(self, pid: int) -> list[dict[str, Any]]:
-        """The same with native frames interleaved. Pauses the process for 0.35-1 s: only for one that stands still.
+        """The same with native frames interleaved. Pauses the process, HOLD_S at most: only for one that stands still.
 
-        Raises Refused.
+        The pause ends with us, however we end: see `_leash`. Raises Refused.
         """
-        return self._run(["--native"], pid, NATIVE_TIMEOUT_S)
+        leash = [sys.executable, "-I", "-S", _leash.__file__, str(os.getpid()), str(NATIVE_TIMEOUT_S), str(pid)]
+        return self._run([*leash, *self._command("--native", pid)], pid, NATIVE_TIMEOUT_S, holds=True)
 
     def end(self) -> None:
         """Kill what runs, from any thread; whoever waits for it, or asks for more, is refused.
@@ -81,32 +99,90 @@ class PySpy:
         for process in tuple(self._running):
             process.kill()
 
-    def _run(self, how: list[str], pid: int, timeout_s: float) -> list[dict[str, Any]]:
-        command = [self._binary, "dump", "--json", "--locals", *how, "--pid", str(pid)]
+    def _command(self, how: str, pid: int) -> list[str]:
+        # --full-filenames: to shorten names py-spy looks for __init__.py beside each file, and blocks on a dead mount.
+        return [self._binary, "dump", "--json", "--locals", "--full-filenames", how, "--pid", str(pid)]
+
+    def _run(self, command: Sequence[str], pid: int, timeout_s: float, holds: bool) -> list[dict[str, Any]]:
+        if (stuck := self._stuck.get(pid)) is not None and stuck.poll() is None:
+            raise Refused(_blocked(pid))
         try:
             # A session of its own: Ctrl-C on our terminal is for us, who end it.
-            started = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True)
+            process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True)
         except OSError as error:
             raise Refused(f"py-spy could not be started ({error}); reinstall it: `pip install py-spy`") from None
-        with started as process:
-            self._running.add(process)
-            try:
-                if self._ended:  # while it was started
-                    process.kill()
-                out, err = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
+        self._running.add(process)
+        self._stuck.pop(pid, None)
+        try:
+            if self._ended:  # while it was started
                 process.kill()
-                raise Refused(
-                    f"py-spy did not answer within {timeout_s:g} s for PID {pid}; look again when the host is less busy"
-                ) from None
-            except BaseException:
-                process.kill()
-                raise
-            finally:
-                self._running.discard(process)
+            out, err = self._answer(process, pid, timeout_s, holds)
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Refused(f"py-spy closed its output for PID {pid} and did not end; reinstall it") from None
+        finally:
+            self._running.discard(process)
+            if not _ended(process):
+                self._stuck[pid] = process
+                raise Refused(_blocked(pid))
         if self._ended:
             raise Refused(f"the look at PID {pid} was interrupted")
-        return _threads(process.returncode, out, err, pid)
+        return _threads(process.returncode, bytes(out), bytes(err), pid)
+
+    def _answer(
+        self, process: subprocess.Popen[bytes], pid: int, timeout_s: float, holds: bool
+    ) -> tuple[bytearray, bytearray]:
+        """What it writes to stdout and stderr. Raises Refused where it writes too much, or takes or holds too long."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, err = bytearray(), bytearray()
+        touched_s, until_s, held = time.monotonic() + TOUCH_S, time.monotonic() + timeout_s, False
+        with selectors.DefaultSelector() as pipes:
+            pipes.register(process.stdout, selectors.EVENT_READ, out)
+            pipes.register(process.stderr, selectors.EVENT_READ, err)
+            while pipes.get_map() and not self._ended:
+                for key, _ in pipes.select(_TICK_S):
+                    piece = os.read(key.fd, 1 << 18)
+                    if not piece:
+                        pipes.unregister(key.fileobj)
+                    elif key.data is out or len(err) < _COMPLAINT_BYTES:
+                        key.data.extend(piece)
+                now_s = time.monotonic()
+                if holds and not held and _traces(process.pid, pid):
+                    until_s, held = min(until_s, now_s + HOLD_S), True
+                if holds and not held and now_s > touched_s and _leash.touches(process.pid):
+                    raise Refused(_blocked(pid))
+                if len(out) > MOST_BYTES:
+                    raise Refused(f"the stacks of PID {pid} take more than {MOST_BYTES >> 20} MiB")
+                if now_s > until_s:
+                    raise Refused(_late(pid, HOLD_S if held else timeout_s, held))
+        return out, err
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Kill it. False: it is still there after a while, in a wait that not even SIGKILL interrupts."""
+    process.kill()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(_LEAVE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _traces(debugger: int, pid: int) -> bool:
+    return procfs.status(pid).get("TracerPid") == str(debugger)
+
+
+def _late(pid: int, limit_s: float, held: bool) -> str:
+    late = "took more than" if held else "did not answer within"
+    return f"py-spy {late} {limit_s:g} s for PID {pid}; look again when the host is less busy"
+
+
+def _blocked(pid: int) -> str:
+    return f"py-spy is blocked on a file of PID {pid}: a mount does not answer; see `dmesg` and the mount's server"
 
 
 def in_parallel(spy: PySpy, look: Callable[[int], Any], pids: Sequence[int], workers: int) -> dict[int, Any]:
@@ -128,18 +204,26 @@ def in_parallel(spy: PySpy, look: Callable[[int], Any], pids: Sequence[int], wor
 
 
 def _threads(returncode: int, out: bytes, err: bytes, pid: int) -> list[dict[str, Any]]:
-    """py-spy's JSON, checked. Raises Refused."""
+    """py-spy's JSON, checked, the ends of each stack (`left_out`: frames between them). Raises Refused."""
     if returncode != 0:
         raise _refusal(pid, err.decode(errors="replace"))
     try:
-        threads = json.loads(out)
+        # Thread by thread: as Python objects JSON takes ten times as much memory.
+        threads = [_shortened(msgspec.json.decode(one)) for one in msgspec.json.decode(out, type=list[msgspec.Raw])]
     except ValueError:
         raise _Torn(f"py-spy wrote no JSON for PID {pid}; check `py-spy --version` (0.4 or later)") from None
-    if not isinstance(threads, list) or not threads:
+    if not threads:
         raise _Torn(f"py-spy saw no Python thread in PID {pid}: its interpreter is starting or ending")
     if not all(isinstance(thread, dict) and thread.keys() >= _FIELDS for thread in threads):
         raise Refused("this version of py-spy writes other fields than 0.4 does: `pip install 'py-spy>=0.4,<0.5'`")
     return threads
+
+
+def _shortened(thread: Any) -> Any:
+    if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
+        return thread
+    frames, left_out = ends(thread["frames"])
+    return {**thread, "frames": frames, "left_out": left_out}
 
 
 def _refusal(pid: int, stderr: str) -> Refused:

@@ -47,7 +47,9 @@ def told(answer: Any) -> Iterator[tuple[int, Place]]:
                 Place(
                     text=shown(text),
                     loops=loops(around),
-                    branches=one(tuple(one(Branch(line, arm, shown(test), leaves)) for line, arm, test, leaves in branches)),
+                    branches=one(
+                        tuple(one(Branch(line, arm, shown(test), leaves)) for line, arm, test, leaves in branches)
+                    ),
                     calls=one(tuple(map(shown, calls))),
                     function_first=first,
                     function_last=last,

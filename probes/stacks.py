@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from subprocess import Popen
 from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
 from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
 from probes._backoff import Backoff
 from probes._cpython import Objects, Seen
+from probes._frames import short_name
 from probes._memory import Memory, Unreadable
 from probes._native import Dump, NativeDumps
 from probes._unmoved import Unmoved
@@ -25,7 +27,6 @@ _WORKERS = 8  # py-spy processes at a time; a dump is 5-12 ms of CPU
 _CHILDREN = 8  # helpers of a rank that are looked at
 _THREADS = 512  # of a process: the main thread, and the oldest
 _VARIABLES = 40  # a frame
-_INNER, _OUTER = 200, 50  # frames of a deep recursion that are kept
 _HEAD, _TAIL = 140, 57  # characters of a long native function name that are kept
 _PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; what is read is checked
 
@@ -49,6 +50,7 @@ class StacksProbe:
         self._unmoved = Unmoved()
         self._failing = Backoff()
         self._left_out: dict[int, int] = {}  # threads of processes that have too many
+        self._stuck: dict[int, Popen[bytes]] = {}
 
     def observe(self, request: Request) -> Observation:
         if not request.targets:
@@ -56,7 +58,8 @@ class StacksProbe:
         binary = _pyspy.find()
         if binary is None:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
-        spy, examine = _pyspy.PySpy(binary), request.tier >= Tier.EXAMINE
+        self._stuck = {pid: dump for pid, dump in self._stuck.items() if dump.poll() is None}
+        spy, examine = _pyspy.PySpy(binary, self._stuck), request.tier >= Tier.EXAMINE
         helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
         same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
         processes = {t.pid: (t.pid, t.start_ticks) for t in request.targets}
@@ -162,9 +165,10 @@ def _threads(pid: int, dump: Dump, known: Known) -> tuple[Stack, ...]:
         Stack(
             tid=thread["os_thread_id"] or _tid(memory, thread["thread_id"], tasks),
             name=thread["thread_name"],
-            frames=tuple(_frame(frame, known) for frame in _ends(thread["frames"])),
+            frames=tuple(_frame(frame, known) for frame in thread["frames"]),
             holds_gil=bool(thread["owns_gil"]),
             active=bool(thread["active"]),
+            left_out=thread.get("left_out", 0),
         )
         for thread in dump
     )
@@ -183,16 +187,15 @@ def look(memory: Memory, addresses: Iterable[int]) -> Known:
 
 def _frame(frame: Mapping[str, Any], known: Known) -> Frame:
     if frame["module"] is not None:
-        return Frame(
-            _middle(frame["name"]), frame["module"], frame["line"] or None, frame["short_filename"] or "", native=True
-        )
+        short = (frame["filename"] or "").rpartition("/")[2]
+        return Frame(_middle(frame["name"]), frame["module"], frame["line"] or None, short, native=True)
     variables = frame["locals"]
     return Frame(
         # From CPython 3.11 on py-spy may give the qualified name; rules must not depend on the interpreter's version.
         function=frame["name"].rpartition(".")[2],
         file=frame["filename"],
         line=frame["line"] or None,
-        short=frame["short_filename"] or "",
+        short=short_name(frame["filename"]),
         # py-spy shows no variables of a module, which is not the same as a module without any.
         variables=None if variables is None or frame["name"] == "<module>" else _variables(variables, known),
     )
@@ -206,11 +209,6 @@ def _variables(variables: Sequence[Mapping[str, Any]], known: Known) -> tuple[Va
         )
         for v in kept
     )
-
-
-def _ends(frames: Sequence[Any]) -> Sequence[Any]:
-    """The frames, without the middle of a very deep recursion."""
-    return frames if len(frames) <= _INNER + _OUTER else [*frames[:_INNER], *frames[-_OUTER:]]
 
 
 def _middle(name: str) -> str:

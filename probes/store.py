@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hangdoc.system.target_files import TargetFiles
 from hangdoc.evidence import Kin, Meeting, Sockets, Stacks, Target, Unseen
+from hangdoc.system.target_files import TargetFiles
 from probes import DNS, Observation, Request, Tier
 from probes._holders import Holders
 from probes._hosts_file import HOSTS, MOST, naming

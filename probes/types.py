@@ -13,8 +13,8 @@ from typing import Any
 
 from hangdoc.evidence import Stacks
 from probes import Observation, Request, Tier
-from probes.source import shown
 from probes._sources import Sources
+from probes.source import shown
 
 _WORDS = (b"bfloat16", b"bf16")
 _Lines = tuple[tuple[int, str], ...]

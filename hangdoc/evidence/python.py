@@ -94,6 +94,7 @@ class Stack:
     frames: tuple[Frame, ...]
     holds_gil: bool = False
     active: bool = False  # py-spy: on a CPU when looked at
+    left_out: int = 0  # frames in the middle of a deep stack that were not kept: `frames` are its two ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
 from probes import _variable
+from probes._frames import INNERMOST, OUTERMOST, ends, short_name
 
 MOST_THREADS = 2048  # of a process
 NAME = 300  # characters of a thread's or function's name that are kept
 PATH = 1024
 VARIABLES = 40  # a frame
-_INNER, _OUTER = 200, 50  # frames of a deep recursion that are kept
 
 # Modules of the standard library by whose names people call their own scripts.
 _NOT_STANDARD = frozenset(
@@ -40,7 +40,6 @@ _PACKAGES = frozenset(
 _OF_DATASETS = re.compile(
     r"datasets/(?:arrow_|iterable_|table|builder|load|formatting/|fingerprint|dataset_dict|utils/)"
 )
-_LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python3(?:\.\d+)?)/")
 
 
 def full_name(short: str) -> str:
@@ -53,12 +52,6 @@ def full_name(short: str) -> str:
     if top in sys.stdlib_module_names and top not in _NOT_STANDARD:
         return f".../lib/python3/{short}"
     return short
-
-
-def short_name(file: str) -> str:
-    """A full name as py-spy would shorten it: from the package on; of other files the last part."""
-    library = _LIBRARY.match(file)
-    return file[library.end() :] if library else file if file.startswith("<") else file.rsplit("/", 1)[-1]
 
 
 def python_frame(function: str, file: str, line: int | None, variables: Sequence[Variable] | None = None) -> Frame:
@@ -97,15 +90,15 @@ class Thread:
 
     def add(self, frame: Frame) -> None:
         """The next frame outwards; the middle of a very deep recursion is let go."""
-        if len(self.frames) >= 2 * (_INNER + _OUTER):
-            self.left_out += len(self.frames) - _INNER - _OUTER
-            self.frames[_INNER:-_OUTER] = []
+        if len(self.frames) >= 2 * (INNERMOST + OUTERMOST):
+            self.frames[:], left_out = ends(self.frames)
+            self.left_out += left_out
         self.frames.append(frame)
 
     def stack(self) -> Stack:
-        many = len(self.frames) > _INNER + _OUTER
-        frames = (*self.frames[:_INNER], *self.frames[-_OUTER:]) if many else tuple(self.frames)
-        return Stack(self.tid, self.name[:NAME] if self.name is not None else None, frames, self.gil, self.active)
+        frames, left_out = ends(self.frames)
+        name = self.name[:NAME] if self.name is not None else None
+        return Stack(self.tid, name, tuple(frames), self.gil, self.active, self.left_out + left_out)
 
 
 def stacks(threads: Sequence[Thread], python: str | None = None) -> Stacks | None:

@@ -37,6 +37,7 @@ class ThreadForm:
     variables: dict[int, msgspec.Raw]  # tuple[Variable, ...], by the number of the frame; the others' were not seen
     holds_gil: bool
     active: bool
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

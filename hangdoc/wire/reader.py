@@ -132,7 +132,7 @@ class Reader:
             frames = tuple(
                 [_with(code, at, bytes(told[at])) if at in told else frame for at, frame in enumerate(frames)]
             )
-        return Stack(thread.tid, thread.name, frames, thread.holds_gil, thread.active)
+        return Stack(thread.tid, thread.name, frames, thread.holds_gil, thread.active, thread.left_out)
 
     def _named(self, number: int) -> _Part:
         part = self._parts.get(number)

@@ -62,7 +62,8 @@ class Writer:
             for at, frame in enumerate(stack.frames)
             if frame.variables is not None
         }
-        return ThreadForm(stack.tid, stack.name, self._part(code), _raw(variables), stack.holds_gil, stack.active)
+        part, raw = self._part(code), _raw(variables)
+        return ThreadForm(stack.tid, stack.name, part, raw, stack.holds_gil, stack.active, stack.left_out)
 
     def _groups(self, record: Groups, objects: Objects) -> GroupsForm:
         groups = tuple(

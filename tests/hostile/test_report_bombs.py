@@ -59,7 +59,9 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     ),
     "tracebacks": lambda: zst(b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nE: x\n' * 2_000_000),
     "faulthandler": lambda: zst(b'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n' * 1_500_000),
-    "py-spy": lambda: zst(b'Process 1: python\nPython v3.11.7 (x)\n\nThread 1 (idle): "M"\n    f (a.py:1)\n' * 1_000_000),
+    "py-spy": lambda: zst(
+        b'Process 1: python\nPython v3.11.7 (x)\n\nThread 1 (idle): "M"\n    f (a.py:1)\n' * 1_000_000
+    ),
     "py-spy JSON of lists": lambda: zst(PYSPY + b"[{}," + b"[]," * 9_000_000 + b"[]]"),
     "py-spy JSON, damaged again and again": lambda: zst(PYSPY + b'[{"a":' * 4_000_000),
     "py-spy JSON of lines": lambda: zst(PYSPY + b"\n" * 25_000_000),

@@ -80,6 +80,8 @@ class Running:
 
     def end(self, target: Target) -> End | None:
         return None
+
+
 @dataclass
 class Fussy:
     """A probe that fails on some processes."""

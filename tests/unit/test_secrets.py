@@ -50,10 +50,10 @@ from hangdoc.render.terminal import show
 from hangdoc.sampler import Sampler
 from judging import judge
 from probes import Observation, Request, Tier
-from probes._module import Module
 from probes._redact import HIDDEN, redact_source, redact_text, redact_words
 from probes._variable import of_text
 from secret_kinds import Kind, kinds, leaks
+from sourced import Module
 
 TEXTS = ("log", "url", "path")
 FEWEST = 200

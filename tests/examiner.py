@@ -1,0 +1,78 @@
+"""Starts hangdocs that examine one rank over and over: `examiner.py PID [PYSPY]`.
+
+Each line on stdin, `watch` or `agent`, starts one, and its PID is written to stdout; once it has ended, its exit code.
+They are forked from this process, which has imported everything: hangdoc takes longer to start than to examine a rank.
+Each ends as hangdoc does: through `cli.main`, with its handling of signals, and the end of the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from itertools import count
+from threading import Thread
+from typing import Any, cast
+
+from hangdoc import agent, cli, procfs, source, wire
+from hangdoc.evidence import Target
+from hangdoc.sampler import Sampler
+from probes import Probe, Tier, _pyspy
+from probes.stacks import StacksProbe
+
+
+def watch(pid: int) -> int:
+    """What `hangdoc watch` does that pauses a rank. No dump is kept from one round to the next, so each takes one."""
+    stat = procfs.stat(pid)
+    target = Target(pid, stat.start_ticks if stat else 0, "here", 0)
+    while True:
+        Sampler("here", (target,), stacks()).round(Tier.EXAMINE, (pid,))
+
+
+def stacks() -> tuple[Probe, ...]:
+    return (cast(Probe, StacksProbe()),)
+
+
+def serve(pid: int) -> int:
+    """An agent whose collector asks it again and again to examine the rank, without the probes that take long."""
+
+    class Here(source.Here):
+        def round(self, tier: Tier, still: Any = ()) -> Any:
+            self.sampler.probes = stacks()
+            return super().round(tier, still)
+
+    def ask() -> None:
+        for number in count():
+            os.write(writer, wire.line(wire.Command("examine", number, {"": wire.Own(still=(pid,))})))
+
+    vars(agent)["Here"] = lambda slurm: Here((pid,))
+    reader, writer = os.pipe()
+    Thread(target=ask, daemon=True).start()
+    with open(os.devnull, "wb") as answers:
+        agent.serve(reader, answers)
+    return 0
+
+
+def main() -> None:
+    pid = int(sys.argv[1])
+    if len(sys.argv) > 2:
+        _pyspy.find = lambda: sys.argv[2]
+    while what := sys.stdin.readline().strip():
+        child = os.fork()
+        if child == 0:
+            break
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        return
+    os.setsid()  # a Ctrl-C of the tests' terminal is not for it
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    work = watch if what == "watch" else serve
+    cli.run = lambda arguments: work(pid)
+    cli.main()
+
+
+main()

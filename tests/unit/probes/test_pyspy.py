@@ -1,0 +1,145 @@
+"""py-spy, and the leash on native dumps: mounts that do not answer, a py-spy that hangs, and whoever ends meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from eventually import at_rest, until
+from hangdoc import procfs
+from needs import met
+from probes import Tier, _leash, _pyspy
+from probes.stacks import StacksProbe
+from unit.probes.attach import Program, started
+from unit.probes.test_stacks import fake
+from untouched import assert_untouched, threads, watched
+
+ROOT = Path(__file__).parents[3]
+REAL = _pyspy.find() or ""
+
+
+@contextmanager
+def dead_mount(folder: Path, how: str) -> Iterator[Program]:
+    """A rank whose code lies on a mount that no longer answers."""
+    met(None if os.geteuid() == 0 and os.path.exists("/dev/fuse") else "a mount of one's own needs root and /dev/fuse")
+    with started("dead_mount.py", str(folder), how) as program:
+        at_rest(program.pid)
+        os.kill(program.said, signal.SIGUSR1)
+        yield program
+        os.kill(program.said, signal.SIGKILL)  # then the kernel ends whatever waits for an answer
+
+
+def stuck_spy(folder: Path) -> str:
+    return fake(folder, f'exec {sys.executable} -I -S {ROOT / "tests" / "stuck_pyspy.py"} {REAL} "$@"\n')
+
+
+@pytest.mark.parametrize("how", ["run", "map"])
+def test_stacks_are_seen_though_the_code_lies_on_a_dead_mount(tmp_path: Path, how: str) -> None:
+    with dead_mount(tmp_path, how) as program:
+        began_s = time.monotonic()
+        seen = StacksProbe().observe(program.request(Tier.LOOK))
+        assert time.monotonic() - began_s < 2
+        assert seen.unseen == ()
+        frames = seen.by_pid[program.pid].threads[0].frames
+        assert ("train", "job.py", 4) in [(frame.function, frame.short, frame.line) for frame in frames]
+
+
+@pytest.mark.parametrize(("how", "native"), [("run", True), ("map", False)])
+def test_a_rank_is_not_held_for_a_file_on_a_dead_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, native: bool
+) -> None:
+    monkeypatch.setattr(_pyspy, "TOUCH_S", 0.5)
+    with dead_mount(tmp_path, how) as program:
+        probe, began_s = StacksProbe(), time.monotonic()
+        with watched([program.pid]) as watcher:
+            seen = probe.observe(program.request(Tier.EXAMINE, still=True))
+            again = probe.observe(program.request(Tier.EXAMINE, still=True))
+        assert time.monotonic() - began_s < 3
+        assert bool(watcher.paused) is native
+        assert seen.by_pid[program.pid].native is native
+        whys = [unseen.why for unseen in (*seen.unseen, *again.unseen)]
+        assert all("a mount does not answer" in why for why in whys)
+        assert len(whys) == (0 if native else 2)
+
+
+def test_a_py_spy_that_cannot_be_killed_is_left_behind_and_not_joined_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pyspy, "TIMEOUT_S", 0.3)
+    with dead_mount(tmp_path, "run") as program:
+        begun = tmp_path.parent / f"{tmp_path.name}-begun"
+        begun.mkdir()
+        file = f"/proc/{program.pid}/root{tmp_path}/job.py"
+        spy = _pyspy.PySpy(fake(begun, f"echo $$ >> begun\nread line < {file}\n"))
+        for _ in range(3):
+            began_s = time.monotonic()
+            with pytest.raises(_pyspy.Refused, match="a mount does not answer"):
+                spy.dump(program.pid)
+            assert time.monotonic() - began_s < 2
+        (blocked,) = (begun / "begun").read_text().split()
+        assert procfs.stat(int(blocked)) is not None
+    until(lambda: spy._stuck[program.pid].poll() is not None)
+
+
+def test_a_py_spy_that_holds_a_rank_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pyspy, "HOLD_S", 0.2)
+    with started("stacks_program.py") as program:
+        began_s = time.monotonic()
+        with watched([program.pid]) as watcher, pytest.raises(_pyspy.Refused, match="took more than"):
+            _pyspy.PySpy(stuck_spy(tmp_path)).dump_native(program.pid)
+        assert time.monotonic() - began_s < 2
+        assert watcher.paused
+        assert_untouched([program.pid])
+
+
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_goes_on_when_the_one_who_paused_it_is_killed_or_stopped(tmp_path: Path, ended: signal.Signals) -> None:
+    """Killed, the kernel ends py-spy at once; stopped (Ctrl-Z), at its deadline."""
+    script = (
+        "import sys; from probes import _pyspy; _pyspy.NATIVE_TIMEOUT_S = 1.0;"
+        "_pyspy.PySpy(sys.argv[1]).dump_native(int(sys.argv[2]))"
+    )
+    with started("stacks_program.py") as program:
+        command = [sys.executable, "-c", script, stuck_spy(tmp_path), str(program.pid)]
+        with subprocess.Popen(command, cwd=ROOT) as holder:
+            until(lambda: "t" in threads(program.pid).values())
+            holder.send_signal(ended)
+            until(lambda: "t" not in threads(program.pid).values(), within_s=2)
+            assert_untouched([program.pid])
+            holder.kill()
+
+
+def test_a_leash_whose_parent_has_ended_runs_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", _leash.__file__, "1", "5", str(os.getpid()), "/bin/echo", "ran"],
+        capture_output=True, text=True, timeout=10, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_rank_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    for _ in range(5):
+        with started("stacks_program.py") as program:
+            end = f"sleep {rng.uniform(0.01, 0.15)}; kill -9 {program.pid}"
+            with subprocess.Popen(["/bin/sh", "-c", end]):
+                for _ in range(3):
+                    began_s = time.monotonic()
+                    with suppress(_pyspy.Refused):
+                        _pyspy.PySpy(REAL).dump_native(program.pid)
+                    assert time.monotonic() - began_s < 3
+
+
+def test_a_py_spy_that_writes_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pyspy, "MOST_BYTES", 1 << 20)
+    with pytest.raises(_pyspy.Refused, match="take more than 1 MiB"):
+        _pyspy.PySpy(fake(tmp_path, "exec yes")).dump(os.getpid())
