@@ -179,12 +179,16 @@ def stuck(facts: Facts, patience_s: float) -> bool:
 
 
 def quiet(facts: Facts) -> bool:
-    """Nothing is stuck, yet a rank has done nothing for a while: what it waits for, only a closer look may tell."""
+    """Nothing is stuck, yet a rank has done nothing for a while, nor have bytes crossed on its connections: what it
+    waits for, only a closer look may tell."""
     stall = facts.job.stall
     if stall.idle and (stall.seconds or 0.0) >= PATIENCE_S:
         return True
     return any(
-        rank.stack.phase == "idle" and rank.stall.still and (rank.progress.standing_s or 0.0) >= PATIENCE_S
+        rank.stack.phase == "idle"
+        and rank.stall.still
+        and (rank.progress.standing_s or 0.0) >= PATIENCE_S
+        and not rank.network.moving
         for rank in facts.ranks
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Look:
             stall=SimpleNamespace(still=self.stalled if self.still is None else self.still),
             position=SimpleNamespace(side=0),
             gil=SimpleNamespace(stuck=None),
-            network=SimpleNamespace(retransmitting=bool(self.dead_links), faults=()),
+            network=SimpleNamespace(retransmitting=bool(self.dead_links), faults=(), moving=self.moving),
             progress=progress,
             stack=SimpleNamespace(phase=self.phase),
             process=SimpleNamespace(exit="exit code 0"),
@@ -203,6 +203,11 @@ def test_a_quiet_period_is_looked_at_closely_where_it_is_longer_than_those_befor
     gaps = [b - a for a, b in zip(session.inspected, session.inspected[1:], strict=False)]
     assert len(session.inspected) == 2
     assert gaps[0] > 40.0
+
+
+def test_a_rank_with_bytes_on_their_way_is_not_quiet() -> None:
+    _, session, _ = watched(*[replace(LULL, moving=True)] * 4)
+    assert session.inspected == []
 
 
 def test_nothing_is_kept_of_a_job_that_has_ended() -> None:
