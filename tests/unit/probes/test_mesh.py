@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import needs
 from hangdoc.evidence import Frame, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
@@ -34,6 +35,7 @@ def stacks(one: Frame) -> Stacks:
 
 @pytest.fixture(scope="module")
 def rank() -> Iterator[Program]:
+    needs.met(needs.torch())
     with started("gloo_program.py", "2") as program:
         yield program
 
