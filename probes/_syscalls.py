@@ -53,6 +53,8 @@ _TABLE = {
     number: kind for kind, numbers in _TABLES.get(os.uname().machine, {}).items() for number in numbers
 }  # fmt: skip
 
+_SELECTS = {"x86_64": (23, 270), "aarch64": (72,)}.get(os.uname().machine, ())  # select, pselect6
+
 _FUTEX_PRIVATE, _FUTEX_COMMAND = 0x80, 0x7F
 _FUTEX_WAITS = (0, 6, 9)  # FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET
 
@@ -90,5 +92,8 @@ def of(pid: int, tid: int) -> Call | None:
         return None
     if fields[0] == b"-1":
         return Call("fault", "", ())
-    kind, names = _TABLE.get(int(fields[0]), ("other", ""))
-    return Call(kind, names, tuple(int(field, 16) for field in fields[1:7]))
+    number, arguments = int(fields[0]), tuple(int(field, 16) for field in fields[1:7])
+    kind, names = _TABLE.get(number, ("other", ""))
+    if number in _SELECTS and not arguments[0] and arguments[4]:  # of no file, for a time: as Python 3.10 sleeps
+        kind = "time"
+    return Call(kind, names, arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from importlib.util import find_spec
 
 
 def met(why_not: str | None) -> None:
@@ -18,6 +19,11 @@ def commands(names: tuple[str, ...], packages: str) -> str | None:
     """Why commands cannot be run: the ones that are missing, and Debian's packages that have them."""
     missing = [name for name in names if shutil.which(name, path=SYSTEM_PATH) is None]
     return f"no {', '.join(missing)} (apt-get install {packages})" if missing else None
+
+
+def torch() -> str | None:
+    """Why a program that imports torch cannot be run; asked without importing it, which takes seconds."""
+    return None if find_spec("torch") else "torch is an extra"
 
 
 # Daemons stand in sbin, which a user's PATH may lack.

@@ -21,13 +21,13 @@ from probes.cpu import PROBE
 SEIZE = 0x4206  # PTRACE_SEIZE: it stops nothing
 
 THREADS = """
-import os, socket, threading, time
+import ctypes, os, socket, threading, time
 def spin():
     open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("spinner")
     while True: pass
 def rest():
     open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("odd ) name (")
-    time.sleep(60)
+    ctypes.CDLL(None).sleep(60)  # Python 3.10's own is a select
 for work in (spin, rest):
     threading.Thread(target=work, daemon=True).start()
 if os.fork() == 0:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import needs
 from hangdoc.evidence import Groups, Target
 from probes import Observation, Request, Tier, groups
 from probes.groups import GroupsProbe
@@ -43,6 +44,7 @@ class Rank:
 @contextmanager
 def job(path: Path, way: str = "argument", size: int = RANKS) -> Iterator[list[Rank]]:
     """Ranks that have started and not yet made their process group; killed at the end."""
+    needs.met(needs.torch())
     environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k not in groups.VARIABLES}
     with ExitStack() as stack:
         ranks = []

@@ -159,7 +159,8 @@ time.sleep(60)
         ("multiprocessing.Event().wait()", "semaphore"),
         ("os.read(os.pipe()[0], 1)", "file"),
         ("lock = threading.Lock(); lock.acquire(); lock.acquire()", "lock"),
-        ("import select; select.select([], [], [], 60)", "poll"),
+        ("import select; select.select([os.pipe()[0]], [], [], 60)", "poll"),
+        ("import select; select.select([], [], [], 60)", "time"),  # as Python 3.10 sleeps
     ],
 )
 def test_in_what_a_helper_sleeps(code: str, sleeps: str) -> None:

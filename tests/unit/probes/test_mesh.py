@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
+import needs
 from probes import Request, Tier
 from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
@@ -35,6 +36,7 @@ def stacks(one: Frame) -> Stacks:
 
 @pytest.fixture(scope="module")
 def rank() -> Iterator[Program]:
+    needs.met(needs.torch())
     with started("gloo_program.py", "2") as program:
         yield program
 

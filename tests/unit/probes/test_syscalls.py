@@ -16,7 +16,8 @@ ASLEEP = {  # what the program does -> kind, how it names its file
     "os.open(fifo, os.O_RDONLY)": ("open", "path_at"),
     "os.write(full(), b'x')": ("write", "fd"),
     "time.sleep(60)": ("time", ""),
-    "select.select([], [], [], 60)": ("poll", ""),
+    "select.select([os.pipe()[0]], [], [], 60)": ("poll", ""),
+    "select.select([], [], [], 60)": ("time", ""),  # as Python 3.10 sleeps
     "held().acquire()": ("lock", ""),
     "os.waitpid(child(), 0)": ("child", ""),
 }
