@@ -21,6 +21,10 @@ MEMORY, MEMORY_TIMES, MEMORY_RATIO = 128 * MIB, 24, 1024  # bytes that parsing m
 SMALL = 100 * 2**10  # bytes of a file that may take no more than MEMORY
 
 
+class TooMuch(ValueError):
+    """Why an input is not parsed, as the end of a sentence."""
+
+
 def most_streamed(packed: int) -> int:
     """Bytes that a file of so many bytes may unpack to where it is read piece by piece."""
     return min(STREAM + STREAM_TIMES * packed, STREAM_MOST)
@@ -58,11 +62,11 @@ def limited_memory(more: int) -> Iterator[None]:
 
 
 def parsed_json(data: bytes | str, packed: int) -> Any:
-    """The value of a JSON text that came of a file with `packed` bytes; raises ValueError, which says why."""
+    """The value of a JSON text that came of a file with `packed` bytes; raises ValueError, also TooMuch."""
     try:
         with limited_memory(most_memory(packed, len(data))):
             return json.loads(data)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise TooMuch("it is nested too deeply") from None
     except MemoryError:
-        raise ValueError("it takes more memory than a file of its size can need") from None
+        raise TooMuch("it takes more memory than a file of its size can need") from None

@@ -1,24 +1,57 @@
 """Pickles of which nothing is believed: plain builtins are built, everything else is refused, nothing is run.
 
 C's unpickler does the work with every door shut: no class, no extension, no persistent object. What is plain can still
-be a bomb, so its memory is bounded by the kernel; and as a tuple is hashed by recursion where it is a key, in C and
-unchecked, a pickle with many tuples is loaded on a stack that is deep enough for all of them within one another.
+be a bomb: it asks for memory, or it has tuples as keys, which CPython (before 3.14) hashes by recursion in C, unchecked
+and again at every place that they stand in: 90 bytes overflow the stack, or take years, and no signal is looked at
+meanwhile. So a child process loads each pickle first, under limits of the kernel: what it survives is loaded here.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-import threading
-from typing import Any, NoReturn
+import struct
+import subprocess
+import sys
+import weakref
+from functools import cache
+from typing import IO, Any, NoReturn
 
 from hangdoc import bounds
 
 SMALL = 1 << 20  # bytes that a head may have
-SAFE_TUPLES = 10_000  # within one another, on the stack of any thread
-FRAME_BYTES = 256  # of stack for one tuple, generously
-MOST_STACK = 4 << 30  # bytes, reserved and not used
-_TUPLES = (b"t", b"\x85", b"\x86", b"\x87")
+CPU_S, CPU_BYTES_S = 2, 20 << 20  # seconds that loading may take, and one more for each so many bytes
+_PLACE = struct.Struct("<QQQ")  # of a pickle in the child's input: its bytes, memory (bytes) and CPU time (s) for it
+
+# Answers each pickle whose loading ends, well or not, with a byte. Its stack is smaller than that of any main thread:
+# what does not overflow it does not overflow ours.
+_TASTER = """
+import io, pickle, resource, struct, sys, threading
+class Plain(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise ValueError
+def work():
+    while place := sys.stdin.buffer.read(24):
+        size, memory, cpu_s = struct.unpack("<QQQ", place)
+        data = sys.stdin.buffer.read(size)
+        pages = int(open("/proc/self/statm").read().split()[0])
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        used_s = int(usage.ru_utime + usage.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (used_s + cpu_s + 1, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, resource.RLIM_INFINITY))
+        try:
+            Plain(io.BytesIO(data)).load()
+        except Exception:
+            pass
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        del data
+        sys.stdout.buffer.write(b".")
+        sys.stdout.buffer.flush()
+threading.stack_size(2 << 20)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
 
 
 class Refused(ValueError):
@@ -38,7 +71,7 @@ class _Plain(pickle.Unpickler):
 
 def head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
     """The value of a small pickle, and all that it numbered; None where it is not sound."""
-    if len(data) > SMALL:
+    if len(data) > SMALL or not _taster().survives(data, bounds.MEMORY):
         return None
     reader = _Plain(io.BytesIO(data))
     try:
@@ -51,18 +84,12 @@ def head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
 
 def load(data: bytes, packed: int | None = None) -> Any:
     """The value; raises Refused, whatever is wrong with it. `packed`: bytes of the file that it came of, if fewer."""
-    tuples = sum(map(data.count, _TUPLES))
-    stack = tuples * FRAME_BYTES if tuples > SAFE_TUPLES else 0
     most = bounds.most_memory(len(data) if packed is None else packed, len(data))
-    if stack > min(most, MOST_STACK):
-        raise Refused("it may be nested more deeply than a dump of its size can need")
-    with bounds.limited_memory(most + stack):
-        return _on_deep_stack(data, stack) if stack else _load(data)
-
-
-def _load(data: bytes) -> Any:
+    if not _taster().survives(data, most):
+        raise Refused("it takes longer to load, or is nested more deeply, than a dump of its size can need")
     try:
-        return _Plain(io.BytesIO(data)).load()
+        with bounds.limited_memory(most):
+            return _Plain(io.BytesIO(data)).load()
     except Refused:
         raise
     except MemoryError:
@@ -75,24 +102,54 @@ def _load(data: bytes) -> Any:
         raise Refused(f"it is no sound pickle of plain values ({type(error).__name__}); nothing was run") from None
 
 
-def _on_deep_stack(data: bytes, size: int) -> Any:
-    found: list[Any] = []
+class _Taster:
+    """A process of our own that loads pickles before we do; one that it does not survive costs another process."""
 
-    def work() -> None:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def survives(self, data: bytes, memory: int) -> bool:
+        """Whether loading comes to an end, well or not, within so many bytes of memory and a time that is in order."""
+        process = self._process or self._start()
+        pipe, answer = _pipes(process)
         try:
-            found.append(_load(data))
-        except Refused as refused:
-            found.append(refused)
+            pipe.write(_PLACE.pack(len(data), memory, CPU_S + len(data) // CPU_BYTES_S))
+            pipe.write(data)
+            pipe.flush()
+            if answer.read(1):
+                return True
+        except OSError:  # it died while it read
+            pass
+        self._process = None
+        _end(process)
+        return False
 
-    before = threading.stack_size(max(16 << 20, -(-size // (1 << 20)) << 20))
-    try:
-        thread = threading.Thread(target=work)
-        thread.start()
-    except (RuntimeError, MemoryError):
-        raise Refused("it is nested more deeply than there is memory for") from None
-    finally:
-        threading.stack_size(before)
-    thread.join()
-    if isinstance(found[0], Refused):
-        raise found[0]
-    return found[0]
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", "-c", _TASTER]
+        pipe = subprocess.PIPE
+        self._process = process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        weakref.finalize(self, _end, process)
+        return process
+
+
+@cache
+def _taster() -> _Taster:
+    return _Taster()
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in _pipes(process):
+        try:
+            pipe.close()
+        except OSError:  # what was not yet written is not wanted any more
+            continue
+    process.wait()

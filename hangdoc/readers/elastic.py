@@ -32,6 +32,9 @@ class ElasticReader:
         notes.progress(source.size)
         try:
             message = bounds.parsed_json(data, source.size).get("message")
+        except bounds.TooMuch as error:
+            notes.problem(f"{source.name}: not read: {error}")
+            return
         except (ValueError, AttributeError):
             notes.problem(f"{source.name}: damaged JSON; not read")
             return

@@ -125,9 +125,10 @@ def _ends(data: bytes) -> Iterator[int]:
 def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
     try:
         return bounds.parsed_json(data, packed), ""
-    except ValueError as error:
-        if type(error) is ValueError:  # of ours: too deep, too large
-            return None, f"not read: {error}"
+    except bounds.TooMuch as error:
+        return None, f"not read: {error}"
+    except ValueError:
+        pass
     told = data.decode("utf-8", "replace")
     found = _ENTRIES.search(told)
     if found is None:

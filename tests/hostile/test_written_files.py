@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hangdoc.verdict import EXIT
 from needs import met
 from strangers import STRANGER, hangdoc, stranger
 
@@ -21,12 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 FULL = """
-mount -t tmpfs -o size=64k,mode=700 none "$1" && cp "$2" "$1/page.html" || exit 99
+disk=$0 old=$1 left=$2
 shift 2
-head -c 1000000 /dev/zero > "$0" 2>/dev/null
+mount -t tmpfs -o size=64k,mode=700 none "$disk" && cp "$old" "$disk/page.html" || exit 99
+head -c 1000000 /dev/zero > "$disk/filler" 2>/dev/null
 "$@"
 code=$?
-cat "${0%/*}/page.html" >&3
+cp "$disk/page.html" "$left"
 exit $code
 """
 
@@ -82,29 +84,23 @@ def test_a_recording_is_not_made_behind_a_strangers_link(folder: Path, tmp_path:
     assert os.listdir(tmp_path) == []
 
 
-def on_a_full_disk(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Run hangdoc beside a full file system on `folder`, in mounts of its own; and what is on it at the end."""
+def on_a_full_disk(disk: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run hangdoc with a full file system on `disk`, in mounts of its own; and what page is there at the end."""
     met(None if shutil.which("unshare") else "no unshare (apt-get install util-linux)")
     command = os.environ.get("HANGDOC") or str(Path(sys.executable).parent / "hangdoc")
-    old = folder.parent / "old.html"
+    disk.mkdir()
+    old, left = disk.with_name("old.html"), disk.with_name("left.html")
     old.write_text("the old page")
-    reader, writer = os.pipe()
-    inside = ["sh", "-c", f"exec 3>&{writer}; {FULL}", str(folder / "filler"), str(folder), str(old)]
-    with os.fdopen(reader) as left:
-        try:
-            done = subprocess.run(
-                ["unshare", "--mount", *inside, command, *arguments],
-                capture_output=True, text=True, timeout=60, pass_fds=[writer], check=False,
-            )  # fmt: skip
-        finally:
-            os.close(writer)
-        assert done.returncode != 99, done.stderr
-        return done, left.read()
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", FULL, str(disk), str(old), str(left), command, *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 99, done.stderr
+    return done, left.read_text()
 
 
 def test_a_full_disk_keeps_the_old_page_and_the_verdict(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
     done, left = on_a_full_disk(disk, "report", str(CAPTURE), "--html", str(disk / "page.html"))
     assert "uneven-batches" in done.stdout
     assert done.returncode == 2
@@ -113,15 +109,12 @@ def test_a_full_disk_keeps_the_old_page_and_the_verdict(tmp_path: Path) -> None:
     assert left == "the old page"
 
 
-def test_a_full_disk_keeps_no_verdict_from_watch_once(tmp_path: Path) -> None:
+def test_a_full_disk_costs_watch_once_no_verdict(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
     with stranger(SLEEPER, environment={"RANK": "0", "WORLD_SIZE": "1"}) as rank:
         pids = ("--pids", str(rank.pid))
-        free = hangdoc("watch", "--once", "--json", *pids)
         done, _ = on_a_full_disk(disk, "watch", "--once", "--json", *pids, "--record", str(disk / "incidents"))
-    assert json.loads(done.stdout)["status"] == json.loads(free.stdout)["status"]
-    assert done.returncode == free.returncode
+    assert done.returncode == EXIT[json.loads(done.stdout)["status"]]
     assert [line for line in done.stderr.splitlines() if "has stopped" in line] == [
         f"hangdoc: the recording in {disk / 'incidents'} has stopped: No space left on device; "
         "the watch goes on without it"
@@ -130,7 +123,6 @@ def test_a_full_disk_keeps_no_verdict_from_watch_once(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_no_live_watch(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
     brief = "import time\nprint('ready', flush=True)\ntime.sleep(6)\n"
     with stranger(brief, environment={"RANK": "0", "WORLD_SIZE": "1"}) as rank:
         arguments = ("watch", "--json", "--pids", str(rank.pid), "--record", str(disk / "incidents"))

@@ -8,6 +8,7 @@ import pickle
 import resource
 import struct
 import subprocess
+import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -142,3 +143,14 @@ def test_a_damaged_pickle_is_a_value_or_refused(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 6))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     assert sentence(bytes(whole)).isprintable()
+
+
+@pytest.mark.parametrize("many", [1, 10_000])
+def test_a_key_that_takes_years_to_hash_is_refused(many: int) -> None:
+    """Each level stands in the next one twice; CPython before 3.14 hashes every one of the 2**60 leaves."""
+    padding = b"K\x010" * many
+    began = time.process_time()
+    why = sentence(b"\x80\x02}()" + b"2\x86" * 60 + padding + b"K\x01u.")
+    assert "takes longer to load" in why or sys.version_info >= (3, 14)
+    assert time.process_time() - began < 1  # of ours
+    assert load(pickle.dumps({"entries": []})) == {"entries": []}  # the next one is loaded as ever

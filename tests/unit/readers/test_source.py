@@ -9,7 +9,9 @@ import pytest
 import zstandard
 
 from hangdoc import bounds
-from hangdoc.readers import _source
+from hangdoc.readers import Notes, _source, load
+from hangdoc.readers._source import gather
+from hangdoc.report import Read, _found
 from pasted import source
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(100_000))
@@ -54,3 +56,12 @@ def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(gzip.compress(bytes(2**22)))
     with source(path).open() as file, pytest.raises(OSError, match="unpacks to more than"):
         list(iter(lambda: file.read(2**16), b""))
+
+
+def test_heads_are_given_back_once_their_files_are_read(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.log").write_bytes(pack("zstd"))
+    notes, read = Notes(lambda text: None), list[Read]()
+    list(_found(gather([tmp_path], print), load(), notes, read))
+    assert [one.kind for one in read] == ["training log"] * 3
+    assert not any("head" in vars(one.source) for one in read)
