@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import io
 import os
-import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from types import FrameType
 from typing import Any, NoReturn
+
+from hangdoc.ending import INTERRUPTED, Ending
 
 USAGE = 64  # contract; click's own 2 means "stalled" here
 CANNOT_TELL = 3
-AGAIN_S = 0.2
-INTERRUPTED = 130
 
 
 def main() -> NoReturn:
@@ -41,34 +38,17 @@ def _agent() -> int:
 
 
 def _main(work: Callable[[], int]) -> NoReturn:
+    ending = Ending()
     try:
         _streams()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # a nohup'ed one goes on ignoring it
-                signal.signal(number, _stop)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            for number in (signal.SIGINT, signal.SIGALRM):
-                signal.signal(number, _interrupt)
+        ending.install()
         code = work()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    if code == INTERRUPTED:
-        _leave()
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else CANNOT_TELL if stopped.code else 0
+    ending.leave_if_begun()
     sys.exit(code)
-
-
-def _leave() -> NoReturn:
-    """Exit after Ctrl-C, when everything is cleaned up.
-
-    The interpreter would wait for threads first, and CPython (seen with 3.11) ends itself by SIGINT, without the
-    exit code, where the Ctrl-C that we caught struck within an `exec`, as `dataclass` uses it.
-    """
-    for number in (signal.SIGINT, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(INTERRUPTED)
 
 
 def run(arguments: list[str]) -> int:
@@ -160,18 +140,6 @@ def _streams() -> None:
         buffer = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
         lines = name == "stderr" or stream.isatty()
         setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=lines))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Ctrl-C. Within an import CPython may drop the exception (a lock's weakref callback): then it comes once more."""
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    signal.setitimer(signal.ITIMER_REAL, 0.0 if frame is None else AGAIN_S)
-    raise KeyboardInterrupt
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)  # unwinds: what a command started is cleaned up
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
 import needs
+from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
 from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read

@@ -1,0 +1,93 @@
+"""SIGTERM and Ctrl-C end hangdoc within a second, with the right exit code, whatever it waits for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from eventually import at_rest, until
+from hangdoc import procfs
+from needs import met
+from unit.probes.attach import started
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 1.3  # a second, and what a busy test host takes to start and to reap
+WAITS = {
+    "a call": "time.sleep(60)",
+    "cleaning up": "try: time.sleep(60)\nfinally: time.sleep(60)",
+    "cleaning up that fails": "try: time.sleep(60)\nfinally: 1 / 0",
+    "a thread pool": "with ThreadPoolExecutor() as pool: pool.submit(time.sleep, 60).result()",
+    "a child": "subprocess.run(['sleep', '60'])",
+    "a child that it cleans up for": "try: p = subprocess.Popen(['sleep', '60']); p.wait()\nfinally: p.wait()",
+    "a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "a reader of its output": "sys.stdout.write('x' * 10_000_000)",
+}
+HEAD = "import os, subprocess, sys, threading, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+
+
+def begun(waits: str, *arguments: str) -> subprocess.Popen[str]:
+    """The command line, whose command waits so."""
+    body = f"os.write(2, b'begun\\n')\n{waits}\nreturn 0"
+    invoke = f"def invoke(arguments):\n{indent(body, '    ')}\n"
+    script = f"from hangdoc import cli\n{HEAD}{invoke}cli._invoke = invoke\ncli.main()"
+    command = [sys.executable, "-c", script, *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "begun\n"
+    return process
+
+
+def ends(process: subprocess.Popen[str], number: int, code: int) -> None:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    children = procfs.children(process.pid)
+    began_s = time.monotonic()
+    process.send_signal(number)
+    with process:
+        assert process.wait(20) == code
+        assert time.monotonic() - began_s < WITHIN_S
+        assert "Traceback" not in process.stderr.read()
+    until(lambda: not [pid for pid in children if procfs.stat(pid)], within_s=5)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("waits", WAITS.values(), ids=WAITS)
+def test_it_ends_soon(waits: str, number: int, code: int) -> None:
+    process = begun(waits)
+    at_rest(process.pid, process.pid)
+    ends(process, number, code)
+
+
+def test_it_ends_though_the_main_thread_takes_no_signal(tmp_path: Path) -> None:
+    """It waits for a mount that does not answer, which only SIGKILL interrupts."""
+    met(None if os.geteuid() == 0 and os.path.exists("/dev/fuse") else "a mount of one's own needs root and /dev/fuse")
+    with started("dead_mount.py", str(tmp_path), "run") as program:
+        os.kill(program.said, signal.SIGSTOP)
+        process = begun(f"os.stat('/proc/{program.pid}/root{tmp_path}/job.py')")
+        until(lambda: "request_wait_answer" in (procfs.text(f"/proc/{process.pid}/wchan") or ""))
+        ends(process, signal.SIGTERM, 143)
+
+
+def test_a_second_signal_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    process = begun(
+        "try: time.sleep(60)\n"
+        "finally:\n"
+        "    os.write(2, b'cleans\\n'); end = time.monotonic() + 0.3\n"
+        "    while time.monotonic() < end: time.sleep(0.01)\n"
+        "    open(sys.argv[1], 'w').close()",
+        str(done),
+    )
+    at_rest(process.pid, process.pid)
+    process.terminate()
+    assert process.stderr is not None
+    assert process.stderr.readline() == "cleans\n"
+    ends(process, signal.SIGTERM, 143)
+    assert done.exists()
