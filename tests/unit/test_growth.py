@@ -73,6 +73,7 @@ class Jobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._told = threading.Semaphore(0)  # of jobs that the watch has begun to watch
+        self._ranks: list[subprocess.Popen[str]] = []  # of every job so far
         self._first = self._start(0)
 
     def run(self) -> None:
@@ -87,6 +88,12 @@ class Jobs:
 
     def started(self) -> None:
         self._told.release()
+
+    def close(self) -> None:
+        """End what still runs."""
+        for rank in self._ranks:
+            rank.kill()
+            rank.wait(20)
 
     def _start(self, number: int) -> tuple[Path, list[subprocess.Popen[str]]]:
         folder = self._folder / f"job-{number}"
@@ -106,6 +113,7 @@ class Jobs:
                 )
                 for rank in range(2)
             ]  # fmt: skip
+            self._ranks += ranks
             for rank in ranks:
                 assert rank.stdout is not None
                 assert rank.stdout.readline() == "ready\n"
@@ -146,9 +154,12 @@ def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: p
     session = Session(here.find(), None)
     session.look()
     watch = Live(options, session, Judge(Library((), ()), schema()), heard, lambda verdict: None)
-    with pytest.raises(Over):
-        watch.run()
-    thread.join(20)
+    try:
+        with pytest.raises(Over):
+            watch.run()
+        thread.join(20)
+    finally:
+        jobs.close()
     assert said.count("started") >= JOBS
     grown = {
         place: [size.get(place, 0) for size in sizes]
