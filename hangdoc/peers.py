@@ -14,7 +14,7 @@ from contextlib import suppress
 from hangdoc import procfs
 from hangdoc.system.account import account
 
-TOKEN = re.compile(r"[0-9a-f]{12}")
+ISSUED = re.compile(r"[0-9a-f]{12}")
 _MARK = "hd:"  # with a token it has 15 letters, as many as the name of a process may have
 _ROOT = ("0", "0 in a namespace of root")
 

@@ -30,12 +30,15 @@ def told(answer: Any) -> Iterator[tuple[int, Place]]:
 
     def loops(rows: Iterable[Any]) -> tuple[Loop, ...]:
         found: tuple[Loop, ...] = one(
-            tuple(one(Loop(first, last, shown(header), tuple(counters))) for first, last, header, counters in rows)
+            tuple(
+                one(Loop(first, last, shown(header), tuple(map(_cut, counters))))
+                for first, last, header, counters in rows
+            )
         )
         return found
 
     functions = {
-        first: (last, tuple(map(shown, calls)), tuple(Handed(*row) for row in hands))
+        first: (last, tuple(map(shown, calls)), tuple(Handed(op, _cut(name), line) for op, name, line in hands))
         for first, last, calls, hands in answer["functions"]
     }
     for line, place in answer["places"].items():
@@ -62,7 +65,10 @@ def told(answer: Any) -> Iterator[tuple[int, Place]]:
 
 def shown(text: str) -> str:
     """A line or an expression without its secrets, short enough to show."""
-    text = redact_source(text)
+    return _cut(redact_source(text))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 

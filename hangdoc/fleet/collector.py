@@ -18,7 +18,7 @@ from hangdoc.fleet.merge import Owners, Part, corroborated, jobs
 from hangdoc.fleet.via import Wish, hosts_of, way_of
 from hangdoc.fold import fold_hosts, name_ranks
 from hangdoc.garbage import collect_rarely, give_back
-from hangdoc.peers import TOKEN
+from hangdoc.peers import ISSUED
 from hangdoc.wire.reader import Reader
 from probes import Tier
 from probes._redact import redact_text
@@ -266,7 +266,7 @@ class Fleet:
             if hello.hangdoc not in (host.version, __version__):
                 self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
             host.version, host.boot = hello.hangdoc[:20], hello.boot
-            host.token = hello.token if TOKEN.fullmatch(hello.token) else ""
+            host.token = hello.token if ISSUED.fullmatch(hello.token) else ""
             host.put_s = None if host.put_s is None else time.monotonic()  # it could not answer before
             return
         if text.startswith(b'{"to"'):

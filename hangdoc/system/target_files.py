@@ -12,7 +12,7 @@ answers. Every such file is therefore opened here:
 * in a thread of its own with a deadline. One that does not come back is left behind: a mount that never answers keeps
   it, and the next questions about that mount are refused at once until it does.
 
-Credentials belong to a thread in Linux (credentials(7), "NPTL and process credentials"): those of the others stay.
+Credentials belong to a thread in Linux (NPTL, in credentials(7)): those of the others stay.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Hello:
     schema: str = SCHEMA
     hangdoc: str = __version__
     host: str = ""  # as the host calls itself
-    token: str = ""  # no other agent has it; it is in the agent's name, for agents on the same kernel to see
+    token: str = ""  # of this agent alone; agents on the same kernel see it in its process name
     boot: str = ""  # boot ID of its kernel
 
 
