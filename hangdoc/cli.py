@@ -114,10 +114,14 @@ def _usage(error: Any) -> int:
 class _Pipe(io.FileIO):
     """A standard stream whose reader may go away (`| head`, a terminal that hangs up): what follows is dropped.
 
-    Any other failure, such as a full disk, is raised once: the interpreter flushes again at its end.
+    Any other failure of stdout, such as a full disk, is raised once: the interpreter flushes again at its end. stderr
+    carries progress only: no failure of it may cost the result on stdout.
     """
 
-    lost = False
+    def __init__(self, descriptor: int, result: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.lost = False
+        self._result = result
 
     def write(self, data: Any) -> int:
         if not self.lost:
@@ -125,7 +129,7 @@ class _Pipe(io.FileIO):
                 return super().write(data) or 0
             except OSError as error:
                 self.lost = True
-                if error.errno not in (errno.EPIPE, errno.EIO):
+                if self._result and error.errno not in (errno.EPIPE, errno.EIO):
                     raise OSError(error.errno, error.strerror, "standard output") from None
         return memoryview(data).nbytes
 
@@ -137,7 +141,7 @@ def _streams() -> None:
         if stream is None:  # closed by the caller (`>&-`)
             setattr(sys, name, io.StringIO())
             continue
-        buffer = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
+        buffer = io.BufferedWriter(_Pipe(stream.fileno(), result=name == "stdout"))
         lines = name == "stderr" or stream.isatty()
         setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=lines))
 

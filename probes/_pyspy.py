@@ -22,7 +22,7 @@ import msgspec
 
 from hangdoc import procfs
 from hangdoc.system import programs
-from probes import _leash
+from probes import _deep, _leash
 from probes._frames import ends
 from probes._redact import redact_text
 from probes._refusal import remedy
@@ -55,6 +55,14 @@ class _Torn(Refused):
     """Worth another attempt."""
 
 
+class Beyond(list[dict[str, Any]]):
+    """A dump of a process that py-spy cannot read: without variables, and never with native frames."""
+
+    def __init__(self, found: _deep.Deep, why: str) -> None:
+        super().__init__(found.threads)
+        self.why = why  # one sentence
+
+
 class PySpy:
     """The binary, and the dumps that it is taking.
 
@@ -71,13 +79,17 @@ class PySpy:
     def dump(self, pid: int) -> list[dict[str, Any]]:
         """All Python threads of `pid` with locals, as py-spy's JSON has them. The process is not paused.
 
-        Raises Refused.
+        `Beyond` where it has more threads or frames than py-spy reads. Raises Refused.
         """
+        if len(procfs.numbers(f"/proc/{pid}/task")) > _deep.MOST_THREADS and (found := _beyond(pid)):
+            return found
         until_s = time.monotonic() + AGAIN_S
         for attempt in range(ATTEMPTS):
             try:
                 return self._run(self._command("--nonblocking", pid), pid, TIMEOUT_S, holds=False)
             except _Torn:
+                if attempt == 0 and (found := _beyond(pid)):
+                    return found
                 if attempt == ATTEMPTS - 1 or time.monotonic() > until_s:
                     raise
         raise AssertionError("unreachable")
@@ -157,6 +169,11 @@ class PySpy:
                 if now_s > until_s:
                     raise Refused(_late(pid, HOLD_S if held else timeout_s, held))
         return out, err
+
+
+def _beyond(pid: int) -> Beyond | None:
+    found = _deep.read(pid)
+    return Beyond(found, found.why) if found and found.why else None
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -89,6 +89,7 @@ class StacksProbe:
         dumps |= alone
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
+        still = [pid for pid in still if not isinstance(dumps[pid], _pyspy.Beyond)]
         natives = self._natives.take(spy, still, dumps)
         self._globals.keep(set(processes.values()))
         self._failing.keep(set(processes.values()))
@@ -107,6 +108,8 @@ class StacksProbe:
                 python, variables = self._globals.read(target.pid, target.start_ticks)
                 threads = _threads(target.pid, best, seen)
                 by_pid[target.pid] = Stacks(threads, best is native, python, variables, children)
+                if isinstance(best, _pyspy.Beyond):
+                    unseen.append(_unseen(target, best.why))
                 if isinstance(native, Exception):
                     unseen.append(_unseen(target, f"no native frames: {native}"))
             else:

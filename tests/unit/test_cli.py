@@ -235,12 +235,40 @@ def test_both_streams_closed() -> None:
     assert shell('exec "$1" "$2" uneven watch --once >&- 2>&-').returncode == 2
 
 
-@pytest.mark.parametrize("arguments", ["watch --once", "watch --once --json", "watch", "--version", "runbook"])
+@pytest.mark.parametrize(
+    "arguments", ["watch --once", "watch --once --json", "watch", "watch --json", "--version", "runbook"]
+)
 def test_full_disk_is_said_once(arguments: str) -> None:
     done = shell(f'exec "$1" "$2" uneven {arguments} >/dev/full')
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1] == "hangdoc: No space left on device: standard output"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("watch --once", 2),
+        ("watch --once --json", 2),
+        ("watch", 2),
+        ("watch --json", 2),
+        ("report stub_cli.py", 2),
+        ("--version", 0),
+        ("wach", 64),
+    ],
+)
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_a_full_disk_behind_stderr_costs_nothing_on_stdout(arguments: str, code: int, stderr: str) -> None:
+    well = shell(f'cd {HERE} && exec "$1" "$2" uneven {arguments} 2>/dev/null')
+    done = shell(f'cd {HERE} && exec "$1" "$2" uneven {arguments} {stderr}')
+    assert (well.returncode, done.returncode) == (code, code)
+    assert done.stdout == well.stdout
+    assert bool(done.stdout) is (code != 64)
+
+
+@pytest.mark.parametrize("arguments", ["watch --once", "watch --once --json", "watch", "watch --json", "--version"])
+def test_a_full_disk_behind_both_streams(arguments: str) -> None:
+    assert shell(f'exec "$1" "$2" uneven {arguments} >/dev/full 2>&1').returncode == 3
 
 
 def test_text_that_the_encoding_cannot_show() -> None:

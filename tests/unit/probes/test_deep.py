@@ -1,0 +1,114 @@
+"""Stacks and counts of threads beyond what py-spy reads are shown shortened."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+
+from eventually import at_rest
+from hangdoc.evidence import Stacks
+from probes import Tier, _deep, _pyspy
+from probes._frames import INNERMOST, OUTERMOST
+from probes.stacks import StacksProbe
+from unit.probes.attach import PROGRAMS, Program, every_python, started
+
+REAL = _pyspy.find() or ""
+DEPTH = 100_000
+SCRIPT = """
+import time
+
+def größe(*items):
+    for item in (1,):
+        with open(__file__):
+            print(
+                1,
+                flush=True,
+            ); [time.sleep(99) for _ in [1]]
+
+class Job:
+    def run(self): return max(
+        0,
+        größe(),
+    )
+
+Job().run()
+"""
+
+
+def look(program: Program, tier: Tier = Tier.LOOK) -> tuple[Stacks, str]:
+    seen = StacksProbe().observe(program.request(tier, still=tier is Tier.EXAMINE))
+    (unseen,) = seen.unseen
+    return seen.by_pid[program.pid], unseen.why
+
+
+@every_python
+def test_100_000_frames_are_shown_shortened(python: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with started("deep_program.py", str(DEPTH), "0", python=python) as program:
+        at_rest(program.pid)
+        began_s = time.monotonic()
+        stacks, why = look(program, Tier.EXAMINE)
+        assert time.monotonic() - began_s < 5
+    assert why.startswith("a stack is 100,0")
+    assert why.endswith(" frames deep: only its two ends are shown, without variables")
+    main, deep = stacks.threads
+    assert (main.name, main.tid, main.left_out) == ("MainThread", program.pid, 0)
+    assert [frame.function for frame in main.frames] == ["wait", "wait", "<module>"]
+    assert len(deep.frames) == INNERMOST + OUTERMOST
+    assert deep.left_out > DEPTH - INNERMOST - OUTERMOST
+    own = [(frame.function, frame.line, frame.short) for frame in deep.frames if frame.short == "deep_program.py"]
+    source = (PROGRAMS / "deep_program.py").read_text().splitlines()
+    assert own[0] == ("descend", source.index("    event.wait()") + 1, "deep_program.py")
+    recursion = source.index("            descend(left - 1),") + 1
+    assert set(own[1:]) == {("descend", recursion, "deep_program.py")}
+    assert deep.frames[-1].function == "_bootstrap"
+    assert not stacks.native
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10  # KiB
+
+
+def test_10_000_threads_are_shown_in_part() -> None:
+    with started("deep_program.py", "5", "10000", python=sys.executable) as program:
+        stacks, why = look(program)
+    assert why == "it has 10,002 threads, of which 1,024 are shown, without variables"
+    assert len(stacks.threads) == 1024
+    assert stacks.threads[0].name == "MainThread"
+    assert "descend" in [frame.function for frame in stacks.threads[1].frames]  # the oldest come first
+
+
+@every_python
+def test_it_reads_what_py_spy_reads(python: str, tmp_path: Path) -> None:
+    script = tmp_path / "añb\u4e16.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    with started(str(script), python=python) as program:
+        at_rest(program.pid)
+        found, told = _deep.read(program.pid), _pyspy.PySpy(REAL).dump(program.pid)
+    assert found is not None
+    assert found.why is None
+    mine = [(f["name"], f["filename"], f["line"]) for f in found.threads[0]["frames"]]
+    theirs = [(f["name"].rpartition(".")[2], f["filename"], f["line"]) for f in told[0]["frames"]]
+    assert mine == theirs
+
+
+def test_a_stack_that_changes_is_no_error() -> None:
+    code = (
+        "import threading\nprint(1, flush=True)\ndef f(n): return n and f(n - 1)\ndef g():\n while True: f(900)\n"
+        "threading.Thread(target=g).start(); g()"
+    )
+    with started("-c", code) as program:
+        for _ in range(20):
+            found = _deep.read(program.pid)
+            for thread in found.threads if found else ():
+                assert {frame["name"] for frame in thread["frames"]} <= {
+                    "f", "g", "<module>", "run", "_bootstrap", "_bootstrap_inner", "start", "wait", "__init__", "_wait",
+                }  # fmt: skip
+
+
+def test_none_where_there_is_no_python() -> None:
+    assert _deep.read(2**22 + 5) is None
+    with started("-c", "import os; print(1, flush=True); os.execvp('sleep', ['sleep', '99'])") as program:
+        while "sleep" not in Path(f"/proc/{program.pid}/comm").read_text():
+            threading.Event().wait(0.01)
+        assert _deep.read(program.pid) is None
