@@ -78,7 +78,7 @@ class StacksProbe:
                 whole = spy.dump(pid)
             finally:
                 took_s[pid] = time.monotonic() - began_s
-            told = _oldest(whole)
+            told = whole if isinstance(whole, _pyspy.Beyond) else _oldest(whole)  # bounded already, and says so
             self._left_out[pid] = len(whole) - len(told)
             known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
             return told
