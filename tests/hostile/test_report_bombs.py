@@ -72,6 +72,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "dump of lists": lambda: zst(b"\x80\x02](" + b"]" * 15_000_000 + b"e."),
     "dump of text": lambda: zst(b"\x80\x02](" + b"X\x01\x00\x00\x00x" * 2_500_000 + b"e."),
     "dump, deep key": lambda: zst(deep_key(12_000_000)),
+    "dump, a key that takes years to hash": lambda: b"\x80\x02}()" + b"2\x86" * 60 + b"K\x01u.",
     "dump, cut off": lambda: zst(b"\x80\x02}(X\x07\x00\x00\x00entries](" + b"}(K\x01K\x02u" * 2_000_000),
     "dump of members": lambda: zst(pickle.dumps({"version": "2.10", "pg_config": {"0": EVERYBODY}, "entries": []}, 2)),
     "recording of ranks": lambda: zst(HEADER + LOOK % (1, b",".join([rank(1)] * 400_000))),

@@ -68,7 +68,7 @@ class Session:
 
     looks: list[Look]
     at_s: float = 0.0
-    keep: None = None
+    keep: Any = None
     shown: Any = None
     jobs: tuple[str, ...] = ("job",)
     away: list[dict[str, str]] = field(default_factory=list)
@@ -136,6 +136,15 @@ def test_events(looks: list[Look], events: list[str]) -> None:
     said: list[Event] = []
     Live(Options(), Session([*looks, OVER]), Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
     assert [told(event) for event in said] == ["started", *events, "rank_exited", "job_ended"]
+
+
+def test_a_recovery_is_recorded() -> None:
+    """So that a report does not judge by looks at a stall that is over."""
+    kept: list[str] = []
+    keep = SimpleNamespace(verdict=lambda verdict: kept.append(verdict.status), recovered=kept.append)
+    looks = [Look(), Look("stalled", True, 12.0), Look(), OVER]
+    Live(Options(), Session(looks, keep=keep), Judge(), lambda event: None, lambda verdict: None).run()  # type: ignore[arg-type]
+    assert kept == ["stalled", "job"]
 
 
 def test_a_lost_host_is_said_once() -> None:
