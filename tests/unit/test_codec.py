@@ -52,7 +52,9 @@ def _rank(number: int, frames: int) -> RankEvidence:
     stack = tuple(
         Frame(f"f{i}", f"/very/long/path/to/the/module_{i}.py", i, variables=variables) for i in range(frames)
     )
-    stacks = Stacks((Stack(100, "MainThread", stack, active=True), Stack(101, None, ())), children=((7, ()),))
+    stacks = Stacks(
+        (Stack(100, "MainThread", stack, active=True, left_out=7), Stack(101, None, ())), children=((7, ()),)
+    )
     records = {"cpu": process, "stacks": stacks, "environ": Environ({"RANK": str(number)})}
     return RankEvidence(Target(100 + number, 5, "node-a", number, children=(7,)), True, records)
 

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
-from dossiers import captured, recorded
-from hangdoc.sides import Side
+from dataclasses import replace
+from typing import Any
+
+from dossiers import ROOT, captured, recorded
+from hangdoc.evidence import Stacks
+from hangdoc.recording import read
+from hangdoc.sides import MOST_FRAMES, Side, sides
+from judging import judge
 
 
 def functions(side: Side, differs: bool) -> list[str]:
@@ -49,3 +55,25 @@ def test_large_jobs_show_two_places() -> None:
     culprit, waiting = captured("uneven-batches", 64, 40, 2).sides
     assert [rank for rank, _ in culprit.members] == [40]
     assert len(waiting.members) == 63
+
+
+def test_frames_that_were_not_kept_count_as_left_out() -> None:
+    def deep(record: Any) -> Any:
+        if not isinstance(record, Stacks):
+            return record
+        return replace(record, threads=tuple(replace(stack, left_out=99_750) for stack in record.threads))
+
+    shots = read(ROOT / "playbooks/uneven-batches/capture.jsonl.zst")[0].snapshots
+    shots = tuple(
+        replace(
+            shot,
+            ranks=tuple(
+                replace(rank, records={name: deep(record) for name, record in rank.records.items()})
+                for rank in shot.ranks
+            ),
+        )
+        for shot in shots
+    )
+    for side in sides(judge().facts(shots), ()):
+        assert len(side.lines) <= MOST_FRAMES
+        assert side.left_out == 99_750

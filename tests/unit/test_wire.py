@@ -108,6 +108,13 @@ def test_a_snapshot_crosses_whole(capture: Path) -> None:
         assert there(crossed(writer, reader, shot)[0]) == here(expected(shot))
 
 
+def test_a_deep_stack_says_how_much_of_it_was_left_out() -> None:
+    stack = Stack(100, "MainThread", (Frame("f", "t.py", 3, "t.py"),), left_out=99_750)
+    rank = RankEvidence(Target(100, 1, "n1", None), True, {"stacks": Stacks((stack,))})
+    seen, _ = crossed(Writer(), Reader(kinds()), Snapshot("n1", 1.0, "", (rank,)))
+    assert seen.ranks[0].records["stacks"].threads == (stack,)
+
+
 def test_ranks_that_differ_in_where_their_objects_lie_share_their_frames() -> None:
     def rank(pid: int, at: int) -> RankEvidence:
         held = Variable("model", f"<Net at {at:#x}>", kind="object", address=at)

@@ -284,3 +284,4 @@ def test_a_deep_recursion_is_kept_without_its_middle(tmp_path: Path) -> None:
     frames = stacks(found).threads[0].frames
     assert len(frames) == 250
     assert (frames[0].line, frames[-1].line) == (1, 4999)
+    assert stacks(found).threads[0].left_out == 4999 - 250
