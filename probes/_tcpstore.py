@@ -5,7 +5,8 @@ and a magic number first. Every key begins with "/". A key that is missing is ne
 
 The legacy store (`use_libuv=False`) has one thread, which reads the rest of a message for as long as that takes: half a
 message would hold it for every rank. Each message is one segment, so that it arrives whole or not at all, whatever
-becomes of us.
+becomes of us. What no client can help: with each new connection that thread asks DNS for the name of the client's
+address (torch's socket.cpp, for a log), and answers no rank before DNS does.
 """
 
 from __future__ import annotations

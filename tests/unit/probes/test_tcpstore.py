@@ -59,11 +59,15 @@ def test_a_reader_killed_or_stopped_at_any_moment_does_not_hold_the_legacy_store
     rng = random.Random(5)
     for _ in range(8):
         with subprocess.Popen([sys.executable, "-c", READ, str(port)], cwd=ROOT) as reader:
-            until(lambda: any("socket:" in (procfs.link(f"/proc/{reader.pid}/fd/{fd}") or "") for fd in range(3, 9)))
-            time.sleep(rng.uniform(0, 0.02))
-            os.kill(reader.pid, ended)
-            assert answers(port)
-            reader.kill()
+            try:
+                until(
+                    lambda: any("socket:" in (procfs.link(f"/proc/{reader.pid}/fd/{fd}") or "") for fd in range(3, 9))
+                )
+                time.sleep(rng.uniform(0, 0.02))
+                os.kill(reader.pid, ended)
+                assert answers(port)
+            finally:
+                reader.kill()
 
 
 def test_each_message_is_sent_whole(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
