@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc import procfs
+from hangdoc.system import programs
 from hangdoc.system.hidepid import hidden_processes
-from probes._pyspy import find as find_py_spy
 
 _SYS_PTRACE = 19  # bit of linux/capability.h
 _OLDEST_PYTHON = (3, 10)
@@ -136,7 +136,7 @@ def _kernel() -> Check:
 
 
 def _py_spy() -> Check:
-    binary = find_py_spy()
+    binary = programs.py_spy()
     install = f"{sys.executable} -m pip install --force-reinstall py-spy"
     if binary is None:
         return Check(
@@ -168,7 +168,7 @@ def _ptrace_right() -> Check:
 
 
 def _dump(stranger: _Stranger | None) -> Check:
-    binary, name = find_py_spy(), "read another process"
+    binary, name = programs.py_spy(), "read another process"
     if binary is None or stranger is None:
         return Check(name, None, "not tried: py-spy or the test process is missing", "install py-spy first")
     command = [binary, "dump", "--json", "--full-filenames", "--nonblocking", "--pid", str(stranger.pid)]

@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from hangdoc import procfs
-from hangdoc.system import programs
 from probes import _deep, _leash
 from probes._frames import ends
 from probes._redact import redact_text
@@ -43,12 +42,6 @@ _FIELDS = {"thread_id", "thread_name", "os_thread_id", "active", "owns_gil", "fr
 
 class Refused(Exception):
     """A dump that did not succeed; the text is one sentence for the user, with the remedy."""
-
-
-def find() -> str | None:
-    """Path of the py-spy binary: beside this interpreter, else on the PATH (of root: where only root may write)."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else programs.find("py-spy")
 
 
 class _Torn(Refused):

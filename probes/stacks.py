@@ -13,6 +13,7 @@ from subprocess import Popen
 from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
+from hangdoc.system import programs
 from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
 from probes._backoff import Backoff
 from probes._cpython import Objects, Seen
@@ -55,7 +56,7 @@ class StacksProbe:
     def observe(self, request: Request) -> Observation:
         if not request.targets:
             return Observation({})
-        binary = _pyspy.find()
+        binary = programs.py_spy()
         if binary is None:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
         self._stuck = {pid: dump for pid, dump in self._stuck.items() if dump.poll() is None}

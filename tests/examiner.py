@@ -17,7 +17,8 @@ from typing import Any, cast
 from hangdoc import agent, cli, procfs, source, wire
 from hangdoc.evidence import Target
 from hangdoc.sampler import Sampler
-from probes import Probe, Tier, _pyspy
+from hangdoc.system import programs
+from probes import Probe, Tier
 from probes.stacks import StacksProbe
 
 
@@ -56,7 +57,7 @@ def serve(pid: int) -> int:
 def main() -> None:
     pid = int(sys.argv[1])
     if len(sys.argv) > 2:
-        _pyspy.find = lambda: sys.argv[2]
+        programs.py_spy = lambda: sys.argv[2]
     while what := sys.stdin.readline().strip():
         child = os.fork()
         if child == 0:

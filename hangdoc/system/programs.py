@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 MOST_LINKS = 40  # on the way to a file: more than the kernel follows (path_resolution(7))
 
@@ -20,6 +22,12 @@ def find(name: str, also: Sequence[str] = ()) -> str | None:
         return shutil.which(name, path=path)
     found = (shutil.which(name, path=folder) for folder in path.split(os.pathsep) if os.path.isabs(folder))
     return next((one for one in found if one is not None and of_root_alone(one)), None)
+
+
+def py_spy() -> str | None:
+    """The py-spy binary: beside this interpreter, else on the PATH."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if os.access(beside, os.X_OK) else find("py-spy")
 
 
 def of_root_alone(path: str) -> bool:

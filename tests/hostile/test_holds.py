@@ -20,7 +20,7 @@ import pytest
 
 from eventually import until
 from hangdoc import procfs
-from probes import _pyspy
+from hangdoc.system import programs
 from strangers import Stranger, stranger
 from untouched import STOPPED, threads, tracer
 
@@ -87,7 +87,7 @@ def examiner(pid: int, *spy: str) -> Iterator[Examiner]:
 @pytest.fixture
 def stuck_spy(tmp_path: Path) -> str:
     """A py-spy that never releases the rank."""
-    path, real = tmp_path / "py-spy", _pyspy.find()
+    path, real = tmp_path / "py-spy", programs.py_spy()
     path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {TESTS / "stuck_pyspy.py"} {real} "$@"\n')
     path.chmod(0o755)
     return str(path)

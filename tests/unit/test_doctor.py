@@ -11,6 +11,7 @@ import pytest
 
 from hangdoc import doctor, procfs
 from hangdoc.doctor import Check, checks
+from hangdoc.system import programs
 
 
 def test_every_check_says_something_and_every_failed_one_what_to_do() -> None:
@@ -72,7 +73,7 @@ def test_other_hosts(
 
 
 def test_py_spy_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_py_spy", lambda: None)
+    monkeypatch.setattr(programs, "py_spy", lambda: None)
     found = {check.name: check for check in checks()}
     assert found["py-spy"].ok is False
     assert "pip install" in found["py-spy"].fix

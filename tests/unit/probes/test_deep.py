@@ -10,12 +10,13 @@ from pathlib import Path
 
 from eventually import at_rest
 from hangdoc.evidence import Stacks
+from hangdoc.system import programs
 from probes import Tier, _deep, _pyspy
 from probes._frames import INNERMOST, OUTERMOST
 from probes.stacks import StacksProbe
 from unit.probes.attach import PROGRAMS, Program, every_python, started
 
-REAL = _pyspy.find() or ""
+REAL = programs.py_spy() or ""
 DEPTH = 100_000
 SCRIPT = """
 import time

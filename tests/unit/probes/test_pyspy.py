@@ -16,6 +16,7 @@ import pytest
 
 from eventually import at_rest, until
 from hangdoc import procfs
+from hangdoc.system import programs
 from needs import met
 from probes import Tier, _leash, _pyspy
 from probes.stacks import StacksProbe
@@ -24,7 +25,7 @@ from unit.probes.test_stacks import fake
 from untouched import assert_untouched, threads, watched
 
 ROOT = Path(__file__).parents[3]
-REAL = _pyspy.find() or ""
+REAL = programs.py_spy() or ""
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pytest
 
 from eventually import at_rest
 from hangdoc.evidence import Frame, Stacks, Target
+from hangdoc.system import programs
 from probes import Request, Tier, _pyspy
 from probes.stacks import PROBE, StacksProbe
 from unit.probes.attach import Program, every_python, started
@@ -96,7 +97,7 @@ def test_a_stopped_process_is_seen_and_stays_stopped() -> None:
 
 
 def test_a_native_dump_that_is_killed_leaves_the_process_running() -> None:
-    binary = _pyspy.find()
+    binary = programs.py_spy()
     assert binary
     rng = random.Random(1)
     held = 0
@@ -164,7 +165,7 @@ def test_another_debugger_takes_the_native_frames_only() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_anothers_process_names_the_owner() -> None:
-    binary = _pyspy.find()
+    binary = programs.py_spy()
     assert binary
     with started(PROGRAM) as program:
         reader, writer = os.pipe()
@@ -185,7 +186,7 @@ def test_anothers_process_names_the_owner() -> None:
 
 
 def test_without_py_spy_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pyspy, "find", lambda: None)
+    monkeypatch.setattr(programs, "py_spy", lambda: None)
     seen = PROBE.observe(Request([Target(1, 1, "here", 0), Target(2, 1, "here", 1)], Tier.LOOK))
     assert [u.why for u in seen.unseen] == ["py-spy is missing: `pip install py-spy`"]
 
