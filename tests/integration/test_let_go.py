@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from eventually import until
 from hangdoc.trial import carrying
 from jobs import ROOT, Trial
-from untouched import assert_untouched, threads, traces, watched
+from untouched import STOPPED, assert_untouched, threads, traces, watched
 from watching import watch_once
 
+LET_GO_S = 1.0  # measured 0.3 s in 1,000 kills
 WATCH = [sys.executable, "-m", "hangdoc.cli", "watch", "--once", "--pids"]
 
 
@@ -58,6 +60,8 @@ def test_kill_during_the_examination_leaves_no_rank_stopped(hung: Trial, victims
     while dumpers(mark):  # of a killed hangdoc: they end by themselves
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    # A killed dump has no command line any more while the kernel frees its memory, and lets go of its rank after that.
+    until(lambda: not any(STOPPED & set(threads(pid).values()) for pid in pids), within_s=LET_GO_S)
     assert_untouched(pids)
     assert all(set(threads(pid).values()) <= set("SRD") for pid in pids)
     assert [traces(pid) for pid in pids] == before
