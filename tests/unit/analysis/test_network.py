@@ -362,6 +362,38 @@ def test_dead_and_idle(fields: dict[str, Any], dead: bool | None, idle_s: float 
     assert (tcp.dead(one), tcp.idle(one)) == (dead, idle_s)
 
 
+@pytest.mark.parametrize(("silent_s", "dead"), [(9.0, False), (90.0, True)])
+def test_a_pause_on_a_link_that_loses_packets_is_no_dead_link(silent_s: float, dead: bool) -> None:
+    """Each look finds segments repeated and bytes acknowledged; at the last one, TCP has backed off."""
+    key: Key = ("a", 100)
+    shots: list[Snapshot] = []
+    for at in range(12):
+        sent: dict[str, Any] = {
+            "data_segments_out": 100 * at,
+            "segments_out": 100 * at,
+            "total_retransmits": 20 * at,
+            "delivered": 80 * at,
+            "bytes_sent": 10**6 * at,
+            "bytes_acked": 10**6 * at,
+            "busy_s": float(at),
+            "send_queue": 9,
+        }
+        if at == 11:
+            sent |= {"retransmits": 6, "last_ack_s": silent_s, "last_receive_s": silent_s}
+        both = [
+            evidence(0, connection(HERE, THERE, **sent)),
+            replace(evidence(1, connection(THERE, HERE)), target=Target(101, 1, "a", 1, world_size=2, job="j")),
+        ]
+        namespaces = [
+            replace(one, records={**one.records, "sockets": replace(one.records["sockets"], namespace=name)})
+            for name, one in enumerate(both, 1)
+        ]
+        shots.append(Snapshot("a", float(at), "", tuple(namespaces)))
+    facts, job = ANALYSIS.derive(Case(shots, {("a", one.target.pid): one for one in shots[-1].ranks}))
+    assert facts[key].faults == (("dead",) if dead else ("lossy",))
+    assert (job.dead_links, [link.dead for link in job.links]) == (int(dead), [dead, dead])
+
+
 HOLE = {"retransmits": 4, "segment_bytes": 1448, "not_sent": 0, "bytes_acked": 10**7, "delivered": 7000}
 
 
