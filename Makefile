@@ -4,11 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# The oldest Python here, for the lowest versions: not every one of them has a wheel for the newest Python.
+LOWEST := .venv-lowest
+OLDEST = $(firstword $(foreach minor,10 11 12,$(shell for python in python3.$(minor) \
+    $(HOME)/.pyenv/versions/3.$(minor).*/bin/python; do \
+    $$python -c 'import ensurepip' 2>/dev/null && echo $$python && break; done)) $(PYTHON))
+
 RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test unit judged network stuck handled hostile matrix calm bench post-mortem fuzz lint clean
+.PHONY: demo test unit judged network stuck handled hostile matrix calm bench post-mortem fuzz lint lowest clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -70,8 +76,12 @@ lint: $(VENV)/test.stamp  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What needs torch is skipped here; make test runs it, and fails where it cannot.
+lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest allowed version of each dependency
+	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest tests/unit
+
 clean:  ## remove what was installed and cached
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -87,6 +97,15 @@ $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
 $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[test]'
 	@touch $@ $(VENV)/demo.stamp
+
+$(LOWEST)/lowest.stamp: pyproject.toml tests/lowest.py
+	rm -rf $(LOWEST)
+	$(OLDEST) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install packaging tomli
+	$(LOWEST)/bin/python tests/lowest.py >$(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install \
+	    --constraint $(LOWEST)/constraints.txt --editable '.[unit]'
+	@touch $@
 
 # The network tests need namespaces and packet filters, those of the fleet sshd and Slurm, the compile test a C++ compiler.
 $(VENV)/system.stamp: tests/system.sh | $(BIN)/python
