@@ -22,16 +22,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import HANGDOC, cpu_s, met, table
 from hangdoc import recording, wire
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Sockets
 from hangdoc.wire.writer import Writer
-from jobs import ROOT
-from replicas import PER_HOST, replicate
+from tests.benchmarks.measure import HANGDOC, cpu_s, met, table
+from tests.support.paths import ROOT
+from tests.support.replicated_ranks import PER_HOST, replicate
 
 LIMIT_S, LIMIT_MIB = 20.0, 300.0
 LIVE_CORES, START_S = 0.5, 20.0
-HEALTHY = "tests/recordings/lightning_ok.jsonl.zst"
+HEALTHY = "tests/data/recordings/lightning_ok.jsonl.zst"
 EVERY_S = 3.0  # between two looks at a healthy job
 ROUND_S, MEGABYTE = 10.0, 1 << 20  # CPU time and bytes of one run through a recording
 

@@ -17,9 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import short_jobs
-from benchmarks.measure import HANGDOC, alone, cpu_s, live_watch, memory_mib, met, table
-from jobs import HEALTHY, HUNG, ROOT, running
+from hangdoc.trial import running
+from tests.benchmarks import short_jobs
+from tests.benchmarks.measure import HANGDOC, alone, cpu_s, live_watch, memory_mib, met, table
+from tests.support.paths import HEALTHY, HUNG, ROOT
 
 STEPS = Path(__file__).parent / "jobs" / "steps.py"
 LIMIT_MIB, LIMIT_S = 60.0, 0.5

@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.measure import met, table
-from jobs import ROOT
+from tests.benchmarks.measure import met, table
+from tests.support.paths import ROOT
 
 LIMIT_MB_S, LIMIT_MIB = 100.0, 200.0
 ABSENT = 47  # rank that does not come to the last collective

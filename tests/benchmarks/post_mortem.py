@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import expectations
 from hangdoc import demo
 from hangdoc.report import Unrecognised, report
 from hangdoc.verdict import Finding
+from tests.support import reproducers
 
 ENOUGH = 0.9
 PATIENCE_S = 12.0  # for which a process group waits
@@ -160,7 +160,7 @@ def jobs(wanted: Sequence[str]) -> list[demo.Broken]:
     found = [
         job
         for id, _, name in pairs
-        for job in expectations.variants(id)
+        for job in reproducers.variants(id)
         if job.variant == name or (not wanted and job.cls == BROADLY)
     ]
     return sorted(found, key=lambda job: job.goes_on)

@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.measure import HANGDOC, met, table
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.live import CALM
 from hangdoc.recording import Recorder, read
 from hangdoc.session import Options
-from jobs import ROOT
+from tests.benchmarks.measure import HANGDOC, met, table
+from tests.support.paths import RECORDINGS, ROOT
 
 LIMIT_S, LIMIT_MIB = 10.0, 200.0
 RANKS = 8
-CALM_CAPTURE = ROOT / "tests" / "recordings" / "tp_dp.jsonl.zst"  # healthy, 4 ranks
+CALM_CAPTURE = RECORDINGS / "tp_dp.jsonl.zst"  # healthy, 4 ranks
 STALL_CAPTURE = ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
 GROWING = frozenset(
     (

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs import HUNG, Trial, running
+from hangdoc.trial import Trial, running
+from tests.support.paths import HUNG
 
 
 @pytest.fixture(scope="session")

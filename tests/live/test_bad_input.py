@@ -25,9 +25,10 @@ import pytest
 
 from hangdoc.discover import discover
 from hangdoc.sampler import Sampler
-from jobs import HEALTHY, ROOT, Trial, running
+from hangdoc.trial import Trial, running
 from probes import Tier
-from untouched import assert_untouched
+from tests.support.paths import HEALTHY, ROOT
+from tests.support.process_state import assert_untouched
 
 HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
 NOBODY = 65534

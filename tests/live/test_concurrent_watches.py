@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import expectations
-import live
+from tests.support import reproducers
 
 WATCHES = 3
 
 
 def test_watches_at_once_name_no_other_cause() -> None:
     """Where one may not take its dumps because another does, it may not be able to tell."""
-    job = expectations.broken("lock-deadlock")
+    job = reproducers.broken("lock-deadlock")
     with job.running() as trial:
         trial.wait_log("loss", 90)
         trial.wait_still(3)
         with ThreadPoolExecutor(WATCHES) as pool:
-            results = list(pool.map(lambda _: live.diagnose(job, trial), range(WATCHES)))
+            results = list(pool.map(lambda _: reproducers.diagnose(job, trial), range(WATCHES)))
     told = "\n".join(result.told() for result in results)
     assert {result.said for result in results} <= {job.playbook, "(stalled)"}, told
     assert job.playbook in {result.said for result in results}, told

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from jobs import HUNG, running
-from netbed import free_port
-from watching import watch_once
+from hangdoc.trial import running
+from tests.support.cli import watch_once
+from tests.support.paths import HUNG
+from tests.support.testbeds.network import free_port
 
 
 def test_what_the_recorder_holds_is_told() -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import netbed
-from jobs import HEALTHY, running
-from watching import hangdoc, watch_once
+from hangdoc.trial import running
+from tests.support.cli import hangdoc, watch_once
+from tests.support.paths import HEALTHY
+from tests.support.testbeds import network
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def test_nothing_fires(pair: tuple[Case, Case]) -> None:
 
 def check(case: Case) -> None:
     if case.script == "between_hosts":
-        netbed.require()
+        network.require()
     with running(HEALTHY / f"{case.script}.py", case.ranks, case.args, launcher=case.launcher) as job:
         job.wait_log(case.until, 90)
         time.sleep(case.pause_s)

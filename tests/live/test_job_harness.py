@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs import ROOT, Trial, TrialError, running
+from hangdoc.trial import Trial, TrialError, running
+from tests.support.paths import ROOT
 
 WORKER = """
 import os, subprocess, sys, time

@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import pytest
 
-from jobs import HEALTHY, ROOT, Trial, running
-from untouched import Watcher, assert_untouched, traces, watched
-from watching import watch_once
+from hangdoc.trial import Trial, running
+from tests.support.cli import watch_once
+from tests.support.paths import HEALTHY, ROOT
+from tests.support.process_state import Watcher, assert_untouched, traces, watched
 
 WATCH = [sys.executable, "-m", "hangdoc.cli", "watch", "--pids"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from eventually import until
-from hangdoc.trial import carrying
-from jobs import ROOT, Trial
-from untouched import STOPPED, assert_untouched, threads, traces, watched
-from watching import watch_once
+from hangdoc.trial import Trial, carrying
+from tests.support.cli import watch_once
+from tests.support.paths import ROOT
+from tests.support.polling import until
+from tests.support.process_state import STOPPED, assert_untouched, threads, traces, watched
 
 LET_GO_S = 1.0  # measured 0.3 s in 1,000 kills
 WATCH = [sys.executable, "-m", "hangdoc.cli", "watch", "--once", "--pids"]

@@ -1,6 +1,6 @@
 """Every shipped reproducer, run live, gets its own diagnosis; the variants are run by `make matrix`.
 
-Who is to blame stands in the playbook (`reproducer: expect:`), the telling evidence in `tests/expected`.
+Who is to blame stands in the playbook (`reproducer: expect:`), the telling evidence in `tests/data/expected`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from itertools import zip_longest
 
 import pytest
 
-import expectations
-import live
-import netbed
 from hangdoc import demo
 from hangdoc.trial import carrying
-from watching import hangdoc
+from tests.support import reproducers
+from tests.support.cli import hangdoc
+from tests.support.testbeds import network
 
 STOPS = "stopped-process"  # the only one that stops a rank by itself
 
 
-SLOW = [id for id in demo.ids() if expectations.broken(id).goes_on]
+SLOW = [id for id in demo.ids() if reproducers.broken(id).goes_on]
 STUCK = [id for id in demo.ids() if id not in SLOW]
-BY_A_LINK = [id for id in SLOW if expectations.broken(id).cls == "network"]
+BY_A_LINK = [id for id in SLOW if reproducers.broken(id).cls == "network"]
 
 
 def two_by_two(ids: Sequence[str]) -> pytest.MarkDecorator:
@@ -58,12 +57,12 @@ def side_by_side(ids: Iterable[str | None]) -> None:
 
 
 def diagnosed(id: str) -> None:
-    job = expectations.broken(id)
+    job = reproducers.broken(id)
     if job.cls == "network":
-        netbed.require()
+        network.require()
     with job.running() as trial:
         trial.wait_log(r"loss", 90)
-        result = live.diagnose(job, trial)
+        result = reproducers.diagnose(job, trial)
         assert result.problems() == {}, result.told()
         assert result.best["links"] or not names_links(job), result.told()
         ranks = set(trial.rank_pids())

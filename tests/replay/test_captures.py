@@ -14,8 +14,8 @@ import pytest
 from hangdoc import demo
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording import read
-from jobs import PLAYBOOKS
-from judging import judge, reported
+from tests.support.judge import judge, reported
+from tests.support.paths import PLAYBOOKS
 
 CAPTURES = sorted(PLAYBOOKS.glob("*/capture.jsonl.zst"))
 
@@ -23,7 +23,7 @@ CAPTURES = sorted(PLAYBOOKS.glob("*/capture.jsonl.zst"))
 @pytest.mark.parametrize("id", demo.ids())
 def test_every_reproducer_has_a_small_capture(id: str) -> None:
     capture = PLAYBOOKS / id / "capture.jsonl.zst"
-    assert capture.exists(), f"python tests/capture.py {id}"
+    assert capture.exists(), f"python -m tests.tools.capture {id}"
     assert capture.stat().st_size < 100_000
 
 

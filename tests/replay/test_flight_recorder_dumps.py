@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measure import HANGDOC
-from jobs import ROOT
-from netbed import free_port
+from tests.benchmarks.measure import HANGDOC
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.testbeds.network import free_port
 
-PROGRAM = Path(__file__).parent / "recorder_dump_program.py"
+PROGRAM = PROGRAMS / "flight_recorder_job.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 

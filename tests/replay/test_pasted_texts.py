@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from judging import reported
-from pasted import ROOT, SCRIPT
+from tests.support.judge import reported
+from tests.support.samples import SAMPLES, SCRIPT
 
 FORMS = {
     "py-spy": ["pyspy/text.txt"],
@@ -26,7 +26,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_with_the_script_the_cause_is_told(form: str, tmp_path: Path) -> None:
     shutil.copy(SCRIPT, tmp_path / "train.py")
-    found = reported(*(ROOT / name for name in FORMS[form]), tmp_path / "train.py")
+    found = reported(*(SAMPLES / name for name in FORMS[form]), tmp_path / "train.py")
     (verdict,) = found.verdicts
     first = verdict.findings[0]
     assert (verdict.status, first.playbook) == ("stalled", "uneven-batches")
@@ -41,7 +41,7 @@ def test_with_the_script_the_cause_is_told(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_it_none_is_made_up(form: str, tmp_path: Path) -> None:
-    (verdict,) = reported(*(ROOT / name for name in FORMS[form])).verdicts
+    (verdict,) = reported(*(SAMPLES / name for name in FORMS[form])).verdicts
     assert verdict.status == "stalled"
     assert [finding.playbook for finding in verdict.findings] == ["ranks-parted"]
     assert [culprit.rank in (2, None) for culprit in verdict.findings[0].culprits] == [True]
@@ -49,5 +49,5 @@ def test_without_it_none_is_made_up(form: str, tmp_path: Path) -> None:
 
 
 def test_ss_tells_for_how_long() -> None:
-    (verdict,) = reported(ROOT / "pyspy/text.txt", ROOT / "ss/tinpe.txt").verdicts
+    (verdict,) = reported(SAMPLES / "pyspy/text.txt", SAMPLES / "ss/tinpe.txt").verdicts
     assert verdict.stalled_for_s == pytest.approx(13.0, abs=0.5)

@@ -1,4 +1,4 @@
-"""The false-alarm matrix of jobs that are gone: what tests/left holds against every rule; only the right one wins."""
+"""The false-alarm matrix of jobs that have ended: tests/data/postmortem against every rule; only the right one wins."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import yaml
 
 import playbooks
 from hangdoc import demo
-from judging import reported
+from tests.support.judge import reported
+from tests.support.paths import DATA
 
-LEFT = Path(__file__).resolve().parent.parent / "left"
+LEFT = DATA / "postmortem"
 KEPT: dict[str, dict[str, Any]] = yaml.safe_load((LEFT / "kept.yaml").read_text(encoding="utf-8"))
 CASES: dict[str, dict[str, Any]] = yaml.safe_load((LEFT / "cases.yaml").read_text(encoding="utf-8"))
 

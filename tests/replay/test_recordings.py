@@ -6,14 +6,13 @@ None of their scripts was known when the rules were written. `truth.json` says w
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from judging import reported
+from tests.support.judge import reported
+from tests.support.paths import RECORDINGS
 
-RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
 TRUTH: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "truth.json").read_text())
 
 

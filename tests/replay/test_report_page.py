@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-import needs
-from browser import Chromium, chromium
-from dossiers import captured, full, recorded
 from hangdoc.dossier import Dossier
 from hangdoc.render.html import page
-from verdicts import dead_link
+from tests.support import requirements
+from tests.support.chromium import Chromium, chromium
+from tests.support.dossiers import captured, full, recorded
+from tests.support.verdicts import dead_link
 
 WIDTHS = (390, 1280)
 PAGES: dict[str, Callable[[], list[Dossier]]] = {
@@ -75,7 +75,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    needs.met(needs.commands(("chromium",), "chromium"))
+    requirements.met(requirements.commands(("chromium",), "chromium"))
     with chromium(tmp_path_factory.mktemp("profile")) as made:
         yield made
 

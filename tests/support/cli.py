@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from jobs import ROOT
+from tests.support.paths import ROOT
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from hangdoc.recording import read
 from hangdoc.sides import Line, Local, Side
 from hangdoc.timeline import Event, Lane, Span, Timeline
 from hangdoc.verdict import Verdict
-from judging import judge
-from replicas import replicate
-from verdicts import hostile
+from tests.support.judge import judge
+from tests.support.paths import RECORDINGS, ROOT
+from tests.support.replicated_ranks import replicate
+from tests.support.verdicts import hostile
 
-ROOT = Path(__file__).resolve().parents[3]
 ENEMY = (
     "<script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\"'`{{ 7*7 }}{% raw %}${7*7}"
     "\x1b[2J\x1b]0;owned\x07[bold red]x[/]\u202egnp.exe\u2066\ufeff\x00\ud800\n\r]]>--></style></svg>&lt;"
@@ -40,7 +40,7 @@ def captured(playbook: str, ranks: int = 0, odd: int = 0, blamed: int = 0) -> Do
 
 
 def recorded(name: str) -> Dossier:
-    return dossier(*judged(ROOT / "tests" / "recordings" / f"{name}.jsonl.zst"))
+    return dossier(*judged(RECORDINGS / f"{name}.jsonl.zst"))
 
 
 def full(text: str = ENEMY) -> Dossier:

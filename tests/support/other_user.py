@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from eventually import until
-from needs import met
+from tests.support.polling import until
+from tests.support.requirements import met
 
 STRANGER = 65534  # nobody: owns nothing, belongs to no group of ours
 READY = "ready"

@@ -16,8 +16,7 @@ import pytest
 
 from hangdoc.evidence import Target
 from probes import Request, Tier
-
-PROGRAMS = Path(__file__).parent / "programs"
+from tests.support.paths import PROGRAMS
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,75 @@
-"""A reproducer run live: started, waited for, diagnosed by the command line, and compared with what it must get."""
+"""The reproducers and their variants: what is expected of each, and live runs compared with that.
+
+Status and culprits are in the playbook, since `hangdoc demo` compares them; `tests/data/expected/ID.yaml` adds patterns
+of the evidence, and variants: other jobs with the same failure. The playbooks themselves know no script.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import yaml
+from pydantic import BaseModel, ConfigDict
+
 from hangdoc import demo
-from jobs import Trial, TrialError
-from watching import watch_once, watching
+from hangdoc.envelope import Id, Pattern, Reproducer, Start
+from hangdoc.trial import Trial, TrialError
+from tests.support.cli import watch_once, watching
+from tests.support.paths import DATA
 
 EXIT = {"stalled": 2, "failed": 2, "slow": 1, "diverging": 1}  # as DESIGN.md has them
+EXPECTED = DATA / "expected"
+
+
+class Variant(Start):
+    """What it does not say is as in the reproducer itself."""
+
+    name: Id
+
+
+class Expectations(BaseModel):
+    """One file of `tests/data/expected`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    evidence: tuple[Pattern, ...]
+    variants: tuple[Variant, ...] = ()
+
+
+def of(first: Reproducer, expected: Expectations) -> dict[str, Reproducer]:
+    """The reproducer, by the name "", and its variants by theirs."""
+    itself = first.model_copy(update={"expect": first.expect.model_copy(update={"evidence": expected.evidence})})
+    return {"": itself, **{variant.name: _told(itself, variant) for variant in expected.variants}}
+
+
+def _told(first: Reproducer, variant: Variant) -> Reproducer:
+    return first.model_copy(update={key: getattr(variant, key) for key in variant.model_fields_set - {"name"}})
+
+
+def variants(id: str) -> list[demo.Broken]:
+    """The reproducer of a playbook and then its variants, with all that is expected of them."""
+    job = demo.broken(id)
+    expected = Expectations.model_validate(yaml.safe_load((EXPECTED / f"{id}.yaml").read_text(encoding="utf-8")))
+    return [
+        replace(
+            job,
+            script=job.script.parent / told.script,
+            told=told,
+            status=told.expect.status or job.status,
+            variant=name,
+        )
+        for name, told in of(job.told, expected).items()
+    ]
+
+
+def broken(id: str) -> demo.Broken:
+    """The reproducer alone."""
+    return variants(id)[0]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Samples of what is left of jobs, `samples/READER/*`: taken from real processes, or made after the sources."""
+"""Samples of stacks, logs and dumps, `tests/data/samples/READER/*`: taken from real jobs or built after the sources."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from hangdoc.evidence import Stacks
 from hangdoc.readers import Found, Notes, Piece, Reader, Source, load
+from tests.support.paths import DATA, RECORDINGS
 
-ROOT = Path(__file__).parent / "samples"
-RECORDING = Path(__file__).parent / "recordings" / "tie2.jsonl.zst"
-SCRIPT = ROOT / "train.py.txt"  # what ran when the stacks of uneven batches were taken
+SAMPLES = DATA / "samples"
+RECORDING = RECORDINGS / "tie2.jsonl.zst"
+SCRIPT = SAMPLES / "train.py.txt"  # what ran when the stacks of uneven batches were taken
 
 
 def every() -> Iterator[tuple[str, Path]]:
     """Name of the reader's module, and a sample that only it may take."""
-    for folder in sorted(path for path in ROOT.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in SAMPLES.iterdir() if path.is_dir()):
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             yield folder.name, file
     yield "recording", RECORDING

@@ -1,14 +1,15 @@
-"""The kinds of secrets in `data/secrets.yaml`, put together; and whether a text shows one."""
+"""The kinds of secrets in `tests/data/secrets.yaml`, put together; and whether a text shows one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import yaml
 
-DATA = Path(__file__).parent / "data" / "secrets.yaml"
+from tests.support.paths import DATA
+
+SECRETS = DATA / "secrets.yaml"
 PIECE = 8  # characters: so much of a secret in a row is a leak; of a shorter one all of it
 
 
@@ -28,7 +29,7 @@ class Kind:
 def kinds(*places: str) -> tuple[Kind, ...]:
     """Those of some places; all of them without."""
     found = []
-    for one in yaml.safe_load(DATA.read_text()):
+    for one in yaml.safe_load(SECRETS.read_text()):
         secret = "".join(one["pieces"])
         text, *words = [_filled(text, secret) for text in (one.get("text", ""), *one.get("words", ()))]
         found.append(Kind(one["kind"], one["place"], secret, text, tuple(words), one.get("name", "")))

@@ -26,7 +26,8 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.facts import Facts, derive, schema
-from sourced import Module
+from hangdoc.introspect.places import places
+from probes.source import told
 
 LIB = "/v/lib/python3.11/site-packages/torch"
 C10D = f"{LIB}/distributed/distributed_c10d.py"
@@ -70,13 +71,33 @@ def tensor(name: str, *shape: int, dtype: str = "float32") -> Variable:
     return Variable(name, f"Tensor({list(shape)})", kind="tensor", tensor=Tensor(shape, dtype, "cpu"))
 
 
+@dataclass
+class ParsedSource:
+    """A source file as probe `source` reports it, without the child process in between."""
+
+    data: bytes
+    known: dict[int, Place | None] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, path: str) -> ParsedSource:
+        """Raises what `places` raises."""
+        data = Path(path).read_bytes()
+        places(data, [])
+        return cls(data)
+
+    def place(self, line: int) -> Place | None:
+        if line not in self.known:
+            self.known |= {line: None, **dict(told(places(self.data, [line])))}
+        return self.known[line]
+
+
 class Stage:
     """A script and the ranks on it."""
 
     def __init__(self, script: str, folder: Path) -> None:
         self.path = folder / "job.py"
         self.path.write_text(script)
-        self.module = Module.parse(str(self.path))
+        self.module = ParsedSource.parse(str(self.path))
 
     def facts(self, *looks: Sequence[At], every_s: float = 1.0) -> Facts:
         """The facts after these looks; one look is shown four times, as of a job that stands still."""

@@ -1,4 +1,4 @@
-"""Real processes that hold real TCP connections: `Talker.start().do("connect 127.0.0.1 7000")`."""
+"""Real processes that hold real TCP connections: `TcpPeer.start().do("connect 127.0.0.1 7000")`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hangdoc.evidence import Target
-from netbed import Node
+from tests.support.testbeds.network import Node
 
 PROGRAM = """
 import os, socket, sys
@@ -46,7 +46,7 @@ for line in sys.stdin:
 """
 
 
-class Talker:
+class TcpPeer:
     """A process that opens, fills and drains connections on command."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -54,7 +54,7 @@ class Talker:
         self.pid = process.pid
 
     @classmethod
-    def start(cls, node: Node | None = None) -> Talker:
+    def start(cls, node: Node | None = None) -> TcpPeer:
         """In a node of a test bed, or here."""
         command = [sys.executable, "-c", PROGRAM]
         return cls(
@@ -84,12 +84,12 @@ class Talker:
 
 
 @contextmanager
-def talking(*nodes: Node | None) -> Iterator[tuple[Talker, ...]]:
+def tcp_peers(*nodes: Node | None) -> Iterator[tuple[TcpPeer, ...]]:
     """A talker in each node (None: here), ended with the context."""
-    talkers: list[Talker] = []
+    talkers: list[TcpPeer] = []
     try:
         for node in nodes:
-            talkers.append(Talker.start(node))
+            talkers.append(TcpPeer.start(node))
         for talker in talkers:
             talker.do("nothing")  # before it has answered it may still be in our namespace
         yield tuple(talkers)
@@ -98,7 +98,7 @@ def talking(*nodes: Node | None) -> Iterator[tuple[Talker, ...]]:
             talker.end()
 
 
-def join(server: Talker, client: Talker, address: str, port: int, bind: str | None = None) -> None:
+def join(server: TcpPeer, client: TcpPeer, address: str, port: int, bind: str | None = None) -> None:
     """Connect client to server and let a kilobyte cross each way."""
     server.do(f"listen {bind or address} {port}")
     client.do(f"connect {address} {port}")

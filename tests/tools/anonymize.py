@@ -1,6 +1,6 @@
 """Rewrites a recording so that it names no path of the machine it was made on.
 
-python tests/anonymous.py FROM TO [PREFIX=NAME ...]
+python -m tests.tools.anonymize FROM TO [PREFIX=NAME ...]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zstandard
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.paths import ROOT
 
 
 def here() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The calm: every healthy job, watched live for a long while; nothing may be raised.
 
-python tests/calm.py [--seconds 240] [--beside 2] [NAME ...]
+python -m tests.tools.calm [--seconds 240] [--beside 2] [NAME ...]
 
 Prints a line a job: for how long it was watched, what was raised, and what was said of it otherwise. Exit code 0 where
 nothing was raised. Several run side by side (`--beside`), as on a busy host.
@@ -9,19 +9,15 @@ nothing was raised. Several run side by side (`--beside`), as on a busy host.
 from __future__ import annotations
 
 import argparse
-import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from jobs import HEALTHY, running  # noqa: E402
-from watching import watching  # noqa: E402
+from hangdoc.trial import running
+from tests.support.cli import watching
+from tests.support.paths import HEALTHY
 
 PROGRAMS = {"lifetime", "waits_for_request"}  # no job; one that does nothing until it is asked
 SELF_STARTED = {"spawned": ("--ranks", "2")}

@@ -1,4 +1,4 @@
-"""Records a reproducer: `python tests/capture.py ID` makes playbooks/ID/capture.jsonl.zst (the false-alarm matrix)."""
+"""Record a reproducer for the false-alarm matrix: `python -m tests.tools.capture ID` writes its capture.jsonl.zst."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import expectations  # noqa: E402
-import live  # noqa: E402
-from anonymous import here, rewrite  # noqa: E402
-from hangdoc import demo  # noqa: E402
+from hangdoc import demo
+from tests.support import reproducers
+from tests.support.paths import ROOT
+from tests.tools.anonymize import here, rewrite
 
 MOST_BYTES = 100_000
 
 
 def capture(id: str) -> str:
     """Run, wait until it hangs, record until it is diagnosed; returns what was said."""
-    job = expectations.broken(id)
+    job = reproducers.broken(id)
     with tempfile.TemporaryDirectory() as name, job.running() as trial:
         trial.wait_log(r"loss", 90)
         for _ in range(6):
             folder = Path(name) / "incident"
-            result = live.diagnose(job, trial, "--record", str(folder))
+            result = reproducers.diagnose(job, trial, "--record", str(folder))
             if not result.problems():
                 return keep(folder, id)
             print(result.problems())

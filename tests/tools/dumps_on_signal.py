@@ -1,6 +1,6 @@
 """Runs a script as `python script` would, with faulthandler's dump of all threads on SIGUSR1 (to stderr).
 
-torchrun ... tests/dumps_on_signal.py SCRIPT [ARGS]
+torchrun ... tests/tools/dumps_on_signal.py SCRIPT [ARGS]
 """
 
 import faulthandler

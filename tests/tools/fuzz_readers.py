@@ -1,6 +1,6 @@
 """A fuzzer for the readers: damages samples, mixes them, and reads the result with every reader.
 
-    python tests/fuzz_readers.py [--seconds 60] [--seed N] [--reader NAME] [--keep FOLDER]
+    python -m tests.tools.fuzz_readers [--seconds 60] [--seed N] [--reader NAME] [--keep FOLDER]
 
 An exception other than OSError, more than LIMIT_S or LIMIT_BYTES of memory for one file is a finding: the file is
 kept in FOLDER and the exit code is 1.
@@ -19,10 +19,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-
 from hangdoc.readers import Notes, Reader, Source, load
+from tests.support import samples
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 256 * 2**20
@@ -174,15 +172,13 @@ def peak() -> int:
 
 
 def main() -> int:
-    import pasted
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--reader", default=None, help="only this one: pyspy, logs, ...")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"))
     args = parser.parse_args()
-    corpus = Corpus(list(pasted.every()))
+    corpus = Corpus(list(samples.every()))
     readers = [(type(one).__module__.rpartition(".")[2], one) for one in load()]
     readers = [(name, one) for name, one in readers if args.reader in (None, name)]
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**32)

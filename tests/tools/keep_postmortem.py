@@ -1,6 +1,6 @@
 """Keeps what is left of a job (as `benchmarks.post_mortem --out` collects it) as a sample: small, and without paths.
 
-python tests/left/keep.py FOLDER ...
+python -m tests.tools.keep_postmortem FOLDER ...
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-KEPT = Path(__file__).parent / "kept"
+from tests.support.paths import DATA, ROOT
+
+KEPT = DATA / "postmortem" / "kept"
 ENTRIES = 12  # newest of each Flight Recorder
-ROOT = re.escape(str(Path(__file__).resolve().parents[2]))
 HERE = (
-    (re.compile(ROOT + r"/playbooks/[\w-]+/reproducer\w*\.py"), "/job/train.py"),
+    (re.compile(re.escape(str(ROOT)) + r"/playbooks/[\w-]+/reproducer\w*\.py"), "/job/train.py"),
     (re.compile(re.escape(sys.prefix)), "/opt/env"),
     (re.compile(re.escape(sys.base_prefix)), "/usr"),
     (re.compile(r"reproducer\w*\.py"), "train.py"),

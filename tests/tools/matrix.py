@@ -1,6 +1,6 @@
 """The confusion matrix: every reproducer, run live several times; which playbook is named, and how soon.
 
-python tests/matrix.py [--runs 5] [--beside 1] [--default-only] [--out FILE] [ID | ID/VARIANT ...]
+python -m tests.tools.matrix [--runs 5] [--beside 1] [--default-only] [--out FILE] [ID | ID/VARIANT ...]
 
 Prints Markdown. With `--beside 2` two of them run at a time: quicker, on a busy host. Ctrl-C prints what there is. FILE
 is written anew after every run; the verdict of each run that was misjudged is kept beside it. Exit code 0 where 95 % of
@@ -23,13 +23,9 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import expectations  # noqa: E402
-import live  # noqa: E402
-from hangdoc import __version__, demo  # noqa: E402
-from jobs import TrialError  # noqa: E402
+from hangdoc import __version__, demo
+from hangdoc.trial import TrialError
+from tests.support import reproducers
 
 ENOUGH = 0.95
 
@@ -39,7 +35,7 @@ class Row:
     """The runs of one reproducer."""
 
     job: demo.Broken
-    results: list[live.Result] = field(default_factory=list)
+    results: list[reproducers.Result] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # runs that gave no verdict at all
 
     def right(self, *kinds: str) -> int:
@@ -115,7 +111,7 @@ def run_all(rows: list[Row], runs: int, beside: int, out: Path | None) -> None:
 def run_one(row: Row, number: int, out: Path | None) -> str:
     """One run, added to the row; a misjudged one is kept. Returns what to say of it."""
     try:
-        result = live.run(row.job)
+        result = reproducers.run(row.job)
     except (TrialError, AssertionError, subprocess.TimeoutExpired) as error:
         row.failures.append(str(error))
         return f"no verdict: {error}"
@@ -131,7 +127,7 @@ def run_one(row: Row, number: int, out: Path | None) -> str:
 def jobs(wanted: str, default_only: bool) -> list[demo.Broken]:
     """What `ID` or `ID/VARIANT` stands for."""
     id, _, variant = wanted.partition("/")
-    every = expectations.variants(id)
+    every = reproducers.variants(id)
     if variant:
         return [job for job in every if job.variant == variant] or sys.exit(f"{id} has no variant {variant!r}")
     return every[:1] if default_only else every

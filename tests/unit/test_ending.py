@@ -12,12 +12,12 @@ from textwrap import indent
 
 import pytest
 
-from eventually import at_rest, until
 from hangdoc import procfs
-from needs import met
-from unit.probes.attach import started
+from tests.support.paths import ROOT
+from tests.support.polling import at_rest, until
+from tests.support.probe_targets import started
+from tests.support.requirements import met
 
-ROOT = Path(__file__).parents[2]
 WITHIN_S = 1.3  # a second, and what a busy test host takes to start and to reap
 WAITS = {
     "a call": "time.sleep(60)",

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import netbed
-from hostbed import hostbed, torchrun, with_hangdoc
-from jobs import HUNG
-from kubectl_program import Pods
+from tests.support.fake_kubectl import Pods
+from tests.support.paths import HUNG
+from tests.support.testbeds import network
+from tests.support.testbeds.hosts import host_testbed, torchrun, with_hangdoc
 
 NAMES = ("trainer-0", "trainer-1")
 WHERE = ("--selector", "app=train", "--namespace", "ml")
@@ -26,8 +26,8 @@ RUNNING = ("--field-selector", "status.phase=Running", "--output", "jsonpath={.i
 @pytest.fixture(scope="module")
 def pods() -> Iterator[Pods]:
     """Two pods with a job that stands still, and one that has ended."""
-    netbed.require()
-    with hostbed(2) as bed:
+    network.require()
+    with host_testbed(2) as bed:
         path = f"PATH={with_hangdoc(bed.folder)}"
         prefixes = {name: host.command("env", path) for name, host in zip(NAMES, bed.hosts, strict=True)}
         pods = Pods(bed.folder, {**prefixes, "trainer-old": []}, phases={"trainer-old": "Succeeded"})

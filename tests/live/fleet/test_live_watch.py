@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
-import sshbed
-from eventually import until
-from jobs import HEALTHY
-from sshbed import SshBed
-from threehosts import FAULTS, LOST, judged, mixed_bf16, uneven, whole
+from tests.support.fleet_jobs import FAULTS, LOST, judged, mixed_bf16, uneven, whole
+from tests.support.paths import HEALTHY
+from tests.support.polling import until
+from tests.support.testbeds import ssh
+from tests.support.testbeds.ssh import SshTestbed
 
 NAMED_S = 5.0  # a host that is lost is named within
 BACK_S = 30.0  # and is seen again, when it is there again, within
@@ -29,18 +29,18 @@ def test_hosts_that_see_one_another_count_each_rank_once() -> None:
 
     They would see the jobs of other tests as well, and those tests would see ranks held by their dumps.
     """
-    sshbed.require()
+    ssh.require()
     job = uneven()
-    with sshbed.sshbed(apart=False) as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed(apart=False) as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
         trial.wait_log("loss", 90)
         trial.wait_still(3)
         whole(judged(bed, trial, job), {2: "10.77.0.3"})
 
 
 def test_slow_rank_on_a_remote_host_is_blamed() -> None:
-    sshbed.require()
+    ssh.require()
     job = mixed_bf16()
-    with sshbed.sshbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
         trial.wait_log("loss", 90)
         whole(judged(bed, trial, job), {1: "10.77.0.2", 2: "10.77.0.3"})
 
@@ -66,7 +66,7 @@ class Watch:
 
 
 @contextmanager
-def watching(bed: SshBed, seconds: float) -> Iterator[Watch]:
+def watching(bed: SshTestbed, seconds: float) -> Iterator[Watch]:
     """Watch all hosts live, for so many seconds at most; no agent is left then."""
     progress = bed.folder / "progress"
     with progress.open("w") as stderr:
@@ -84,8 +84,8 @@ def watching(bed: SshBed, seconds: float) -> Iterator[Watch]:
 
 
 def test_host_that_dies_hangs_or_is_cut_off_is_named_and_comes_back() -> None:
-    sshbed.require()
-    with sshbed.sshbed() as bed, bed.job(HEALTHY / "steady.py", "--seconds", "200") as trial:
+    ssh.require()
+    with ssh.ssh_testbed() as bed, bed.job(HEALTHY / "steady.py", "--seconds", "200") as trial:
         trial.wait_log("loss", 90)
         with watching(bed, 170) as watch:
             watch.until("started")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-import expectations
-import live
-import sshbed
 from hangdoc import demo
-from hostbed import STORE_PORT, Host, torchrun
-from jobs import PLAYBOOKS, Trial
-from sshbed import SshBed
+from hangdoc.trial import Trial
+from tests.support import reproducers
+from tests.support.paths import PLAYBOOKS
+from tests.support.testbeds import ssh
+from tests.support.testbeds.hosts import STORE_PORT, Host, torchrun
+from tests.support.testbeds.ssh import SshTestbed
 
 HOSTS = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 GATEWAY = "10.77.0.254"
@@ -29,19 +29,19 @@ SHAPER = ("tbf", "rate", "2mbit", "burst", "16kb", "limit", "400kb")
 UNTOLD = ("-u", "GLOO_SOCKET_IFNAME")
 AGAIN = ("sh", "-c", 'until "$@"; do sleep 0.5; done', "loop")  # a supervisor that knows nothing of the other hosts
 
-Fault = Callable[[SshBed], AbstractContextManager[None]]
+Fault = Callable[[SshTestbed], AbstractContextManager[None]]
 
 
 # --- what goes wrong, until the context ends; every host is still reached by ssh from the collector ----------------
 
 
 @contextmanager
-def nothing(_: SshBed) -> Iterator[None]:
+def nothing(_: SshTestbed) -> Iterator[None]:
     yield
 
 
 @contextmanager
-def firewall(*rules: tuple[int, tuple[str, ...]], bed: SshBed) -> Iterator[None]:
+def firewall(*rules: tuple[int, tuple[str, ...]], bed: SshTestbed) -> Iterator[None]:
     """So many rules of iptables, each on its host."""
     for index, rule in rules:
         done = bed.hosts[index].run("iptables", "-w", "-A", *rule)
@@ -53,7 +53,7 @@ def firewall(*rules: tuple[int, tuple[str, ...]], bed: SshBed) -> Iterator[None]
             bed.hosts[index].run("iptables", "-w", "-D", *rule)
 
 
-def filtered(bed: SshBed) -> AbstractContextManager[None]:
+def filtered(bed: SshTestbed) -> AbstractContextManager[None]:
     """Nothing passes between the third host and the others of the job."""
     peers = ",".join(HOSTS[:THIRD])
     return firewall(
@@ -62,7 +62,7 @@ def filtered(bed: SshBed) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def cut_off(bed: SshBed) -> Iterator[None]:
+def cut_off(bed: SshTestbed) -> Iterator[None]:
     """The interface of the third host is down, for the job and for us."""
     bed.hosts[THIRD].node.link("down")
     try:
@@ -71,21 +71,21 @@ def cut_off(bed: SshBed) -> Iterator[None]:
         bed.hosts[THIRD].node.link("up")
 
 
-def lossy(bed: SshBed) -> AbstractContextManager[None]:
+def lossy(bed: SshTestbed) -> AbstractContextManager[None]:
     """A fifth of what the third host and its peers send one another is lost, and of what the collector sends it."""
     arrives = (THIRD, ("INPUT", "-i", "eth0", *LOSES, "-j", "DROP"))
     leaves = [(index, ("INPUT", "-s", HOSTS[THIRD], *LOSES, "-j", "DROP")) for index in range(THIRD)]
     return firewall(arrives, *leaves, bed=bed)
 
 
-def closed(bed: SshBed) -> AbstractContextManager[None]:
+def closed(bed: SshTestbed) -> AbstractContextManager[None]:
     """Only ssh and the store are let in, on every host."""
     syn = ("INPUT", "-i", "eth0", "-p", "tcp", "--syn", "-m", "multiport", "!", "--dports", f"22,{STORE_PORT}")
     return firewall(*((index, (*syn, "-j", "DROP")) for index in range(len(HOSTS))), bed=bed)
 
 
 @contextmanager
-def shaped(bed: SshBed) -> Iterator[None]:
+def shaped(bed: SshTestbed) -> Iterator[None]:
     """The third host sends through a shaper, the agent's evidence too."""
     host = bed.hosts[THIRD]
     assert host.run("tc", "qdisc", "add", "dev", "eth0", "root", *SHAPER).returncode == 0
@@ -96,7 +96,7 @@ def shaped(bed: SshBed) -> Iterator[None]:
 
 
 @contextmanager
-def narrow(bed: SshBed) -> Iterator[None]:
+def narrow(bed: SshTestbed) -> Iterator[None]:
     """The third host is behind a second switch, and the line between the two takes 1400 bytes, as no host knows."""
     switch, port = bed.bed.switch, f"port{THIRD}"
     switch.ip("link", "add", "behind", "type", "bridge")
@@ -115,7 +115,7 @@ def narrow(bed: SshBed) -> Iterator[None]:
 
 
 @contextmanager
-def containers(bed: SshBed) -> Iterator[None]:
+def containers(bed: SshTestbed) -> Iterator[None]:
     """Each host has a bridge of Docker with a container on it, and a default route that knows no such network."""
     bed.bed.switch.ip("address", "add", f"{GATEWAY}/24", "dev", "bridge")
     for index, host in enumerate(bed.hosts, 1):
@@ -137,7 +137,7 @@ def containers(bed: SshBed) -> Iterator[None]:
 
 
 @contextmanager
-def looped_name(bed: SshBed) -> Iterator[None]:
+def looped_name(bed: SshTestbed) -> Iterator[None]:
     """The first host's own name stands for loopback there, as Debian's installer leaves it.
 
     The names of the others stand for a network of the job, above 127.x: of two ranks the one with the lower address
@@ -213,9 +213,9 @@ class Through(Host):
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[SshBed]:
-    sshbed.require()
-    with sshbed.sshbed(hosts=len(HOSTS)) as made:
+def bed() -> Iterator[SshTestbed]:
+    ssh.require()
+    with ssh.ssh_testbed(hosts=len(HOSTS)) as made:
         for host in made.hosts:
             host.node.ip("link", "set", "eth0", "gso_max_segs", "1")  # packets as on a wire
         # The collector's is a network for management, where packets are small: a narrow path does not concern it.
@@ -225,13 +225,13 @@ def bed() -> Iterator[SshBed]:
 
 def expected(case: Case) -> demo.Broken:
     """A rank on each host, and what must be said of them."""
-    job = expectations.broken(case.playbook)
+    job = reproducers.broken(case.playbook)
     expect = job.told.expect.model_copy(update={"culprits": case.culprits, "evidence": case.evidence})
     told = job.told.model_copy(update={"ranks": len(case.ranks), "expect": expect})
     return replace(job, told=told, status=case.status or job.status)
 
 
-def judged(bed: SshBed, trial: Trial, job: demo.Broken, loud_s: float | None) -> live.Result:
+def judged(bed: SshTestbed, trial: Trial, job: demo.Broken, loud_s: float | None) -> reproducers.Result:
     """What `watch --nodes --once` says, once there has been enough to see."""
     limit = time.monotonic() + job.told.within_s
     demo.Log(trial, lambda line: None).follow(limit, loud_s)
@@ -239,13 +239,13 @@ def judged(bed: SshBed, trial: Trial, job: demo.Broken, loud_s: float | None) ->
         started = time.monotonic()
         done = bed.hangdoc("watch", "--nodes", bed.nodes, "--once", "--json", *job.asking, timeout=120)
         assert done.stdout.count("\n") == 1, done
-        result = live.Result(job, json.loads(done.stdout), done.returncode, time.monotonic() - started)
+        result = reproducers.Result(job, json.loads(done.stdout), done.returncode, time.monotonic() - started)
         if result.best or loud_s is None or time.monotonic() > limit:
             return result
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.playbook + " lost" * bool(case.lost))
-def test_network_between_hosts_is_blamed(bed: SshBed, case: Case) -> None:
+def test_network_between_hosts_is_blamed(bed: SshTestbed, case: Case) -> None:
     job = expected(case)
     hosts = [
         Through(host.name, host.node, host.first, prefix=case.told.get(at, ())) for at, host in enumerate(bed.hosts)

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-import slurmbed
-from jobs import HUNG, Trial
-from slurmbed import Slurm
+from hangdoc.trial import Trial
+from tests.support.paths import HUNG
+from tests.support.testbeds.slurm import Slurm, require_slurm, slurm_testbed
 
 UNEVEN = HUNG / "leaves_early.py"  # the last rank has left the loop, and waits in a barrier
 
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    slurmbed.require()
-    with slurmbed.slurmbed() as slurm:
+    require_slurm()
+    with slurm_testbed() as slurm:
         yield slurm
 
 

@@ -13,29 +13,29 @@ from contextlib import suppress
 import psutil
 import pytest
 
-import sshbed
-from jobs import Trial
-from sshbed import SshBed
-from threehosts import FAULTS, LOST, OTHERS, judged, lost_hosts, uneven, whole
+from hangdoc.trial import Trial
+from tests.support.fleet_jobs import FAULTS, LOST, OTHERS, judged, lost_hosts, uneven, whole
+from tests.support.testbeds import ssh
+from tests.support.testbeds.ssh import SshTestbed
 
 
 @pytest.fixture(scope="module")
-def stuck() -> Iterator[tuple[SshBed, Trial]]:
+def stuck() -> Iterator[tuple[SshTestbed, Trial]]:
     """Hosts of their own under a job that stands still: the third host's rank has left the loop."""
-    sshbed.require()
+    ssh.require()
     job = uneven()
-    with sshbed.sshbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
         trial.wait_log("loss", 90)
         trial.wait_still(3)
         yield bed, trial
 
 
-def test_rank_on_a_remote_host_is_blamed(stuck: tuple[SshBed, Trial]) -> None:
+def test_rank_on_a_remote_host_is_blamed(stuck: tuple[SshTestbed, Trial]) -> None:
     whole(judged(*stuck, uneven()), {2: "10.77.0.3"})
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_host_that_is_not_there_is_named_and_the_rest_judged(stuck: tuple[SshBed, Trial], fault: str) -> None:
+def test_host_that_is_not_there_is_named_and_the_rest_judged(stuck: tuple[SshTestbed, Trial], fault: str) -> None:
     bed, trial = stuck
     begin, end = FAULTS[fault]
     begin(bed)
@@ -50,8 +50,8 @@ def test_host_that_is_not_there_is_named_and_the_rest_judged(stuck: tuple[SshBed
 
 
 def test_doctor_says_which_hosts_are_reached() -> None:
-    sshbed.require()
-    with sshbed.sshbed() as bed:
+    ssh.require()
+    with ssh.ssh_testbed() as bed:
         done = bed.hangdoc("doctor", "--nodes", bed.nodes, "--json")
         (seen,) = map(json.loads, done.stdout.splitlines())
         assert (seen["name"], seen["ok"], done.returncode) == (bed.nodes, True, 0), done
@@ -65,9 +65,9 @@ def test_doctor_says_which_hosts_are_reached() -> None:
 
 def test_a_tree_where_the_site_asks_for_one() -> None:
     """The second and third host are reached through the first, as a topology file of ClusterShell says."""
-    sshbed.require()
+    ssh.require()
     job = uneven()
-    with sshbed.sshbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
         trial.wait_log("loss", 90)
         trial.wait_still(3)
         folder = bed.folder / "clustershell"

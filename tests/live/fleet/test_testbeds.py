@@ -10,31 +10,31 @@ from pathlib import Path
 
 import pytest
 
-import slurmbed
-import sshbed
-from hostbed import Host
-from kubectl_program import Pods
-from netbed import Node
+from tests.support.fake_kubectl import Pods
+from tests.support.testbeds import ssh
+from tests.support.testbeds.hosts import Host
+from tests.support.testbeds.network import Node
+from tests.support.testbeds.slurm import Slurm, require_slurm, slurm_testbed
 
 ECHO = "import sys\nfor line in sys.stdin: print('got', line, end='', flush=True)\nprint('eof', flush=True)"
 
 
 @pytest.fixture(scope="module")
-def bed() -> Iterator[sshbed.SshBed]:
-    sshbed.require()
-    with sshbed.sshbed(hosts=2) as bed:
+def bed() -> Iterator[ssh.SshTestbed]:
+    ssh.require()
+    with ssh.ssh_testbed(hosts=2) as bed:
         yield bed
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[slurmbed.Slurm]:
-    slurmbed.require()
-    with slurmbed.slurmbed() as slurm:
+def slurm() -> Iterator[Slurm]:
+    require_slurm()
+    with slurm_testbed() as slurm:
         yield slurm
 
 
 class TestSsh:
-    def test_each_host_is_reached_and_is_one_of_its_own(self, bed: sshbed.SshBed) -> None:
+    def test_each_host_is_reached_and_is_one_of_its_own(self, bed: ssh.SshTestbed) -> None:
         for index, host in enumerate(bed.hosts):
             said = bed.ssh(index, "hostname; hostname -i; ls -d /proc/[1-9]*")
             name, address, *processes = said.stdout.split()
@@ -42,10 +42,10 @@ class TestSsh:
             assert "/proc/1" in processes
             assert len(processes) < 15, "the processes of the machine are seen"
 
-    def test_plain_hangdoc_is_there(self, bed: sshbed.SshBed) -> None:
+    def test_plain_hangdoc_is_there(self, bed: ssh.SshTestbed) -> None:
         assert bed.ssh(0, "hangdoc --version").stdout == bed.hangdoc("--version").stdout != ""
 
-    def test_killed_sshd_ends_the_session_and_comes_back(self, bed: sshbed.SshBed) -> None:
+    def test_killed_sshd_ends_the_session_and_comes_back(self, bed: ssh.SshTestbed) -> None:
         session = bed.start("ssh", "node-1", "echo up; sleep 60", stdout=subprocess.PIPE, text=True)
         assert session.stdout is not None
         assert session.stdout.readline() == "up\n"
@@ -56,7 +56,7 @@ class TestSsh:
         bed.serve(0)
         assert bed.ssh(0, "true").returncode == 0
 
-    def test_frozen_session_says_nothing_until_it_thaws(self, bed: sshbed.SshBed) -> None:
+    def test_frozen_session_says_nothing_until_it_thaws(self, bed: ssh.SshTestbed) -> None:
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         session = bed.start("ssh", "node-2", f"{sys.executable} -S -c {ECHO!r}".replace("\\n", "\n"), **streams)
         assert session.stdin is not None
@@ -73,7 +73,7 @@ class TestSsh:
         session.stdin.close()
         assert session.stdout.read() == b"eof\n"
 
-    def test_cut_host_answers_nobody_until_it_is_mended(self, bed: sshbed.SshBed) -> None:
+    def test_cut_host_answers_nobody_until_it_is_mended(self, bed: ssh.SshTestbed) -> None:
         bed.cut(1)
         with pytest.raises(subprocess.TimeoutExpired):
             bed.ssh(1, "true", timeout=1)
@@ -83,7 +83,7 @@ class TestSsh:
 
 
 class TestSlurm:
-    def test_srun_runs_on_both_nodes(self, slurm: slurmbed.Slurm) -> None:
+    def test_srun_runs_on_both_nodes(self, slurm: Slurm) -> None:
         done = slurm.run(
             "srun", "-N2", "sh", "-c", "echo $SLURMD_NODENAME $SLURM_PROCID $SLURM_NTASKS; hangdoc --version"
         )
@@ -91,7 +91,7 @@ class TestSlurm:
         assert sorted(line for line in lines if line.startswith("n")) == ["n1 0 2", "n2 1 2"], done
         assert sum(line.startswith("hangdoc") for line in lines) == 2
 
-    def test_a_step_beside_another_reads_its_stdin_to_the_end(self, slurm: slurmbed.Slurm) -> None:
+    def test_a_step_beside_another_reads_its_stdin_to_the_end(self, slurm: Slurm) -> None:
         job = slurm.allocate()
         busy = slurm.start("srun", "--jobid", str(job), "-N2", "sleep", "60")
         beside = ("srun", "--overlap", "--jobid", str(job), "--nodes=1", "--ntasks=1", "--nodelist", "n2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from strangers import hangdoc, stranger
+from tests.support.other_user import hangdoc, stranger
 
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 

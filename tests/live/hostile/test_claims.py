@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from strangers import peak_rss_bytes, stranger
+from tests.support.other_user import peak_rss_bytes, stranger
 
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 HONEST = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871", "TORCHELASTIC_RUN_ID": "honest"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strangers import Stranger, hangdoc, stranger
+from tests.support.other_user import Stranger, hangdoc, stranger
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 # A process whose only frame is, as it says, on line 3 of the file that it was given.

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from strangers import hangdoc, peak_rss_bytes, stranger
+from tests.support.other_user import hangdoc, peak_rss_bytes, stranger
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 RANK = {
     "RANK": "0",

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.system import programs
-from strangers import Stranger, stranger
-from untouched import STOPPED, threads, tracer
+from tests.support.other_user import Stranger, stranger
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.polling import until
+from tests.support.process_state import STOPPED, threads, tracer
 
-TESTS = Path(__file__).parents[1]
 KILLS = int(os.environ.get("HANGDOC_KILLS", "60"))
 GOES_ON_S = 1.0  # within which hangdoc must have ended, and the rank must go on
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -68,10 +68,9 @@ class Examiner:
 
 @contextmanager
 def examiner(pid: int, *spy: str) -> Iterator[Examiner]:
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     process = subprocess.Popen(
-        [sys.executable, str(TESTS / "examiner.py"), str(pid), *spy],
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, str(PROGRAMS / "examiner.py"), str(pid), *spy],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -88,7 +87,7 @@ def examiner(pid: int, *spy: str) -> Iterator[Examiner]:
 def stuck_spy(tmp_path: Path) -> str:
     """A py-spy that never releases the rank."""
     path, real = tmp_path / "py-spy", programs.py_spy()
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {TESTS / "stuck_pyspy.py"} {real} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {PROGRAMS / "stuck_py_spy.py"} {real} "$@"\n')
     path.chmod(0o755)
     return str(path)
 

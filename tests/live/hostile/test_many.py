@@ -13,7 +13,7 @@ from subprocess import PIPE, Popen
 import pytest
 
 from hangdoc import procfs
-from strangers import stranger
+from tests.support.other_user import stranger
 
 LIMIT_S, LIMIT_MIB = 45.0, 120  # of `watch --once`, which watches for 9 to 14 s by itself
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}

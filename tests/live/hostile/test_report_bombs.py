@@ -16,6 +16,8 @@ import pytest
 import yaml
 import zstandard
 
+from tests.support.paths import ROOT
+
 LIMIT_S, LIMIT_MB = 10.0, 300.0
 SMALL = 100_000  # bytes
 HEADER = b'{"schema": "hangdoc.recording/1"}\n'
@@ -23,7 +25,7 @@ LOOK = b'{"snapshot":{"host":"n","at_s":%d,"time":"","ranks":[%b]}}\n'
 CONNECTION = b'{"local":"10.0.0.1","local_port":%d,"remote":"10.0.0.2","remote_port":%d,"state":"established"}'
 EVERYBODY = {"name": "0", "desc": "default_pg", "ranks": str(list(range(40_000)))}
 THREAD = b'{"tid":1,"name":"M","frames":[{"function":"f","file":"a.py","line":1,"short":"a.py"}]}'
-FORMS = yaml.safe_load((Path(__file__).parents[2] / "hangdoc" / "readers" / "lines.yaml").read_text())
+FORMS = yaml.safe_load((ROOT / "hangdoc" / "readers" / "lines.yaml").read_text())
 TRACE = b'{"version":"2.10","entries":[{"profiling_name":"nccl:all_reduce","pg_config":0}],"x":'
 PYSPY = b'[{"pid":1,"thread_name":"MainThread","owns_gil":false,"thread_id":1,"frames":[]}]\n'
 RAS = b'{"nccl_version":"2.28","communicators_count":1,"communicators":['

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from needs import met
-from strangers import STRANGER, hangdoc, interpreter
+from tests.support.other_user import STRANGER, hangdoc, interpreter
+from tests.support.requirements import met
 
 TELLS = "#!/bin/sh\nid -u >> {canary}\n"
 

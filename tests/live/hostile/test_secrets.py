@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from eventually import until
-from secret_kinds import Kind, kinds, leaks
-from strangers import hangdoc, stranger
+from tests.support.other_user import hangdoc, stranger
+from tests.support.polling import until
+from tests.support.secret_kinds import Kind, kinds, leaks
 
 WRAPPED = frozenset({"env", "sh", "bash"})  # programs that are there anyway: their words are what counts
 PLAIN = re.compile(r"[A-Za-z_]\w*")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from strangers import Stranger, hangdoc, stranger
+from tests.support.other_user import Stranger, hangdoc, stranger
 
 # A rank with a thread named like that of torch's debug server. It serves the store of its job itself, in the wire
 # format of TCPStore, and whatever key is asked for, the value is argv[1] ({port}: that of its own web server).

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from hangdoc.verdict import EXIT
-from needs import met
-from strangers import STRANGER, hangdoc, stranger
+from tests.support.other_user import STRANGER, hangdoc, stranger
+from tests.support.paths import ROOT
+from tests.support.requirements import met
 
-ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 FULL = """

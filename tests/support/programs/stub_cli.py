@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "render"))
-import verdicts
 from hangdoc import cli, dossier
 from hangdoc.errors import HangdocError
+from tests.support import verdicts
 
 SCENE = sys.argv.pop(1)
 

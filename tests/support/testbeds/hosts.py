@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import needs
 from hangdoc.trial import MARK, Trial
-from jobs import ROOT
-from netbed import Bed, Node, netbed
+from tests.support import requirements
+from tests.support.paths import ROOT
+from tests.support.testbeds.network import Bed, Node, network_testbed
 
 STARTS_S = 10.0  # for the first process of a host
 STORE_PORT = 29500  # each host has its own ports
@@ -62,7 +62,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class HostBed:
+class HostTestbed:
     """Hosts on one switch, and where those stand who look at them from outside."""
 
     bed: Bed
@@ -72,20 +72,20 @@ class HostBed:
 
 
 @contextmanager
-def hostbed(count: int, apart: bool = True) -> Iterator[HostBed]:
+def host_testbed(count: int, apart: bool = True) -> Iterator[HostTestbed]:
     """So many hosts, node-1 at 10.77.0.1 and so on, and a place beside them that reaches them all.
 
     Not `apart`, hosts share PIDs and host name: whoever looks sees the processes of all.
     """
     temporary = tempfile.TemporaryDirectory(prefix="hangdoc-bed-", ignore_cleanup_errors=True)
-    with temporary as name, netbed(count + 1) as bed:
+    with temporary as name, network_testbed(count + 1) as bed:
         folder = Path(name)
         *nodes, beside = bed.nodes
         names = {node.address: f"node-{at}" for at, node in enumerate(nodes, 1)}
         lines = ("127.0.0.1 localhost", *(f"{address} {name}" for address, name in names.items()))
         (folder / "hosts").write_text("\n".join(lines) + "\n")
         beside.link("up", "lo")
-        yield HostBed(
+        yield HostTestbed(
             bed,
             folder,
             tuple(
@@ -168,4 +168,4 @@ def with_hangdoc(folder: Path) -> str:
         command.parent.mkdir(exist_ok=True)
         command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m hangdoc.cli "$@"\n')
         command.chmod(0o755)
-    return os.pathsep.join((str(command.parent), str(Path(sys.executable).parent), needs.SYSTEM_PATH))
+    return os.pathsep.join((str(command.parent), str(Path(sys.executable).parent), requirements.SYSTEM_PATH))

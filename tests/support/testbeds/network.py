@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -85,7 +85,7 @@ class Bed:
 
 
 @contextmanager
-def netbed(nodes: int = 2, prefix: str = "10.77.0") -> Iterator[Bed]:
+def network_testbed(nodes: int = 2, prefix: str = "10.77.0") -> Iterator[Bed]:
     """`nodes` namespaces with addresses PREFIX.1, PREFIX.2, ... that reach one another."""
     name = f"hangdoc-test-{os.getpid()}-{next(_SERIAL)}"
     # The switch has a namespace of its own: no firewall of the machine sees what crosses it.
@@ -131,6 +131,3 @@ def free_port() -> int:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-__all__: Sequence[str] = ("Bed", "Node", "free_port", "netbed", "require", "why_not")

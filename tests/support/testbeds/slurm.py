@@ -1,6 +1,6 @@
 """A real Slurm: munged, slurmctld and two slurmd, n1 and n2, all on one host of its own, with files of their own.
 
-    with slurmbed() as slurm:
+    with slurm_testbed() as slurm:
         job = slurm.allocate()
         with slurm.ranks(job, script) as trial: ...
 
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import needs
-import netbed
 from hangdoc.trial import Trial
-from hostbed import STORE_PORT, Host, hostbed, of_job, torchrun_command, with_hangdoc
-from jobs import HUNG
+from tests.support import requirements
+from tests.support.paths import HUNG
+from tests.support.testbeds import network
+from tests.support.testbeds.hosts import STORE_PORT, Host, host_testbed, of_job, torchrun_command, with_hangdoc
 
 COMMANDS = ("slurmctld", "slurmd", "srun", "salloc", "munged")
 NODES = ("n1", "n2")
@@ -62,10 +62,10 @@ PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscr
 """
 
 
-def require() -> None:
+def require_slurm() -> None:
     """Skip the calling test where there can be no such bed; with HANGDOC_NO_SKIP=1 fail it."""
-    netbed.require()
-    needs.met(needs.commands(COMMANDS, "slurm-wlm munge"))
+    network.require()
+    requirements.met(requirements.commands(COMMANDS, "slurm-wlm munge"))
 
 
 @dataclass(slots=True)
@@ -136,9 +136,9 @@ class Slurm:
 
 
 @contextmanager
-def slurmbed() -> Iterator[Slurm]:
+def slurm_testbed() -> Iterator[Slurm]:
     """The cluster with both nodes idle."""
-    with hostbed(1) as bed:
+    with host_testbed(1) as bed:
         slurm = Slurm(bed.hosts[0], bed.folder)
         _configure(slurm)
         _start_munge(slurm)

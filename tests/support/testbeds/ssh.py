@@ -1,6 +1,6 @@
 """Hosts that are reached by ssh: a real sshd on each host of a test bed, real keys, a collector with its own address.
 
-    with sshbed(hosts=3) as bed, bed.job(script) as trial:
+    with ssh_testbed(hosts=3) as bed, bed.job(script) as trial:
         trial.wait_log("loss", 90)
         done = bed.hangdoc("watch", "--nodes", bed.nodes, "--once", "--json")
 
@@ -25,11 +25,11 @@ from typing import Any
 
 import psutil
 
-import needs
-import netbed
-from hostbed import Host, hostbed, torchrun, with_hangdoc
-from jobs import Trial
-from netbed import Bed, Node
+from hangdoc.trial import Trial
+from tests.support import requirements
+from tests.support.testbeds import network
+from tests.support.testbeds.hosts import Host, host_testbed, torchrun, with_hangdoc
+from tests.support.testbeds.network import Bed, Node
 
 COMMANDS = ("ssh", "sshd", "ssh-keygen", "iptables", "unshare", "nsenter")
 LISTENS_S = 10.0  # for an sshd to answer
@@ -63,12 +63,12 @@ Host *
 
 def require() -> None:
     """Skip the calling test where there can be no such bed; with HANGDOC_NO_SKIP=1 fail it."""
-    netbed.require()
-    needs.met(needs.commands(COMMANDS, "openssh-server openssh-client iptables util-linux"))
+    network.require()
+    requirements.met(requirements.commands(COMMANDS, "openssh-server openssh-client iptables util-linux"))
 
 
 @dataclass(slots=True)
-class SshBed:
+class SshTestbed:
     """The hosts, the collector, and what can go wrong between them. Faults count hosts from 0."""
 
     bed: Bed
@@ -164,17 +164,17 @@ class SshBed:
 
 
 @contextmanager
-def sshbed(hosts: int = 3, apart: bool = True) -> Iterator[SshBed]:
+def ssh_testbed(hosts: int = 3, apart: bool = True) -> Iterator[SshTestbed]:
     """A bed of so many hosts, each with an sshd that answers; `apart` as in `hostbed`."""
-    with hostbed(hosts, apart) as made:
-        bed = SshBed(made.bed, made.folder, made.hosts, made.beside)
+    with host_testbed(hosts, apart) as made:
+        bed = SshTestbed(made.bed, made.folder, made.hosts, made.beside)
         _write(bed)
         for index in range(hosts):
             bed.serve(index)
         yield bed
 
 
-def _write(bed: SshBed) -> None:
+def _write(bed: SshTestbed) -> None:
     """Keys, configurations, and the commands that the users of the bed find first."""
     folder = bed.folder
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on it
@@ -196,7 +196,7 @@ def _write(bed: SshBed) -> None:
 
 def _found(command: str) -> str:
     """Its full path: sshd insists on it."""
-    return shutil.which(command, path=needs.SYSTEM_PATH) or command
+    return shutil.which(command, path=requirements.SYSTEM_PATH) or command
 
 
 def _wait_port(host: Host) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from eventually import at_rest
 from hangdoc.evidence import (
     Frame,
     Groups,
@@ -30,6 +29,7 @@ from hangdoc.evidence import (
 from hangdoc.facts import Facts, derive, schema
 from hangdoc.sampler import Sampler
 from probes import Tier, load
+from tests.support.polling import at_rest
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 AUTOGRAD = "/v/lib/python3.11/site-packages/torch/autograd/graph.py"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from eventually import at_rest, until
 from hangdoc.evidence import FileCall, Frame, Io, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from probes import Probe, Request, Tier
 from probes.cpu import PROBE as CPU
 from probes.io import PROBE, IoProbe
-from strangers import stranger
-from unit.probes.attach import Program, started
+from tests.support.other_user import stranger
+from tests.support.polling import at_rest, until
+from tests.support.probe_targets import Program, started
 
 READY = "import json, os, sys, time; sys.path.insert(0, '.'); print(json.dumps(os.getpid()), flush=True)\n"
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Target
 from probes import Probe, Request, Tier
@@ -21,6 +20,7 @@ from probes.cpu import CpuProbe
 from probes.lockfile import PROBE, LockFile, LockFileProbe
 from probes.source import SourceProbe
 from probes.stacks import StacksProbe
+from tests.support.polling import until
 
 BATON = """\
 import os, time

@@ -14,7 +14,7 @@ from probes._elf import images
 from probes._memory import Memory, Unreadable
 from probes.stacks import PROBE
 from probes.tensors import read_tensor, read_tensors
-from unit.probes.attach import Program, started
+from tests.support.probe_targets import Program, started
 
 pytest.importorskip("torch", reason="torch is an extra")
 

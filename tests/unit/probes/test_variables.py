@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from eventually import until
 from hangdoc.evidence import Tensor, Variable
 from probes import variables
 from probes._cpython import Objects
 from probes._interpreter import Interpreter, modules_path
 from probes._memory import Memory, Unreadable
 from probes.variables import MOST, Globals
-from unit.probes.attach import every_python, started
+from tests.support.polling import until
+from tests.support.probe_targets import every_python, started
 
 PROGRAM = "globals_program.py"
 EXPECTED = {

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "playbooks"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), *[".."] * 4, "playbooks"))
 
 WIDTH = {"loses_little": 256, "narrow": 256, "bulk": 2048}
 STEP_S = 0.2  # of work, while the gradients of the step before are on their way
