@@ -68,7 +68,7 @@ def test_it_ends_soon(waits: str, number: int, code: int) -> None:
 def test_it_ends_though_the_main_thread_takes_no_signal(tmp_path: Path) -> None:
     """It waits for a mount that does not answer, which only SIGKILL interrupts."""
     met(None if os.geteuid() == 0 and os.path.exists("/dev/fuse") else "a mount of one's own needs root and /dev/fuse")
-    with started("dead_mount.py", str(tmp_path), "run") as program:
+    with started("fuse_mount.py", str(tmp_path), "run") as program:
         os.kill(program.said, signal.SIGSTOP)
         process = begun(f"os.stat('/proc/{program.pid}/root{tmp_path}/job.py')")
         until(lambda: "request_wait_answer" in (procfs.text(f"/proc/{process.pid}/wchan") or ""))

@@ -32,7 +32,7 @@ REAL = programs.py_spy() or ""
 def dead_mount(folder: Path, how: str) -> Iterator[Program]:
     """A rank whose code lies on a mount that no longer answers."""
     met(None if os.geteuid() == 0 and os.path.exists("/dev/fuse") else "a mount of one's own needs root and /dev/fuse")
-    with started("dead_mount.py", str(folder), how) as program:
+    with started("fuse_mount.py", str(folder), how) as program:
         at_rest(program.pid)
         os.kill(program.said, signal.SIGUSR1)
         yield program
