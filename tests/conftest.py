@@ -6,7 +6,12 @@ import signal
 
 import pytest
 
-MARKED_FOLDERS = {"replay": "replay", "live": "live", "live/fleet": "fleet", "live/hostile": "hostile"}
+MARKS = {
+    "replay": ("replay",),
+    "live": ("live",),
+    "live/fleet": ("fleet",),
+    "live/hostile": ("hostile", "quiet"),  # a target that eats what it can get leaves nothing to others
+}
 
 
 def pytest_configure() -> None:
@@ -22,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark each test with what its folder is for."""
     tests = config.rootpath / "tests"
     for item in items:
-        folder = item.path.parent.relative_to(tests).as_posix() + "/"
-        for part, name in MARKED_FOLDERS.items():
-            if folder.startswith(part + "/"):
-                item.add_marker(name)
+        folder = item.path.parent.relative_to(tests)
+        for part in (folder, *folder.parents):
+            for mark in MARKS.get(part.as_posix(), ()):
+                item.add_marker(mark)

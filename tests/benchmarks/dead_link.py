@@ -1,6 +1,6 @@
 """From the break of a link to the live watch's word of it, with default settings: the variants of `dead-link`.
 
-python -m benchmarks.dead_link [--runs 3]     needs root and `ip`
+python -m tests.benchmarks.dead_link [--runs 3]     needs root and `ip`
 
 The watch is there before the break. The break is where the job's log ends: it prints a line a step. Exit code 1 where a
 run took longer than the limit, or another playbook was named.

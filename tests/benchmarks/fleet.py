@@ -1,6 +1,6 @@
 """A verdict over a fleet of 1,200 simulated hosts of 8 ranks through ClusterShell: time, and the collector's memory.
 
-python -m benchmarks.fleet [--hosts 1200] [--live-hosts 125] [--seconds 60]
+python -m tests.benchmarks.fleet [--hosts 1200] [--live-hosts 125] [--seconds 60]
 
 The hosts are synthetic: an agent of each is a shell that answers every command with the next line that a real agent
 would have written, made of the recorded evidence of `uneven-batches`. Everything else is the product: the command line,

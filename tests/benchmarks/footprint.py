@@ -1,6 +1,6 @@
 """What the live watch takes: memory on 8 ranks, also while 100 short jobs come and go; CPU time on two; its first line.
 
-python -m benchmarks.footprint [--ranks 8] [--seconds 60] [--jobs 100]
+python -m tests.benchmarks.footprint [--ranks 8] [--seconds 60] [--jobs 100]
 
 Memory is that of hangdoc's own process, CPU time that of its children as well. Run by root, all of it runs in a PID
 namespace of its own. Exit code 1 where a limit is missed.
@@ -83,7 +83,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=60)
     options.add_argument("--jobs", type=int, default=100)
     given = options.parse_args()
-    alone("benchmarks.footprint")
+    alone("tests.benchmarks.footprint")
     rows = [("two ranks, and they are", "hangdoc", "its children", "both", "limit", "")]
     with tempfile.TemporaryDirectory() as folder:
         quiet = [str(Path(folder, "steps")), "--rest", "0.2"]

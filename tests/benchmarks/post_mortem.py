@@ -1,6 +1,6 @@
 """Judged from what is left: every reproducer runs until a timeout strikes; are its logs and dumps enough to say why?
 
-python -m benchmarks.post_mortem --out DIR [--judge] [ID | ID/VARIANT ...]
+python -m tests.benchmarks.post_mortem --out DIR [--judge] [ID | ID/VARIANT ...]
 
 Each job is the playbook's own, on a short timeout of its process groups, and nobody watches it. Kept are the logs of
 the ranks (of a host, where each has its own torchrun), and two kinds of dump: the Flight Recorder of each rank when it

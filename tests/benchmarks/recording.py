@@ -1,6 +1,6 @@
 """A day of a healthy job of 8 ranks, recorded: bytes on disk, and what `hangdoc report` takes to judge it.
 
-python -m benchmarks.recording [--hours 24] [--keep DIR]
+python -m tests.benchmarks.recording [--hours 24] [--keep DIR]
 
 The day is synthetic: the looks of a real capture, its ranks doubled to 8, shown to the real recorder again and again at
 the rate of a calm live watch, with counters that go on growing and ages that differ. The last reading is of a day that

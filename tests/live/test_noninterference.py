@@ -18,6 +18,8 @@ from tests.support.cli import watch_once
 from tests.support.paths import HEALTHY, ROOT
 from tests.support.process_state import Watcher, assert_untouched, traces, watched
 
+pytestmark = pytest.mark.quiet
+
 WATCH = [sys.executable, "-m", "hangdoc.cli", "watch", "--pids"]
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from hangdoc import demo
 from hangdoc.trial import carrying
+from hangdoc.verdict import CLASSES
 from tests.support import reproducers
 from tests.support.cli import hangdoc
 from tests.support.testbeds import network
@@ -22,41 +21,38 @@ from tests.support.testbeds import network
 STOPS = "stopped-process"  # the only one that stops a rank by itself
 
 
-SLOW = [id for id in demo.ids() if reproducers.broken(id).goes_on]
-STUCK = [id for id in demo.ids() if id not in SLOW]
-BY_A_LINK = [id for id in SLOW if reproducers.broken(id).cls == "network"]
+# For a newcomer: every class of failure.
+SELECTION = {
+    "uneven-batches",
+    "conditional-collective",
+    "bf16-on-cpu",
+    "dead-link",
+    "firewall-blocked",
+    "blocked-read",
+    "stopped-process",
+    "lock-deadlock",
+    "rank-killed",
+    "missing-worker",
+    "port-in-use",
+    "unequal-batch-size",
+}
 
 
-def two_by_two(ids: Sequence[str]) -> pytest.MarkDecorator:
-    """To save time."""
-    half = (len(ids) + 1) // 2
-    pairs = list(zip_longest(ids[:half], ids[half:]))
-    return pytest.mark.parametrize("ids", pairs, ids=lambda pair: " ".join(filter(None, pair)))
+def marked(id: str) -> ParameterSet:
+    """The playbook with its markers: a job that goes on is judged by its pace, so it runs alone."""
+    job = reproducers.broken(id)
+    marks = {"quiet": job.goes_on, "network": job.cls == "network", "selection": id in SELECTION}
+    return pytest.param(id, marks=[getattr(pytest.mark, name) for name, holds in marks.items() if holds])
 
 
-@two_by_two(STUCK)
-def test_job_that_stands_still_is_diagnosed(ids: tuple[str | None, ...]) -> None:
-    side_by_side(ids)
+@pytest.mark.selection
+def test_the_selection_has_every_class() -> None:
+    assert set(demo.ids()) >= SELECTION
+    assert {demo.broken(id).cls for id in SELECTION} == set(CLASSES)
 
 
-@two_by_two(BY_A_LINK)
-def test_job_whose_pace_a_link_sets_is_diagnosed(ids: tuple[str | None, ...]) -> None:
-    """They leave the cores to one another."""
-    side_by_side(ids)
-
-
-@pytest.mark.parametrize("id", [id for id in SLOW if id not in BY_A_LINK])
-def test_job_that_goes_on_is_diagnosed(id: str) -> None:
-    """Its pace is judged: it runs alone."""
-    diagnosed(id)
-
-
-def side_by_side(ids: Iterable[str | None]) -> None:
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(diagnosed, filter(None, ids)))
-
-
-def diagnosed(id: str) -> None:
+@pytest.mark.parametrize("id", [marked(id) for id in demo.ids()])
+def test_reproducer_is_diagnosed(id: str) -> None:
     job = reproducers.broken(id)
     if job.cls == "network":
         network.require()

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.support.fleet_jobs import FAULTS, LOST, judged, mixed_bf16, uneven, whole
 from tests.support.paths import HEALTHY
 from tests.support.polling import until
 from tests.support.testbeds import ssh
 from tests.support.testbeds.ssh import SshTestbed
+
+pytestmark = pytest.mark.quiet
 
 NAMED_S = 5.0  # a host that is lost is named within
 BACK_S = 30.0  # and is seen again, when it is there again, within

@@ -21,6 +21,8 @@ from tests.support.testbeds import ssh
 from tests.support.testbeds.hosts import STORE_PORT, Host, torchrun
 from tests.support.testbeds.ssh import SshTestbed
 
+pytestmark = pytest.mark.network
+
 HOSTS = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 GATEWAY = "10.77.0.254"
 LOSES = ("-m", "statistic", "--mode", "random", "--probability", "0.2")

@@ -30,6 +30,7 @@ def stuck() -> Iterator[tuple[SshTestbed, Trial]]:
         yield bed, trial
 
 
+@pytest.mark.selection
 def test_rank_on_a_remote_host_is_blamed(stuck: tuple[SshTestbed, Trial]) -> None:
     whole(judged(*stuck, uneven()), {2: "10.77.0.3"})
 
