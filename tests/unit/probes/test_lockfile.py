@@ -181,6 +181,7 @@ def test_left_behind(how: str, tmp_path: Path, libraries: Path) -> None:
         ("\xff\x00 yesterday", (None, None, None)),
         ("99999999999", (None, None, None)),
     ],
+    ids=["our own PID", "PID and host", "nothing", "words", "no PID"],
 )
 def test_what_stands_in_it(text: str, named: tuple[object, ...], tmp_path: Path) -> None:
     lock = tmp_path / "vocabulary.lck"
