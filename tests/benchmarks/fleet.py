@@ -25,7 +25,8 @@ from typing import Any
 from hangdoc import recording, wire
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Sockets
 from hangdoc.wire.writer import Writer
-from tests.benchmarks.measure import HANGDOC, cpu_s, met, table
+from tests.benchmarks.measure import cpu_s, met, table
+from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 from tests.support.replicated_ranks import PER_HOST, replicate
 

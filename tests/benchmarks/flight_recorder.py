@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.measure import HANGDOC, met, table
+from tests.benchmarks.measure import met, table
+from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 
 SIZES = (64, 512, 4096)

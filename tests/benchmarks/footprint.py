@@ -19,7 +19,8 @@ from pathlib import Path
 
 from hangdoc.trial import running
 from tests.benchmarks import short_jobs
-from tests.benchmarks.measure import HANGDOC, alone, cpu_s, live_watch, memory_mib, met, table
+from tests.benchmarks.measure import alone, cpu_s, live_watch, memory_mib, met, table
+from tests.support.cli import HANGDOC
 from tests.support.paths import HEALTHY, HUNG, ROOT
 
 STEPS = Path(__file__).parent / "jobs" / "steps.py"

@@ -28,7 +28,8 @@ from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.live import CALM
 from hangdoc.recording import Recorder, read
 from hangdoc.session import Options
-from tests.benchmarks.measure import HANGDOC, met, table
+from tests.benchmarks.measure import met, table
+from tests.support.cli import HANGDOC
 from tests.support.paths import RECORDINGS, ROOT
 
 LIMIT_S, LIMIT_MIB = 10.0, 200.0

@@ -18,7 +18,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.benchmarks.measure import HANGDOC, memory_mib, met
+from tests.benchmarks.measure import memory_mib, met
+from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 
 SCRIPT = Path(__file__).parent / "jobs" / "short.py"

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import site
 import struct
@@ -27,10 +26,11 @@ from hangdoc.discover import discover
 from hangdoc.sampler import Sampler
 from hangdoc.trial import Trial, running
 from probes import Tier
+from tests.support.cli import HANGDOC
 from tests.support.paths import HEALTHY, ROOT
 from tests.support.process_state import assert_untouched
+from tests.support.requirements import commands, met
 
-HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
 NOBODY = 65534
 SITE = "train (leaves_early.py"  # where rank 0 of the hung job waits
 
@@ -73,10 +73,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def needs(*tools: str) -> None:
     """Rights can be taken away by root only, with tools of the system."""
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if missing or os.geteuid() != 0:
-        why = f"needs {' and '.join(missing)}" if missing else "needs root, to take rights away"
-        (pytest.fail if os.environ.get("HANGDOC_NO_SKIP") == "1" else pytest.skip)(why)
+    met(None if os.geteuid() == 0 else "needs root, to take rights away")
+    met(commands(tools, "util-linux"))
 
 
 # --- PIDs -----------------------------------------------------------------------------------------

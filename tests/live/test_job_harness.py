@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from hangdoc.trial import Trial, TrialError, running
+from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 
 WORKER = """
@@ -75,9 +75,7 @@ def test_exception_ends_the_job(script: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_demo_ends_its_job(number: signal.Signals) -> None:
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "hangdoc.cli", "demo"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    demo = subprocess.Popen([*HANGDOC, "demo"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         pids = ranks_below(demo.pid)
         demo.send_signal(number)

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,13 +13,13 @@ from itertools import pairwise
 import pytest
 
 from hangdoc.trial import Trial, running
-from tests.support.cli import watch_once
+from tests.support.cli import HANGDOC, watch_once
 from tests.support.paths import HEALTHY, ROOT
 from tests.support.process_state import Watcher, assert_untouched, traces, watched
 
 pytestmark = pytest.mark.quiet
 
-WATCH = [sys.executable, "-m", "hangdoc.cli", "watch", "--pids"]
+WATCH = [*HANGDOC, "watch", "--pids"]
 
 
 @pytest.fixture(scope="module")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hangdoc.trial import Trial, carrying
-from tests.support.cli import watch_once
+from tests.support.cli import HANGDOC, watch_once
 from tests.support.paths import ROOT
 from tests.support.polling import until
 from tests.support.process_state import STOPPED, assert_untouched, threads, traces, watched
 
 LET_GO_S = 1.0  # measured 0.3 s in 1,000 kills
-WATCH = [sys.executable, "-m", "hangdoc.cli", "watch", "--once", "--pids"]
+WATCH = [*HANGDOC, "watch", "--once", "--pids"]
 
 
 def dumpers(mark: str) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.measure import HANGDOC
+from tests.support.cli import HANGDOC
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.testbeds.network import free_port
 

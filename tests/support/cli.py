@@ -1,4 +1,4 @@
-"""`hangdoc watch --once --json` on a running job, as its users run it: as a command."""
+"""The command line as users run it: `hangdoc`, one verdict on a running job, and a live watch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.paths import ROOT
+
+HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def hangdoc(
     *arguments: str, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line under this interpreter."""
-    command = [sys.executable, "-m", "hangdoc.cli", *arguments]
+    command = [*HANGDOC, *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout
     )
@@ -65,7 +67,7 @@ class Watching:
 @contextmanager
 def watching(pid: int, *options: str, seconds: float = 90) -> Iterator[Watching]:
     """Watch the job whose launcher is `pid` live, for so many seconds at most."""
-    command = [sys.executable, "-m", "hangdoc.cli", "watch", "--pids", str(pid), "--json", *options]
+    command = [*HANGDOC, "watch", "--pids", str(pid), "--json", *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     limit = threading.Timer(seconds, process.terminate)
     limit.start()

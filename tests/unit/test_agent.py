@@ -15,10 +15,11 @@ from hangdoc import wire
 from hangdoc.agent import About
 from hangdoc.evidence import Target
 from hangdoc.procfs import stat
+from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 from tests.support.polling import until
 
-COMMAND = [sys.executable, "-m", "hangdoc.cli", "agent"]
+COMMAND = [*HANGDOC, "agent"]
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from tests.support import requirements
+
 _SERIAL = count()
 
 
@@ -33,11 +35,7 @@ def why_not() -> str | None:
 
 def require() -> None:
     """Skip the calling test where there can be no namespaces; with HANGDOC_NO_SKIP=1 fail it."""
-    import pytest
-
-    why = why_not()
-    if why is not None:
-        (pytest.fail if os.environ.get("HANGDOC_NO_SKIP") == "1" else pytest.skip)(why)
+    requirements.met(why_not())
 
 
 @dataclass(slots=True)
