@@ -14,62 +14,46 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test unit judged network stuck handled hostile matrix calm bench post-mortem fuzz lint lowest clean
+TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
+
+.PHONY: demo test test-live slow matrix calm bench post-mortem fuzz lint lowest clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
 
-# What computes, and what mostly waits, run side by side; then live jobs that stand still beside one another; and those
-# whose pace is judged, or what is done to them, alone.
-judged := matrix recordings left pasted flight_recorder_dumps report_page
-JUDGED := $(judged:%=tests/integration/test_%.py)
-NETWORK := tests/integration/test_fleet_network.py
-handled := bad_input let_go at_once beds trial recorder fleet_kubectl fleet_slurm fleet_ssh
-HANDLED := $(handled:%=tests/integration/test_%.py)
-STUCK := stands_still
-
-test: $(VENV)/test.stamp $(VENV)/system.stamp  ## every test, the live ones too; TESTS=... for some
+# Tests marked `quiet` judge the pace of a job, so they run one by one.
+test: $(TESTED)  ## unit tests, replays and a selection of live jobs, in minutes; TESTS=... for some tests of any kind
 ifdef TESTS
-	$(BIN)/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 else
-	$(MAKE) --jobs=3 --output-sync=target unit judged network
-	$(MAKE) --jobs=2 --output-sync=target stuck handled
-	$(BIN)/python -m pytest tests/integration $(patsubst %,--ignore=%,$(JUDGED) $(NETWORK) $(HANDLED)) -k 'not $(STUCK)'
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'not live or selection and not quiet'
+	$(PYTEST) tests/live -m 'selection and quiet'
 endif
 
-unit: $(VENV)/test.stamp $(VENV)/system.stamp  ## the tests of single modules
-	$(BIN)/python -m pytest tests/unit
+test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, Slurm, networks, hostile targets
+	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet)'
+	$(PYTEST) tests/live -m 'quiet and not selection'
 
-judged: $(VENV)/test.stamp $(VENV)/system.stamp  ## every capture, recording and heap of logs, judged again
-	$(BIN)/python -m pytest $(JUDGED)
+slow: $(TESTED)  ## the slowest of the unit tests and replays, or of TESTS
+	$(PYTEST) $(or $(TESTS),tests/unit tests/replay) --durations 50
 
-network: $(VENV)/test.stamp $(VENV)/system.stamp  ## every network playbook over real sshds on three hosts
-	$(BIN)/python -m pytest $(NETWORK)
+matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
+	$(BIN)/python -m tests.tools.matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
 
-stuck: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer that stands still, live, gets its own diagnosis
-	$(BIN)/python -m pytest tests/integration/test_reproducers.py -k $(STUCK)
-
-handled: $(VENV)/test.stamp $(VENV)/system.stamp  ## wrong input, wrong surroundings, test beds, ssh, Slurm and Kubernetes
-	$(BIN)/python -m pytest $(HANDLED)
-
-hostile: $(VENV)/test.stamp $(VENV)/system.stamp  ## hangdoc as root beside hostile targets of another user
-	$(BIN)/python -m pytest tests/hostile
-
-matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
-	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
-
-calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for SECONDS: nothing may be raised
-	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)
+calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raised
+	$(BIN)/python -m tests.tools.calm --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	missed=0; for script in stack_merge many_ranks logs verdict_time look_cost footprint; do \
-	    PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || missed=1; done; exit $$missed
+	    $(BIN)/python -m tests.benchmarks.$$script || missed=1; done; exit $$missed
 
-post-mortem: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer until its timeout, then the report on what is left in OUT
-	PYTHONPATH=.:tests $(BIN)/python -m benchmarks.post_mortem --out $(or $(OUT),post-mortem) $(ID)
+post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report on what is left in OUT
+	$(BIN)/python -m tests.benchmarks.post_mortem --out $(or $(OUT),post-mortem) $(ID)
 
 fuzz: $(VENV)/test.stamp  ## every reader on mutated samples, for SECONDS
-	PYTHONPATH=.:tests $(BIN)/python tests/fuzz_readers.py --seconds $(SECONDS)
+	$(BIN)/python -m tests.tools.fuzz_readers --seconds $(SECONDS)
 
 lint: $(VENV)/test.stamp  ## style and types
 	$(BIN)/ruff check .
@@ -98,16 +82,16 @@ $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[test]'
 	@touch $@ $(VENV)/demo.stamp
 
-$(LOWEST)/lowest.stamp: pyproject.toml tests/lowest.py
+$(LOWEST)/lowest.stamp: pyproject.toml tests/tools/lowest.py
 	rm -rf $(LOWEST)
 	$(OLDEST) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install packaging tomli
-	$(LOWEST)/bin/python tests/lowest.py >$(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python tests/tools/lowest.py >$(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install \
 	    --constraint $(LOWEST)/constraints.txt --editable '.[unit]'
 	@touch $@
 
 # The network tests need namespaces and packet filters, those of the fleet sshd and Slurm, the compile test a C++ compiler.
-$(VENV)/system.stamp: tests/system.sh | $(BIN)/python
-	@sh tests/system.sh
+$(VENV)/system.stamp: tests/tools/system_packages.sh | $(BIN)/python
+	@sh tests/tools/system_packages.sh
 	@touch $@
