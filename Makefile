@@ -8,7 +8,10 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
-.PHONY: demo test unit judged network stuck handled hostile matrix calm bench post-mortem fuzz lint clean
+# WRITE=docs/benchmarks.md: a benchmark also puts what it prints into its section of that page.
+BENCHMARK = PYTHONPATH=.:tests $(BIN)/python -m benchmarks.publish $(if $(WRITE),--write $(WRITE))
+
+.PHONY: demo test unit judged network stuck handled hostile matrix calm bench post-mortem fuzz lint docs clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -50,17 +53,17 @@ hostile: $(VENV)/test.stamp $(VENV)/system.stamp  ## hangdoc as root beside host
 	$(BIN)/python -m pytest tests/hostile
 
 matrix: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
-	$(BIN)/python tests/matrix.py --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
+	$(BENCHMARK) matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
 
 calm: $(VENV)/test.stamp $(VENV)/system.stamp  ## every healthy job, watched for SECONDS: nothing may be raised
-	$(BIN)/python tests/calm.py --seconds $(SECONDS) $(JOB)
+	$(BENCHMARK) calm --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	missed=0; for script in stack_merge many_ranks logs verdict_time look_cost footprint; do \
-	    PYTHONPATH=.:tests $(BIN)/python -m benchmarks.$$script || missed=1; done; exit $$missed
+	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
 
 post-mortem: $(VENV)/test.stamp $(VENV)/system.stamp  ## every reproducer until its timeout, then the report on what is left in OUT
-	PYTHONPATH=.:tests $(BIN)/python -m benchmarks.post_mortem --out $(or $(OUT),post-mortem) $(ID)
+	$(BENCHMARK) post_mortem --out $(or $(OUT),post-mortem) $(ID)
 
 fuzz: $(VENV)/test.stamp  ## every reader on mutated samples, for SECONDS
 	PYTHONPATH=.:tests $(BIN)/python tests/fuzz_readers.py --seconds $(SECONDS)
@@ -70,8 +73,12 @@ lint: $(VENV)/test.stamp  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-clean:  ## remove what was installed and cached
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
+	$(BIN)/python docs/tools/playbook_index.py
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:  ## remove what was installed, built and cached
+	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -87,6 +94,10 @@ $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
 $(VENV)/test.stamp: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[test]'
 	@touch $@ $(VENV)/demo.stamp
+
+$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[docs]'
+	@touch $@
 
 # The network tests need namespaces and packet filters, those of the fleet sshd and Slurm, the compile test a C++ compiler.
 $(VENV)/system.stamp: tests/system.sh | $(BIN)/python
