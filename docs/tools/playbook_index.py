@@ -1,7 +1,7 @@
 """Write `docs/playbooks.md`, the index of the playbooks, from `playbooks/*/playbook.yaml`.
 
-    python docs/tools/playbook_index.py            write the page
-    python docs/tools/playbook_index.py --check    exit 1 if the page is out of date
+python docs/tools/playbook_index.py            write the page
+python docs/tools/playbook_index.py --check    exit 1 if the page is out of date
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ INTRODUCTION = """\
 # Playbooks
 
 A playbook describes one failure: the rule that recognises it, the runbook for the person on call, and a real training
-job that reproduces it. hangdoc ships {count} of them. The class of a playbook is the class of the root cause: almost every
-rank of a stuck job waits in a collective, and that wait is only the symptom.
+job that reproduces it. hangdoc ships {count} of them. The class of a playbook is the class of the root cause. Almost
+every rank of a stuck job waits in a collective, but that wait is only the symptom.
 
 `hangdoc runbook ID` prints a runbook. `hangdoc demo ID` runs the reproducer and diagnoses it live; a playbook marked
 "no demo" is proved by recorded logs instead.

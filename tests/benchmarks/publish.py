@@ -45,7 +45,11 @@ def replace_section(page: str, name: str, body: str) -> str:
 def section(command: Sequence[str], output: str, code: int) -> str:
     """The body of a section: when, with what and where it was measured, and what the benchmark printed."""
     shown = output.strip() if re.search(r"^\|", output, re.MULTILINE) else f"```text\n{output.strip()}\n```"
-    parts = [f"Measured {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC with `{shlex.join(command)}`.", machine(), shown]
+    parts = [
+        f"Measured {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC with `{shlex.join(command)}`.",
+        machine(),
+        shown,
+    ]
     if code:
         parts.append(f"**The benchmark exited with code {code}: it missed a limit or gave a wrong answer.**")
     return "\n\n".join(parts)
@@ -58,8 +62,8 @@ def machine() -> str:
     processor = f"{len(os.sched_getaffinity(0))} cores" + (f" of {models[0]}" if models else "")
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB of memory"
     return (
-        f"hangdoc {__version__}, Python {platform.python_version()}{packages}, Linux {platform.release()}; {processor}, "
-        f"{memory}, load average {os.getloadavg()[0]:.1f} at the end."
+        f"hangdoc {__version__}, Python {platform.python_version()}{packages}, Linux {platform.release()}; "
+        f"{processor}, {memory}, load average {os.getloadavg()[0]:.1f} at the end."
     )
 
 
