@@ -14,11 +14,13 @@ RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
 
+# WRITE=docs/benchmarks.md: a benchmark also puts what it prints into its section of that page.
+BENCHMARK = $(BIN)/python -m tests.benchmarks.publish $(if $(WRITE),--write $(WRITE))
 TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-live slow matrix calm bench post-mortem fuzz lint lowest clean
+.PHONY: demo test test-live hostile slow matrix calm bench post-mortem fuzz lint lowest docs clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -42,15 +44,21 @@ slow: $(TESTED)  ## the slowest of the unit tests and replays, or of TESTS
 matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BIN)/python -m tests.tools.matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
 
+hostile: $(TESTED)  ## hangdoc as root beside hostile targets of another user
+	$(PYTEST) tests/live -m hostile
+
+matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
+	$(BENCHMARK) matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
+
 calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raised
-	$(BIN)/python -m tests.tools.calm --seconds $(SECONDS) $(JOB)
+	$(BENCHMARK) calm --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	missed=0; for script in stack_merge many_ranks logs verdict_time look_cost footprint; do \
-	    $(BIN)/python -m tests.benchmarks.$$script || missed=1; done; exit $$missed
+	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
 
 post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report on what is left in OUT
-	$(BIN)/python -m tests.benchmarks.post_mortem --out $(or $(OUT),post-mortem) $(ID)
+	$(BENCHMARK) post_mortem --out $(or $(OUT),post-mortem) $(ID)
 
 fuzz: $(VENV)/test.stamp  ## every reader on mutated samples, for SECONDS
 	$(BIN)/python -m tests.tools.fuzz_readers --seconds $(SECONDS)
@@ -60,12 +68,16 @@ lint: $(VENV)/test.stamp  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
+	$(BIN)/python docs/tools/playbook_index.py
+	$(BIN)/mkdocs build --strict --quiet
+
 # What needs torch is skipped here; make test runs it, and fails where it cannot.
 lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest allowed version of each dependency
 	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest tests/unit
 
-clean:  ## remove what was installed and cached
-	rm -rf $(VENV) $(LOWEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove what was installed, built and cached
+	rm -rf $(VENV) $(LOWEST) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -89,6 +101,10 @@ $(LOWEST)/lowest.stamp: pyproject.toml tests/tools/lowest.py
 	$(LOWEST)/bin/python tests/tools/lowest.py >$(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install \
 	    --constraint $(LOWEST)/constraints.txt --editable '.[unit]'
+	@touch $@
+
+$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[docs]'
 	@touch $@
 
 # The network tests need namespaces and packet filters, those of the fleet sshd and Slurm, the compile test a C++ compiler.

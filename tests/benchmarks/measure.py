@@ -1,4 +1,4 @@
-"""What the benchmarks share: hangdoc as its users start it, quantiles, and a small table."""
+"""What the benchmarks share: hangdoc as its users start it, quantiles, and a Markdown table."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def additions_s() -> float:
 
 
 def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print it, under a line that says where it was measured."""
+    """Print it as a Markdown table, under the title and a line that says where it was measured."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "py-spy"))
     machine = f"Linux {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     machine += f", 10^7 additions in {additions_s():.2f} s"
-    print(f"\n{title}\nhangdoc {__version__}, Python {platform.python_version()}, {packages}, {machine}")
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(f"\n**{title}**\n\nhangdoc {__version__}, Python {platform.python_version()}, {packages}, {machine}\n")
+    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
+    for row in (rows[0], tuple("-" * width for width in widths), *rows[1:]):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
     sys.stdout.flush()
 
 

@@ -68,7 +68,7 @@ def share_right(rows: list[Row]) -> tuple[int, int]:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The matrix as it stands in the README."""
+    """The matrix, as docs/benchmarks.md shows it."""
     head = ("reproducer", "first playbook said, in how many runs", "class", "culprits", "evidence", "p50", "p90")
     table = [head, tuple("---" for _ in head), *(tuple(row.cells()) for row in rows if row.runs)]
     right, runs = share_right(rows)
