@@ -1,8 +1,8 @@
 """Probe `mesh`: the address that each rank of a gloo group has left in the job's store for the others to connect to.
 
-The store is read only where the user allows it (`--ask store`): torch's legacy store looks up the name of each client in
-its only thread, so that a read may hold every rank. Without it, analysis knows the addresses of the ranks that hangdoc
-sees by the sockets on which they listen.
+The store is read only where the user allows it (`--ask store`): torch's legacy store looks up the name of each client
+in its only thread, so that a read may hold every rank. Without it, analysis knows the addresses of the ranks that
+hangdoc sees by the sockets on which they listen.
 
 Read only where a rank stands in the making of a group, and only at the other end of the connection that the kernel
 shows this rank to have to the store; key by key, and never waited for. Keys and values are those of torch 2.13

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import needs
+from hangdoc import procfs
 from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
 from hangdoc.sampler import Sampler
 from probes import Observation, Request, Tier, load
@@ -106,7 +107,9 @@ def wire() -> Wire:
 @pytest.mark.parametrize("ask", [frozenset(), ASKS])
 def test_nothing_is_sent_unless_the_user_allows_it(rank: Program, wire: Wire, ask: frozenset[str]) -> None:
     """Of all probes, not of this one alone."""
-    sampler = Sampler("here", [target(rank)], load(), ask=ask)
+    stat = procfs.stat(rank.pid)
+    assert stat is not None
+    sampler = Sampler("here", [replace(target(rank), start_ticks=stat.start_ticks)], load(), ask=ask)
     sampler.round(Tier.LOOK)
     wire.addresses, wire.listens = [], True
     try:
