@@ -88,7 +88,7 @@ class Start(_Model):
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     watch: Literal["once", "live"] = "once"  # live: watched while it goes wrong, for there is nothing to see afterwards
-    ask: tuple[Literal["recorder", "ping", "dns"], ...] = ()  # what hangdoc must send to name it (`--ask`)
+    ask: tuple[Literal["store", "recorder", "ping", "dns"], ...] = ()  # what hangdoc must send to name it (`--ask`)
     within_s: float = Field(60.0, gt=0)
     expect: Expect = Expect()
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from hangdoc.evidence import Target, Unseen
 
-RECORDER, PING, DNS = "recorder", "ping", "dns"
-ASKABLE = (RECORDER, PING, DNS)  # what probes send only where the user asks for it: docs/what-hangdoc-sends.md
+STORE, RECORDER, PING, DNS = "store", "recorder", "ping", "dns"
+ASKABLE = (STORE, RECORDER, PING, DNS)  # what probes send only where the user asks for it: docs/what-hangdoc-sends.md
 
 
 class Tier(IntEnum):

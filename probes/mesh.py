@@ -1,8 +1,12 @@
 """Probe `mesh`: the address that each rank of a gloo group has left in the job's store for the others to connect to.
 
-Asked only where a rank stands in the making of a group, and only at the other end of the connection that the kernel
-shows this rank to have to the store. The store is read, key by key, and never waited for. Keys and values are those of
-torch 2.13 (PrefixStore of distributed_c10d.py, gloo's context.cc); what looks otherwise is left out.
+The store is read only where the user allows it (`--ask store`): torch's legacy store looks up the name of each client
+in its only thread, so that a read may hold every rank. Without it, analysis knows the addresses of the ranks that
+hangdoc sees by the sockets on which they listen.
+
+Read only where a rank stands in the making of a group, and only at the other end of the connection that the kernel
+shows this rank to have to the store; key by key, and never waited for. Keys and values are those of torch 2.13
+(PrefixStore of distributed_c10d.py, gloo's context.cc); what looks otherwise is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 
 from hangdoc.claims import RANKS_MOST
 from hangdoc.evidence import Frame, Sockets, Stacks, Target, Unseen, Variable
-from probes import Observation, Request, Tier
+from probes import STORE, Observation, Request, Tier
 from probes._netns import call_inside
 from probes._own_sockets import End, connected
 from probes._tcpstore import StoreReader
@@ -32,6 +36,10 @@ MOST = 256  # ranks that are asked for
 LIMIT_S = 1.5  # for all of them
 _ANSWER_S = 1.0  # for one
 _OLDEST = (2, 1)  # an older store takes what its clients say first for a request to write
+_UNASKED = (
+    "the job's store was not read: the addresses that ranks on other hosts left there, and which ranks left none, are "
+    "not known; `--ask store` reads them"
+)
 _NAME = re.compile(r"[\w:.-]{1,80}")
 _WORD = re.compile(r"[\w.-]{1,253}")
 _LENGTH = struct.Struct("<Q")
@@ -85,6 +93,11 @@ class MeshProbe:
             if group is None or (target.master, group.prefix) in asked:
                 continue
             asked.add((target.master, group.prefix))
+            if STORE not in request.ask:
+                here = {one.rank for one in request.targets if one.master == target.master}
+                if any(rank not in here for rank in group.ranks):
+                    unseen.append(Unseen(self.name, _UNASKED, target.rank, target.pid, target.host))
+                continue
             try:
                 records[target.pid] = _ask(target, group)
             except OSError as error:

@@ -6,7 +6,7 @@ moment. A rank whose connection is refused ends at once, its peers wait on: for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
@@ -110,7 +110,8 @@ class MeshAnalysis:
         whose = whose_addresses(case, places, left)
         dialled = {key: tried(case, key, whose) for key in making}
         hopeless = any(age >= UNANSWERED_S for every in dialled.values() for age in every.values())
-        in_vain = hopeless or bool(ended) or (any(faults.values()) and not lacking)
+        met = _met(case, making, dialled, lacking)
+        in_vain = hopeless or bool(ended) or (any(faults.values()) and not lacking and met is not False)
         told = {place.told for place in places.values()}
         present = {case.ranks[key].target.rank for key in making}
         facts = {}
@@ -128,7 +129,7 @@ class MeshAnalysis:
                 ended=key in ended,
                 stuck=True if in_vain and key in making and (making[key] >= STANDS_S) else None,
             )
-        return facts, _job(case, facts, others, around, left, lacking)
+        return facts, _job(case, facts, others, around, left, lacking, met)
 
 
 # --- what is said of each -------------------------------------------------------------------------
@@ -190,6 +191,7 @@ def _job(
     around: Surroundings,
     left: Mapping[int, Advertised],
     lacking: tuple[int, ...],
+    met: bool | None,
 ) -> MeshJob:
     making = [key for key, one in facts.items() if one.makes]
     unseen = [
@@ -199,7 +201,7 @@ def _job(
     return MeshJob(
         making=len(making),
         pending=bool(making) and not any(one.stuck for one in facts.values()),
-        met=_met(case, making, facts, lacking),
+        met=met,
         far=around.far,
         lacking=lacking,
         one_sided=any(one.fault for one in facts.values()) and all(one.untold for one in facts.values() if one.fault),
@@ -210,14 +212,22 @@ def _job(
     )
 
 
-def _met(case: Case, making: Sequence[Key], facts: Mapping[Key, MeshFacts], lacking: tuple[int, ...]) -> bool | None:
-    """Whether the ranks have one another's addresses: none is missing in the store, or one tries to connect."""
-    if any(facts[key].tried for key in making):
+def _met(
+    case: Case, making: Iterable[Key], dialled: Mapping[Key, Mapping[str, float]], lacking: tuple[int, ...]
+) -> bool | None:
+    """Whether the ranks have one another's addresses; None: not known.
+
+    They have where one tries to connect, or where the store lacks none. Where the store was not read, native frames say
+    whether they wait for an address there (c10d) or for a peer (gloo).
+    """
+    if any(dialled.values()):
         return True
     if any(isinstance(case.record(key, "mesh"), Mesh) for key in making):
         return not lacking
     leaves = [leaf for key in making if (leaf := case.rank_facts["stack"][key].native_leaf)]
-    return any("waitUntilConnected" in leaf for leaf in leaves) if leaves else None
+    if any("c10d::" in leaf for leaf in leaves):
+        return False
+    return True if any("waitUntilConnected" in leaf for leaf in leaves) else None
 
 
 def _lines(case: Case, facts: Mapping[Key, MeshFacts], unseen: Sequence[Unseen]) -> tuple[str, ...]:

@@ -29,9 +29,9 @@ Ask = Annotated[
     typer.Option(
         "--ask",
         metavar="WHAT,...",
-        help="Send something to learn more (by default nothing is): recorder (a request to the job's own debug "
-        "server), ping (to the peers of a rank whose bytes do not arrive), dns (what the address where ranks meet "
-        "stands for), or all.",
+        help="Send something to learn more (by default nothing is): store (read the addresses that ranks left in the "
+        "job's TCPStore), recorder (a request to the job's own debug server), ping (to the peers of a rank whose "
+        "bytes do not arrive), dns (what the address where ranks meet stands for), or all.",
     ),
 ]
 

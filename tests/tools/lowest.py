@@ -1,4 +1,4 @@
-"""The lowest allowed version of each runtime dependency, as constraints for pip: `python -m tests.tools.lowest >FILE`."""
+"""The lowest allowed version of each runtime dependency, as constraints for pip: `python -m tests.tools.lowest`."""
 
 from __future__ import annotations
 

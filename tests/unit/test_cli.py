@@ -57,7 +57,7 @@ def hangdoc(scene: str, *arguments: str, **more: str) -> subprocess.CompletedPro
         (["watch", "--interval", "0"], "--interval"),
         (
             ["watch", "--ask", "ping,everything"],
-            "'everything' is nothing to ask; give some of recorder, ping, dns, or all",
+            "'everything' is nothing to ask; give some of store, recorder, ping, dns, or all",
         ),
         (["watch", "--via", "srun", "--jobid", "$(id)"], "--jobid '$(id)' is not the number of a Slurm job"),
         (["watch", "--playbooks", "/does/not/exist"], "/does/not/exist"),
@@ -112,7 +112,7 @@ def test_pids_in_any_form(groups: list[str], rest: list[str], pids: tuple[int, .
         ([], set()),
         (["ping"], {"ping"}),
         (["ping,dns", "recorder"], {"ping", "dns", "recorder"}),
-        (["all"], {"ping", "dns", "recorder"}),
+        (["all"], {"ping", "dns", "recorder", "store"}),
     ],
 )
 def test_what_may_be_sent(groups: list[str], asked: set[str]) -> None:

@@ -49,6 +49,7 @@ class One:
     threads: tuple[str, ...] = GLOO
     dies: bool = False
     joined: bool = False
+    native: str = ""  # innermost first
     records: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -76,6 +77,8 @@ def _rank(one: One, last: bool, at_s: int, world: int, master: str) -> RankEvide
         Frame("init_process_group", C10D, 1),
         Frame("go", "/j.py", 5),
     )
+    if one.native:
+        frames = (*(Frame(name, "libtorch.so", 0, native=True) for name in one.native.split(" <- ")), *frames)
     threads = tuple(ThreadCpu(100 + one.rank + n, comm, "S", 1.0) for n, comm in enumerate(one.threads))
     named = (one.line.split()[1],) if one.line else ()
     sockets = [
@@ -86,7 +89,7 @@ def _rank(one: One, last: bool, at_s: int, world: int, master: str) -> RankEvide
         sockets.append(Connection(one.own, 50001, one.dials, LISTENS, "syn_sent", retransmits=at_s, timer="on"))
     records = {
         "cpu": Process(100 + one.rank, 1, 0, "S", ("python",), None, None, 9.0, 1.0, 1, threads),
-        "stacks": Stacks((Stack(100 + one.rank, "MainThread", () if one.dies else frames),)),
+        "stacks": Stacks((Stack(100 + one.rank, "MainThread", () if one.dies else frames),), native=bool(one.native)),
         "sockets": Sockets(tuple(sockets), 7 + one.rank),
         "environ": Environ({"GLOO_SOCKET_IFNAME": one.told} if one.told else {}),
         "addresses": Addresses(
@@ -187,6 +190,21 @@ def test_somebody_has_left_no_address_yet() -> None:
     found = facts(One(0, "127.0.1.1", records={"mesh": Mesh((), (1,))}), world=2)
     assert found.job.mesh.lacking == (1,)
     assert found.job.mesh.met is False
+
+
+WAITS = "c10d::detail::TCPClient::receiveValueWithTimeout <- c10d::TCPStore::doWait"
+CONNECTS = "pthread_cond_timedwait <- gloo::transport::tcp::Pair::waitUntilConnected"
+
+
+@pytest.mark.parametrize(
+    ("leaves", "met"),
+    [((CONNECTS,), True), ((WAITS,), False), ((WAITS, CONNECTS), False), (("poll",), None)],
+)
+def test_native_frames_say_whether_all_have_left_their_address(leaves: tuple[str, ...], met: bool | None) -> None:
+    """The store is read only where the user allows it. A rank still waits there: who is missing may yet come."""
+    found = facts(*(One(n, "127.0.1.1", native=leaf) for n, leaf in enumerate(leaves)), world=3)
+    assert found.job.mesh.met is met
+    assert found.job.stall.stalled is (met is not False)
 
 
 def test_on_one_host_loopback_is_right() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from hangdoc import procfs
 from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
-from probes import Request, Tier
+from hangdoc.sampler import Sampler
+from probes import Observation, Request, Tier, load
 from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
 from probes.sockets import SocketsProbe
@@ -19,6 +22,7 @@ from probes.versions import Versions
 from tests.support import requirements
 from tests.support.probe_targets import Program, started
 
+ASKS = frozenset({"store"})
 FILE = "/v/torch/distributed/distributed_c10d.py"
 
 
@@ -74,9 +78,59 @@ def test_who_is_asked(rank: Program, change: dict[str, Any], asked: bool) -> Non
         "sockets": SocketsProbe().observe(Request([one], Tier.LOOK)).by_pid[one.pid],
         **change,
     }
-    seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+    seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}, ask=ASKS))
     assert seen.unseen == ()
     assert (one.pid in seen.by_pid) is asked
+
+
+@dataclass
+class Wire:
+    """The addresses of the internet that this process connects or sends to."""
+
+    listens: bool = False
+    addresses: list[tuple[str, int]] = field(default_factory=list)
+
+    def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.listens and event in ("socket.connect", "socket.sendto", "socket.getaddrinfo"):
+            where = arguments[0:2] if event == "socket.getaddrinfo" else arguments[1]
+            if isinstance(where, tuple) and isinstance(where[0], str):
+                self.addresses.append(where[:2])
+
+
+@pytest.fixture(scope="module")
+def wire() -> Wire:
+    made = Wire()
+    sys.addaudithook(made.heard)  # stays for as long as the process: silent but in these tests
+    return made
+
+
+@pytest.mark.parametrize("ask", [frozenset(), ASKS])
+def test_nothing_is_sent_unless_the_user_allows_it(rank: Program, wire: Wire, ask: frozenset[str]) -> None:
+    """Of all probes, not of this one alone."""
+    stat = procfs.stat(rank.pid)
+    assert stat is not None
+    sampler = Sampler("here", [replace(target(rank), start_ticks=stat.start_ticks)], load(), ask=ask)
+    sampler.round(Tier.LOOK)
+    wire.addresses, wire.listens = [], True
+    try:
+        shot = sampler.round(Tier.EXAMINE)
+    finally:
+        wire.listens = False
+    assert set(wire.addresses) == ({("127.0.0.1", rank.said)} if ask else set())
+    assert ("mesh" in shot.ranks[0].records) is bool(ask)
+    lacks = [lack.why for lack in shot.unseen if lack.probe == "mesh"]
+    assert ["--ask store" in why for why in lacks] == ([] if ask else [True])
+
+
+def test_what_the_store_could_not_add_is_not_missed(rank: Program) -> None:
+    """Every rank of the group is seen here."""
+    one = target(rank)
+    records = {
+        "stacks": stacks(frame(group_size=1, group_name='"0"', global_ranks_in_group="[]")),
+        "versions": Versions("2.13.0+cpu"),
+        "sockets": SocketsProbe().observe(Request([one], Tier.LOOK)).by_pid[one.pid],
+    }
+    assert PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records})) == Observation({})
 
 
 def test_the_kernel_says_where_the_store_is_not_the_rank(rank: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +144,7 @@ def test_the_kernel_says_where_the_store_is_not_the_rank(rank: Program, monkeypa
         "versions": Versions("2.13.0+cpu"),
         "sockets": SocketsProbe().observe(Request([one], Tier.LOOK)).by_pid[one.pid],
     }
-    seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+    seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}, ask=ASKS))
     assert (seen.unseen, one.pid in seen.by_pid) == ((), True)
 
 
@@ -105,7 +159,7 @@ def test_a_connection_that_is_no_more_is_not_made_for_it(rank: Program) -> None:
             "versions": Versions("2.13.0+cpu"),
             "sockets": Sockets((Connection("127.0.0.1", 1, "127.0.0.1", port, "established"),)),
         }
-        seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}))
+        seen = PROBE.observe(Request([one], Tier.EXAMINE, records={one.pid: records}, ask=ASKS))
         assert seen.by_pid == {}
         assert len(seen.unseen) == 1
         with pytest.raises(TimeoutError):
