@@ -75,7 +75,7 @@ lint: $(VENV)/test.stamp  ## style and types
 
 docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
 	$(BIN)/python docs/tools/playbook_index.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove what was installed, built and cached
 	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
