@@ -26,6 +26,7 @@ GOOD_LOSS = 0.01
 GOOD_BYTES = 0.25  # of what the slow link carried ...
 GOOD_BUSY = 0.5  # ... in so much of its time, at most
 ANSWERS_LATE = 1.4  # times faster than the other direction
+LOSSY_PAUSE_S = 60.0  # TCP's longest pause where one segment was lost several times in a row; after that, it is dead
 WORST_FIRST = ("oversize", "dead", "lossy", "slow")
 
 
@@ -72,7 +73,11 @@ def faults(case: Case, data: Sequence[Data], histories: Mapping[Key, tcp.History
     judged = {end: _fault(case, one, flows[end], rates.get(end, 0.0), pairs[end]) for end, one in ends.items()}
     if any(fault in ("oversize", "dead") and since_start(ends[end].connection) for end, fault in judged.items()):
         # It pauses, as a link that loses much does for seconds: then the window tells of none of them.
-        quiet = [end for end, fault in judged.items() if fault != "lossy" and _far(pairs[end])]
+        quiet = [
+            end
+            for end, fault in judged.items()
+            if fault != "lossy" and _far(pairs[end]) and (ends[end].connection.last_ack_s or 0.0) < LOSSY_PAUSE_S
+        ]
         before = {end: lost for end in quiet if (lost := since_start(ends[end].connection))}
         flows |= before
         judged |= dict.fromkeys(before, "lossy")

@@ -86,9 +86,9 @@ class NetworkAnalysis:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         ends = [one for mine in data.values() for one in mine]
-        dead = _dead(ends)
         looks = {key: tcp.History(case.series(key, "sockets")) for key in data}
         wrong = faults(case, ends, looks)
+        dead = _dead(ends, wrong)
         facts = {
             key: _rank(case, key, data[key], dead, looks[key], wrong) if key in data else UNSEEN for key in case.ranks
         }
@@ -97,12 +97,14 @@ class NetworkAnalysis:
         return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, wrong))
 
 
-def _dead(ends: Sequence[Data]) -> Dead:
-    """The connections that are dead at either end, or may be."""
-    told = [tcp.dead(one.connection) for one in ends]
-    if set(told) <= {False}:
+def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
+    """The connections that are dead at either end, or may be; not those where TCP pauses because packets were lost."""
+    found = [
+        tcp.dead(one.connection) and "lossy" not in (wrong.of(one.end), wrong.of(mirrored(one.end))) for one in ends
+    ]
+    if set(found) <= {False}:
         return {}
-    alone = {one.end: is_dead for one, is_dead in zip(ends, told, strict=True)}
+    alone = {one.end: is_dead for one, is_dead in zip(ends, found, strict=True)}
     return {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()}
 
 

@@ -1,6 +1,6 @@
 """From the break of a link to the live watch's word of it, with default settings: the variants of `dead-link`.
 
-python -m benchmarks.dead_link [--runs 3]     needs root and `ip`
+python -m tests.benchmarks.dead_link [--runs 3]     needs root and `ip`
 
 The watch is there before the break. The break is where the job's log ends: it prints a line a step. Exit code 1 where a
 run took longer than the limit, or another playbook was named.
@@ -14,10 +14,10 @@ import time
 from dataclasses import replace
 from datetime import datetime
 
-import expectations
-from benchmarks.measure import met, table
 from hangdoc import demo
-from watching import watching
+from tests.benchmarks.measure import met, table
+from tests.support import reproducers
+from tests.support.cli import watching
 
 LIMIT_S = 10.0
 STEPS = 1500  # that succeed: the watch has long begun
@@ -47,7 +47,7 @@ def main() -> int:
     options.add_argument("--runs", type=int, default=3)
     runs = options.parse_args().runs
     rows, good = [("job", "told after, s", f"limit {LIMIT_S:g} s", "said")], True
-    for job in map(later, expectations.variants("dead-link")):
+    for job in map(later, reproducers.variants("dead-link")):
         seen = [told_after(job) for _ in range(runs)]
         took = [seconds for seconds, _ in seen]
         said = sorted({playbook for _, playbook in seen})

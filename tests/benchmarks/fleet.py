@@ -1,6 +1,6 @@
 """A verdict over a fleet of 1,200 simulated hosts of 8 ranks through ClusterShell: time, and the collector's memory.
 
-python -m benchmarks.fleet [--hosts 1200] [--live-hosts 125] [--seconds 60]
+python -m tests.benchmarks.fleet [--hosts 1200] [--live-hosts 125] [--seconds 60]
 
 The hosts are synthetic: an agent of each is a shell that answers every command with the next line that a real agent
 would have written, made of the recorded evidence of `uneven-batches`. Everything else is the product: the command line,
@@ -22,16 +22,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import HANGDOC, cpu_s, met, table
 from hangdoc import recording, wire
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Sockets
 from hangdoc.wire.writer import Writer
-from jobs import ROOT
-from replicas import PER_HOST, replicate
+from tests.benchmarks.measure import cpu_s, met, table
+from tests.support.cli import HANGDOC
+from tests.support.paths import ROOT
+from tests.support.replicated_ranks import PER_HOST, replicate
 
 LIMIT_S, LIMIT_MIB = 20.0, 300.0
 LIVE_CORES, START_S = 0.5, 20.0
-HEALTHY = "tests/recordings/lightning_ok.jsonl.zst"
+HEALTHY = "tests/data/recordings/lightning_ok.jsonl.zst"
 EVERY_S = 3.0  # between two looks at a healthy job
 ROUND_S, MEGABYTE = 10.0, 1 << 20  # CPU time and bytes of one run through a recording
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import HANGDOC, met, table
-from jobs import ROOT
+from tests.benchmarks.measure import met, table
+from tests.support.cli import HANGDOC
+from tests.support.paths import ROOT
 
 SIZES = (64, 512, 4096)
 ENTRIES = 1000

@@ -1,6 +1,6 @@
 """What the live watch takes: memory on 8 ranks, also while 100 short jobs come and go; CPU time on two; its first line.
 
-python -m benchmarks.footprint [--ranks 8] [--seconds 60] [--jobs 100]
+python -m tests.benchmarks.footprint [--ranks 8] [--seconds 60] [--jobs 100]
 
 Memory is that of hangdoc's own process, CPU time that of its children as well. Run by root, all of it runs in a PID
 namespace of its own. Exit code 1 where a limit is missed.
@@ -17,9 +17,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import short_jobs
-from benchmarks.measure import HANGDOC, alone, cpu_s, live_watch, memory_mib, met, table
-from jobs import HEALTHY, HUNG, ROOT, running
+from hangdoc.trial import running
+from tests.benchmarks import short_jobs
+from tests.benchmarks.measure import alone, cpu_s, live_watch, memory_mib, met, table
+from tests.support.cli import HANGDOC
+from tests.support.paths import HEALTHY, HUNG, ROOT
 
 STEPS = Path(__file__).parent / "jobs" / "steps.py"
 LIMIT_MIB, LIMIT_S = 60.0, 0.5
@@ -82,7 +84,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=60)
     options.add_argument("--jobs", type=int, default=100)
     given = options.parse_args()
-    alone("benchmarks.footprint")
+    alone("tests.benchmarks.footprint")
     rows = [("two ranks, and they are", "hangdoc", "its children", "both", "limit", "")]
     with tempfile.TemporaryDirectory() as folder:
         quiet = [str(Path(folder, "steps")), "--rest", "0.2"]

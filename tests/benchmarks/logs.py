@@ -1,6 +1,6 @@
 """Reading 1 GiB of logs of 512 ranks: MB/s on one core and peak memory, a file a rank and all ranks in one file.
 
-python -m benchmarks.logs [--mib 1024] [--ranks 512]
+python -m tests.benchmarks.logs [--mib 1024] [--ranks 512]
 
 The logs are synthetic: what a trainer writes every step, some of NCCL's chatter, and at the end the watchdog's report
 of a collective to which one rank did not come. Each reading is a process of its own. Exit code 1 where a limit is not
@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.measure import met, table
-from jobs import ROOT
+from tests.benchmarks.measure import met, table
+from tests.support.paths import ROOT
 
 LIMIT_MB_S, LIMIT_MIB = 100.0, 200.0
 ABSENT = 47  # rank that does not come to the last collective

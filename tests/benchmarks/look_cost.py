@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.measure import cpu_s, interval, live_watch, table
-from jobs import running
+from hangdoc.trial import running
+from tests.benchmarks.measure import cpu_s, interval, live_watch, table
 
 STEPS = Path(__file__).parent / "jobs" / "steps.py"
 SETTLE_S = 0.3  # after SIGSTOP: a py-spy under way may end. After SIGCONT hangdoc looks at once, which counts

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 
-from benchmarks.measure import met, table
 from hangdoc.evidence import Snapshot
 from hangdoc.judge import Judge
 from hangdoc.recording import read
 from hangdoc.verdict import Verdict
 from hangdoc.watchdog import judge_with
-from jobs import ROOT
-from replicas import collected, replicate
+from tests.benchmarks.measure import met, table
+from tests.support.paths import ROOT
+from tests.support.replicated_ranks import collected, replicate
 
 SIZES = (10, 100, 1_000, 10_000)
 LIMIT_S = 2.0

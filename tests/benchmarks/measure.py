@@ -16,9 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hangdoc import __version__
-from jobs import ROOT, Trial
+from hangdoc.trial import Trial
+from tests.support.cli import HANGDOC
+from tests.support.paths import ROOT
 
-HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
 ALONE = "BENCHMARK_ALONE"  # set where no other process of this host is seen
 
 

@@ -1,6 +1,6 @@
 """Judged from what is left: every reproducer runs until a timeout strikes; are its logs and dumps enough to say why?
 
-python -m benchmarks.post_mortem --out DIR [--judge] [ID | ID/VARIANT ...]
+python -m tests.benchmarks.post_mortem --out DIR [--judge] [ID | ID/VARIANT ...]
 
 Each job is the playbook's own, on a short timeout of its process groups, and nobody watches it. Kept are the logs of
 the ranks (of a host, where each has its own torchrun), and two kinds of dump: the Flight Recorder of each rank when it
@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import expectations
 from hangdoc import demo
 from hangdoc.report import Unrecognised, report
 from hangdoc.verdict import Finding
+from tests.support import reproducers
 
 ENOUGH = 0.9
 PATIENCE_S = 12.0  # for which a process group waits
@@ -160,7 +160,7 @@ def jobs(wanted: Sequence[str]) -> list[demo.Broken]:
     found = [
         job
         for id, _, name in pairs
-        for job in expectations.variants(id)
+        for job in reproducers.variants(id)
         if job.variant == name or (not wanted and job.cls == BROADLY)
     ]
     return sorted(found, key=lambda job: job.goes_on)

@@ -1,6 +1,6 @@
 """Run a benchmark; with `--write PAGE`, put what it printed into its section of that page.
 
-    python -m benchmarks.publish [--write docs/benchmarks.md] NAME [ARGUMENT ...]
+    python -m tests.benchmarks.publish [--write docs/benchmarks.md] NAME [ARGUMENT ...]
 
 NAME is a module of this package, or `matrix` or `calm`. Its section lies between `<!-- bench:NAME -->` and
 `<!-- /bench:NAME -->`; nothing else on the page changes. The exit code is that of the benchmark.
@@ -24,9 +24,9 @@ from pathlib import Path
 import psutil
 
 from hangdoc import __version__
-from jobs import ROOT
+from tests.support.paths import ROOT
 
-SCRIPTS = {"matrix": "tests/matrix.py", "calm": "tests/calm.py"}  # benchmarks outside this package
+TOOLS = ("matrix", "calm")  # benchmarks outside this package
 PACKAGES = ("torch", "py-spy")  # their versions change the results
 
 
@@ -69,9 +69,11 @@ def machine() -> str:
 
 def run(name: str, arguments: Sequence[str]) -> tuple[int, str]:
     """Run a benchmark, and echo its standard output; returns its exit code and that output."""
-    script = [str(ROOT / SCRIPTS[name])] if name in SCRIPTS else ["-m", f"benchmarks.{name}"]
+    module = f"tests.tools.{name}" if name in TOOLS else f"tests.benchmarks.{name}"
     printed = []
-    with subprocess.Popen([sys.executable, *script, *arguments], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the benchmark; what it printed by then is kept
         for line in process.stdout or ():
             print(line, end="", flush=True)
@@ -89,7 +91,7 @@ def main() -> int:
         replace_section(given.write.read_text(), given.name, "")  # refuse before an hour of measuring
     code, output = run(given.name, given.arguments)
     if given.write and output.strip():
-        body = section(("python", "-m", "benchmarks.publish", given.name, *given.arguments), output, code)
+        body = section(("python", "-m", "tests.benchmarks.publish", given.name, *given.arguments), output, code)
         given.write.write_text(replace_section(given.write.read_text(), given.name, body))
     return code
 

@@ -1,6 +1,6 @@
 """A day of a healthy job of 8 ranks, recorded: bytes on disk, and what `hangdoc report` takes to judge it.
 
-python -m benchmarks.recording [--hours 24] [--keep DIR]
+python -m tests.benchmarks.recording [--hours 24] [--keep DIR]
 
 The day is synthetic: the looks of a real capture, its ranks doubled to 8, shown to the real recorder again and again at
 the rate of a calm live watch, with counters that go on growing and ages that differ. The last reading is of a day that
@@ -24,16 +24,17 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.measure import HANGDOC, met, table
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.live import CALM
 from hangdoc.recording import Recorder, read
 from hangdoc.session import Options
-from jobs import ROOT
+from tests.benchmarks.measure import met, table
+from tests.support.cli import HANGDOC
+from tests.support.paths import RECORDINGS, ROOT
 
 LIMIT_S, LIMIT_MIB = 10.0, 200.0
 RANKS = 8
-CALM_CAPTURE = ROOT / "tests" / "recordings" / "tp_dp.jsonl.zst"  # healthy, 4 ranks
+CALM_CAPTURE = RECORDINGS / "tp_dp.jsonl.zst"  # healthy, 4 ranks
 STALL_CAPTURE = ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
 GROWING = frozenset(
     (

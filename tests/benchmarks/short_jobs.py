@@ -18,8 +18,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.measure import HANGDOC, memory_mib, met
-from jobs import ROOT
+from tests.benchmarks.measure import memory_mib, met
+from tests.support.cli import HANGDOC
+from tests.support.paths import ROOT
 
 SCRIPT = Path(__file__).parent / "jobs" / "short.py"
 LIMIT_MB = 80.0  # the largest RSS

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from benchmarks.measure import met, table
 from hangdoc.analysis import Case
 from hangdoc.analysis.position import ANALYSIS as POSITION
 from hangdoc.analysis.stack import ANALYSIS as STACK
@@ -22,8 +21,9 @@ from hangdoc.garbage import uncollected
 from hangdoc.recording import read
 from hangdoc.render.groups import fold
 from hangdoc.verdict import RankLine
-from jobs import ROOT
-from replicas import Maker, Replica
+from tests.benchmarks.measure import met, table
+from tests.support.paths import ROOT
+from tests.support.replicated_ranks import Maker, Replica
 
 SIZES = (10, 100, 1_000, 10_000, 131_072)
 CLASSES = (3, 12)

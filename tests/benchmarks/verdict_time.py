@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.measure import met, quantile, table, timed_verdict
-from jobs import HEALTHY, HUNG, Trial, running
+from hangdoc.trial import Trial, running
+from tests.benchmarks.measure import met, quantile, table, timed_verdict
+from tests.support.paths import HEALTHY, HUNG
 
 
 @contextmanager

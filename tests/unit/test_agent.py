@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from eventually import until
 from hangdoc import wire
 from hangdoc.agent import About
 from hangdoc.evidence import Target
 from hangdoc.procfs import stat
+from tests.support.cli import HANGDOC
+from tests.support.paths import ROOT
+from tests.support.polling import until
 
-ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "hangdoc.cli", "agent"]
+COMMAND = [*HANGDOC, "agent"]
 
 
 @contextmanager

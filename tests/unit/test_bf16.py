@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hangdoc.bf16 import measure
+from tests.support.cli import HANGDOC
 
 
 def python(folder: Path, answer: str) -> str:
@@ -46,7 +46,7 @@ def test_no_such_python(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is what is measured")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the variable is one of x86")
 def test_without_units_it_is_many_times_slower() -> None:
-    command = [sys.executable, "-m", "hangdoc.cli", "doctor", "--bf16"]
+    command = [*HANGDOC, "doctor", "--bf16"]
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 3

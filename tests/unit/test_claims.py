@@ -20,7 +20,7 @@ from hangdoc.launch import launch_of
 from hangdoc.remains import absent_of, uncounted
 from hangdoc.render import html
 from hangdoc.report import report
-from judging import judge
+from tests.support.judge import judge
 
 SIZES = [200_000, 1_000_000, claims.RANKS_MOST]
 LIMIT_S, LIMIT_BYTES = 0.5, 8 << 20  # for what takes milliseconds and kilobytes

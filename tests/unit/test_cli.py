@@ -23,10 +23,9 @@ from hangdoc import __version__, cli
 from hangdoc.commands import app
 from hangdoc.commands.options import parse_ask
 from hangdoc.commands.watch import parse_pids
+from tests.support.paths import PROGRAMS, ROOT
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-STUB = [sys.executable, str(HERE / "stub_cli.py")]
+STUB = [sys.executable, str(PROGRAMS / "stub_cli.py")]
 QUIET = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "HANGDOC_DEBUG", "TTY_COMPATIBLE"}
 
 
@@ -259,8 +258,8 @@ def test_full_disk_is_said_once(arguments: str) -> None:
 )
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
 def test_a_full_disk_behind_stderr_costs_nothing_on_stdout(arguments: str, code: int, stderr: str) -> None:
-    well = shell(f'cd {HERE} && exec "$1" "$2" uneven {arguments} 2>/dev/null')
-    done = shell(f'cd {HERE} && exec "$1" "$2" uneven {arguments} {stderr}')
+    well = shell(f'cd {ROOT} && exec "$1" "$2" uneven {arguments} 2>/dev/null')
+    done = shell(f'cd {ROOT} && exec "$1" "$2" uneven {arguments} {stderr}')
     assert (well.returncode, done.returncode) == (code, code)
     assert done.stdout == well.stdout
     assert bool(done.stdout) is (code != 64)

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.discover import discover, same_process
 from hangdoc.evidence import Target
-from pretend import GLOO, STORE, node, running
+from tests.support.fake_ranks import GLOO, STORE, node, running
+from tests.support.paths import ROOT
+from tests.support.polling import until
 
 
 def port() -> int:
@@ -430,7 +431,7 @@ def test_another_users_process_is_said_to_be_so(tmp_path: Path) -> None:
             user=65534,
             group=65534,
             extra_groups=[],
-            env={"PYTHONPATH": str(Path(__file__).parents[2])},
+            env={"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,
@@ -484,12 +485,11 @@ def test_pid_2_of_a_container_is_no_kernel_thread(tree: str, tmp_path: Path) -> 
         "[one.kill() for one in started]\n"
     )
     started = [str(launcher), ""] if tree == "launcher" else [str(sleeper), "0", str(sleeper), "1"]
-    root = Path(__file__).parents[2]
     done = subprocess.run(
         [*NAMESPACE, sys.executable, "-c", inside, *started],
         env={
             "PATH": os.defpath,
-            "PYTHONPATH": f"{root}:{root / 'tests'}",
+            "PYTHONPATH": str(ROOT),
             **plain(0),
             "RANK": "",
             "TRAIN": str(sleeper),
@@ -521,7 +521,7 @@ def test_hidden_processes_are_no_absent_job(value: str, tmp_path: Path) -> None:
         script = 'mount -t proc -o "hidepid=$1" proc /proc && exec "$2" -B -c "$3" "$4"'
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", script, "sh", value, python, looker, str(pids["r0"])],
-            env={"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={"PATH": os.defpath, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=30,

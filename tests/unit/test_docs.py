@@ -17,13 +17,13 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from benchmarks.publish import SectionError, replace_section, section
 from docs.tools import playbook_index
 from hangdoc.commands import app
 from hangdoc.facts import schema
 from hangdoc.playbook import load
 from hangdoc.verdict import CLASSES
-from jobs import ROOT
+from tests.benchmarks.publish import SectionError, replace_section, section
+from tests.support.paths import ROOT
 
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted(ROOT.glob("docs/*.md"))]

@@ -5,10 +5,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from dossiers import LEAKS, ROOT, captured, judged
 from hangdoc.dossier import FEW_LINKS, MOST_LINKS, File, dossier, dossiers, fingerprint
 from hangdoc.readers import Source
-from judging import reported
+from tests.support.dossiers import LEAKS, captured, judged
+from tests.support.judge import reported
+from tests.support.paths import ROOT
 
 
 def test_who_is_blamed() -> None:

@@ -12,12 +12,12 @@ from textwrap import indent
 
 import pytest
 
-from eventually import at_rest, until
 from hangdoc import procfs
-from needs import met
-from unit.probes.attach import started
+from tests.support.paths import ROOT
+from tests.support.polling import at_rest, until
+from tests.support.probe_targets import started
+from tests.support.requirements import met
 
-ROOT = Path(__file__).parents[2]
 WITHIN_S = 1.3  # a second, and what a busy test host takes to start and to reap
 WAITS = {
     "a call": "time.sleep(60)",
@@ -68,7 +68,7 @@ def test_it_ends_soon(waits: str, number: int, code: int) -> None:
 def test_it_ends_though_the_main_thread_takes_no_signal(tmp_path: Path) -> None:
     """It waits for a mount that does not answer, which only SIGKILL interrupts."""
     met(None if os.geteuid() == 0 and os.path.exists("/dev/fuse") else "a mount of one's own needs root and /dev/fuse")
-    with started("dead_mount.py", str(tmp_path), "run") as program:
+    with started("fuse_mount.py", str(tmp_path), "run") as program:
         os.kill(program.said, signal.SIGSTOP)
         process = begun(f"os.stat('/proc/{program.pid}/root{tmp_path}/job.py')")
         until(lambda: "request_wait_answer" in (procfs.text(f"/proc/{process.pid}/wchan") or ""))

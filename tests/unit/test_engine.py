@@ -13,7 +13,7 @@ from hangdoc.facts import Facts, schema
 from hangdoc.playbook import load
 from hangdoc.rules import Expression
 from hangdoc.verdict import Considered, Culprit, Finding, Link, Proof
-from unit.bed import (
+from tests.support.toy_schema import (
     NETWORK,
     PROBES,
     SCHEMA,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-import expectations
-from expectations import Expectations, Variant
 from hangdoc import demo
 from hangdoc.envelope import Reproducer
+from tests.support import reproducers
+from tests.support.reproducers import Expectations, Variant
 
 
 @pytest.mark.parametrize("id", demo.ids())
 def test_reproducer_says_who_is_to_blame(id: str) -> None:
-    jobs = expectations.variants(id)
+    jobs = reproducers.variants(id)
     assert jobs[0].told.expect.culprits == demo.broken(id).told.expect.culprits
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
@@ -41,7 +41,7 @@ def test_variant_is_as_the_reproducer_where_it_says_nothing() -> None:
             "variants": [{"name": "other", "ranks": 7, "script": "other.py"}, {"name": "plain", "args": []}],
         }
     )
-    itself, other, plain = expectations.of(first, expected).values()
+    itself, other, plain = reproducers.of(first, expected).values()
     assert (itself.expect.culprits, itself.expect.evidence) == ((2,), ("a",))
     assert (other.ranks, other.script, other.launcher, other.env) == (7, "other.py", "self", {"A": "1"})
     assert (other.within_s, other.args, other.expect) == (40, ("x",), itself.expect)
@@ -55,4 +55,4 @@ def test_bad_variant_is_refused(bad: dict[str, object]) -> None:
 
 
 def test_nothing_is_expected_of_a_playbook_that_is_not_there() -> None:
-    assert {file.stem for file in expectations.FOLDER.glob("*.yaml")} == set(demo.ids())
+    assert {file.stem for file in reproducers.EXPECTED.glob("*.yaml")} == set(demo.ids())

@@ -12,8 +12,8 @@ from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.evidence import RankEvidence, Snapshot, Target
 from hangdoc.facts import Pending, derive, on_demand, schema
 from hangdoc.recording import read
-from jobs import ROOT
-from judging import judge
+from tests.support.judge import judge
+from tests.support.paths import ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from hangdoc.analysis.links import Links
 from hangdoc.evidence import Connection, RankEvidence, Snapshot, Sockets, Stack, Stacks, Variable
 from hangdoc.recording import read
 from hangdoc.verdict import Finding, Verdict
-from judging import judge
+from tests.support.judge import judge
+from tests.support.paths import RECORDINGS
 
-RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
 HOSTS = ("node-a", "node-b", "node-c")
 
 

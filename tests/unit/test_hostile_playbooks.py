@@ -23,7 +23,7 @@ from hangdoc.facts import Facts, schema
 from hangdoc.judge import Judge
 from hangdoc.playbook import MAX_PROBLEMS, load
 from hangdoc.templates import MAX_TEXT
-from unit.bed import PROBES, SCHEMA, NetworkJob, StackFacts, facts, library, playbook, write
+from tests.support.toy_schema import PROBES, SCHEMA, NetworkJob, StackFacts, facts, library, playbook, write
 
 GRACE_S = 2.0  # CPU time in which a playbook is refused or cut off, on a busy machine
 

@@ -8,8 +8,8 @@ import pytest
 
 import playbooks
 from hangdoc.recording import read
-from judging import judge
-from staged import At, Stage, in_backward, in_c10d, number
+from tests.support.judge import judge
+from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\
 import torch.distributed as dist

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from dossiers import ROOT
 from hangdoc.evidence import ProcessGroup, Variable
 from hangdoc.masking import Mask
 from hangdoc.recording import read
 from probes._redact import HIDDEN, redact, redact_source, redact_text, redact_words
+from tests.support.paths import ROOT
 
-RECORDINGS = sorted([*ROOT.glob("playbooks/*/capture.jsonl.zst"), *ROOT.glob("tests/recordings/*.jsonl.zst")])
-SCRIPTS = ("playbooks/*/*.py", "tests/healthy/*.py", "tests/hung/*.py", "tests/left/kept/*/*.py", "hangdoc/**/*.py")
-TEXTS = ("playbooks/*/*.md", "playbooks/*/*.yaml", "hangdoc/readers/*.yaml", "tests/left/*.yaml", "*.md")
+RECORDINGS = sorted([*ROOT.glob("playbooks/*/capture.jsonl.zst"), *ROOT.glob("tests/data/recordings/*.jsonl.zst")])
+SCRIPTS = ("playbooks/*/*.py", "tests/live/jobs/*/*.py", "tests/data/postmortem/kept/*/*.py", "hangdoc/**/*.py")
+TEXTS = ("playbooks/*/*.md", "playbooks/*/*.yaml", "hangdoc/readers/*.yaml", "tests/data/postmortem/*.yaml", "*.md")
 BINARY = "flight_recorder"  # samples of pickles
 
 COMMIT = "3a1f9c0b7de84512f6a0c9d8e7b6a5f4c3d2e1f0"
@@ -101,7 +101,7 @@ def test_scripts_are_kept() -> None:
 
 def test_runbooks_and_logs_are_kept() -> None:
     shown = [(name, line) for name, line in lines_of(*TEXTS) if redact_text(line) != line]
-    for path in sorted(ROOT.glob("tests/samples/**/*")):
+    for path in sorted(ROOT.glob("tests/data/samples/**/*")):
         if path.is_file() and BINARY not in path.parts:
             text = path.read_text(errors="replace").splitlines()
             shown += [(path.name, line) for line in text if redact_text(line) != line]
@@ -139,4 +139,4 @@ def test_what_analysis_compares_stays_comparable() -> None:
 
 
 def test_samples_are_there() -> None:
-    assert len(list(ROOT.glob("tests/samples/**/*"))) > 40
+    assert len(list(ROOT.glob("tests/data/samples/**/*"))) > 40

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dossiers import LEAKS, ROOT, SECRETS, captured, full, judged, recorded
 from hangdoc.dossier import Dossier
 from hangdoc.masking import LONGEST, hidden, mask_text, masked
 from hangdoc.render.html import page
@@ -18,6 +17,8 @@ from hangdoc.render.json import verdict_line
 from hangdoc.render.markdown import document
 from hangdoc.render.terminal import show
 from probes._redact import HIDDEN
+from tests.support.dossiers import LEAKS, SECRETS, captured, full, judged, recorded
+from tests.support.paths import ROOT
 
 CAPTURES = sorted(path.parent.name for path in (ROOT / "playbooks").glob("*/capture.jsonl.zst"))
 

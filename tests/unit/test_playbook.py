@@ -7,7 +7,7 @@ import pytest
 
 from hangdoc.facts import schema
 from hangdoc.playbook import lint, load
-from unit.bed import PROBES, SCHEMA, STACK, STALL, library, playbook, write
+from tests.support.toy_schema import PROBES, SCHEMA, STACK, STALL, library, playbook, write
 
 
 def problems(directory: Path, **changes: Any) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hangdoc.discover import discover
-from pretend import GLOO, STORE, node, running
+from tests.support.fake_ranks import GLOO, STORE, node, running
 
 A, B = 29611, 29612  # nobody listens there
 with socket.create_server(("127.0.0.1", 0)) as free:

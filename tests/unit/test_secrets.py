@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dossiers import full
 from hangdoc import procfs
 from hangdoc.assemble import snapshots
 from hangdoc.commands.output import say
@@ -48,12 +47,13 @@ from hangdoc.render.live import event_text
 from hangdoc.render.markdown import document
 from hangdoc.render.terminal import show
 from hangdoc.sampler import Sampler
-from judging import judge
 from probes import Observation, Request, Tier
 from probes._redact import HIDDEN, redact_source, redact_text, redact_words
 from probes._variable import of_text
-from secret_kinds import Kind, kinds, leaks
-from sourced import Module
+from tests.support.dossiers import full
+from tests.support.judge import judge
+from tests.support.secret_kinds import Kind, kinds, leaks
+from tests.support.synthetic_evidence import ParsedSource
 
 TEXTS = ("log", "url", "path")
 FEWEST = 200
@@ -264,7 +264,7 @@ def test_a_line_is_masked_before_it_is_cut(one: Kind, tmp_path: Path) -> None:
         source = f"def f():\n    {one.text} pass\n"
     file = tmp_path / "job.py"
     file.write_text(source)
-    module = Module.parse(str(file))
+    module = ParsedSource.parse(str(file))
     assert module is not None
     assert leaks(str(module.place(2)), (one,)) == []
 

@@ -73,7 +73,7 @@ def test_runbook(id: str) -> None:
     assert all(len(body.split()) >= 8 for body in bodies), "a section says nothing"
 
 
-@pytest.mark.parametrize("id", demo.ids())  # the others are proved by tests/left
+@pytest.mark.parametrize("id", demo.ids())  # the others are proved by tests/data/postmortem
 def test_reproducer(id: str) -> None:
     ast.parse((playbooks.ROOT / id / "reproducer.py").read_text())
     reproducer = shipped(id).envelope.reproducer

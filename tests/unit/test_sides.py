@@ -3,11 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dossiers import ROOT, captured, recorded
 from hangdoc.evidence import Stacks
 from hangdoc.recording import read
 from hangdoc.sides import MOST_FRAMES, Side, sides
-from judging import judge
+from tests.support.dossiers import captured, recorded
+from tests.support.judge import judge
+from tests.support.paths import ROOT
 
 
 def functions(side: Side, differs: bool) -> list[str]:

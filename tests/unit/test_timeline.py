@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dossiers import captured
 from hangdoc.evidence import FlightRecorder, Process, RankEvidence, Snapshot, Stack, Stacks, Target
 from hangdoc.evidence.logs import Logs, Said
 from hangdoc.evidence.python import Frame
 from hangdoc.timeline import MOST_EVENTS, Span, Timeline, timeline
-from judging import judge
+from tests.support.dossiers import captured
+from tests.support.judge import judge
 
 NEVER = frozenset[tuple[str, int]]()
 IN = {

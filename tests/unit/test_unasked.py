@@ -16,9 +16,9 @@ from hangdoc.fleet.collector import Fleet
 from hangdoc.recording import read
 from hangdoc.source import Here
 from hangdoc.verdict import Finding
-from judging import judge
 from probes import Tier
 from probes.echo import Echo, Echoes
+from tests.support.judge import judge
 
 
 def looks(**fields: Any) -> list[Snapshot]:

@@ -16,9 +16,10 @@ from hangdoc.evidence import Frame, RankEvidence, Snapshot, Stack, Stacks, Targe
 from hangdoc.wire.objects import PLAIN, Objects, numbered
 from hangdoc.wire.reader import Reader
 from hangdoc.wire.writer import CARRIERS, Writer
+from tests.support.paths import PLAYBOOKS
 
 AT = re.compile(r"(?<= at 0x)[0-9a-f]+")
-CAPTURES = sorted(Path(__file__).parents[2].glob("playbooks/*/capture.jsonl.zst"))
+CAPTURES = sorted(PLAYBOOKS.glob("*/capture.jsonl.zst"))
 
 
 def kinds() -> dict[str, type]:

@@ -8,7 +8,7 @@ import pytest
 
 from hangdoc.analysis.compiling import CompilingFacts
 from hangdoc.evidence import ChildProcess, Process, Variable
-from staged import LIB, At, Stage, number, tensor
+from tests.support.synthetic_evidence import LIB, At, Stage, number, tensor
 
 SCRIPT = """\
 def train(loader):

@@ -10,7 +10,7 @@ import pytest
 from hangdoc.analysis.compute import ANALYSIS, ComputeFacts
 from hangdoc.evidence import Environ, Host, Variable
 from probes.types import Types
-from staged import LIB, At, Stage, tensor
+from tests.support.synthetic_evidence import LIB, At, Stage, tensor
 
 SCRIPT = """\
 def train(x):

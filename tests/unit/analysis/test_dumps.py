@@ -15,8 +15,8 @@ from hangdoc.readers import Notes
 from hangdoc.readers._source import gather
 from hangdoc.readers.flight_recorder import READER
 from hangdoc.verdict import Finding
-from judging import judge
-from traces import Call, call, trace, write
+from tests.support.flight_recorder_traces import Call, call, trace, write
+from tests.support.judge import judge
 
 FOUR = {"0": range(4)}
 GATHER = call("all_gather", 28, [[7]])

@@ -9,7 +9,7 @@ import pytest
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
 from hangdoc.facts import Facts, derive, schema
 from probes._exit import text
-from staged import Stage, in_c10d
+from tests.support.synthetic_evidence import Stage, in_c10d
 
 RUNS = None
 KILLED, ABORTED, CRASHED, TOLD = End(signal=9), End(signal=6), End(signal=11), End(signal=15)

@@ -9,7 +9,7 @@ import pytest
 
 from hangdoc.analysis.gil import GilFacts
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
-from staged import LIB, At, Stage, in_c10d
+from tests.support.synthetic_evidence import LIB, At, Stage, in_c10d
 
 SCRIPT = "def fit():\n    device.calibrate()\n    loss.backward()\n"
 FFI = (

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from eventually import at_rest
 from hangdoc.evidence import (
     Frame,
     Groups,
@@ -30,6 +29,8 @@ from hangdoc.evidence import (
 from hangdoc.facts import Facts, derive, schema
 from hangdoc.sampler import Sampler
 from probes import Tier, load
+from tests.support import requirements
+from tests.support.polling import at_rest
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 AUTOGRAD = "/v/lib/python3.11/site-packages/torch/autograd/graph.py"
@@ -277,7 +278,7 @@ run()
 
 def test_a_real_job_that_stands_still(tmp_path: Path) -> None:
     """Two groups in opposite order, and a rank that waits for one of the two; no rank in any environment."""
-    pytest.importorskip("torch", reason="torch is an extra")
+    requirements.met(requirements.torch())
     script = tmp_path / "job.py"
     script.write_text(JOB)
     environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k != "WORLD_SIZE"}

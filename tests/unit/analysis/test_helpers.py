@@ -10,7 +10,7 @@ import pytest
 
 from hangdoc.analysis.helpers import HelperFacts
 from hangdoc.evidence import ChildProcess, FileCall, Frame, Helper, Io, Process, Stack
-from staged import LIB, At, Stage, in_c10d
+from tests.support.synthetic_evidence import LIB, At, Stage, in_c10d
 
 SCRIPT = """\
 def make(index):

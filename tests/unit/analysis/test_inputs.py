@@ -10,7 +10,7 @@ import pytest
 
 from hangdoc.analysis.inputs import InputFacts
 from hangdoc.evidence import ChildProcess, Connection, Frame, Process, Sockets, Stack, Stacks, ThreadCpu
-from staged import LIB, At, Stage, in_backward, in_c10d, number
+from tests.support.synthetic_evidence import LIB, At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\
 def clean(sample):

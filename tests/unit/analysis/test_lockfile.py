@@ -10,7 +10,7 @@ import pytest
 from hangdoc.analysis.lockfile import LockFileFacts
 from hangdoc.facts import Facts
 from probes.lockfile import Holder, LockFile
-from staged import At, Stage, in_c10d
+from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = "def build():\n    baton.wait()\n    dist.barrier()\n"
 LEFT = LockFile("/cache/lock", "baton", 7, age_s=4000.0, before_s=3900.0, local=True)

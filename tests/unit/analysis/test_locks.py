@@ -11,7 +11,7 @@ import pytest
 from hangdoc.analysis.locks import LocksFacts
 from hangdoc.evidence import Frame, Process, Source, Stack, ThreadCpu
 from probes.locks import Holding, Locks, LockWait
-from staged import At, Stage, in_c10d
+from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = """\
 def train():

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-import netbed
-from eventually import until
 from hangdoc.analysis import Case, Key, tcp
 from hangdoc.analysis.network import ANALYSIS, NetworkFacts, NetworkJob
 from hangdoc.analysis.peers import data_connections
@@ -20,13 +18,15 @@ from hangdoc.facts import derive, schema
 from probes import Request, Tier
 from probes.nics import PROBE as NICS
 from probes.sockets import SocketsProbe
-from talkers import Talker, join, talking
+from tests.support.polling import until
+from tests.support.tcp_peers import TcpPeer, join, tcp_peers
+from tests.support.testbeds import network
 
 
 class Watch:
     """Samples talkers as ranks and derives the facts of all samples so far."""
 
-    def __init__(self, *talkers: Talker) -> None:
+    def __init__(self, *talkers: TcpPeer) -> None:
         self.targets = [one.target(rank, len(talkers)) for rank, one in enumerate(talkers)]
         self.history: list[Snapshot] = []
         self._sockets = SocketsProbe()
@@ -50,8 +50,8 @@ class Watch:
 
 
 def test_two_ranks_that_talk_and_fall_silent() -> None:
-    with talking(None, None) as (server, client):
-        join(server, client, "127.0.0.1", netbed.free_port())
+    with tcp_peers(None, None) as (server, client):
+        join(server, client, "127.0.0.1", network.free_port())
         watch = Watch(server, client)
         ranks, job = watch.look()
         assert job.moving is None, "one look says nothing of movement"
@@ -70,8 +70,8 @@ def test_two_ranks_that_talk_and_fall_silent() -> None:
 
 
 def test_a_receiver_that_does_not_read_is_no_dead_link() -> None:
-    with talking(None, None) as (server, client):
-        join(server, client, "127.0.0.1", netbed.free_port())
+    with tcp_peers(None, None) as (server, client):
+        join(server, client, "127.0.0.1", network.free_port())
         client.do("send 50000000 0.3")
         watch = Watch(server, client)
         watch.until(lambda ranks, job: ranks[1].zero_window)
@@ -89,8 +89,8 @@ def test_a_receiver_that_does_not_read_is_no_dead_link() -> None:
 @pytest.mark.parametrize("break_it", ["interface", "cable", "path"])
 def test_a_dead_link(break_it: str) -> None:
     """Of three ranks, the last one is cut off; it is the one that sends, or the one that is sent to."""
-    netbed.require()
-    with netbed.netbed(3) as bed, talking(*bed.nodes) as talkers:
+    network.require()
+    with network.network_testbed(3) as bed, tcp_peers(*bed.nodes) as talkers:
         first, second, third = talkers
         join(first, second, bed.nodes[0].address, 7000)
         join(third, second, bed.nodes[2].address, 7000)
@@ -117,20 +117,20 @@ def test_a_dead_link(break_it: str) -> None:
         watch.close()
 
 
-def as_on_a_wire(bed: netbed.Bed) -> None:
+def as_on_a_wire(bed: network.Bed) -> None:
     """One segment a packet: else the kernel hands over many at once."""
     for node in bed.nodes:
         node.ip("link", "set", "eth0", "gso_max_segs", "1")
 
 
-def on(node: netbed.Node, *command: str) -> None:
+def on(node: network.Node, *command: str) -> None:
     subprocess.run(node.command(*command), check=True, capture_output=True)
 
 
 def test_a_link_that_loses_packets() -> None:
     """What the second rank receives; what it sends arrives."""
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(*bed.nodes) as (server, client):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (server, client):
         as_on_a_wire(bed)
         join(server, client, bed.nodes[0].address, 7000)
         drop = ("-m", "statistic", "--mode", "random", "--probability", "0.25", "-j", "DROP")
@@ -152,8 +152,8 @@ def test_a_link_that_loses_packets() -> None:
 
 
 def test_full_segments_that_vanish() -> None:
-    netbed.require()
-    with netbed.netbed(3) as bed, talking(*bed.nodes) as (first, second, third):
+    network.require()
+    with network.network_testbed(3) as bed, tcp_peers(*bed.nodes) as (first, second, third):
         as_on_a_wire(bed)
         join(first, second, bed.nodes[0].address, 7000)
         join(third, second, bed.nodes[2].address, 7000)
@@ -172,8 +172,8 @@ def test_full_segments_that_vanish() -> None:
 
 
 def test_a_slow_link_and_the_interface_that_makes_it_slow() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(*bed.nodes) as (server, client):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (server, client):
         join(server, client, bed.nodes[0].address, 7000)
         shaper = ("tbf", "rate", "2mbit", "burst", "16kb", "limit", "400kb")
         on(bed.nodes[1], "tc", "qdisc", "add", "dev", "eth0", "root", *shaper)
@@ -191,8 +191,8 @@ def test_a_slow_link_and_the_interface_that_makes_it_slow() -> None:
 
 
 def test_a_call_that_nobody_answers() -> None:
-    netbed.require()
-    with netbed.netbed(1) as bed, talking(bed.nodes[0]) as (caller,):
+    network.require()
+    with network.network_testbed(1) as bed, tcp_peers(bed.nodes[0]) as (caller,):
         bed.nodes[0].swallow("10.77.0.99")
         caller.do("dial 10.77.0.99 7000")
         watch = Watch(caller)
@@ -360,6 +360,38 @@ LOST = {"send_queue": 9, "last_ack_s": 9.0, "last_receive_s": 9.5, "last_send_s"
 def test_dead_and_idle(fields: dict[str, Any], dead: bool | None, idle_s: float | None) -> None:
     one = connection(HERE, THERE, **fields)
     assert (tcp.dead(one), tcp.idle(one)) == (dead, idle_s)
+
+
+@pytest.mark.parametrize(("silent_s", "dead"), [(9.0, False), (90.0, True)])
+def test_a_pause_on_a_link_that_loses_packets_is_no_dead_link(silent_s: float, dead: bool) -> None:
+    """Each look finds segments repeated and bytes acknowledged; at the last one, TCP has backed off."""
+    key: Key = ("a", 100)
+    shots: list[Snapshot] = []
+    for at in range(12):
+        sent: dict[str, Any] = {
+            "data_segments_out": 100 * at,
+            "segments_out": 100 * at,
+            "total_retransmits": 20 * at,
+            "delivered": 80 * at,
+            "bytes_sent": 10**6 * at,
+            "bytes_acked": 10**6 * at,
+            "busy_s": float(at),
+            "send_queue": 9,
+        }
+        if at == 11:
+            sent |= {"retransmits": 6, "last_ack_s": silent_s, "last_receive_s": silent_s}
+        both = [
+            evidence(0, connection(HERE, THERE, **sent)),
+            replace(evidence(1, connection(THERE, HERE)), target=Target(101, 1, "a", 1, world_size=2, job="j")),
+        ]
+        namespaces = [
+            replace(one, records={**one.records, "sockets": replace(one.records["sockets"], namespace=name)})
+            for name, one in enumerate(both, 1)
+        ]
+        shots.append(Snapshot("a", float(at), "", tuple(namespaces)))
+    facts, job = ANALYSIS.derive(Case(shots, {("a", one.target.pid): one for one in shots[-1].ranks}))
+    assert facts[key].faults == (("dead",) if dead else ("lossy",))
+    assert (job.dead_links, [link.dead for link in job.links]) == (int(dead), [dead, dead])
 
 
 HOLE = {"retransmits": 4, "segment_bytes": 1448, "not_sent": 0, "bytes_acked": 10**7, "delivered": 7000}

@@ -10,7 +10,7 @@ import pytest
 
 from hangdoc.evidence import Process, ThreadCpu
 from hangdoc.facts import Facts
-from staged import At, Stage, in_c10d, number, tensor
+from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
 
 SCRIPT = """\
 def train(x):

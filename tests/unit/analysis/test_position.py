@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staged import At, Stage, in_backward, in_c10d, number
+from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\
 import torch.distributed as dist

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from staged import At, Stage, in_c10d
+from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = """\
 import torch.distributed as dist

@@ -9,7 +9,7 @@ import pytest
 from hangdoc.analysis.relation import Relation, relate
 from hangdoc.analysis.story import Named, Step
 from hangdoc.evidence import Variable
-from sourced import Module
+from tests.support.synthetic_evidence import ParsedSource
 
 SCRIPT = """\
 def average(params):
@@ -37,13 +37,13 @@ def main():
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
+def module(tmp_path_factory: pytest.TempPathFactory) -> ParsedSource:
     path = tmp_path_factory.mktemp("job") / "job.py"
     path.write_text(SCRIPT)
-    return Module.parse(str(path))
+    return ParsedSource.parse(str(path))
 
 
-def story(module: Module, *calls: tuple[str, int]) -> list[Step]:
+def story(module: ParsedSource, *calls: tuple[str, int]) -> list[Step]:
     return [Step(function, "job.py", line, "job.py", module.place(line), Named(())) for function, line in calls]
 
 
@@ -71,7 +71,7 @@ MAIN, TRAIN = ("main", 19), "train"
     ],
 )
 def test_relation(
-    module: Module, mine: list[tuple[str, int]], other: list[tuple[str, int]], kind: str, loop: int | None
+    module: ParsedSource, mine: list[tuple[str, int]], other: list[tuple[str, int]], kind: str, loop: int | None
 ) -> None:
     found = relate(story(module, *mine), story(module, *other))
     assert found.kind == kind
@@ -111,9 +111,9 @@ def main():
 """
 
 
-def parsed(text: str, path: Path) -> Module:
+def parsed(text: str, path: Path) -> ParsedSource:
     path.write_text(text)
-    return Module.parse(str(path))
+    return ParsedSource.parse(str(path))
 
 
 @pytest.mark.parametrize("line", [3, 5])

@@ -13,7 +13,7 @@ from hangdoc.analysis.settings import ANALYSIS, SettingsJob, options
 from hangdoc.evidence import Process
 from hangdoc.facts import Facts
 from probes.versions import Versions
-from staged import At, Stage, in_c10d
+from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = """\
 def train(args):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.evidence import Variable
-from staged import BACKWARD, At, Stage, in_c10d, tensor
+from tests.support.synthetic_evidence import BACKWARD, At, Stage, in_c10d, tensor
 
 SCRIPT = """\
 def train(model, x):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from hangdoc.evidence import Folder, Io, Variable
-from staged import At, Stage, in_c10d, number
+from tests.support.synthetic_evidence import At, Stage, in_c10d, number
 
 SCRIPT = """\
 def train(root):

@@ -6,7 +6,7 @@ import pytest
 
 from hangdoc.analysis.phases import PHASES, table
 from hangdoc.evidence import Frame, Stack
-from staged import BACKWARD, C10D, LIB, At, Stage
+from tests.support.synthetic_evidence import BACKWARD, C10D, LIB, At, Stage
 
 SCRIPT = """\
 def work(comm, handle):

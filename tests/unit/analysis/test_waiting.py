@@ -9,7 +9,7 @@ import pytest
 from hangdoc.analysis import Case
 from hangdoc.analysis.waiting import Waiting, steps, waiting
 from hangdoc.evidence import Process, ThreadCpu
-from staged import At, Stage, in_c10d, number
+from tests.support.synthetic_evidence import At, Stage, in_c10d, number
 
 SCRIPT = """\
 def train():

@@ -6,7 +6,7 @@ import pytest
 
 from hangdoc.analysis.workload import more_work, same_code
 from hangdoc.evidence import Variable
-from staged import At, Stage, in_c10d, number, tensor
+from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
 
 SCRIPT = """\
 def train(x, parts):

@@ -16,11 +16,11 @@ from hangdoc.fleet.carrier import Carrier
 from hangdoc.fleet.collector import Fleet
 from hangdoc.fleet.via import Way
 from hangdoc.session import Session
-from judging import judge
 from probes import Tier
+from tests.support.judge import judge
+from tests.support.paths import PROGRAMS, ROOT
 
-ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).with_name("agent_program.py")
+PROGRAM = PROGRAMS / "scripted_agent.py"
 HOSTS = ("n1", "n2", "n3")
 
 

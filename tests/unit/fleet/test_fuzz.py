@@ -7,7 +7,6 @@ import random
 from collections import deque
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,11 @@ from hangdoc.evidence import Snapshot
 from hangdoc.fleet.carrier import Event
 from hangdoc.fleet.collector import Fleet
 from hangdoc.wire.writer import Writer
-from judging import judge
 from probes import Tier
+from tests.support.judge import judge
+from tests.support.paths import PLAYBOOKS
 
-CAPTURE = Path(__file__).parents[3] / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
+CAPTURE = PLAYBOOKS / "uneven-batches" / "capture.jsonl.zst"
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 10**18, 10**30, -(10**30), 1e308, "", "\0\x1b[31m", "\ud800", "9" * 5000,
     [], {}, [[]], [[0, 10**9]], [[5, 1]], {"": None}, {"1": 1}, {"-1": {}}, [None] * 50,

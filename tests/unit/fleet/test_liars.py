@@ -15,11 +15,11 @@ from hangdoc.fleet.carrier import Carrier
 from hangdoc.fleet.collector import Fleet
 from hangdoc.fleet.via import Way
 from hangdoc.session import Session
-from judging import judge
 from probes import Tier
+from tests.support.judge import judge
+from tests.support.paths import PROGRAMS, ROOT
 
-ROOT = Path(__file__).parents[3]
-PROGRAM = Path(__file__).with_name("liar_program.py")
+PROGRAM = PROGRAMS / "lying_agent.py"
 HONEST = [("n1", 0), ("n3", 1), ("n3", 2)]
 
 

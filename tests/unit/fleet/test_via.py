@@ -15,7 +15,7 @@ from hangdoc.fleet.via import Wish, hosts_of, way_of
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Schedulers that say what the test wants (mocks: the real Slurm is in tests/integration/test_fleet_slurm.py)."""
+    """Schedulers that say what the test wants (mocks: the real Slurm is in tests/live/fleet/test_slurm.py)."""
     for name in ("srun", "squeue", "kubectl"):
         (tmp_path / name).write_text(
             f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {tmp_path}/{name}.says 2>/dev/null; true\n'

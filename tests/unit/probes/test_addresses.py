@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import netbed
 from hangdoc.evidence import Target
 from probes import Request, Tier
 from probes.addresses import PROBE, Addresses, Held, _with_prefix
 from probes.store import resolve
-from talkers import talking
+from tests.support.tcp_peers import tcp_peers
+from tests.support.testbeds import network
 
 WAIT = "print('ready', flush=True); input()"
 
@@ -33,7 +33,7 @@ def named(record: Addresses, name: str) -> Held:
 
 
 @contextmanager
-def on_a_host(node: netbed.Node, name: str, hosts: str) -> Iterator[int]:
+def on_a_host(node: network.Node, name: str, hosts: str) -> Iterator[int]:
     """A process with a host name and a hosts file of its own."""
     own = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
     inside = ["unshare", "--mount", "--uts", "sh", "-c", own, "sh", hosts, name, sys.executable, "-c", WAIT]
@@ -48,8 +48,8 @@ def on_a_host(node: netbed.Node, name: str, hosts: str) -> Iterator[int]:
 
 
 def test_interfaces_of_a_namespace() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(*bed.nodes) as (one, other):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (one, other):
         node = bed.nodes[0]
         node.ip("link", "add", "docker0", "type", "bridge")
         node.ip("address", "add", "172.17.0.1/16", "dev", "docker0")
@@ -68,21 +68,21 @@ def test_interfaces_of_a_namespace() -> None:
 
 
 def test_an_ipv6_default_route() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (one,):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(bed.nodes[0]) as (one,):
         bed.nodes[0].ip("address", "add", "fd00:1::1/64", "dev", "eth0")
         bed.nodes[0].ip("-6", "route", "add", "default", "via", "fd00:1::2")
         assert named(look(one.pid)[0], "eth0").default is True
 
 
 def test_the_hosts_file_is_the_one_that_the_rank_sees(tmp_path: object) -> None:
-    netbed.require()
+    network.require()
     hosts = f"{tmp_path}/hosts"
     with open(hosts, "w", encoding="ascii") as file:
         file.write(
             "127.0.0.1 localhost\n# 10.0.0.9 node-7\n127.0.1.1\tnode-7.cluster  NODE-7 # Debian\n10.0.0.7 node-7\n"
         )
-    with netbed.netbed(1) as bed, on_a_host(bed.nodes[0], "node-7", hosts) as pid:
+    with network.network_testbed(1) as bed, on_a_host(bed.nodes[0], "node-7", hosts) as pid:
         (seen,) = look(pid)
     assert (seen.hostname, seen.named) == ("node-7", ("127.0.1.1", "10.0.0.7"))
     assert seen.line == "/etc/hosts:3: 127.0.1.1 node-7.cluster NODE-7"
@@ -108,9 +108,9 @@ def test_prefix(address: str, mask: str | None, text: str | None) -> None:
 
 
 def test_a_hosts_file_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
-    netbed.require()
+    network.require()
     os.mkfifo(tmp_path / "fifo")
-    with netbed.netbed(1) as bed, on_a_host(bed.nodes[0], "node-1", str(tmp_path / "fifo")) as pid:
+    with network.network_testbed(1) as bed, on_a_host(bed.nodes[0], "node-1", str(tmp_path / "fifo")) as pid:
         seen = PROBE.observe(Request([Target(pid, 0, "here", 0)], Tier.LOOK))
         assert resolve(pid, "node-1") is None
     assert seen.by_pid[pid].hostname == "node-1"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Target
 from probes import Request, Tier
 from probes._hierarchy import mounts_in
 from probes.cgroup import PROBE, Cgroup, CpuLimit, MemoryLimit, read
+from tests.support.polling import until
 
 SPIN = "while True: pass"
 MIB = 1 << 20

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Target
 from probes import Observation, Probe, Request, Tier
 from probes.cpu import PROBE
+from tests.support.polling import until
 
 SEIZE = 0x4206  # PTRACE_SEIZE: it stops nothing
 

@@ -8,13 +8,14 @@ import threading
 import time
 from pathlib import Path
 
-from eventually import at_rest
 from hangdoc.evidence import Stacks
 from hangdoc.system import programs
 from probes import Tier, _deep, _pyspy
 from probes._frames import INNERMOST, OUTERMOST
 from probes.stacks import StacksProbe
-from unit.probes.attach import PROGRAMS, Program, every_python, started
+from tests.support.paths import PROGRAMS
+from tests.support.polling import at_rest
+from tests.support.probe_targets import Program, every_python, started
 
 REAL = programs.py_spy() or ""
 DEPTH = 100_000

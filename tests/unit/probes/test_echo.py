@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import netbed
 from hangdoc.evidence import Connection, Sockets
 from probes import Request, Tier
 from probes.echo import MOST, PROBE, Echo, ask, wanted
-from talkers import talking
+from tests.support.tcp_peers import tcp_peers
+from tests.support.testbeds import network
 
 ALL = ("INPUT", "-j", "DROP")
 LARGE = ("INPUT", "-m", "length", "--length", "1400:65535", "-j", "DROP")
@@ -32,8 +32,8 @@ def until_up(pid: int, *addresses: str) -> None:
     ("rule", "passes"), [((), "all"), (ALL, "none"), (LARGE, "small"), (EVERY_THIRD, "some")], ids=str
 )
 def test_what_passes(rule: tuple[str, ...], passes: str) -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(bed.nodes[0]) as (rank,):
         until_up(rank.pid, bed.nodes[1].address)
         if rule:
             subprocess.run(bed.nodes[1].command("iptables", "-w", "-A", *rule), check=True)
@@ -43,8 +43,8 @@ def test_what_passes(rule: tuple[str, ...], passes: str) -> None:
 
 
 def test_both_families_and_an_answer_that_is_late_for_nobody() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(bed.nodes[0]) as (rank,):
         for node, address in zip(bed.nodes, ("fd00:1::1", "fd00:1::2"), strict=True):
             node.ip("address", "add", f"{address}/64", "dev", "eth0", "nodad")
         until_up(rank.pid, "fd00:1::2", bed.nodes[1].address)
@@ -55,14 +55,14 @@ def test_both_families_and_an_answer_that_is_late_for_nobody() -> None:
 
 
 def test_an_address_without_a_route() -> None:
-    netbed.require()
-    with netbed.netbed(1) as bed, talking(bed.nodes[0]) as (rank,):
+    network.require()
+    with network.network_testbed(1) as bed, tcp_peers(bed.nodes[0]) as (rank,):
         assert [echo.passes for echo in ask(rank.pid, {"192.0.2.1": 1500})] == ["none"]
 
 
 def test_it_asks_only_where_bytes_are_repeated_in_vain() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(bed.nodes[0]) as (rank,):
         target, peer = rank.target(0), bed.nodes[1].address
 
         def seen(**state: Any) -> bool:
@@ -77,8 +77,8 @@ def test_it_asks_only_where_bytes_are_repeated_in_vain() -> None:
 
 
 def test_then_it_asks_the_other_peers_as_well() -> None:
-    netbed.require()
-    with netbed.netbed(3) as bed, talking(bed.nodes[0]) as (rank,):
+    network.require()
+    with network.network_testbed(3) as bed, tcp_peers(bed.nodes[0]) as (rank,):
         own, stuck, fine = (node.address for node in bed.nodes)
         until_up(rank.pid, stuck, fine)
         subprocess.run(bed.nodes[1].command("iptables", "-w", "-A", *ALL), check=True)
@@ -113,8 +113,8 @@ def test_who_is_in_question_is_asked_however_many_peers_other_ranks_have() -> No
 
 
 def test_unless_the_user_asks_for_it_nothing_is_sent() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(bed.nodes[0]) as (rank,):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(bed.nodes[0]) as (rank,):
         until_up(rank.pid, bed.nodes[1].address)
         before = icmp_sent(rank.pid)
         stuck = Connection(

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Files, Target
 from probes import Probe, Request, Tier
 from probes import files as module
 from probes.files import PROBE
+from tests.support.polling import until
 
 
 @contextmanager

@@ -7,13 +7,13 @@ import subprocess
 
 import pytest
 
-import netbed
-from eventually import until
 from hangdoc.evidence import Frame, Stack, Stacks
 from probes import Request, Tier
 from probes.firewall import PROBE, Firewall, Rule, rules_in
 from probes.mesh import MAKES_GROUP
-from talkers import Talker, talking
+from tests.support.polling import until
+from tests.support.tcp_peers import TcpPeer, tcp_peers
+from tests.support.testbeds import network
 
 MAKING = Stacks((Stack(1, "MainThread", (Frame(MAKES_GROUP, "/v/torch/distributed/distributed_c10d.py", 1),)),))
 IPTABLES = """\
@@ -65,7 +65,7 @@ def test_rules_that_kept_something_back(listing: str, rules: list[Rule]) -> None
     assert list(rules_in(listing)) == rules
 
 
-def look(talker: Talker, stacks: Stacks | None) -> Firewall | None:
+def look(talker: TcpPeer, stacks: Stacks | None) -> Firewall | None:
     request = Request([talker.target(0)], Tier.EXAMINE, records={talker.pid: {"stacks": stacks}})
     seen = PROBE.observe(request)
     assert seen.unseen == ()
@@ -73,9 +73,9 @@ def look(talker: Talker, stacks: Stacks | None) -> Firewall | None:
 
 
 def test_a_real_rule() -> None:
-    netbed.require()
+    network.require()
     assert shutil.which("iptables"), "apt-get install iptables"
-    with netbed.netbed(2) as bed, talking(*bed.nodes) as (one, other):
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (one, other):
         rule = ["iptables", "-w", "-A", "INPUT", "-p", "tcp", "--dport", "7000", "-j", "DROP"]
         subprocess.run(bed.nodes[0].command(*rule), check=True)
         before = look(one, MAKING)

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-import needs
 from hangdoc.evidence import Groups, Target
 from probes import Observation, Request, Tier, groups
 from probes.groups import GroupsProbe
-from unit.probes.attach import PROGRAMS, every_python, started
-from unit.probes.test_variables import Garbled
+from tests.support import requirements
+from tests.support.paths import PROGRAMS
+from tests.support.probe_targets import every_python, started
+from tests.unit.probes.test_variables import Garbled
 
 RANKS = 3
 
@@ -44,7 +45,7 @@ class Rank:
 @contextmanager
 def job(path: Path, way: str = "argument", size: int = RANKS) -> Iterator[list[Rank]]:
     """Ranks that have started and not yet made their process group; killed at the end."""
-    needs.met(needs.torch())
+    requirements.met(requirements.torch())
     environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k not in groups.VARIABLES}
     with ExitStack() as stack:
         ranks = []

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import FileCall, Frame, Io, RankEvidence, Snapshot, Stack, Stacks, Target
 from probes import Request, Tier, _helpers
 from probes.cpu import CpuProbe
 from probes.io import IoProbe
+from tests.support.polling import until
 
 LOADER = ("_try_get_data", "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py")
 FAMILY = """

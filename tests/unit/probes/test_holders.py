@@ -10,7 +10,7 @@ import sys
 from hangdoc.evidence import Target
 from probes._holders import LONGEST, Holders, command, lineage
 from probes._sockdiag import Fields
-from unit.probes.attach import started
+from tests.support.probe_targets import started
 
 ME = Target(os.getpid(), 1, "here", 0)
 

@@ -9,8 +9,8 @@ import pytest
 
 from hangdoc import procfs
 from hangdoc.evidence import Kin, Target
-from pretend import node, running
 from probes._kin import Relatives
+from tests.support.fake_ranks import node, running
 
 MASTER = "127.0.0.1:29613"
 AGENT: dict[str, Any] = {"program": ["-m", "torch.distributed.run"], "torch": True}

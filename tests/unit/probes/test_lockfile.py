@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from hangdoc.evidence import Target
 from probes import Probe, Request, Tier
@@ -21,6 +20,7 @@ from probes.cpu import CpuProbe
 from probes.lockfile import PROBE, LockFile, LockFileProbe
 from probes.source import SourceProbe
 from probes.stacks import StacksProbe
+from tests.support.polling import until
 
 BATON = """\
 import os, time
@@ -181,6 +181,7 @@ def test_left_behind(how: str, tmp_path: Path, libraries: Path) -> None:
         ("\xff\x00 yesterday", (None, None, None)),
         ("99999999999", (None, None, None)),
     ],
+    ids=["our own PID", "PID and host", "nothing", "words", "no PID"],
 )
 def test_what_stands_in_it(text: str, named: tuple[object, ...], tmp_path: Path) -> None:
     lock = tmp_path / "vocabulary.lck"

@@ -6,11 +6,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from eventually import at_rest
 from probes import Probe
 from probes.locks import PROBE, Locks, LocksProbe
 from probes.stacks import StacksProbe
-from unit.probes.attach import Program, every_python, started
+from tests.support.paths import PROGRAMS
+from tests.support.polling import at_rest
+from tests.support.probe_targets import Program, every_python, started
 
 WAITS = {  # thread -> what it waits for, whether that is an RLock, who has it as far as the lock tells
     "forward": ("pair.second", True, "backward"),
@@ -67,7 +68,7 @@ def test_what_has_not_moved_is_not_read_again() -> None:
 
 def test_a_source_changed_since_the_start_says_nothing(tmp_path: Path) -> None:
     script = tmp_path / "changing.py"
-    text = (Path(__file__).parent / "programs" / "locks_program.py").read_text()
+    text = (PROGRAMS / "locks_program.py").read_text()
     script.write_text(text)
     with started(str(script)) as program:
         script.write_text(text.replace("with once", "with twin"))

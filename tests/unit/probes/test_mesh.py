@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import needs
 from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
 from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
 from probes.sockets import SocketsProbe
 from probes.versions import Versions
-from unit.probes.attach import Program, started
+from tests.support import requirements
+from tests.support.probe_targets import Program, started
 
 FILE = "/v/torch/distributed/distributed_c10d.py"
 
@@ -36,7 +36,7 @@ def stacks(one: Frame) -> Stacks:
 
 @pytest.fixture(scope="module")
 def rank() -> Iterator[Program]:
-    needs.met(needs.torch())
+    requirements.met(requirements.torch())
     with started("gloo_program.py", "2") as program:
         yield program
 

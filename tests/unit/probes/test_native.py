@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from eventually import at_rest, until
 from probes import Tier, _native
 from probes._native import _rarest_first
 from probes._pyspy import PySpy
 from probes.stacks import StacksProbe
-from unit.probes.attach import started
+from tests.support.polling import at_rest, until
+from tests.support.probe_targets import started
 
 
 @pytest.fixture

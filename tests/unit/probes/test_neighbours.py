@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from eventually import until
 from hangdoc.evidence import ChildProcess, Process, RankEvidence, Snapshot, Target, ThreadCpu
 from probes import Observation, Request, Tier
 from probes.neighbours import Neighbour, NeighboursProbe
+from tests.support.polling import until
 
 RANK = Target(os.getpid(), 1, "here", 0)
 PROCESS = Process(os.getpid(), 1, 0, "R", ("python",), None, None, 9.0, 1.0, 1, ())

@@ -6,15 +6,15 @@ import socket
 import subprocess
 from typing import Any
 
-import netbed
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Snapshot, Sockets
 from probes import Request, Tier
 from probes._netns import namespace
 from probes.nics import PROBE, NicsProbe
-from talkers import Talker, talking
+from tests.support.tcp_peers import TcpPeer, tcp_peers
+from tests.support.testbeds import network
 
 
-def look(*talkers: Talker) -> list[Interfaces]:
+def look(*talkers: TcpPeer) -> list[Interfaces]:
     seen = PROBE.observe(Request([one.target(rank) for rank, one in enumerate(talkers)], Tier.EXAMINE))
     assert seen.unseen == ()
     return [seen.by_pid[one.pid] for one in talkers]
@@ -26,7 +26,7 @@ def named(record: Interfaces, name: str) -> Interface:
 
 
 def test_here() -> None:
-    with talking(None, None) as ranks:
+    with tcp_peers(None, None) as ranks:
         first, second = look(*ranks)
         assert first == second
         lo = named(first, "lo")
@@ -37,8 +37,8 @@ def test_here() -> None:
 
 
 def test_links_of_a_namespace() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(*bed.nodes, bed.switch) as ranks:
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes, bed.switch) as ranks:
         node = bed.nodes[0]
         node.ip("link", "add", "docker0", "type", "bridge")
         node.ip("address", "add", "172.17.0.1/16", "dev", "docker0")
@@ -65,16 +65,16 @@ def test_links_of_a_namespace() -> None:
 
 
 def test_a_cable_pulled() -> None:
-    netbed.require()
-    with netbed.netbed(1) as bed, talking(bed.nodes[0]) as ranks:
+    network.require()
+    with network.network_testbed(1) as bed, tcp_peers(bed.nodes[0]) as ranks:
         bed.unplug(0)
         eth0 = named(look(*ranks)[0], "eth0")
         assert (eth0.up, eth0.carrier) == (True, False)
 
 
 def test_the_rate_that_an_interface_is_held_to() -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(*bed.nodes) as ranks:
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as ranks:
         first, second = bed.nodes
         tc(first, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "2mbit", "burst", "16kb", "latency", "50ms")
         eth0 = named(look(ranks[0])[0], "eth0")
@@ -88,12 +88,12 @@ def test_the_rate_that_an_interface_is_held_to() -> None:
         assert (eth0.queue, eth0.queue_rate) == ("htb", 625_000)
 
 
-def tc(node: netbed.Node, *arguments: str) -> None:
+def tc(node: network.Node, *arguments: str) -> None:
     subprocess.run(node.command("tc", *arguments), check=True, capture_output=True)
 
 
 def test_it_looks_by_itself_only_where_bytes_pile_up() -> None:
-    with talking(None) as (rank,):
+    with tcp_peers(None) as (rank,):
         target, probe = rank.target(0), NicsProbe()
         idle, full = (
             {"sockets": Sockets((Connection("::1", 1, "::1", 2, "established", 0, queue),))} for queue in (0, 9999)
@@ -111,7 +111,7 @@ def test_it_looks_by_itself_only_where_bytes_pile_up() -> None:
 
 
 def test_a_process_that_is_gone() -> None:
-    with talking(None) as (rank,):
+    with tcp_peers(None) as (rank,):
         target = rank.target(0)
     seen = PROBE.observe(Request([target], Tier.EXAMINE))
     assert seen.by_pid == {}

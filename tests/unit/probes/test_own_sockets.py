@@ -11,11 +11,11 @@ import pytest
 
 from probes._own_sockets import End, connected, listens
 from probes._tcpstore import StoreReader
-from talkers import Talker
+from tests.support.tcp_peers import TcpPeer
 
 
 def test_only_its_own_ends_count() -> None:
-    talker = Talker.start()
+    talker = TcpPeer.start()
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("0.0.0.0", 0)) as everywhere:
             port = server.getsockname()[1]

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from eventually import at_rest, until
 from probes import _pipes
+from tests.support.polling import at_rest, until
 
 
 def test_both_ends_of_a_fifo(tmp_path: Path) -> None:

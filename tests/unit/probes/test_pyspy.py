@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from eventually import at_rest, until
 from hangdoc import procfs
 from hangdoc.system import programs
-from needs import met
 from probes import Tier, _leash, _pyspy
 from probes.stacks import StacksProbe
-from unit.probes.attach import Program, started
-from unit.probes.test_stacks import fake
-from untouched import assert_untouched, threads, watched
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.polling import at_rest, until
+from tests.support.probe_targets import Program, started
+from tests.support.process_state import assert_untouched, threads, watched
+from tests.support.requirements import met
+from tests.unit.probes.test_stacks import fake
 
-ROOT = Path(__file__).parents[3]
 REAL = programs.py_spy() or ""
 
 
@@ -32,7 +32,7 @@ REAL = programs.py_spy() or ""
 def dead_mount(folder: Path, how: str) -> Iterator[Program]:
     """A rank whose code lies on a mount that no longer answers."""
     met(None if os.geteuid() == 0 and os.path.exists("/dev/fuse") else "a mount of one's own needs root and /dev/fuse")
-    with started("dead_mount.py", str(folder), how) as program:
+    with started("fuse_mount.py", str(folder), how) as program:
         at_rest(program.pid)
         os.kill(program.said, signal.SIGUSR1)
         yield program
@@ -40,7 +40,7 @@ def dead_mount(folder: Path, how: str) -> Iterator[Program]:
 
 
 def stuck_spy(folder: Path) -> str:
-    return fake(folder, f'exec {sys.executable} -I -S {ROOT / "tests" / "stuck_pyspy.py"} {REAL} "$@"\n')
+    return fake(folder, f'exec {sys.executable} -I -S {PROGRAMS / "stuck_py_spy.py"} {REAL} "$@"\n')
 
 
 @pytest.mark.parametrize("how", ["run", "map"])

@@ -7,7 +7,7 @@ import pytest
 from probes._cpython import Objects
 from probes._memory import Memory, Unreadable
 from probes._reach import references, within
-from unit.probes.attach import every_python, started
+from tests.support.probe_targets import every_python, started
 
 
 @every_python

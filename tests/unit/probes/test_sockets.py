@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import netbed
-from eventually import until
 from hangdoc.evidence import Connection, Target
 from probes import Observation, Request, Tier
 from probes._netns import namespace
 from probes._sockdiag import _TCP_INFO, _tcp_info
 from probes.sockets import SocketsProbe
-from talkers import Talker, join, talking
+from tests.support.polling import until
+from tests.support.tcp_peers import TcpPeer, join, tcp_peers
+from tests.support.testbeds import network
 
 
 @pytest.fixture
@@ -28,18 +28,18 @@ def probe() -> Iterator[SocketsProbe]:
     one.observe(Request([], Tier.PULSE))  # without targets it lets go of every namespace
 
 
-def observe(probe: SocketsProbe, *talkers: Talker) -> Observation:
+def observe(probe: SocketsProbe, *talkers: TcpPeer) -> Observation:
     return probe.observe(Request([one.target(rank) for rank, one in enumerate(talkers)], Tier.PULSE))
 
 
-def only(seen: Observation, talker: Talker) -> Connection:
+def only(seen: Observation, talker: TcpPeer) -> Connection:
     """The one connection of a talker that is no listener."""
     (found,) = [one for one in seen.by_pid[talker.pid].connections if one.state != "listen"]
     assert isinstance(found, Connection)
     return found
 
 
-def eventually(probe: SocketsProbe, talkers: tuple[Talker, ...], true: Callable[[Observation], bool]) -> Observation:
+def eventually(probe: SocketsProbe, talkers: tuple[TcpPeer, ...], true: Callable[[Observation], bool]) -> Observation:
     return until(lambda: observe(probe, *talkers), true)
 
 
@@ -52,8 +52,8 @@ def eventually(probe: SocketsProbe, talkers: tuple[Talker, ...], true: Callable[
     ],
 )
 def test_two_ranks_on_loopback(probe: SocketsProbe, bind: str, address: str, named: str) -> None:
-    port = netbed.free_port()
-    with talking(None, None, None) as (server, client, other):
+    port = network.free_port()
+    with tcp_peers(None, None, None) as (server, client, other):
         join(server, client, address, port, bind)
         seen = observe(probe, server, client)
         assert seen.unseen == ()
@@ -73,8 +73,8 @@ def test_two_ranks_on_loopback(probe: SocketsProbe, bind: str, address: str, nam
 
 
 def test_silence_has_an_age_and_what_never_was_has_none(probe: SocketsProbe) -> None:
-    port = netbed.free_port()
-    with talking(None, None) as (server, client):
+    port = network.free_port()
+    with tcp_peers(None, None) as (server, client):
         server.do(f"listen 127.0.0.1 {port}")
         client.do(f"connect 127.0.0.1 {port}")
         server.do("accept")
@@ -92,8 +92,8 @@ def test_silence_has_an_age_and_what_never_was_has_none(probe: SocketsProbe) -> 
 
 
 def test_a_receiver_that_does_not_read(probe: SocketsProbe) -> None:
-    port = netbed.free_port()
-    with talking(None, None) as (server, client):
+    port = network.free_port()
+    with tcp_peers(None, None) as (server, client):
         join(server, client, "127.0.0.1", port)
         client.do("send 50000000 0.3")
         seen = eventually(probe, (server, client), lambda seen: only(seen, client).timer == "persist")
@@ -106,8 +106,8 @@ def test_a_receiver_that_does_not_read(probe: SocketsProbe) -> None:
 
 
 def test_ranks_in_two_namespaces(probe: SocketsProbe) -> None:
-    netbed.require()
-    with netbed.netbed(2) as bed, talking(*bed.nodes) as (server, client):
+    network.require()
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (server, client):
         own = namespace("self")
         join(server, client, bed.nodes[0].address, 7000)
         seen = observe(probe, server, client)
@@ -133,9 +133,9 @@ def test_ranks_in_two_namespaces(probe: SocketsProbe) -> None:
 
 
 def test_a_namespace_without_ranks_is_let_go(probe: SocketsProbe) -> None:
-    netbed.require()
-    with netbed.netbed(1) as bed:
-        with talking(bed.nodes[0], None) as (inside, here):
+    network.require()
+    with network.network_testbed(1) as bed:
+        with tcp_peers(bed.nodes[0], None) as (inside, here):
             own = namespace("self")  # `ip netns exec` takes a moment to get there
             eventually(probe, (inside, here), lambda seen: seen.by_pid[inside.pid].namespace not in (None, own))
             held = _netlink_descriptors()
@@ -152,8 +152,8 @@ def _netlink_descriptors() -> int:
 
 
 def test_a_connection_that_nobody_answers(probe: SocketsProbe) -> None:
-    netbed.require()
-    with netbed.netbed(1) as bed, talking(bed.nodes[0]) as (caller,):
+    network.require()
+    with network.network_testbed(1) as bed, tcp_peers(bed.nodes[0]) as (caller,):
         bed.nodes[0].swallow("10.77.0.99")
         caller.do("dial 10.77.0.99 7000")
         one = only(observe(probe, caller), caller)
@@ -162,9 +162,9 @@ def test_a_connection_that_nobody_answers(probe: SocketsProbe) -> None:
 
 def test_without_the_right_to_enter_the_namespace() -> None:
     """As a user who owns the rank but may not enter its network namespace: queues, no ages, and why."""
-    netbed.require()
+    network.require()
     nobody = 65534
-    with netbed.netbed(2) as bed, talking(*bed.nodes) as (server, client):
+    with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (server, client):
         join(server, client, bed.nodes[0].address, 7000)
         server.do("send 700")
         server.do(f"become {nobody}")

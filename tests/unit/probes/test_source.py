@@ -13,7 +13,7 @@ import pytest
 from hangdoc.evidence import Frame, Source, Stack, Stacks, Target
 from probes import Request, Tier
 from probes.source import SourceProbe
-from sourced import Module
+from tests.support.synthetic_evidence import ParsedSource
 
 SCRIPT = """\
 import torch.distributed as dist
@@ -46,10 +46,10 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def module(tmp_path: Path) -> Module:
+def module(tmp_path: Path) -> ParsedSource:
     path = tmp_path / "job.py"
     path.write_text(SCRIPT)
-    return Module.parse(str(path))
+    return ParsedSource.parse(str(path))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def module(tmp_path: Path) -> Module:
     ],
 )
 def test_place(
-    module: Module,
+    module: ParsedSource,
     line: int,
     loops: list[int],
     branches: list[tuple[int, str]],
@@ -84,7 +84,9 @@ def test_place(
 
 
 @pytest.mark.parametrize(("line", "counters"), [(5, [("epoch",), ("step",)]), (14, [("done",)]), (21, [()])])
-def test_counters_leave_out_a_rank_s_own_slice(module: Module, line: int, counters: list[tuple[str, ...]]) -> None:
+def test_counters_leave_out_a_rank_s_own_slice(
+    module: ParsedSource, line: int, counters: list[tuple[str, ...]]
+) -> None:
     place = module.place(line)
     assert place is not None
     assert [loop.counters for loop in place.loops] == counters

@@ -17,7 +17,7 @@ from hangdoc.system import confined
 from probes import _sources
 from probes._sources import MAX_BYTES, Kept, Lack, Sources
 from probes.source import told
-from unit.probes.attach import every_python
+from tests.support.probe_targets import every_python
 
 GOOD = b"def train():\n    for step in range(3):\n        loss(step)\n        step()\n"
 HOSTILE = {

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from eventually import at_rest
 from hangdoc.evidence import Frame, Stacks, Target
 from hangdoc.system import programs
 from probes import Request, Tier, _pyspy
 from probes.stacks import PROBE, StacksProbe
-from unit.probes.attach import Program, every_python, started
+from tests.support.polling import at_rest
+from tests.support.probe_targets import Program, every_python, started
 
 PROGRAM = "stacks_program.py"
 

@@ -17,7 +17,7 @@ from hangdoc import procfs
 from hangdoc.evidence import Connection, Frame, Meeting, Sockets, Stack, Stacks, Target, Variable
 from probes import Request, Tier
 from probes.store import StoreProbe, is_assembling, place_of, resolve
-from unit.probes.attach import started
+from tests.support.probe_targets import started
 
 LIB = "/v/lib/python3.11/site-packages/torch/distributed"
 SERVER = (

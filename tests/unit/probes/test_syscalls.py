@@ -8,7 +8,7 @@ import pytest
 
 from probes import _syscalls
 from probes._syscalls import Call
-from unit.probes.attach import started
+from tests.support.probe_targets import started
 
 ASLEEP = {  # what the program does -> kind, how it names its file
     "os.read(os.pipe()[0], 1)": ("read", "fd"),

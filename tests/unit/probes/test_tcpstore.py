@@ -11,17 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from eventually import until
 from hangdoc import procfs
 from probes._own_sockets import End
 from probes._tcpstore import CHECK, MAGIC, SEGMENT, VALIDATE, StoreReader
-from unit.probes.attach import started
+from tests.support.paths import ROOT
+from tests.support.polling import until
+from tests.support.probe_targets import started
 
-ROOT = Path(__file__).parents[3]
 READ = (
     "import sys; from probes._own_sockets import End; from probes._tcpstore import StoreReader\n"
     "while True:\n"

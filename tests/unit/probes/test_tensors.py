@@ -14,9 +14,10 @@ from probes._elf import images
 from probes._memory import Memory, Unreadable
 from probes.stacks import PROBE
 from probes.tensors import read_tensor, read_tensors
-from unit.probes.attach import Program, started
+from tests.support import requirements
+from tests.support.probe_targets import Program, started
 
-pytest.importorskip("torch", reason="torch is an extra")
+pytestmark = pytest.mark.skipif(requirements.torch() is not None, reason="torch is an extra")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from eventually import at_rest
 from hangdoc import procfs
 from hangdoc.evidence import Process, Snapshot, Stack, Stacks, Target, ThreadCpu
 from hangdoc.sampler import Sampler
@@ -18,6 +17,7 @@ from probes import Tier, _pyspy
 from probes._unmoved import LONGEST_S, Unmoved
 from probes.cpu import CpuProbe
 from probes.stacks import StacksProbe
+from tests.support.polling import at_rest
 
 # Sleeps at one place; each line wakes it for a moment. A thread of it may go by the name of a native one.
 BURSTS = """

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from eventually import until
 from hangdoc.evidence import Tensor, Variable
 from probes import variables
 from probes._cpython import Objects
 from probes._interpreter import Interpreter, modules_path
 from probes._memory import Memory, Unreadable
 from probes.variables import MOST, Globals
-from unit.probes.attach import every_python, started
+from tests.support import requirements
+from tests.support.polling import until
+from tests.support.probe_targets import every_python, started
 
 PROGRAM = "globals_program.py"
 EXPECTED = {
@@ -106,7 +107,7 @@ def test_the_script_of_a_spawned_process(tmp_path: Path) -> None:
 
 
 def test_tensors_and_arrays_among_globals() -> None:
-    pytest.importorskip("torch", reason="torch is an extra")
+    requirements.met(requirements.torch())
     code = (
         "import torch, numpy, time\n"
         "w = torch.ones(3, 4, dtype=torch.bfloat16); a = numpy.zeros((7, 2)); n = numpy.int64(9)\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from probes.versions import PROBE, Versions, versions_of
-from unit.probes.attach import started
+from tests.support.probe_targets import started
 
 MAP = """
 import json, mmap, sys, time

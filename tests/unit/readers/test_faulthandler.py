@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from eventually import at_rest
 from hangdoc.evidence import End
-from pasted import ROOT, pieces, stacks, text
+from tests.support.polling import at_rest
+from tests.support.samples import SAMPLES, pieces, stacks, text
 
-FOLDER = ROOT / "faulthandler"
+FOLDER = SAMPLES / "faulthandler"
 MAIN = """Thread 0x{tid:016x} (most recent call first):
   File "/job/train.py", line 3 in f
   File "/job/train.py", line 9 in <module>
@@ -90,9 +90,9 @@ def test_the_tree_of_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_log_with_a_dump_in_it_is_a_log() -> None:
-    from pasted import reader, source
+    from tests.support.samples import reader, source
 
-    assert not reader("faulthandler").knows(source(ROOT / "logs" / "with_dump.log"))
+    assert not reader("faulthandler").knows(source(SAMPLES / "logs" / "with_dump.log"))
 
 
 def test_the_main_thread_of_one_that_waits_for_its_threads_at_the_end(tmp_path: Path) -> None:

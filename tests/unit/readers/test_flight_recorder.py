@@ -18,7 +18,7 @@ from hangdoc.readers import Notes, Piece
 from hangdoc.readers._source import gather
 from hangdoc.readers._trace import Kept, flight_recorder
 from hangdoc.readers.flight_recorder import READER
-from traces import C10D, call, trace, write
+from tests.support.flight_recorder_traces import C10D, call, trace, write
 
 EVERYBODY = {"0": range(4)}
 STEPS = [call("all_reduce", 24), call("broadcast", 26, [[5]])] * 3

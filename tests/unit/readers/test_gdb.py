@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.readers.gdb import _symbol
-from pasted import ROOT, pieces, stacks, text
+from tests.support.samples import SAMPLES, pieces, stacks, text
 
 EU_STACK = """PID 4276 - process
 TID 4276:
@@ -29,7 +29,7 @@ Traceback (most recent call first):
 
 
 def test_threads_of_a_process() -> None:
-    (found,) = pieces("gdb", ROOT / "gdb" / "threads.txt")
+    (found,) = pieces("gdb", SAMPLES / "gdb" / "threads.txt")
     assert (found.who.pid, found.who.rank) == (31816, None)
     record = stacks(found)
     assert record.native

@@ -8,9 +8,9 @@ from hangdoc.evidence import FlightRecorder
 from hangdoc.evidence.logs import Logs
 from hangdoc.readers import Piece
 from hangdoc.readers._ras import Ras
-from pasted import ROOT, pieces, text
+from tests.support.samples import SAMPLES, pieces, text
 
-FOLDER = ROOT / "ncclras"
+FOLDER = SAMPLES / "ncclras"
 OLD = """Job summary
 ===========
 

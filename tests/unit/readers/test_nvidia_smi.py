@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hangdoc.evidence.logs import Logs
 from hangdoc.readers.nvidia_smi import Gpus
-from pasted import ROOT, pieces, text
+from tests.support.samples import SAMPLES, pieces, text
 
-FOLDER = ROOT / "nvidia_smi"
+FOLDER = SAMPLES / "nvidia_smi"
 OLD = """+-----------------------------------------------------------------------------+
 | NVIDIA-SMI 418.87.01    Driver Version: 418.87.01    CUDA Version: 10.1     |
 |-------------------------------+----------------------+----------------------+

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import pasted
 from hangdoc.readers import Piece
-from pasted import ROOT, pieces, stacks, text
+from tests.support import samples
+from tests.support.samples import SAMPLES, pieces, stacks, text
 
-FOLDER = ROOT / "pyspy"
+FOLDER = SAMPLES / "pyspy"
 
 HEADER = "Process {pid}: python {args}\nPython v3.11.7 (/usr/bin/python3.11)\n\n"
 THREAD = """Thread {tid} (idle): "MainThread"
@@ -221,10 +221,10 @@ def test_json_of_several_processes(tmp_path: Path) -> None:
     dumps = [(FOLDER / f"rank_{rank}.json").read_text() for rank in range(3)]
     marked = "\n".join(f"rank {rank}\n{dump}" for rank, dump in enumerate(dumps))
     assert who(text("pyspy", tmp_path, marked, "x.json")) == [(0, None, 28015), (1, None, 28016), (2, None, 28017)]
-    found, problems = pasted.read("pyspy", tmp_path / "x.json")
+    found, problems = samples.read("pyspy", tmp_path / "x.json")
     assert (len(found), problems) == (3, [])
     (tmp_path / "cut.json").write_text(dumps[0] + dumps[1][:5000] + "\n" + dumps[2])
-    found, problems = pasted.read("pyspy", tmp_path / "cut.json")
+    found, problems = samples.read("pyspy", tmp_path / "cut.json")
     assert [piece.who.pid for piece in found if isinstance(piece, Piece)] == [28015, 28017]
     assert len(problems) == 1
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pasted import ROOT, pieces, stacks
+from tests.support.samples import SAMPLES, pieces, stacks
 
 
 def test_threads() -> None:
-    (found,) = pieces("pystack", ROOT / "pystack" / "threads.txt")
+    (found,) = pieces("pystack", SAMPLES / "pystack" / "threads.txt")
     assert found.who.pid == 789
     other, main = stacks(found).threads
     assert (main.name, main.tid, main.holds_gil) == ("MainThread", 789, True)

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import pasted
-from fuzz_readers import Corpus, attempt, mutated
 from hangdoc.readers import Notes, load
-from pasted import source
+from tests.support import samples
+from tests.support.samples import source
+from tests.tools.fuzz_readers import Corpus, attempt, mutated
 
 ANY_TEXT = "logs"  # takes what nobody else does
 READERS = {type(one).__module__.rpartition(".")[2]: one for one in load()}
-SAMPLES = list(pasted.every())
+SAMPLES = list(samples.every())
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -18,7 +18,7 @@ from hangdoc.readers._windows import ROUNDS
 from hangdoc.readers.recording import READER, with_segments
 from hangdoc.recording import LEADS, Recorder
 from hangdoc.verdict import Job, Verdict
-from pasted import read, source
+from tests.support.samples import read, source
 
 HEADER = b'{"schema": "hangdoc.recording/1"}\n'
 

@@ -9,7 +9,7 @@ import pytest
 
 from hangdoc.readers import Notes, load
 from hangdoc.readers.script import SCRIPTS
-from pasted import SCRIPT, reader, source
+from tests.support.samples import SCRIPT, reader, source
 
 
 def test_a_script_is_kept_for_later(tmp_path: Path) -> None:

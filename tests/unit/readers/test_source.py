@@ -12,7 +12,7 @@ from hangdoc import bounds
 from hangdoc.readers import Notes, _source, load
 from hangdoc.readers._source import gather
 from hangdoc.report import Read, _found
-from pasted import source
+from tests.support.samples import source
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(100_000))
 

@@ -15,10 +15,10 @@ import pytest
 from hangdoc.analysis import tcp
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.readers import Piece
-from pasted import ROOT, pieces, text
 from probes._sockdiag import SockDiag
+from tests.support.samples import SAMPLES, pieces, text
 
-FOLDER = ROOT / "ss"
+FOLDER = SAMPLES / "ss"
 
 
 def connections(piece: Piece) -> tuple[Connection, ...]:

@@ -11,7 +11,7 @@ import pytest
 from hangdoc.readers import Who
 from hangdoc.readers._source import gather
 from hangdoc.readers._torchrun import who_of, with_nodes
-from judging import reported
+from tests.support.judge import reported
 
 RAISED = """\
 Traceback (most recent call last):

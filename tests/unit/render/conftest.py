@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from verdicts import MakeConsole
+from tests.support.verdicts import MakeConsole
 
 
 @pytest.fixture

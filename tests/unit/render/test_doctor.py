@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hangdoc.doctor import Check
 from hangdoc.render.doctor import show
-from verdicts import HOSTILE, MakeConsole, written
+from tests.support.verdicts import HOSTILE, MakeConsole, written
 
 
 def test_one_line_a_check_and_one_a_fix(console: MakeConsole) -> None:

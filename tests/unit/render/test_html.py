@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import pytest
 
-from dossiers import ENEMY, captured, full, recorded
 from hangdoc.dossier import Dossier, File
 from hangdoc.render.html import page
 from hangdoc.verdict import Considered
-from verdicts import ALL, dead_link, uneven
+from tests.support.dossiers import ENEMY, captured, full, recorded
+from tests.support.verdicts import ALL, dead_link, uneven
 
 VOID = {"meta", "path", "br", "link", "img", "input"}
 LOADS = {"src", "href", "srcset", "action", "data", "poster", "background", "ping", "xlink:href", "formaction"}

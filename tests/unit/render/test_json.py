@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 
-from dossiers import ENEMY
 from hangdoc.render.json import verdict_line
-from verdicts import hostile
+from tests.support.dossiers import ENEMY
+from tests.support.verdicts import hostile
 
 
 def test_hostile_text_is_one_line_of_ascii() -> None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dossiers import ENEMY
 from hangdoc.dossier import File
 from hangdoc.evidence import Unseen
 from hangdoc.render.markdown import document, ticket
 from hangdoc.verdict import Proof, RankLine, Verdict
-from verdicts import ALL, dead_link, hostile, uneven
+from tests.support.dossiers import ENEMY
+from tests.support.verdicts import ALL, dead_link, hostile, uneven
 
 
 @pytest.mark.parametrize("verdict", ALL, ids=lambda v: v.status)

@@ -4,7 +4,7 @@ from hangdoc.dossier import File
 from hangdoc.render.markdown import ticket
 from hangdoc.render.sources import about, summary
 from hangdoc.render.terminal import show
-from verdicts import MakeConsole, uneven, written
+from tests.support.verdicts import MakeConsole, uneven, written
 
 FILES = (
     File("fr/rank0", "Flight Recorder dump", 2**20, "0123456789abcdef"),

@@ -9,7 +9,7 @@ from hangdoc.dossier import Dossier
 from hangdoc.render import svg
 from hangdoc.timeline import Lane, Span
 from hangdoc.verdict import RankLine
-from verdicts import healthy
+from tests.support.verdicts import healthy
 
 BOX = re.compile(r"M(\d+) (\d+)h(\d+)v20h-\d+z")
 

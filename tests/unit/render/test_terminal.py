@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hangdoc.render.terminal import lines, show
 from hangdoc.verdict import Culprit, Verdict
-from verdicts import ALL, MakeConsole, dead_link, healthy, hostile, uneven, unknown, written
+from tests.support.verdicts import ALL, MakeConsole, dead_link, healthy, hostile, uneven, unknown, written
 
 UNEVEN_100 = """\
 STALLED 41 s   job none  3 ranks on 1 host

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from eventually import until
 from hangdoc.system import target_files
 from hangdoc.system.target_files import TargetFiles, names, place, rights_of, walk, why
-from needs import met
+from tests.support.polling import until
+from tests.support.requirements import met
 
 ROOT = os.geteuid() == 0
 OTHER, GROUP = 54321, 54322  # a user and a group that own nothing here

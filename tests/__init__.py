@@ -1,0 +1,1 @@
+"""hangdoc's tests: CONTRIBUTING.md says which folder holds what."""

@@ -1,0 +1,33 @@
+"""Markers by folder, and the signals with which the tests start their children."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+MARKS = {
+    "replay": ("replay",),
+    "live": ("live",),
+    "live/fleet": ("fleet",),
+    "live/hostile": ("hostile", "quiet"),  # a target that eats what it can get leaves nothing to others
+}
+
+
+def pytest_configure() -> None:
+    """Let SIGINT end the children, though the shell of `make test &` starts us with SIGINT ignored.
+
+    An ignored signal stays ignored across exec; one with a handler gets its default action back.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with what its folder is for."""
+    tests = config.rootpath / "tests"
+    for item in items:
+        folder = item.path.parent.relative_to(tests)
+        for part in (folder, *folder.parents):
+            for mark in MARKS.get(part.as_posix(), ()):
+                item.add_marker(mark)

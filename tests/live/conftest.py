@@ -1,0 +1,19 @@
+"""A hung job that several modules look at: it stands still, so it costs the machine nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hangdoc.trial import Trial, running
+from tests.support.paths import HUNG
+
+
+@pytest.fixture(scope="session")
+def hung() -> Iterator[Trial]:
+    """Two ranks: rank 1 has left the loop, rank 0 waits for its gradients."""
+    with running(HUNG / "leaves_early.py", 2) as trial:
+        trial.wait_log(r"step 10", 90)
+        trial.wait_still(3)
+        yield trial

@@ -1,0 +1,82 @@
+"""Every shipped reproducer, run live, gets its own diagnosis; the variants are run by `make matrix`.
+
+Who is to blame stands in the playbook (`reproducer: expect:`), the telling evidence in `tests/data/expected`.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from hangdoc import demo
+from hangdoc.trial import carrying
+from hangdoc.verdict import CLASSES
+from tests.support import reproducers
+from tests.support.cli import hangdoc
+from tests.support.testbeds import network
+
+STOPS = "stopped-process"  # the only one that stops a rank by itself
+
+
+# For a newcomer: every class of failure.
+SELECTION = {
+    "uneven-batches",
+    "conditional-collective",
+    "bf16-on-cpu",
+    "dead-link",
+    "firewall-blocked",
+    "blocked-read",
+    "stopped-process",
+    "lock-deadlock",
+    "rank-killed",
+    "missing-worker",
+    "port-in-use",
+    "unequal-batch-size",
+}
+
+
+def marked(id: str) -> ParameterSet:
+    """The playbook with its markers: a job that goes on is judged by its pace, so it runs alone."""
+    job = reproducers.broken(id)
+    marks = {"quiet": job.goes_on, "network": job.cls == "network", "selection": id in SELECTION}
+    return pytest.param(id, marks=[getattr(pytest.mark, name) for name, holds in marks.items() if holds])
+
+
+@pytest.mark.selection
+def test_the_selection_has_every_class() -> None:
+    assert set(demo.ids()) >= SELECTION
+    assert {demo.broken(id).cls for id in SELECTION} == set(CLASSES)
+
+
+@pytest.mark.parametrize("id", [marked(id) for id in demo.ids()])
+def test_reproducer_is_diagnosed(id: str) -> None:
+    job = reproducers.broken(id)
+    if job.cls == "network":
+        network.require()
+    with job.running() as trial:
+        trial.wait_log(r"loss", 90)
+        result = reproducers.diagnose(job, trial)
+        assert result.problems() == {}, result.told()
+        assert result.best["links"] or not names_links(job), result.told()
+        ranks = set(trial.rank_pids())
+        states = [process.status() for process in trial.processes() if process.pid in ranks]
+        assert "stopped" not in states or id == STOPS, "the job was left stopped"
+
+
+def names_links(job: demo.Broken) -> bool:
+    """Where ranks have not met yet there is no link to name."""
+    return "blame_links:" in (job.script.parent / "playbook.yaml").read_text()
+
+
+def test_demo_ends_what_it_started() -> None:
+    """The command itself: exit code 0, the verdict on stdout, the job's log on stderr, no process left."""
+    mark = uuid.uuid4().hex
+    done = hangdoc("demo", timeout=120, env={"HANGDOC_TEST": mark})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "uneven-batches" in done.stdout
+    assert "STALLED" in done.stdout
+    assert re.search(r"loss \d", done.stderr)
+    assert carrying(f"HANGDOC_TEST={mark}") == []

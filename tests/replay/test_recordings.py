@@ -1,0 +1,26 @@
+"""Jobs in many styles (plain loops, Accelerate, Lightning, FSDP, spawn), recorded once, judged again with the rules.
+
+None of their scripts was known when the rules were written. `truth.json` says what was wrong with each.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.judge import reported
+from tests.support.paths import RECORDINGS
+
+TRUTH: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "truth.json").read_text())
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_judged_as_what_it_was(name: str) -> None:
+    truth = TRUTH[name]
+    (verdict,) = reported(RECORDINGS / f"{name}.jsonl.zst").verdicts
+    best = verdict.findings[0] if verdict.findings else None
+    assert verdict.status == truth["status"]
+    assert (best.playbook if best else None) == truth["playbook"]
+    assert sorted(culprit.rank or 0 for culprit in (best.culprits if best else ())) == truth["culprits"]

@@ -1,0 +1,79 @@
+"""Runs the real command line over an engine that says what it is told: `stub_cli.py SCENE ARGUMENT...`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hangdoc import cli, dossier
+from hangdoc.errors import HangdocError
+from tests.support import verdicts
+
+SCENE = sys.argv.pop(1)
+
+
+@dataclass(frozen=True)
+class Options:
+    pids: tuple[int, ...]
+    record: Path | None
+    playbooks: tuple[Path, ...]
+    interval_s: float
+    fleet: object = None
+    ask: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str
+    time: str = "2026-11-21T01:37:00+00:00"
+    data: dict[str, Any] = field(default_factory=dict)
+    verdict: Any = None
+
+
+def watch_once(options: Options, say: Any) -> tuple[Any, ...]:
+    say("watching 3 ranks")
+    if SCENE == "hang":
+        time.sleep(30)
+    if SCENE == "refused":
+        raise HangdocError("no training rank on this host; name one with `hangdoc watch --pids PID`")
+    if SCENE == "bug":
+        raise ZeroDivisionError("a \x1b[31mbug")
+    if SCENE == "disk":
+        raise OSError(28, "No space left on device", "/x")
+    if SCENE == "both":
+        return verdicts.healthy(), verdicts.uneven()
+    if SCENE == "long":
+        return (replace(verdicts.uneven(), findings=verdicts.uneven().findings * 2000),)
+    return (getattr(verdicts, SCENE)(),)
+
+
+def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
+    emit(Event("started", data={"job": "none", "ranks": [0, 1, 2]}))
+    status(verdicts.healthy())
+    if SCENE == "uneven":
+        emit(Event("verdict", verdict=verdicts.uneven()))
+        status(verdicts.uneven())
+        return 2
+    for _ in range(300):
+        time.sleep(0.1)
+        status(verdicts.healthy())
+    return 0
+
+
+stub = types.ModuleType("hangdoc.watchdog")
+vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_once)
+sys.modules["hangdoc.watchdog"] = stub
+report = types.ModuleType("hangdoc.report")
+vars(report).update(
+    report=lambda sources, playbooks, say, progress: None,
+    Unrecognised=type("Unrecognised", (HangdocError,), {}),
+)
+sys.modules["hangdoc.report"] = report
+vars(dossier).update(dossiers=lambda report, hashed: (dossier.Dossier(getattr(verdicts, SCENE)()),))
+os.environ.pop("HANGDOC_DEBUG", None)
+cli.main()
