@@ -41,9 +41,6 @@ test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, S
 slow: $(TESTED)  ## the slowest of the unit tests and replays, or of TESTS
 	$(PYTEST) $(or $(TESTS),tests/unit tests/replay) --durations 50
 
-matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
-	$(BIN)/python -m tests.tools.matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
-
 hostile: $(TESTED)  ## hangdoc as root beside hostile targets of another user
 	$(PYTEST) tests/live -m hostile
 

@@ -85,6 +85,20 @@ def test_links_resolve(page: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_and_targets_exist(page: Path) -> None:
+    """Files of the repository and targets of the Makefile that a page names in code spans and blocks."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    spans = [token.content for token in tokens(page) if token.type == "code_inline"]
+    spans += [line for _, _, text in blocks(page) for line in text.splitlines()]
+    named = re.findall(r"(?<![\w/.-])(?:docs|hangdoc|playbooks|probes|tests)/[\w./-]*", "\n".join(spans))
+    missing = [path for path in named if not re.search("ID|NAME", path) and not (ROOT / path.rstrip("/.")).exists()]
+    modules = re.findall(r"python -m (tests[\w.]+)", "\n".join(spans))
+    missing += [module for module in modules if not (ROOT / f"{module.replace('.', '/')}.py").exists()]
+    made = [word for span in spans for word in re.findall(r"^(?:\$ )?make ([a-z-]+)", span)]
+    assert not [*missing, *(set(made) - targets)]
+
+
 def test_every_page_of_docs_is_reached_from_the_index() -> None:
     reached, left = set[Path](), [ROOT / "docs/index.md"]
     while left:
