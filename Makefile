@@ -41,9 +41,6 @@ test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, S
 slow: $(TESTED)  ## the slowest of the unit tests and replays, or of TESTS
 	$(PYTEST) $(or $(TESTS),tests/unit tests/replay) --durations 50
 
-matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
-	$(BIN)/python -m tests.tools.matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
-
 hostile: $(TESTED)  ## hangdoc as root beside hostile targets of another user
 	$(PYTEST) tests/live -m hostile
 
@@ -70,7 +67,7 @@ lint: $(VENV)/test.stamp  ## style and types
 
 docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
 	$(BIN)/python docs/tools/playbook_index.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What needs torch is skipped here; make test runs it, and fails where it cannot.
 lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest allowed version of each dependency
