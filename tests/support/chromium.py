@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its debugging pipe: pages are opened in it as a reader would see them."""
+"""A headless Chromium, driven over its DevTools pipe: pages are opened as a reader would see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dossiers, built by hand and of captures, as the renderers receive them."""
+"""Dossiers for the renderers: built by hand, and from captures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for `kubectl`: it takes the two command lines that hangdoc may use, exactly, and runs commands here.
+"""A fake `kubectl`: accepts exactly the two command lines that hangdoc uses, and runs the commands on this host.
 
 Not a cluster: what is shown is that the command lines are right and that the agent works behind them. The same lines
 were given to a real kubectl 1.32 with an API server that wrote down the requests. Used through `Pods`:

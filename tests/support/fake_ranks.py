@@ -1,4 +1,4 @@
-"""Small real processes that look, from outside, like those of a training job. They need no torch and end by themselves.
+"""Small processes that look like the ranks of a training job from outside. They need no torch and end by themselves.
 
 A node is what one process does; run as a program, this file is that process.
 """

@@ -1,4 +1,4 @@
-"""Jobs with a rank on each of three hosts reached by ssh: what must be said of them, and how a host is lost."""
+"""Jobs with one rank on each of three ssh hosts: their expected verdicts, and the faults that lose a host."""
 
 from __future__ import annotations
 

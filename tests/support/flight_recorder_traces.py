@@ -1,4 +1,4 @@
-"""Flight Recorder traces as torch makes them, in a few words."""
+"""Build Flight Recorder traces in torch's format."""
 
 from __future__ import annotations
 

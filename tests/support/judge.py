@@ -1,4 +1,4 @@
-"""The shipped playbooks, compiled once for all tests of a run: it takes a second."""
+"""The shipped playbooks, compiled once a session, which takes a second, and reports judged by them."""
 
 from __future__ import annotations
 

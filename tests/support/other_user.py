@@ -1,4 +1,4 @@
-"""Processes of another, unprivileged user, and the installed hangdoc that root runs beside them."""
+"""Processes of an unprivileged user, and the installed hangdoc that root runs beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process started just now needs a moment for: looked for until it is so, however busy the machine is."""
+"""Wait for a condition of a process by polling, with a limit that a busy machine keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny programs to look into: `with started("stacks_program.py") as program:`."""
+"""Small programs for probes to look into: `with started("stacks_program.py") as program:`."""
 
 from __future__ import annotations
 

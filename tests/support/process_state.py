@@ -1,4 +1,4 @@
-"""That a job was left alone: no rank stopped, traced or ended, its folder and environment as they were."""
+"""State of processes that hangdoc looks at, and the check that it left them alone."""
 
 from __future__ import annotations
 

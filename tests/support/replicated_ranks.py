@@ -1,4 +1,4 @@
-"""A job of many hosts, made of a recorded one: what was seen of few ranks, on many that each have their own numbers.
+"""A large job made from a small recorded one: its ranks are replicated over many hosts, each with its own numbers.
 
 Hosts, PIDs, thread ids, ranks, addresses in memory and on the network, clocks and CPU times are another on each; where
 a rank stands, in what, and how often it was looked at is as it was recorded. Each rank is connected to the next and

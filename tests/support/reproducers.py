@@ -27,9 +27,14 @@ EXPECTED = DATA / "expected"
 
 
 class Variant(Start):
-    """What it does not say is as in the reproducer itself."""
+    """What it leaves out is as in the reproducer; without `args` or a `script` of its own, args are --variant NAME."""
 
     name: Id
+
+    def applied(self, first: Reproducer) -> Reproducer:
+        given = {key: getattr(self, key) for key in self.model_fields_set - {"name"}}
+        args = {} if "script" in given else {"args": ("--variant", self.name)}
+        return first.model_copy(update={**args, **given})
 
 
 class Expectations(BaseModel):
@@ -44,11 +49,7 @@ class Expectations(BaseModel):
 def of(first: Reproducer, expected: Expectations) -> dict[str, Reproducer]:
     """The reproducer, by the name "", and its variants by theirs."""
     itself = first.model_copy(update={"expect": first.expect.model_copy(update={"evidence": expected.evidence})})
-    return {"": itself, **{variant.name: _told(itself, variant) for variant in expected.variants}}
-
-
-def _told(first: Reproducer, variant: Variant) -> Reproducer:
-    return first.model_copy(update={key: getattr(variant, key) for key in variant.model_fields_set - {"name"}})
+    return {"": itself, **{variant.name: variant.applied(itself) for variant in expected.variants}}
 
 
 def variants(id: str) -> list[demo.Broken]:

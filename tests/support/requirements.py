@@ -1,4 +1,4 @@
-"""What a test needs of the machine: where it is missing, the test is skipped with the reason."""
+"""What a test needs of the machine; a test whose needs are not met is skipped with the reason."""
 
 from __future__ import annotations
 

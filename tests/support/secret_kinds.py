@@ -1,4 +1,4 @@
-"""The kinds of secrets in `tests/data/secrets.yaml`, put together; and whether a text shows one."""
+"""The kinds of secrets in `tests/data/secrets.yaml`, and the check that a text leaks none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence made up for tests of the analyses: ranks that stand at lines of a real, parsed script.
+"""Synthetic evidence for tests of the analyses: ranks at given lines of a real, parsed script.
 
 What the probes would see is built by hand; the source around each line comes from the real `source` probe's parser.
 """

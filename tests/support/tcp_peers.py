@@ -1,4 +1,4 @@
-"""Real processes that hold real TCP connections: `TcpPeer.start().do("connect 127.0.0.1 7000")`."""
+"""Processes that hold real TCP connections: `TcpPeer.start().do("connect 127.0.0.1 7000")`."""
 
 from __future__ import annotations
 

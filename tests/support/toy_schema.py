@@ -1,4 +1,4 @@
-"""A small schema of facts, and playbooks over it: the engine's tests depend on no real analysis."""
+"""A small schema of facts and playbooks over it, so that the engine's tests depend on no real analysis."""
 
 from __future__ import annotations
 

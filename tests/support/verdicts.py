@@ -1,4 +1,4 @@
-"""Verdicts built by hand, as the renderers receive them."""
+"""Verdicts for the renderers, built by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrites a recording so that it names no path of the machine it was made on.
+"""Remove the paths of this machine from a recording.
 
 python -m tests.tools.anonymize FROM TO [PREFIX=NAME ...]
 """

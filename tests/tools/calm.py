@@ -1,4 +1,4 @@
-"""The calm: every healthy job, watched live for a long while; nothing may be raised.
+"""Watch every healthy job live for minutes: nothing may be raised.
 
 python -m tests.tools.calm [--seconds 240] [--beside 2] [NAME ...]
 

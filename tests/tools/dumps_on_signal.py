@@ -1,4 +1,4 @@
-"""Runs a script as `python script` would, with faulthandler's dump of all threads on SIGUSR1 (to stderr).
+"""Run a script with faulthandler on SIGUSR1, which dumps all threads to stderr.
 
 torchrun ... tests/tools/dumps_on_signal.py SCRIPT [ARGS]
 """

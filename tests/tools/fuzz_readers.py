@@ -1,4 +1,4 @@
-"""A fuzzer for the readers: damages samples, mixes them, and reads the result with every reader.
+"""Fuzz the readers: damage samples, mix them, and read the result with every reader.
 
     python -m tests.tools.fuzz_readers [--seconds 60] [--seed N] [--reader NAME] [--keep FOLDER]
 

@@ -1,4 +1,4 @@
-"""Keeps what is left of a job (as `benchmarks.post_mortem --out` collects it) as a sample: small, and without paths.
+"""Keep what a job left (see tests.benchmarks.post_mortem) as sample data: small, without paths of this machine.
 
 python -m tests.tools.keep_postmortem FOLDER ...
 """

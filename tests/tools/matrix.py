@@ -1,4 +1,4 @@
-"""The confusion matrix: every reproducer, run live several times; which playbook is named, and how soon.
+"""The confusion matrix: run every reproducer live several times; count which playbook is named, and how soon.
 
 python -m tests.tools.matrix [--runs 5] [--beside 1] [--default-only] [--out FILE] [ID | ID/VARIANT ...]
 

@@ -38,13 +38,18 @@ def test_variant_is_as_the_reproducer_where_it_says_nothing() -> None:
     expected = Expectations.model_validate(
         {
             "evidence": ["a"],
-            "variants": [{"name": "other", "ranks": 7, "script": "other.py"}, {"name": "plain", "args": []}],
+            "variants": [
+                {"name": "other", "ranks": 7, "script": "other.py"},
+                {"name": "plain", "args": []},
+                {"name": "slow"},
+            ],
         }
     )
-    itself, other, plain = reproducers.of(first, expected).values()
+    itself, other, plain, slow = reproducers.of(first, expected).values()
     assert (itself.expect.culprits, itself.expect.evidence) == ((2,), ("a",))
     assert (other.ranks, other.script, other.launcher, other.env) == (7, "other.py", "self", {"A": "1"})
     assert (other.within_s, other.args, other.expect) == (40, ("x",), itself.expect)
+    assert (slow.ranks, slow.args) == (3, ("--variant", "slow"))
     assert (plain.ranks, plain.script, plain.args) == (3, "reproducer.py", ())
 
 

@@ -1,4 +1,4 @@
-"""deep_program.py DEPTH THREADS: a thread that deep in a recursion, and so many that wait."""
+"""deep_program.py DEPTH THREADS: a thread DEPTH calls deep in a recursion, and THREADS waiting threads."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Starts hangdocs that examine one rank over and over: `examiner.py PID [PYSPY]`.
+"""Start hangdocs that examine one rank over and over: `examiner.py PID [PYSPY]`.
 
 Each line on stdin, `watch` or `agent`, starts one, and its PID is written to stdout; once it has ended, its exit code.
 They are forked from this process, which has imported everything: hangdoc takes longer to start than to examine a rank.

@@ -1,4 +1,4 @@
-"""A gloo job whose last rank skips a collective in one step; every rank writes its own Flight Recorder when it fails.
+"""A gloo job whose last rank skips a collective in one step; every rank dumps its Flight Recorder when it fails.
 
 Arguments: the folder for the dumps, and `pickle` or `json`.
 """

@@ -1,4 +1,4 @@
-"""A helper process, as a dataloader worker is."""
+"""A process with a forked helper, like a dataloader worker."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""A training script whose loop stands at module level."""
+"""A training script with its loop at module level."""
 
 import json
 import math

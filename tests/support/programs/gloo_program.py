@@ -1,4 +1,4 @@
-"""The first rank of a gloo group of which nobody else has come."""
+"""The first rank of a gloo group; no other rank ever joins."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""One of several ranks with process groups; says what they are, then makes and destroys groups as it is told.
+"""One of several ranks with process groups: prints them, then creates and destroys groups on command.
 
 Arguments: rank, world size, file to meet at, and how the rank is known: `argument` or `environ`.
 """

@@ -1,4 +1,4 @@
-"""A legacy TCPStore: one thread answers all clients. Writes its port.
+"""A legacy TCPStore: one thread answers all clients. Prints its port.
 
 That thread asks DNS for the name of every client that connects, and answers nobody meanwhile. Here no name server is
 asked: in a mount namespace of its own, /etc/resolv.conf names this host, where the question is refused at once.

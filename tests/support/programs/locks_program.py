@@ -1,4 +1,4 @@
-"""Threads that wait for locks (in a ring, for themselves, for one that has ended) and such as wait for other things."""
+"""Threads that wait: for locks in a cycle, for their own lock, for one whose owner has ended, and for other things."""
 
 import json
 import queue

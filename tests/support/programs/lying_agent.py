@@ -1,4 +1,4 @@
-"""Agents of a fleet, of which that of n2 lies or floods: `liar_program.py SCENE HOST agent`."""
+"""Agents of a fleet; the one of n2 lies or floods: `lying_agent.py SCENE HOST agent`."""
 
 from __future__ import annotations
 

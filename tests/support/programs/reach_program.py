@@ -1,4 +1,4 @@
-"""Objects that keep their attributes in each of CPython's ways; prints their addresses."""
+"""Objects with attributes in each of CPython's layouts; prints their addresses."""
 
 import json
 import time

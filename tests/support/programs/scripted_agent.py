@@ -1,4 +1,4 @@
-"""An agent that behaves as it is told: `agent_program.py SCENE HOST agent`. Each scene is a way a host may go wrong."""
+"""An agent that fails in the way SCENE names: `scripted_agent.py SCENE HOST agent`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two threads, a method, a nested function, and variables of many kinds, standing still."""
+"""Two waiting threads, a method, a nested function, and variables of many kinds."""
 
 import json
 import threading

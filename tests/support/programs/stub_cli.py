@@ -1,4 +1,4 @@
-"""Runs the real command line over an engine that says what it is told: `stub_cli.py SCENE ARGUMENT...`."""
+"""Run the real command line over a stub engine: `stub_cli.py SCENE ARGUMENT...`."""
 
 from __future__ import annotations
 

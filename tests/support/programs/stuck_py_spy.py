@@ -1,4 +1,4 @@
-"""A py-spy that never releases the process whose native frames it is asked for: stuck_pyspy.py REAL ARGUMENT..."""
+"""A py-spy that never releases the process whose native frames it is asked for: stuck_py_spy.py REAL ARGUMENT..."""
 
 import ctypes
 import os

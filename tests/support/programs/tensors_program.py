@@ -1,4 +1,4 @@
-"""Hundreds of random tensors; says what they are, and keeps them."""
+"""Hundreds of random tensors; prints what they are, and keeps them."""
 
 import json
 import random

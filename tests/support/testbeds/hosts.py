@@ -1,7 +1,7 @@
-"""Hosts of a test bed that differ in more than the network: each with its own name, processes and hosts file.
+"""Hosts in namespaces: each with its own network, host name, PIDs and /etc/hosts.
 
 A host is a process namespace (its own PIDs, from 1 on), a UTS namespace (its own host name) and a mount namespace
-inside the network namespace of a `netbed.Node`. Everything in it dies with its first process.
+inside the network namespace of a `network.Node`. Everything in it dies with its first process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A test bed of several hosts on one machine: network namespaces joined by veth pairs into a bridge.
+"""Hosts on one machine: network namespaces joined by veth pairs into a bridge.
 
 Needs root and iproute2. Everything made is named after this process and removed on exit from the context.
 """

@@ -1,4 +1,4 @@
-"""A real Slurm: munged, slurmctld and two slurmd, n1 and n2, all on one host of its own, with files of their own.
+"""A real Slurm cluster on one host: munged, slurmctld, and a slurmd for each of the nodes n1 and n2.
 
     with slurm_testbed() as slurm:
         job = slurm.allocate()

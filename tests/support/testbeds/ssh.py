@@ -1,4 +1,4 @@
-"""Hosts that are reached by ssh: a real sshd on each host of a test bed, real keys, a collector with its own address.
+"""Hosts reached by ssh: a real sshd with real keys on each, and a collector with an address of its own.
 
     with ssh_testbed(hosts=3) as bed, bed.job(script) as trial:
         trial.wait_log("loss", 90)
@@ -165,7 +165,7 @@ class SshTestbed:
 
 @contextmanager
 def ssh_testbed(hosts: int = 3, apart: bool = True) -> Iterator[SshTestbed]:
-    """A bed of so many hosts, each with an sshd that answers; `apart` as in `hostbed`."""
+    """A bed of so many hosts, each with an sshd that answers; `apart` as in `host_testbed`."""
     with host_testbed(hosts, apart) as made:
         bed = SshTestbed(made.bed, made.folder, made.hosts, made.beside)
         _write(bed)
