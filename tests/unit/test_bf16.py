@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from hangdoc.bf16 import measure
 
 
@@ -43,9 +43,9 @@ def test_no_such_python(tmp_path: Path) -> None:
     assert measure(str(tmp_path / "nowhere")).ok is None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is what is measured")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the variable is one of x86")
 def test_without_units_it_is_many_times_slower() -> None:
+    needs.met(needs.torch())
     command = [sys.executable, "-m", "hangdoc.cli", "doctor", "--bf16"]
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)

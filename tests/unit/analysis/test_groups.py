@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import needs
 from eventually import at_rest
 from hangdoc.evidence import (
     Frame,
@@ -277,7 +278,7 @@ run()
 
 def test_a_real_job_that_stands_still(tmp_path: Path) -> None:
     """Two groups in opposite order, and a rank that waits for one of the two; no rank in any environment."""
-    pytest.importorskip("torch", reason="torch is an extra")
+    needs.met(needs.torch())
     script = tmp_path / "job.py"
     script.write_text(JOB)
     environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k != "WORLD_SIZE"}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import needs
 from hangdoc.evidence import Tensor
 from probes import Tier
 from probes._cpython import Objects
@@ -16,11 +17,10 @@ from probes.stacks import PROBE
 from probes.tensors import read_tensor, read_tensors
 from unit.probes.attach import Program, started
 
-pytest.importorskip("torch", reason="torch is an extra")
-
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Program]:
+    needs.met(needs.torch())
     with started("tensors_program.py") as running:
         yield running
 
@@ -68,6 +68,7 @@ def test_any_address_is_survived(program: Program) -> None:
 
 
 def test_tensors_that_come_and_go_are_never_told_wrong() -> None:
+    needs.met(needs.torch())
     truths = {Tensor((3, 5), "float32", "cpu"), Tensor((2, 2, 2, 2, 2, 7), "int64", "cpu")}
     told = 0
     with started("tensors_program.py", "churn") as program:

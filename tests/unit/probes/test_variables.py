@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from eventually import until
 from hangdoc.evidence import Tensor, Variable
 from probes import variables
@@ -106,7 +107,7 @@ def test_the_script_of_a_spawned_process(tmp_path: Path) -> None:
 
 
 def test_tensors_and_arrays_among_globals() -> None:
-    pytest.importorskip("torch", reason="torch is an extra")
+    needs.met(needs.torch())
     code = (
         "import torch, numpy, time\n"
         "w = torch.ones(3, 4, dtype=torch.bfloat16); a = numpy.zeros((7, 2)); n = numpy.int64(9)\n"
