@@ -220,7 +220,7 @@ def _threads(returncode: int, out: bytes, err: bytes, pid: int) -> list[dict[str
     try:
         # Thread by thread: as Python objects JSON takes ten times as much memory.
         threads = [_shortened(msgspec.json.decode(one)) for one in msgspec.json.decode(out, type=list[msgspec.Raw])]
-    except ValueError:
+    except (ValueError, msgspec.MsgspecError):
         raise _Torn(f"py-spy wrote no JSON for PID {pid}; check `py-spy --version` (0.4 or later)") from None
     if not threads:
         raise _Torn(f"py-spy saw no Python thread in PID {pid}: its interpreter is starting or ending")

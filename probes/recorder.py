@@ -151,8 +151,11 @@ class _Trace(msgspec.Struct):
 
 
 def parse(raw: bytes) -> FlightRecorder:
-    """A Flight Recorder trace in JSON (versions 2.x); raises some Exception where it is none."""
-    trace = msgspec.json.decode(raw, type=_Trace)
+    """A Flight Recorder trace in JSON (versions 2.x); raises ValueError, KeyError, ... where it is none."""
+    try:
+        trace = msgspec.json.decode(raw, type=_Trace)
+    except msgspec.MsgspecError as error:  # a ValueError itself only since msgspec 0.21
+        raise ValueError(str(error)) from None
     entries = [_plain(entry) for entry in trace.entries[-NEWEST:]]
     status = _plain(trace.pg_status) or {}
     return FlightRecorder(

@@ -10,7 +10,7 @@ import json
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ WINDOW_TEXT = 48 * 2**20  # bytes of these
 TOLD = 5  # earlier verdicts that are named
 
 Rank = tuple[str, int]  # job, PID
+T = TypeVar("T")
 
 
 class _Target(msgspec.Struct):
@@ -155,7 +156,7 @@ class Windows:
         try:
             return self._decoder.decode(text).snapshot
         except msgspec.MsgspecError:  # NaN, which Python's json writes and others do not read; or damage
-            return msgspec.convert(json.loads(text), _Line).snapshot
+            return _converted(json.loads(text), _Line).snapshot
 
     def _shorten(self) -> None:
         """The more ranks there are, the fewer looks at each."""
@@ -167,10 +168,7 @@ class Windows:
             self._text = sum(len(text) for host in self._hosts.values() for _, _, text in host.looks)
 
     def _verdict(self, verdict: Mapping[str, Any], file: str) -> None:
-        try:
-            said = msgspec.convert(verdict, _Verdict)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from None
+        said = _converted(verdict, _Verdict)
         if said.status in ("healthy", "unknown"):
             return
         best = said.findings[0].playbook if said.findings else None
@@ -216,6 +214,13 @@ class _Verdict(msgspec.Struct):
     status: str
     job: _Job
     findings: list[_Playbook] = []
+
+
+def _converted(value: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:  # a ValueError itself only since msgspec 0.21
+        raise ValueError(str(error)) from None
 
 
 def _newest(host: _Host, count: int) -> Collection[tuple[int, str, bytes]]:

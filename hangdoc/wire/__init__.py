@@ -120,3 +120,5 @@ def parse(text: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except msgspec.MsgspecError as error:  # a ValueError itself only since msgspec 0.21
+        raise ValueError(str(error)) from None

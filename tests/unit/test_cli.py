@@ -251,7 +251,7 @@ def test_full_disk_is_said_once(arguments: str) -> None:
         ("watch --once --json", 2),
         ("watch", 2),
         ("watch --json", 2),
-        ("report stub_cli.py", 2),
+        ("report README.md", 2),
         ("--version", 0),
         ("wach", 64),
     ],

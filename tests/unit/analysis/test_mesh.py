@@ -72,7 +72,7 @@ def _rank(one: One, last: bool, at_s: int, world: int, master: str) -> RankEvide
     if one.dies and last:
         return RankEvidence(target, False, {}, "exit code 1", End(code=1, at_s=float(at_s)))
     told = (Variable("backend", one.backend, kind="str"), Variable("group_size", str(world), number=float(world)))
-    frames = (
+    frames: tuple[Frame, ...] = (
         Frame(MAKES_GROUP, C10D, 9, variables=told),
         Frame("init_process_group", C10D, 1),
         Frame("go", "/j.py", 5),

@@ -17,11 +17,10 @@ from probes.tensors import read_tensor, read_tensors
 from tests.support import requirements
 from tests.support.probe_targets import Program, started
 
-pytestmark = pytest.mark.skipif(requirements.torch() is not None, reason="torch is an extra")
-
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Program]:
+    requirements.met(requirements.torch())
     with started("tensors_program.py") as running:
         yield running
 
@@ -69,6 +68,7 @@ def test_any_address_is_survived(program: Program) -> None:
 
 
 def test_tensors_that_come_and_go_are_never_told_wrong() -> None:
+    requirements.met(requirements.torch())
     truths = {Tensor((3, 5), "float32", "cpu"), Tensor((2, 2, 2, 2, 2, 7), "int64", "cpu")}
     told = 0
     with started("tensors_program.py", "churn") as program:
