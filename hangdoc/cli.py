@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hangdoc.ending import INTERRUPTED, Ending
+from hangdoc.commands.termination import INTERRUPTED, Ending
 
 USAGE = 64  # contract; click's own 2 means "stalled" here
 CANNOT_TELL = 3
@@ -78,8 +78,8 @@ def _complain(error: Exception) -> int:
     import typer
 
     from hangdoc.errors import HangdocError
+    from hangdoc.redaction.text import redact_text
     from hangdoc.render.text import clean
-    from probes._redact import redact_text
 
     usage_error = typer.BadParameter.__base__  # typer carries its own click from 0.29 on, and used the real one before
     if usage_error is not None and isinstance(error, usage_error):

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.engine import FAILED, evaluate
+from hangdoc.analysis.facts import Facts, Schema, derive
 from hangdoc.evidence import Snapshot, Unseen
-from hangdoc.facts import Facts, Schema, derive
-from hangdoc.fold import name_ranks, seconds
-from hangdoc.garbage import uncollected
-from hangdoc.playbook import Library
+from hangdoc.formatting import name_ranks, seconds
+from hangdoc.rules.evaluate import FAILED, evaluate
+from hangdoc.rules.loader import Library
+from hangdoc.system.garbage_collector import uncollected
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file

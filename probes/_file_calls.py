@@ -10,13 +10,13 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-from hangdoc import procfs
 from hangdoc.evidence import FileCall, Helper, Process
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.redaction.text import redact
+from hangdoc.system import procfs
 from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
 from hangdoc.system.target_files import TargetFiles
 from probes import _syscalls
-from probes._memory import Memory, Unreadable
-from probes._redact import redact
 
 # Paths that are code, logs or the system's, and no data of a job.
 NO_DATA = re.compile(

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from hangdoc import procfs
 from hangdoc.evidence import Helper, Io, Process, Stacks, Target
+from hangdoc.system import procfs
 from probes import Request, Tier
 
 _LOOKED = 4  # helpers of a rank in an ordinary look: each costs 10 ms of CPU

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 
 FD, PATH, PATH_AT = "fd", "path", "path_at"  # first argument; a string; a string after the descriptor of a folder
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hangdoc.evidence import Target, Unseen
+from hangdoc.system.hosts_file import HOSTS, MOST, naming
+from hangdoc.system.netns import call_inside, namespace
 from hangdoc.system.target_files import TargetFiles, why
 from probes import Observation, Request, Tier
-from probes._hosts_file import HOSTS, MOST, naming
-from probes._netns import call_inside, namespace
 
 _SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
 _IFREQ = struct.Struct("=16sH22x")  # struct ifreq: name, flags

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hangdoc import procfs
 from hangdoc.evidence import Unseen
+from hangdoc.system import procfs
+from hangdoc.system.cgroups import Mount, below, levels, mounts_in, places
 from probes import Observation, Request, Tier
-from probes._hierarchy import Mount, below, levels, mounts_in, places
 
 _NO_LIMIT = 1 << 60  # bytes; v1 writes a number just below 2**63 for none
 

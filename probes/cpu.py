@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from hangdoc import procfs
 from hangdoc.evidence import ChildProcess, Process, Target, ThreadCpu, Unseen
+from hangdoc.system import procfs
+from hangdoc.system.socket_holders import command
 from probes import Observation, Request, Tier
-from probes._holders import command
 
 _MOST_CHILDREN = 256  # a rank with more helpers than that shows the first
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from hangdoc.evidence import Sockets, Target, Unseen
+from hangdoc.system.netns import call_inside, namespace
 from probes import PING, Observation, Request, Tier
-from probes._netns import call_inside, namespace
 
 REPEATED = 2  # times in a row a segment was repeated
 MOST = 8  # hosts asked from one namespace

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 
-from hangdoc import procfs
 from hangdoc.evidence import Environ, Unseen
+from hangdoc.redaction.text import redact
+from hangdoc.system import procfs
+from hangdoc.system.permissions import remedy
 from probes import Observation, Request, Tier
-from probes._redact import redact
-from probes._refusal import remedy
 
 _LONGEST = 400  # characters of a value
 

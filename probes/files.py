@@ -12,11 +12,11 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hangdoc import procfs
 from hangdoc.evidence import FileLock, Files, OpenFile, Target, Unseen
+from hangdoc.system import procfs
 from hangdoc.system.mounts import LOCAL, Mount, mounts
+from hangdoc.system.permissions import remedy
 from probes import Observation, Request, Tier
-from probes._refusal import remedy
 
 _MOST = 1024  # open files of one rank that are looked at
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}

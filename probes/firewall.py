@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc.evidence import Unseen
+from hangdoc.redaction.text import redact_text
 from hangdoc.system import programs
+from hangdoc.system.netns import call_inside, namespace
 from probes import Observation, Request, Tier
-from probes._netns import call_inside, namespace
-from probes._redact import redact_text
 from probes.mesh import making_group
 
 TIMEOUT_S = 2.0

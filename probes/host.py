@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hangdoc import procfs
 from hangdoc.evidence import Host
+from hangdoc.system import procfs
 from probes import Observation, Request, Tier
 
 

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from hangdoc import procfs
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
+from hangdoc.system import pipes, procfs
 from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
+from hangdoc.system.permissions import remedy
 from hangdoc.system.target_files import TargetFiles, names
-from probes import Observation, Request, Tier, _filecalls, _pipes, _syscalls
-from probes._filecalls import NO_DATA
-from probes._refusal import remedy
+from probes import Observation, Request, Tier, _file_calls, _syscalls
+from probes._file_calls import NO_DATA
 
 MOST_ENTRIES = 20_000  # of a folder that are counted
 _MOST_FILES = 16  # open data files of a rank and its helpers that are kept
@@ -55,14 +55,14 @@ class IoProbe:
             if not isinstance(process, Process):
                 continue
             old = before.get(target.pid, {})
-            counted = _pipes.transfer(target.pid)
+            counted = pipes.transfer(target.pid)
             if counted is None:
                 why = f"the bytes and files of PID {target.pid} may not be read; {remedy(target.pid)}"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
                 continue
             known = old.get(self.name)
             helpers = tuple(_helpers(process.children, known if isinstance(known, Io) else None))
-            calls = tuple(_filecalls.calls(process, helpers))
+            calls = tuple(_file_calls.calls(process, helpers))
             files = _files(target.pid, helpers) if request.tier >= Tier.LOOK else ()
             folders = tuple(self._counted(target.pid, files, old.get("stacks"))) if request.tier >= Tier.LOOK else ()
             records[target.pid] = Io(*counted, calls, helpers, files, folders)
@@ -74,14 +74,14 @@ class IoProbe:
         standing: dict[tuple[int, str], FileCall] = {}
         for pid, record in records.items():
             old = before.get(pid, {}).get(self.name)
-            known = {_filecalls.identity(call) for call in old.calls} if isinstance(old, Io) else set()
+            known = {_file_calls.identity(call) for call in old.calls} if isinstance(old, Io) else set()
             for call in record.calls:
-                if call.kind in ("fifo", "pipe") and _filecalls.identity(call) in known and call.path != "pipe:[0]":
+                if call.kind in ("fifo", "pipe") and _file_calls.identity(call) in known and call.path != "pipe:[0]":
                     standing[call.tid, call.path] = call
         now = time.monotonic()
         stale = [key for key in standing if now - self._peers.get(key, (0.0, ()))[0] >= _PEERS_S]
         own = {pid for record in records.values() for pid in (helper.pid for helper in record.helpers)} | set(records)
-        found = _pipes.peers({path: "r" if standing[tid, path].writes else "w" for tid, path in stale}, own)
+        found = pipes.peers({path: "r" if standing[tid, path].writes else "w" for tid, path in stale}, own)
         self._peers = {key: known for key, known in self._peers.items() if key in standing}
         self._peers.update({(tid, path): (now, found[path]) for tid, path in stale})
         for pid, record in records.items():
@@ -117,7 +117,7 @@ def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[He
     for child in islice(children, _MOST_HELPERS):
         call = _syscalls.of(child.pid, child.pid) if child.state in "SD" else None
         switches = _switches(child.pid)
-        moved = _pipes.moved(child.pid)
+        moved = pipes.moved(child.pid)
         old = known.get(child.pid)
         # Costs a read for each thread: only where the process has not run at all.
         quiet = old is not None and (old.cpu_s, old.moved) == (child.cpu_s, moved)

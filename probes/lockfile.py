@@ -18,15 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc import procfs
 from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
+from hangdoc.introspect.references import within
+from hangdoc.redaction.text import redact, redact_words
+from hangdoc.system import procfs
 from hangdoc.system.mounts import LOCAL, mounts
 from hangdoc.system.target_files import TargetFiles
 from probes import Observation, Request, Tier
-from probes._cpython import Objects
-from probes._memory import Memory, Unreadable
-from probes._reach import within
-from probes._redact import redact, redact_words
 from probes.variables import Places
 
 _AFRESH_S = 2.0  # how long it is believed who has a file

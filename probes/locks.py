@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from hangdoc import procfs
 from hangdoc.evidence import Frame, Stack, Stacks, Target
+from hangdoc.introspect.interpreter import lookup
+from hangdoc.introspect.lock_guards import Guards, guards
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
+from hangdoc.introspect.references import within
+from hangdoc.introspect.source_files import Sources
+from hangdoc.system import procfs
 from probes import Observation, Request, Tier
-from probes._cpython import Objects
-from probes._guards import Guards, guards
-from probes._interpreter import lookup
-from probes._memory import Memory, Unreadable
-from probes._reach import within
-from probes._sources import Sources
 from probes.variables import MODULE_DICT, Places
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -92,7 +92,7 @@ class LocksProbe:
     steady: bool = False
     _places: Places = field(default_factory=Places)
     _sources: Sources[bytes] = field(
-        default_factory=lambda: Sources("hangdoc.introspect.locking:table", _told, most=_MOST_TABLES)
+        default_factory=lambda: Sources("hangdoc.introspect.lock_calls:table", _told, most=_MOST_TABLES)
     )
     _kept: dict[int, tuple[Any, Locks]] = field(default_factory=dict)  # by PID, for as long as nothing moves
 

@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc.claims import RANKS_MOST
 from hangdoc.evidence import Frame, Sockets, Stacks, Target, Unseen, Variable
+from hangdoc.evidence.limits import RANKS_MOST
+from hangdoc.system.netns import call_inside
+from hangdoc.system.own_sockets import End, connected
+from hangdoc.system.tcpstore import StoreReader
 from probes import STORE, Observation, Request, Tier
-from probes._netns import call_inside
-from probes._own_sockets import End, connected
-from probes._tcpstore import StoreReader
 from probes.store import place_of
 from probes.versions import Versions
 

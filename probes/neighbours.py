@@ -10,10 +10,10 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from hangdoc import procfs
 from hangdoc.evidence import Process
+from hangdoc.redaction.text import redact_text
+from hangdoc.system import procfs
 from probes import Observation, Request, Tier
-from probes._redact import redact_text
 
 DELAYED = 0.15  # of the time since the last round a rank stood in a run queue: worth a look at who is in it
 BURNS = 0.05  # cores; who uses less disturbs nobody

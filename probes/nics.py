@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any
 
 from hangdoc.evidence import Interface, Interfaces, Sockets, Target, Unseen
+from hangdoc.system import rtnetlink
+from hangdoc.system.netns import call_inside, namespace
 from hangdoc.system.target_files import TargetFiles, content
-from probes import Observation, Request, Tier, _links
-from probes._netns import call_inside, namespace
+from probes import Observation, Request, Tier
 
 _IFF_UP = 0x1
 _HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 778, 823), "tunnel")}  # ARPHRD_*
@@ -56,7 +57,7 @@ class NicsProbe:
         for network, targets in networks.items():
             pid = targets[0].pid
             try:
-                held = call_inside(pid, partial(_interfaces, pid), timeout_s=_links.TIMEOUT_S)
+                held = call_inside(pid, partial(_interfaces, pid), timeout_s=rtnetlink.TIMEOUT_S)
             except Exception as error:  # whatever the other process or a namespace answers
                 unseen.extend(_unseen(target, error) for target in targets)
                 continue
@@ -84,7 +85,7 @@ def _piled(records: Mapping[str, Any]) -> bool:
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
     """The interfaces of the calling thread's network namespace."""
-    seen = _links.look()
+    seen = rtnetlink.look()
     networks: dict[int, list[str]] = defaultdict(list)
     for index, address, prefix in seen["addresses"]:
         if address:

@@ -10,13 +10,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc import claims
-from hangdoc.evidence import Groups, ProcessGroup, Target, Unseen
+from hangdoc.evidence import Groups, ProcessGroup, Target, Unseen, limits
+from hangdoc.introspect.interpreter import Interpreter, lookup, read_dict
+from hangdoc.introspect.local_variables import shorten
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects, Seen, Type
 from probes import Observation, Request, Tier
-from probes._cpython import Objects, Seen, Type
-from probes._interpreter import Interpreter, lookup, read_dict
-from probes._memory import Memory, Unreadable
-from probes._variable import shorten
 from probes.variables import MODULE_DICT, Place, Places, Process, is_group
 
 C10D = "torch.distributed.distributed_c10d"
@@ -164,9 +163,9 @@ def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) 
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     return Groups(
         groups=groups,
-        rank=rank if rank is not None else claims.whole(environ.get("RANK")),
-        world_size=len(default.ranks) if default is not None else claims.whole(environ.get("WORLD_SIZE")),
-        local_rank=claims.whole(environ.get("LOCAL_RANK")),
+        rank=rank if rank is not None else limits.whole(environ.get("RANK")),
+        world_size=len(default.ranks) if default is not None else limits.whole(environ.get("WORLD_SIZE")),
+        local_rank=limits.whole(environ.get("LOCAL_RANK")),
         master=f"{address}:{port}" if address and port else None,
     )
 

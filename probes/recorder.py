@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 
 from hangdoc.evidence import FlightRecorder, Process, Recorded, Target, Unseen
+from hangdoc.system.netns import call_inside
+from hangdoc.system.own_sockets import End, connect, connected, listens
+from hangdoc.system.tcpstore import StoreReader
 from probes import RECORDER, Observation, Request, Tier
-from probes._netns import call_inside
-from probes._own_sockets import End, connect, connected, listens
-from probes._tcpstore import StoreReader
 from probes.store import place_of
 
 SERVER_THREAD = "pt_workerserver"

@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from hangdoc import procfs
 from hangdoc.evidence import Connection, Sockets, Target, Unseen
+from hangdoc.system import procfs
+from hangdoc.system.netns import call_inside, namespace
+from hangdoc.system.own_sockets import inodes_of
+from hangdoc.system.permissions import remedy
+from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
 from probes import Observation, Request, Tier
-from probes._netns import call_inside, namespace
-from probes._own_sockets import inodes_of
-from probes._refusal import remedy
-from probes._sockdiag import Fields, SockDiag, from_proc
 
 Inodes = dict[int, list[int]]  # inode of a socket -> PIDs that have it open
 End = tuple[int, str, int, str, int]  # namespace (0 unless loopback), local, port, remote, port

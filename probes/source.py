@@ -13,16 +13,16 @@ from itertools import groupby
 from typing import Any
 
 from hangdoc.evidence import Branch, Handed, Loop, Place, Source, Stacks, Target, Unseen
+from hangdoc.introspect.source_files import Lack, Sources
+from hangdoc.redaction.text import redact_source
 from probes import Observation, Request, Tier
-from probes._redact import redact_source
-from probes._sources import Lack, Sources
 
 WIDTH = 120  # characters of a line or an expression that are kept
 MOST_SAID = 4  # files of one rank that are named where their source is not used
 
 
 def told(answer: Any) -> Iterator[tuple[int, Place]]:
-    """The answer of `hangdoc.introspect.places.places` as records; equal parts are kept once."""
+    """The answer of `hangdoc.introspect.line_context.places` as records; equal parts are kept once."""
     same: dict[Any, Any] = {}
 
     def one(item: Any) -> Any:
@@ -83,7 +83,7 @@ class SourceProbe:
     record: type = Source
     order: int = 30
     steady: bool = False
-    _sources: Sources[Place] = field(default_factory=lambda: Sources("hangdoc.introspect.places:places", told))
+    _sources: Sources[Place] = field(default_factory=lambda: Sources("hangdoc.introspect.line_context:places", told))
 
     def observe(self, request: Request) -> Observation:
         targets = {target.pid: target for target in request.targets}

@@ -13,14 +13,15 @@ from subprocess import Popen
 from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
+from hangdoc.introspect import local_variables, py_spy
+from hangdoc.introspect.frame_names import short_name
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.native_stacks import Dump, NativeDumps
+from hangdoc.introspect.objects import Objects, Seen
+from hangdoc.introspect.unchanged_stacks import Unmoved
 from hangdoc.system import programs
-from probes import Observation, Request, Tier, _helpers, _pyspy, _variable
+from probes import Observation, Request, Tier, _helper_choice
 from probes._backoff import Backoff
-from probes._cpython import Objects, Seen
-from probes._frames import short_name
-from probes._memory import Memory, Unreadable
-from probes._native import Dump, NativeDumps
-from probes._unmoved import Unmoved
 from probes.tensors import read_tensors
 from probes.variables import Globals
 
@@ -60,8 +61,8 @@ class StacksProbe:
         if binary is None:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
         self._stuck = {pid: dump for pid, dump in self._stuck.items() if dump.poll() is None}
-        spy, examine = _pyspy.PySpy(binary, self._stuck), request.tier >= Tier.EXAMINE
-        helpers = {t.pid: _helpers.worth_a_look(t, request, _CHILDREN) for t in request.targets}
+        spy, examine = py_spy.PySpy(binary, self._stuck), request.tier >= Tier.EXAMINE
+        helpers = {t.pid: _helper_choice.worth_a_look(t, request, _CHILDREN) for t in request.targets}
         same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
         processes = {t.pid: (t.pid, t.start_ticks) for t in request.targets}
         alone = (
@@ -79,18 +80,18 @@ class StacksProbe:
                 whole = spy.dump(pid)
             finally:
                 took_s[pid] = time.monotonic() - began_s
-            told = whole if isinstance(whole, _pyspy.Beyond) else _oldest(whole)  # bounded already, and says so
+            told = whole if isinstance(whole, py_spy.Beyond) else _oldest(whole)  # bounded already, and says so
             self._left_out[pid] = len(whole) - len(told)
             known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
             return told
 
-        dumps = _pyspy.in_parallel(spy, dump_of, [*ranks, *(p for some in helpers.values() for p in some)], _WORKERS)
+        dumps = py_spy.in_parallel(spy, dump_of, [*ranks, *(p for some in helpers.values() for p in some)], _WORKERS)
         for pid in ranks:
             self._failing.note(processes[pid], took_s.get(pid, 0.0), dumps[pid])
         dumps |= alone
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
-        still = [t.pid for t in request.targets if t.pid in still and not _helpers.at_file(t, request)]
-        still = [pid for pid in still if not isinstance(dumps[pid], _pyspy.Beyond)]
+        still = [t.pid for t in request.targets if t.pid in still and not _helper_choice.at_file(t, request)]
+        still = [pid for pid in still if not isinstance(dumps[pid], py_spy.Beyond)]
         natives = self._natives.take(spy, still, dumps)
         self._globals.keep(set(processes.values()))
         self._failing.keep(set(processes.values()))
@@ -109,7 +110,7 @@ class StacksProbe:
                 python, variables = self._globals.read(target.pid, target.start_ticks)
                 threads = _threads(target.pid, best, seen)
                 by_pid[target.pid] = Stacks(threads, best is native, python, variables, children)
-                if isinstance(best, _pyspy.Beyond):
+                if isinstance(best, py_spy.Beyond):
                     unseen.append(_unseen(target, best.why))
                 if isinstance(native, Exception):
                     unseen.append(_unseen(target, f"no native frames: {native}"))
@@ -206,9 +207,9 @@ def _frame(frame: Mapping[str, Any], known: Known) -> Frame:
 
 
 def _variables(variables: Sequence[Mapping[str, Any]], known: Known) -> tuple[Variable, ...]:
-    kept = [v for v in variables if _variable.is_data(v["name"], v["repr"] or "")][:_VARIABLES]
+    kept = [v for v in variables if local_variables.is_data(v["name"], v["repr"] or "")][:_VARIABLES]
     return tuple(
-        _variable.of_text(
+        local_variables.of_text(
             v["name"], v["repr"] or "", v["addr"] or None, bool(v["arg"]), *known.get(v["addr"], (None, None))
         )
         for v in kept

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from hangdoc.discovery.job_processes import Relatives
 from hangdoc.evidence import Kin, Meeting, Sockets, Stacks, Target, Unseen
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.system.hosts_file import HOSTS, MOST, naming
+from hangdoc.system.netns import call_inside, namespace
+from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
+from hangdoc.system.socket_holders import Holders
 from hangdoc.system.target_files import TargetFiles
 from probes import DNS, Observation, Request, Tier
-from probes._holders import Holders
-from probes._hosts_file import HOSTS, MOST, naming
-from probes._kin import Relatives
-from probes._memory import Memory, Unreadable
-from probes._netns import call_inside, namespace
-from probes._sockdiag import Fields, SockDiag, from_proc
 
 FILES = re.compile(r"torch/distributed/(?:rendezvous\.py$|elastic/(?:rendezvous|agent)/)")
 ASSEMBLES = re.compile(r"^(?:init_process_group|_rendezvous|_create_tcp_store|TCPStore)$")

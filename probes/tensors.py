@@ -13,8 +13,8 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from hangdoc.evidence import Tensor
-from probes._cpython import Objects, Seen
-from probes._memory import Memory
+from hangdoc.introspect.memory import Memory
+from hangdoc.introspect.objects import Objects, Seen
 
 DTYPES = (
     "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hangdoc.evidence import Stacks
+from hangdoc.introspect.source_files import Sources
 from probes import Observation, Request, Tier
-from probes._sources import Sources
 from probes.source import shown
 
 _WORDS = (b"bfloat16", b"bf16")
@@ -37,7 +37,7 @@ class TypesProbe:
     order: int = 35
     steady: bool = False
     _sources: Sources[_Lines] = field(
-        default_factory=lambda: Sources("hangdoc.introspect.bfloat16:naming", _told, older=False, words=_WORDS)
+        default_factory=lambda: Sources("hangdoc.introspect.bf16_lines:naming", _told, older=False, words=_WORDS)
     )
 
     def observe(self, request: Request) -> Observation:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hangdoc.evidence import Variable
-from probes import _variable
-from probes._cpython import Objects
-from probes._interpreter import Interpreter, find, main_entry, modules_path, read_dict
-from probes._memory import Memory, Unreadable
+from hangdoc.introspect import local_variables
+from hangdoc.introspect.interpreter import Interpreter, find, main_entry, modules_path, read_dict
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
 from probes.tensors import read_tensors
 
 MOST = 60  # variables that are kept: the last defined, which come after the imports
@@ -141,7 +141,7 @@ def _read(memory: Memory, place: Place) -> tuple[Variable, ...] | None:
     kept = [
         (name, value, item)
         for name, value, item in named
-        if not _variable.is_dunder(name)
+        if not local_variables.is_dunder(name)
         and (item.kind != "object" or item.length is not None or value in tensors or is_group(item.type.name))
     ]
-    return tuple(_variable.of_object(name, value, item, tensors.get(value)) for name, value, item in kept[-MOST:])
+    return tuple(local_variables.of_object(name, value, item, tensors.get(value)) for name, value, item in kept[-MOST:])

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hangdoc import procfs
 from hangdoc.evidence import Unseen
+from hangdoc.system import procfs
 from hangdoc.system.target_files import TargetFiles, why
 from probes import Observation, Request, Tier
 

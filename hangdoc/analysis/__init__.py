@@ -113,8 +113,8 @@ class Analysis(Protocol):
 def load() -> tuple[Analysis, ...]:
     """Every analysis in this package, in order."""
     found: list[Analysis] = []
-    for module in pkgutil.iter_modules(__path__):
-        analysis = getattr(importlib.import_module(f"{__name__}.{module.name}"), "ANALYSIS", None)
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        analysis = getattr(importlib.import_module(module.name), "ANALYSIS", None)
         if isinstance(analysis, Analysis):
             found.append(analysis)
     return tuple(sorted(found, key=lambda analysis: (analysis.order, analysis.name)))

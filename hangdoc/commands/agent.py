@@ -11,7 +11,7 @@ def command() -> int:
     \b
     echo '{"do":"look","id":1}' | hangdoc agent
     """
-    from hangdoc.agent import serve
+    from hangdoc.watch.agent import serve
 
     serve(sys.stdin.fileno(), sys.stdout.buffer)
     return 0

@@ -29,13 +29,14 @@ def command(
     Exit codes: 0 the diagnosis was the expected one (of the healthy job: none), 1 it was not,
     3 the job could not be started, 64 wrong usage.
     """
-    from hangdoc import demo, reference, runbook
+    from hangdoc.demo import healthy, reproducer
+    from hangdoc.rules import runbook
 
     if listed:
-        for one in (*demo.ids(), reference.ID):
+        for one in (*reproducer.ids(), healthy.ID):
             write(one)
         return 0
-    if id == reference.ID:
-        return reference.run(write)
+    if id == healthy.ID:
+        return healthy.run(write)
     runbook.require(id)
-    return demo.run(id, stdout_console())
+    return reproducer.run(id, stdout_console())

@@ -11,7 +11,7 @@ from hangdoc.commands.options import AgentCommand, Container, JobId, Namespace, 
 from hangdoc.commands.output import stdout_console, write
 
 if TYPE_CHECKING:
-    from hangdoc.doctor import Check
+    from hangdoc.doctor.checks import Check
 
 
 def command(
@@ -49,18 +49,18 @@ def command(
     """
     fleet = wish(nodes, via, agent_command, jobid, selector, namespace, container)
     if fleet:
-        from hangdoc.fleet.reach import reach
+        from hangdoc.fleet.doctor import reach
 
         found: tuple[Check, ...] = reach(fleet)
     elif bf16:
-        from hangdoc.bf16 import measure
+        from hangdoc.doctor.bf16 import measure
 
         found = (measure(python),)
     else:
-        from hangdoc.doctor import checks
+        from hangdoc.doctor.checks import checks
 
         found = checks()
-    from hangdoc.masking import masked
+    from hangdoc.redaction.records import masked
 
     found = masked(found)
     code = 0 if all(check.ok is not False for check in found) else 3

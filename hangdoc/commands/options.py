@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hangdoc.fleet.via import Wish
+    from hangdoc.fleet.transports import Wish
 
 Playbooks = Annotated[
     list[Path] | None,
@@ -86,6 +86,6 @@ def wish(
     way = via or next((way for way, hint in hints if hint), None)
     if way is None:
         return None
-    from hangdoc.fleet.via import Wish
+    from hangdoc.fleet.transports import Wish
 
     return Wish(way.value, nodes, agent, jobid, selector, namespace, container)

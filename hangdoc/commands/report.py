@@ -13,7 +13,7 @@ from hangdoc.commands.output import progress, say, write
 from hangdoc.commands.watch import print_verdicts, worst
 
 if TYPE_CHECKING:
-    from hangdoc.dossier import Dossier
+    from hangdoc.incident.incident import Dossier
 
 
 def command(
@@ -47,8 +47,8 @@ def command(
     """
     if json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
-    from hangdoc.dossier import dossiers
-    from hangdoc.report import Unrecognised, report
+    from hangdoc.incident.incident import dossiers
+    from hangdoc.postmortem.report import Unrecognised, report
 
     def told(text: str) -> None:
         for line in text.splitlines():

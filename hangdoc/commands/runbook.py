@@ -11,14 +11,14 @@ from hangdoc.commands.options import Playbooks
 from hangdoc.commands.output import stdout_console, write
 
 if TYPE_CHECKING:
-    from hangdoc.runbook import Entry
+    from hangdoc.rules.runbook import Entry
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
 
 
 def known(incomplete: str) -> list[str]:
     """Ids of playbooks, for completion."""
-    from hangdoc.runbook import folders
+    from hangdoc.rules.runbook import folders
 
     return [id for id in folders() if id.startswith(incomplete)]
 
@@ -35,8 +35,8 @@ def command(
     hangdoc runbook                  all failures hangdoc knows
     hangdoc runbook uneven-batches   one of them
     """
-    from hangdoc import runbook
     from hangdoc.render.text import clean
+    from hangdoc.rules import runbook
 
     if id is None:
         _list(runbook.entries(playbooks or ()))

@@ -88,7 +88,7 @@ class Ending:
 
 def _end_children() -> None:
     """SIGTERM to those that are left: a job that a demo started tidies up by itself then."""
-    from hangdoc import procfs
+    from hangdoc.system import procfs
 
     for pid in procfs.children(os.getpid()):
         with suppress(OSError):

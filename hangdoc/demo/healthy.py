@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangdoc.demo import Log, narrator
+from hangdoc.demo.harness import Trial, running
+from hangdoc.demo.reproducer import Log, narrator
 from hangdoc.errors import HangdocError
-from hangdoc.trial import Trial, running
 
 if TYPE_CHECKING:
     from hangdoc.verdict import Verdict
-    from hangdoc.watchdog import Event
+    from hangdoc.watch.once import Event
 
 ID = "healthy"
 RANKS = 2
@@ -52,8 +52,8 @@ def run(write: Callable[[str], None]) -> int:
 
 def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
     """Watch whatever ranks the job has until it ends; the kinds of events that should not have been."""
-    from hangdoc.discover import discover
-    from hangdoc.watchdog import Options, watch
+    from hangdoc.discovery.ranks import discover
+    from hangdoc.watch.once import Options, watch
 
     raised: list[str] = []
 

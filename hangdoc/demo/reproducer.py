@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangdoc.demo.harness import Trial, TrialError, running
 from hangdoc.errors import HangdocError, UsageError
-from hangdoc.runbook import folders, require
-from hangdoc.trial import Trial, TrialError, running
+from hangdoc.rules.runbook import folders, require
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hangdoc.envelope import Reproducer
+    from hangdoc.rules.schema import Reproducer
     from hangdoc.verdict import Finding, Verdict
 
 DEFAULT = "uneven-batches"
@@ -78,7 +78,7 @@ def broken(id: str) -> Broken:
     """The reproducer of a playbook; raises HangdocError where it has none, or its playbook cannot be read."""
     import yaml
 
-    from hangdoc.envelope import Envelope
+    from hangdoc.rules.schema import Envelope
 
     folder = require(id)
     try:
@@ -132,7 +132,7 @@ def diagnose(
     job: Broken, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
 ) -> tuple[Verdict, ...]:
     """Follow the job's log until it falls silent, then judge as `watch --once` does, until there is a finding."""
-    from hangdoc.watchdog import Options, watch_once
+    from hangdoc.watch.once import Options, watch_once
 
     deadline = time.monotonic() + job.told.within_s
     log = Log(trial, show_line)
@@ -158,7 +158,7 @@ def _command(job: Broken, trial: Trial, *options: str) -> list[str]:
 def _watched(job: Broken, trial: Trial, log: Log, deadline: float, say: Callable[[str], None]) -> tuple[Verdict, ...]:
     """Watch it live from its first line on, until it has gone wrong."""
     from hangdoc.render.live import event_text
-    from hangdoc.watchdog import Event, Options, watch
+    from hangdoc.watch.once import Event, Options, watch
 
     verdicts: list[Verdict] = []
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hangdoc import claims, procfs
-from hangdoc.evidence import Target, Unseen
-from hangdoc.identity import on_loopback
-from hangdoc.procfs import Stat
+from hangdoc.discovery.environment import on_loopback
+from hangdoc.evidence import Target, Unseen, limits
+from hangdoc.system import procfs
+from hangdoc.system.procfs import Stat
 
 
 def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
@@ -21,7 +21,7 @@ def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
     return tuple(
         replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=())
         for first, size, numbers in _local(targets)
-        for rank in claims.absent(size, numbers)
+        for rank in limits.absent(size, numbers)
     )
 
 
@@ -36,7 +36,7 @@ def uncounted(targets: Sequence[Target]) -> tuple[Unseen, ...]:
             host=first.host,
         )
         for first, size, numbers in _local(targets)
-        if (lacking := claims.lacking(size, numbers)) > claims.NAMED_MOST
+        if (lacking := limits.lacking(size, numbers)) > limits.NAMED_MOST
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hangdoc.claims import HOST_MOST, RANKS_MOST, whole
+from hangdoc.evidence.limits import HOST_MOST, RANKS_MOST, whole
 
 # Rank, rank on this host, world size: the first family whose rank is set wins, the most specific launcher first
 # (torchrun inside an mpirun inside a Slurm step leaves all three behind).

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hangdoc import procfs
-from hangdoc.claims import lacking
-from hangdoc.processes import Table
+from hangdoc.discovery.process_table import Table
+from hangdoc.evidence.limits import lacking
+from hangdoc.system import procfs
 
 TOGETHER_S = 60.0  # within which the ranks of a job are started on one host
 

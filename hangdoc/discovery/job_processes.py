@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hangdoc import procfs
+from hangdoc.discovery.environment import Identity, identity
+from hangdoc.discovery.launcher import STATIC, Launch, launch_of
 from hangdoc.evidence import Kin, Target
-from hangdoc.identity import Identity, identity
-from hangdoc.launch import STATIC, Launch, launch_of
+from hangdoc.system import procfs
 from hangdoc.system.account import account
-from probes._holders import lineage
+from hangdoc.system.socket_holders import lineage
 
 YOUNG_S = 20.0  # a younger process may still become another program
 # They listen for somebody else: what is behind them is not seen.

@@ -8,14 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from hangdoc import claims, procfs
-from hangdoc.evidence import Target
-from hangdoc.identity import Identity, on_loopback
-from hangdoc.launch import Launch
-from hangdoc.processes import Table, program
-from hangdoc.regroup import Part, apart, together
+from hangdoc.discovery.environment import Identity, on_loopback
+from hangdoc.discovery.job_grouping import Part, apart, together
+from hangdoc.discovery.launcher import Launch
+from hangdoc.discovery.process_table import Table, program
+from hangdoc.evidence import Target, limits
+from hangdoc.redaction.text import redact_identifier
+from hangdoc.system import procfs
 from hangdoc.system.account import account
-from probes._redact import redact_identifier
 
 _MPI_LAUNCHERS = re.compile(r"mpirun|mpiexec|orterun|orted|prte|prun|hydra_")
 _RANK_ARGUMENT = re.compile(r"--?(?:global[-_])?rank(?:=([0-9]{1,9}))?")
@@ -132,7 +132,7 @@ def _argued(command: Iterable[str]) -> int | None:
     for word in words:
         match = _RANK_ARGUMENT.fullmatch(word)
         if match:
-            return claims.whole(match[1] or next(words, ""))
+            return limits.whole(match[1] or next(words, ""))
     return None
 
 
@@ -221,6 +221,6 @@ def _number(targets: list[Target], members: list[Member], table: Table) -> list[
         world = max((m.siblings for m in members if m.siblings), default=len(targets) if joined else None)
     left = [pid for pid, rank in ranks.items() if rank is None]
     known = set(ranks.values())
-    if len(left) == 1 and world and claims.lacking(world, known) == 1:
-        (ranks[left[0]],) = claims.absent(world, known)
+    if len(left) == 1 and world and limits.lacking(world, known) == 1:
+        (ranks[left[0]],) = limits.absent(world, known)
     return [replace(t, rank=ranks[t.pid], world_size=t.world_size or world) for t in targets]

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from hangdoc import procfs
-from hangdoc.identity import Identity, identity
-from probes._sockdiag import from_proc
+from hangdoc.discovery.environment import Identity, identity
+from hangdoc.system import procfs
+from hangdoc.system.sockdiag import from_proc
 
 # Threads that only a process in a c10d process group has; a forked worker inherits none of them. A name has 15 letters.
 _GROUP_THREAD = re.compile(r"gloo_tcp_loop|pt_gloo_|pt_nccl_|pt_mpi_|pt_ucc_|pt_xccl_|pt_hccl_|NCCL ")

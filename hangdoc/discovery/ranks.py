@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hangdoc import procfs
+from hangdoc.discovery.dead_ranks import absent_beside, absent_of, uncounted
+from hangdoc.discovery.jobs import Member, targets_of
+from hangdoc.discovery.launcher import launch_of
+from hangdoc.discovery.process_table import Table
 from hangdoc.evidence import Target, Unseen
-from hangdoc.jobs import Member, targets_of
-from hangdoc.launch import launch_of
-from hangdoc.processes import Table
-from hangdoc.remains import absent_beside, absent_of, uncounted
+from hangdoc.system import procfs
 from hangdoc.system.account import account
 from hangdoc.system.hidepid import hidden_processes
-from probes._refusal import owner_of, remedy
+from hangdoc.system.permissions import owner_of, remedy
 
 
 @dataclass(frozen=True, slots=True)

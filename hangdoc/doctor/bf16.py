@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hangdoc.doctor import Check
-from hangdoc.fold import seconds
+from hangdoc.doctor.checks import Check
+from hangdoc.formatting import seconds
 from hangdoc.system import programs
 
 NAME = "bfloat16"

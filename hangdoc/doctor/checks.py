@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangdoc import procfs
-from hangdoc.system import programs
+from hangdoc.system import procfs, programs
 from hangdoc.system.hidepid import hidden_processes
 
 _SYS_PTRACE = 19  # bit of linux/capability.h
@@ -257,7 +256,7 @@ def _network_namespaces() -> Check:
 
 
 def _sock_diag() -> Check:
-    from probes._sockdiag import SockDiag
+    from hangdoc.system.sockdiag import SockDiag
 
     try:
         diag = SockDiag()

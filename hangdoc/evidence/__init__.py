@@ -10,13 +10,13 @@ this package, a file a subject; a new probe may define its own record in its own
 
 from __future__ import annotations
 
-from hangdoc.evidence.files import FileCall, FileLock, Files, Folder, Helper, Io, OpenFile, Peer
-from hangdoc.evidence.groups import FlightRecorder, Groups, ProcessGroup, Recorded
-from hangdoc.evidence.meeting import Environ, Holder, Kin, Meeting
+from hangdoc.evidence.collectives import FlightRecorder, Groups, ProcessGroup, Recorded
 from hangdoc.evidence.network import Connection, Interface, Interfaces, Sockets
 from hangdoc.evidence.process import ChildProcess, Process, ThreadCpu
-from hangdoc.evidence.python import Branch, Frame, Handed, Loop, Place, Source, Stack, Stacks, Tensor, Variable
+from hangdoc.evidence.rendezvous import Environ, Holder, Kin, Meeting
 from hangdoc.evidence.snapshot import End, Host, RankEvidence, Snapshot
+from hangdoc.evidence.stacks import Branch, Frame, Handed, Loop, Place, Source, Stack, Stacks, Tensor, Variable
+from hangdoc.evidence.storage import FileCall, FileLock, Files, Folder, Helper, Io, OpenFile, Peer
 from hangdoc.evidence.target import AGENT, Target, Unseen
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hangdoc.evidence.python import Frame
+from hangdoc.evidence.stacks import Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ TEARDOWN = "teardown"  # field of an exception that a rank raised once its launc
 class Said:
     """A line of a log that means something to us."""
 
-    kind: str  # as hangdoc/readers/lines.yaml names it: collective_timeout, connection_closed, ...
+    kind: str  # as hangdoc/postmortem/readers/_logs/patterns.yaml names it: collective_timeout, connection_closed, ...
     text: str  # the message, prefixes and colours stripped, shortened and redacted
     source: str  # file
     line: int  # number in that file, from 1

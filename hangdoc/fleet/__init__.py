@@ -1,1 +1,1 @@
-"""Many hosts: how agents get there, what carries them, and their views put together."""
+"""Many hosts: how agents get there, what carries them, the protocol, and the hosts' views merged."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 from hangdoc.system.account import account
 
 ISSUED = re.compile(r"[0-9a-f]{12}")

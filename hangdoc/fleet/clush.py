@@ -21,8 +21,8 @@ from typing import Any
 from ClusterShell.Event import EventHandler
 from ClusterShell.Task import Task, task_self
 
-from hangdoc.fleet.via import Way
-from hangdoc.wire import LINE_MOST, LINES_MOST
+from hangdoc.fleet.protocol import LINE_MOST, LINES_MOST
+from hangdoc.fleet.transports import Way
 
 STDERR_MOST = 1000  # bytes of a line on stderr that are kept
 FANOUT = 64  # agents stay, so as many run at once as there are hosts; never fewer than this

@@ -9,19 +9,21 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from hangdoc import __version__, codec, wire
+from hangdoc import __version__
 from hangdoc.analysis import Key
 from hangdoc.evidence import AGENT, RankEvidence, Snapshot, Target, Unseen
-from hangdoc.fleet.carrier import Carrier, Event
+from hangdoc.fleet import protocol
+from hangdoc.fleet.agent_presence import ISSUED
+from hangdoc.fleet.clush import Carrier, Event
+from hangdoc.fleet.decoder import Reader
 from hangdoc.fleet.host import Host
 from hangdoc.fleet.merge import Owners, Part, corroborated, jobs
-from hangdoc.fleet.via import Wish, hosts_of, way_of
-from hangdoc.fold import fold_hosts, name_ranks
-from hangdoc.garbage import collect_rarely, give_back
-from hangdoc.peers import ISSUED
-from hangdoc.wire.reader import Reader
+from hangdoc.fleet.transports import Wish, hosts_of, way_of
+from hangdoc.formatting import fold_hosts, name_ranks
+from hangdoc.recording import codec
+from hangdoc.redaction.text import redact_text
+from hangdoc.system.garbage_collector import collect_rarely, give_back
 from probes import Tier
-from probes._redact import redact_text
 
 PING_S = 0.75  # a host not heard of for so long is asked whether it is there
 SILENT_S = 3.5  # one that has not answered anything for so long is lost
@@ -55,7 +57,7 @@ class Fleet:
     _owners: Owners = field(init=False)
     _kinds: Mapping[str, type] = field(init=False)
     _models: dict[str, Any] = field(default_factory=dict)  # what all hosts' readers share
-    _to_ask: deque[tuple[list[Host], wire.Command]] = field(default_factory=deque)
+    _to_ask: deque[tuple[list[Host], protocol.Command]] = field(default_factory=deque)
     _open: dict[str, int] = field(default_factory=dict)  # hosts that have not answered -> the round of it
     _checked_s: float = 0.0  # when it was last looked who is silent
     _patience_s: float = 0.0
@@ -142,21 +144,21 @@ class Fleet:
         skipped = self._owners.skipped()
         do = "look" if tier < Tier.EXAMINE else "examine" if still else "inspect"
         shared: list[Host] = []
-        own: dict[str, wire.Own] = {}
+        own: dict[str, protocol.Own] = {}
         for host in self._hosts.values():
             if host.asked is None and host.ended_s is None and not host.barred:
                 pids = tuple(pid for name, pid in still if name == host.name)
                 over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
-                mine = wire.Own(pids, skipped.get(host.name, ()), over)
+                mine = protocol.Own(pids, skipped.get(host.name, ()), over)
                 host.asked = self._round
                 if self.carrier.shares(host.name):
                     shared.append(host)
-                    own |= {host.token: mine} if mine != wire.Own() and host.token else {}
+                    own |= {host.token: mine} if mine != protocol.Own() and host.token else {}
                 else:
-                    told = {"": mine} if mine != wire.Own() else {}
-                    self._to_ask.append(([host], wire.Command(do, self._round, told, self._fresh, self.ask)))
+                    told = {"": mine} if mine != protocol.Own() else {}
+                    self._to_ask.append(([host], protocol.Command(do, self._round, told, self._fresh, self.ask)))
         if shared:
-            self._to_ask.append((shared, wire.Command(do, self._round, own, self._fresh, self.ask)))
+            self._to_ask.append((shared, protocol.Command(do, self._round, own, self._fresh, self.ask)))
         self._fresh = False
         self._put()
 
@@ -176,8 +178,8 @@ class Fleet:
             if host.boot:  # else it is older than the question
                 host.peers = tuple(other for other in fresh if tokens[self._hosts[other].token] == 1)
             if host.peers:
-                asked = wire.Own(peers=tuple(self._hosts[other].token for other in host.peers))
-                self.carrier.send(name, wire.line(wire.Command("peers", own={host.token: asked})))
+                asked = protocol.Own(peers=tuple(self._hosts[other].token for other in host.peers))
+                self.carrier.send(name, protocol.line(protocol.Command("peers", own={host.token: asked})))
         until_s = time.monotonic() + PEERS_S
         while (left_s := until_s - time.monotonic()) > 0 and any(host.peers for host in self._hosts.values()):
             self._hark(left_s)
@@ -195,7 +197,7 @@ class Fleet:
                 host.put(self._patience_s)
             if asked:
                 self._until_s = time.monotonic() + self._patience_s
-                self.carrier.send(asked[0].name, wire.line(command))
+                self.carrier.send(asked[0].name, protocol.line(command))
 
     def _awaited(self) -> bool:
         return bool(self._to_ask) or self._round in self._open.values()
@@ -217,7 +219,7 @@ class Fleet:
                 host.question()
                 shared = self.carrier.shares(host.name)
                 if not (shared and heard_by_all):
-                    self.carrier.send(host.name, wire.PING)
+                    self.carrier.send(host.name, protocol.PING)
                 heard_by_all |= shared
 
     def _hark(self, seconds: float) -> None:
@@ -258,10 +260,10 @@ class Fleet:
 
     def _hear(self, host: Host, text: bytes) -> None:
         if text.startswith(b'{"schema"'):
-            hello = wire.parse(text, wire.Hello)
+            hello = protocol.parse(text, protocol.Hello)
             if host.boot is not None:
                 raise ValueError("it introduces itself twice")
-            if hello.schema != wire.SCHEMA:
+            if hello.schema != protocol.SCHEMA:
                 raise ValueError(f"it speaks {hello.schema[:40]}")
             if hello.hangdoc not in (host.version, __version__):
                 self.say(f"{host.name} has hangdoc {hello.hangdoc[:20]}, here is {__version__}")
@@ -270,7 +272,7 @@ class Fleet:
             host.put_s = None if host.put_s is None else time.monotonic()  # it could not answer before
             return
         if text.startswith(b'{"to"'):
-            answer = wire.parse(text, wire.Answer)
+            answer = protocol.parse(text, protocol.Answer)
             if answer.to != host.asked:
                 raise ValueError("an answer that nobody asked for")
             host.shot, host.news = host.reader.snapshot(host.name, answer), True
@@ -286,7 +288,7 @@ class Fleet:
                 if host.boot and process.partition(" ")[0] != host.boot
             }
         elif text.startswith(b'{"peers"'):
-            shown = wire.parse(text, wire.Peers).peers
+            shown = protocol.parse(text, protocol.Peers).peers
             self._owners.shows |= {(host.name, other): self._hosts[other].token in shown for other in host.peers}
             host.peers = ()
             return

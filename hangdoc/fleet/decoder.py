@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from hangdoc.claims import HOST_MOST, believed
 from hangdoc.evidence import (
     AGENT,
     Environ,
@@ -25,9 +24,10 @@ from hangdoc.evidence import (
     Unseen,
     Variable,
 )
-from hangdoc.share import share
-from hangdoc.wire import KEEP, UNSEEN_MOST, WHY_MOST, Answer, Seen, parse
-from hangdoc.wire.forms import MOST, Code, GroupsForm, StacksForm, ThreadForm, length, members
+from hangdoc.evidence.limits import HOST_MOST, believed
+from hangdoc.evidence.sharing import share
+from hangdoc.fleet.protocol import KEEP, UNSEEN_MOST, WHY_MOST, Answer, Seen, parse
+from hangdoc.fleet.protocol_forms import MOST, Code, GroupsForm, StacksForm, ThreadForm, length, members
 
 SOME = 1024  # frames that many ranks have alike; what only one has passes through
 KEPT_MOST = 96 << 20  # bytes of JSON that a host's parts may have in all; 512 ranks have some 50 MB

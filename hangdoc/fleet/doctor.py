@@ -7,12 +7,12 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from hangdoc import wire
-from hangdoc.doctor import Check
-from hangdoc.fleet.carrier import Carrier, Event
-from hangdoc.fleet.via import Wish, hosts_of, way_of
-from hangdoc.fold import fold_hosts
-from probes._redact import redact_text
+from hangdoc.doctor.checks import Check
+from hangdoc.fleet import protocol
+from hangdoc.fleet.clush import Carrier, Event
+from hangdoc.fleet.transports import Wish, hosts_of, way_of
+from hangdoc.formatting import fold_hosts
+from hangdoc.redaction.text import redact_text
 
 LIMIT_S = 20.0  # for a host to be reached and to have looked around
 
@@ -53,7 +53,7 @@ def _note(host: _Host, event: Event, via: str) -> None:
     elif event.kind == "line":
         try:
             if event.text.startswith(b'{"schema"'):  # an agent, which can nothing else
-                host.checks.append(_agent(wire.parse(event.text, wire.Hello), via))
+                host.checks.append(_agent(protocol.parse(event.text, protocol.Hello), via))
                 host.ended = ""
                 return
             told = json.loads(event.text)
@@ -62,7 +62,7 @@ def _note(host: _Host, event: Event, via: str) -> None:
             return  # what the host's shell greets with
 
 
-def _agent(hello: wire.Hello, via: str) -> Check:
+def _agent(hello: protocol.Hello, via: str) -> Check:
     detail = f"reached by {via}: an agent of hangdoc {hello.hangdoc[:20]} answers"
     return Check("", True, f"{detail}; `hangdoc doctor` on the host tells what may be seen there")
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from hangdoc.evidence import Frame, Groups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
-from hangdoc.wire import KEEP, Answer, Seen
-from hangdoc.wire.forms import Code, GroupForm, GroupsForm, StacksForm, ThreadForm, runs
-from hangdoc.wire.numbers import Numbers
-from hangdoc.wire.objects import Objects, numbered
+from hangdoc.fleet.numbering import Numbers
+from hangdoc.fleet.object_addresses import Objects, numbered
+from hangdoc.fleet.protocol import KEEP, Answer, Seen
+from hangdoc.fleet.protocol_forms import Code, GroupForm, GroupsForm, StacksForm, ThreadForm, runs
 
 CARRIERS = ("/torch/autograd/", "/torch/nn/modules/", "/torch/_tensor.py", "/torch/optim/")
 

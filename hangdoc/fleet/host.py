@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Snapshot, Target
-from hangdoc.wire.reader import Reader
+from hangdoc.fleet.decoder import Reader
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hangdoc.discovery.environment import on_loopback
 from hangdoc.evidence import RankEvidence, Sockets, Target
-from hangdoc.identity import on_loopback
 
 End = tuple[str, int, str, int]  # address and port here, and there
 Part = tuple[str, str]  # host, what the job is called there

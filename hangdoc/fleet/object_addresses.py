@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from hangdoc.evidence import Variable
-from hangdoc.wire.numbers import Numbers
+from hangdoc.fleet.numbering import Numbers
 
 PLAIN = frozenset({"none", "bool", "int", "float", "str"})  # where such values lie says nothing
 ADDRESS = re.compile(r"(?<= at 0x)[0-9a-f]{6,16}\b")  # as the text of an object has it: `<AdamW at 0x7f5642032690>`

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import msgspec
 
-from hangdoc.claims import RANKS_MOST
 from hangdoc.evidence import Variable
+from hangdoc.evidence.limits import RANKS_MOST
 
 MOST = RANKS_MOST  # ranks of a group
 SMALL, MEDIUM = 1 << 10, 1 << 14  # ranks of a group, of which so many are kept for all hosts: none more than 80 MB

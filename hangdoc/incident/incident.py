@@ -10,19 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hangdoc import claims
 from hangdoc.analysis import Key
-from hangdoc.analysis.links import LinkFacts
-from hangdoc.facts import Facts
-from hangdoc.garbage import uncollected
-from hangdoc.masking import hidden, masked
-from hangdoc.sides import Side, sides
-from hangdoc.timeline import Member, Timeline, member, timeline
+from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.network.link_facts import LinkFacts
+from hangdoc.evidence import limits
+from hangdoc.incident.stack_diff import Side, sides
+from hangdoc.incident.timeline import Member, Timeline, member, timeline
+from hangdoc.redaction.records import hidden, masked
+from hangdoc.system.garbage_collector import uncollected
 from hangdoc.verdict import Verdict
 
 if TYPE_CHECKING:
-    from hangdoc.readers import Source
-    from hangdoc.report import Report
+    from hangdoc.postmortem.readers import Source
+    from hangdoc.postmortem.report import Report
 
 MOST_LINKS = 40
 FEW_LINKS = 8  # where nothing is wrong with any
@@ -82,7 +82,7 @@ def dossier(verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems
             problems=tuple(problems),
             standings=_standings(facts, blamed),
             blamed=tuple(i for i, rank in enumerate(facts.ranks) if (rank.host, rank.pid) in blamed),
-            missing=claims.gaps(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
+            missing=limits.gaps(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
             sides=sides(facts, blamed),
             timeline=timeline(facts, blamed),
             links=tuple(links[:shown]),

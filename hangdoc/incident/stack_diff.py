@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import Chain
-from hangdoc.analysis.places import chain_in, thread_of
-from hangdoc.analysis.position import MUST_DIFFER
-from hangdoc.analysis.story import is_library, variables_of
+from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.ranks.call_path import is_library, variables_of
+from hangdoc.analysis.ranks.call_path_cache import chain_in, thread_of
+from hangdoc.analysis.ranks.divergence import MUST_DIFFER
+from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.evidence import Frame, Source, Variable
-from hangdoc.facts import Facts
-from hangdoc.timeline import Member, member
-from probes._redact import redact
+from hangdoc.incident.timeline import Member, member
+from hangdoc.redaction.text import redact
 
 MOST_FRAMES = 60
 MOST_LOCALS = 6  # of a frame of the user's own code

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.progress import looks_at
+from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.ranks.progress import looks_at
 from hangdoc.evidence import FlightRecorder
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.facts import Facts
-from hangdoc.fold import fold_hosts
+from hangdoc.formatting import fold_hosts
 
 WINDOW_S = 600.0  # what is older is not drawn
 MOST_LANES = 14

@@ -1,1 +1,1 @@
-"""What runs in another process: its interpreter, its source."""
+"""Another CPython process from outside: its memory, interpreter, stacks, variables and source. Nothing runs in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from hangdoc.introspect.text import parsed, short
+from hangdoc.introspect.source_text import parsed, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc import procfs
-from probes._cpython import Objects
-from probes._frames import INNERMOST, OUTERMOST
-from probes._interpreter import Interpreter, find
-from probes._memory import Memory, Unreadable
+from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST
+from hangdoc.introspect.interpreter import Interpreter, find
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
+from hangdoc.system import procfs
 
 MOST_FRAMES = 4096  # of a thread, that py-spy reads
 MOST_THREADS = 1024  # of a process, that are kept

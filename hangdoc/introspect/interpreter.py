@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from probes._cpython import Objects
-from probes._elf import Image, Symbols, images
-from probes._memory import Memory, Unreadable
+from hangdoc.introspect.elf import Image, Symbols, images
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # versions whose layouts were tried
 

@@ -1,6 +1,6 @@
 """What the source says about a line: the loops and branches around it, what it calls, what its function hands on.
 
-Runs confined (`hangdoc.system.confined`) and imports little: what it says is plain lists, in the order of the fields
+Runs confined (`hangdoc.system.sandbox`) and imports little: what it says is plain lists, in the order of the fields
 of `hangdoc.evidence.Place` and its parts.
 """
 
@@ -10,7 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from hangdoc.introspect.text import parsed, short
+from hangdoc.introspect.source_text import parsed, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import math
 import re
 
 from hangdoc.evidence import Tensor, Variable
-from probes._cpython import Seen
-from probes._redact import redact
+from hangdoc.introspect.objects import Seen
+from hangdoc.redaction.text import redact
 
 TEXT = 120  # characters
 

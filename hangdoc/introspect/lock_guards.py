@@ -16,7 +16,7 @@ class Guards:
 
 
 def guards(table: Sequence[Any], line: int) -> Guards:
-    """Of the innermost function around `line`; `table` as `hangdoc.introspect.locking.table` has it."""
+    """Of the innermost function around `line`; `table` as `hangdoc.introspect.lock_calls.table` has it."""
     around = [row for row in table if row[0] < line <= row[1]]
     events = max(around, key=lambda row: row[0])[2] if around else ()
     here: list[str] = []

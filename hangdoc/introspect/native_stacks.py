@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probes._pyspy import PySpy, in_parallel
+from hangdoc.introspect.py_spy import PySpy, in_parallel
 
 Dump = list[dict[str, Any]]  # py-spy's JSON
 

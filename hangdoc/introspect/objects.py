@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from probes._memory import Memory
+from hangdoc.introspect.memory import Memory
 
 HEAD = 64  # bytes of an object that are read: head, size, and the start of its data
 _TYPE_BYTES = 264  # PyTypeObject up to tp_base

@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from hangdoc import procfs
-from probes import _deep, _leash
-from probes._frames import ends
-from probes._redact import redact_text
-from probes._refusal import remedy
+from hangdoc.introspect import _ptrace_guard, deep_stacks
+from hangdoc.introspect.frame_names import ends
+from hangdoc.redaction.text import redact_text
+from hangdoc.system import procfs
+from hangdoc.system.permissions import remedy
 
 ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
 AGAIN_S = 1.0  # a torn one is noticed at once: what fails after that fails again
@@ -51,7 +51,7 @@ class _Torn(Refused):
 class Beyond(list[dict[str, Any]]):
     """A dump of a process that py-spy cannot read: without variables, and never with native frames."""
 
-    def __init__(self, found: _deep.Deep, why: str) -> None:
+    def __init__(self, found: deep_stacks.Deep, why: str) -> None:
         super().__init__(found.threads)
         self.why = why  # one sentence
 
@@ -74,7 +74,7 @@ class PySpy:
 
         `Beyond` where it has more threads or frames than py-spy reads. Raises Refused.
         """
-        if len(procfs.numbers(f"/proc/{pid}/task")) > _deep.MOST_THREADS and (found := _beyond(pid)):
+        if len(procfs.numbers(f"/proc/{pid}/task")) > deep_stacks.MOST_THREADS and (found := _beyond(pid)):
             return found
         until_s = time.monotonic() + AGAIN_S
         for attempt in range(ATTEMPTS):
@@ -92,7 +92,7 @@ class PySpy:
 
         The pause ends with us, however we end: see `_leash`. Raises Refused.
         """
-        leash = [sys.executable, "-I", "-S", _leash.__file__, str(os.getpid()), str(NATIVE_TIMEOUT_S), str(pid)]
+        leash = [sys.executable, "-I", "-S", _ptrace_guard.__file__, str(os.getpid()), str(NATIVE_TIMEOUT_S), str(pid)]
         return self._run([*leash, *self._command("--native", pid)], pid, NATIVE_TIMEOUT_S, holds=True)
 
     def end(self) -> None:
@@ -155,7 +155,7 @@ class PySpy:
                 now_s = time.monotonic()
                 if holds and not held and _traces(process.pid, pid):
                     until_s, held = min(until_s, now_s + HOLD_S), True
-                if holds and not held and now_s > touched_s and _leash.touches(process.pid):
+                if holds and not held and now_s > touched_s and _ptrace_guard.touches(process.pid):
                     raise Refused(_blocked(pid))
                 if len(out) > MOST_BYTES:
                     raise Refused(f"the stacks of PID {pid} take more than {MOST_BYTES >> 20} MiB")
@@ -165,7 +165,7 @@ class PySpy:
 
 
 def _beyond(pid: int) -> Beyond | None:
-    found = _deep.read(pid)
+    found = deep_stacks.read(pid)
     return Beyond(found, found.why) if found and found.why else None
 
 

@@ -2,7 +2,7 @@
 
 CPython keeps attributes in one of four ways (a dict at an offset, 3.10; values or a dict before the object, 3.11 and
 3.12; values behind it, 3.13). All of them are read and none is trusted: whoever asks knows by what to tell the object
-that is looked for (`probes._cpython.Objects` verifies that it is one).
+that is looked for (`hangdoc.introspect.objects.Objects` verifies that it is one).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
-from probes._cpython import Objects, Type
-from probes._memory import Memory
+from hangdoc.introspect.memory import Memory
+from hangdoc.introspect.objects import Objects, Type
 
 _BEFORE = 32  # bytes before an object where 3.11 and later keep what leads to its attributes
 _OWN = 48 * 8  # bytes of the object at most: its slots, its dict's address, or (3.13) its attributes

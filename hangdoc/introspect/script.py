@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from hangdoc.introspect.partners import Script, partners
-from hangdoc.introspect.places import told
-from hangdoc.introspect.text import parsed
+from hangdoc.introspect.line_context import told
+from hangdoc.introspect.p2p_peers import Script, partners
+from hangdoc.introspect.source_text import parsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from hangdoc import procfs
-from hangdoc.system import confined
+from hangdoc.system import procfs, sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content, regular, why
 
 T = TypeVar("T")
@@ -158,12 +157,12 @@ class Sources(Generic[T]):
                 asked.append(question)
             else:
                 self._keep(question[0], question[3], ())
-        answers = confined.each(self._function, [(data, keys) for _, _, data, keys in asked]) if asked else []
+        answers = sandbox.each(self._function, [(data, keys) for _, _, data, keys in asked]) if asked else []
         for (identity, pid, data, keys), answer in zip(asked, answers, strict=True):
-            ended = isinstance(answer, confined.Failed) and answer.ended
+            ended = isinstance(answer, sandbox.Failed) and answer.ended
             cost = MOST_PARSED_BYTES // MOST_BAD + 1 if ended else len(data)
             self._spent.put(_process(pid), (self._spent.get(_process(pid)) or 0) + cost)
-            if not isinstance(answer, confined.Failed):
+            if not isinstance(answer, sandbox.Failed):
                 self._keep(identity, keys, self._told(answer))
                 continue
             if answer.tried:

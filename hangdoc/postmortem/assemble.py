@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from hangdoc import claims
-from hangdoc.evidence import End, RankEvidence, Snapshot, Target
+from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
 from hangdoc.evidence.aftermath import Aftermath
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Logs
-from hangdoc.masking import Mask
-from hangdoc.readers import Found, Piece
+from hangdoc.postmortem.readers import Found, Piece
+from hangdoc.redaction.records import Mask
 
 UNKNOWN_HOST = "unknown host"
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # also what comes of it when threads are torn down
@@ -68,7 +67,7 @@ def snapshots(found: Iterable[Found], problem: Callable[[str], None] = lambda te
 def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
     """A recorded snapshot without claims of ranks and sizes that no job has."""
     ranks = tuple(
-        rank if (target := claims.believed(rank.target)) is rank.target else replace(rank, target=target)
+        rank if (target := limits.believed(rank.target)) is rank.target else replace(rank, target=target)
         for rank in shot.ranks
     )
     if all(new is old for new, old in zip(ranks, shot.ranks, strict=True)):
@@ -79,7 +78,7 @@ def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
 
 
 def _believable(piece: Piece, refused: dict[str, None]) -> Piece:
-    rank, size = claims.rank(piece.who.rank), claims.world(piece.world_size)
+    rank, size = limits.rank(piece.who.rank), limits.world(piece.world_size)
     if rank == piece.who.rank and size == (piece.world_size or None):
         return piece
     _refuse(piece.who.rank, rank, piece.world_size, size, refused)
@@ -93,7 +92,7 @@ def _refuse(
     for what, told, kept in (("rank", rank, believed), ("world size", size, world)):
         if told != kept and len(refused) < REFUSED_MOST:
             number = str(told) if abs(told or 0) < 10**18 else "a number of more than 18 digits"
-            refused[f"{what} {number} is ignored: no job has more than {claims.RANKS_MOST:,} ranks"] = None
+            refused[f"{what} {number} is ignored: no job has more than {limits.RANKS_MOST:,} ranks"] = None
 
 
 def _known(taken: Sequence[Snapshot]) -> dict[int, Target]:
@@ -175,7 +174,7 @@ def _of_host(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def _evidence(target: Target, one: _Rank, seen: Mapping[int, dict[str, Any]]) -> RankEvidence:
-    from probes._exit import text
+    from hangdoc.system.exits import text
 
     records = {**seen.get(target.pid, {}), "aftermath": Aftermath(tuple(sorted(one.looks)))}
     if one.end is None:

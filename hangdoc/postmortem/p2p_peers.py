@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
-from hangdoc.introspect.partners import ARGUMENTS
+from hangdoc.introspect.p2p_peers import ARGUMENTS
 
 C10D = "torch/distributed/distributed_c10d.py"
 

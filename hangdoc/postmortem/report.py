@@ -7,20 +7,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangdoc.assemble import snapshots
+from hangdoc.analysis.facts import Facts
+from hangdoc.diagnose import Judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
-from hangdoc.facts import Facts
-from hangdoc.judge import Judge
-from hangdoc.readers import Found, Notes, Reader, Source, load
-from hangdoc.readers._source import gather
-from hangdoc.readers._torchrun import with_nodes
-from hangdoc.readers.recording import with_segments
-from hangdoc.readers.script import SCRIPTS
-from hangdoc.sampler import of_job
-from hangdoc.scripts import with_source
+from hangdoc.postmortem.assemble import snapshots
+from hangdoc.postmortem.readers import Found, Notes, Reader, Source, load
+from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers._torchrun import with_nodes
+from hangdoc.postmortem.readers.recording import with_segments
+from hangdoc.postmortem.readers.script import SCRIPTS
+from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import Verdict
-from hangdoc.watchdog import judge_with
+from hangdoc.watch.once import judge_with
+from hangdoc.watch.sampler import of_job
 
 Say = Callable[[str], None]
 PROBLEMS = 20  # said one by one; the rest is counted

@@ -15,10 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Place, RankEvidence, Snapshot, Source, Stacks
-from hangdoc.partners import Call, call_of, with_partners
-from hangdoc.system import confined
+from hangdoc.postmortem.p2p_peers import Call, call_of, with_partners
+from hangdoc.system import sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content
 from probes.source import told
 
@@ -161,7 +161,7 @@ def _parsed(
     read = TargetFiles(os.getpid()).each(paths.values(), look)
     found: dict[_Candidate, _Script | str] = {}
     asked: dict[_Candidate, list[Call]] = {}
-    questions: list[confined.Question] = []
+    questions: list[sandbox.Question] = []
     for one, path in paths.items():
         file = read[path]
         if isinstance(file, Content):
@@ -171,9 +171,9 @@ def _parsed(
             asked[one] = [call for call in calls if size and call.file == one.file]
             own = [[call.line, call.function, calls[call], size] for call in asked[one]]
             questions.append((file.data, {"lines": list(lines[one.file]), "calls": own}))
-    answers = confined.each(_LEFT, questions, _PARSING_S) if questions else []
+    answers = sandbox.each(_LEFT, questions, _PARSING_S) if questions else []
     for (one, own_calls), answer in zip(asked.items(), answers, strict=True):
-        if isinstance(answer, confined.Failed):
+        if isinstance(answer, sandbox.Failed):
             found[one] = f"{one.path}: could not be parsed ({answer.why}); its loops are not used"
         else:
             found[one] = _script(answer, own_calls)

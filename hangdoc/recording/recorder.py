@@ -24,13 +24,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from hangdoc import __version__, bounds, codec, verdict_json
+from hangdoc import __version__
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
+from hangdoc.recording import codec, verdict_json
+from hangdoc.system import input_limits
 from hangdoc.system.private_files import create, open_folder, write_all
 from hangdoc.verdict import Verdict
 
-SCHEMA = "hangdoc.recording/1"
+SCHEMA = "hangdoc.recording.recorder/1"
 SUFFIX = ".jsonl.zst"
 MAX_BYTES = 256 * 2**20  # on disk, all segments of one recorder together
 SEGMENT_BYTES = 8 * 2**20  # on disk; a longer segment is followed by a new one
@@ -329,14 +331,14 @@ def is_header(line: bytes) -> bool:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict) and str(value.get("schema", "")).startswith("hangdoc.recording/")
+    return isinstance(value, dict) and str(value.get("schema", "")).startswith("hangdoc.recording.recorder/")
 
 
 def lines(path: Path, cuts: list[str], longest: int = MAX_LINE) -> Iterator[bytes]:
     """The whole lines of a file; where it was cut is said in `cuts`. Raises OSError."""
     rest: list[bytes] = []
     size = 0
-    longest = min(longest, bounds.most_whole(os.stat(path).st_size))
+    longest = min(longest, input_limits.most_whole(os.stat(path).st_size))
     for chunk in _unpacked(path, cuts):
         *whole, last = chunk.split(b"\n")
         for part in whole:
@@ -367,7 +369,7 @@ def _unpacked(path: Path, cuts: list[str]) -> Iterator[bytes]:
             return
         from zstandard import ZstdDecompressor, ZstdError
 
-        total, most = 0, bounds.most_streamed(os.fstat(file.fileno()).st_size)
+        total, most = 0, input_limits.most_streamed(os.fstat(file.fileno()).st_size)
         unpacker = ZstdDecompressor(max_window_size=2**27)
         try:
             with unpacker.stream_reader(file, read_size=_CHUNK, read_across_frames=True, closefd=False) as stream:

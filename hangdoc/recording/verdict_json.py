@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hangdoc import __version__
-from hangdoc.codec import BadRecord, decode
 from hangdoc.evidence import Unseen
+from hangdoc.recording.codec import BadRecord, decode
 from hangdoc.verdict import SCHEMA, Considered, Culprit, Finding, Link, RankLine, Verdict
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from probes._names import harmless, secrecy
+from hangdoc.redaction.names import harmless, secrecy
 
 HIDDEN = "<redacted>"
 

@@ -3,8 +3,8 @@
 Three callers: `Sampler.round` for live evidence, `assemble.snapshots` for what readers found (and for recordings, since
 an older version may have written them unmasked), and the dossier for everything that a report shows. The mask knows the
 structure of records: command lines, environments, variables and source code each have rules of their own
-(`probes/_redact.py`). Names of groups and jobs keep their hashes, because analysis compares them. The same text is
-always masked in the same way.
+(`hangdoc/redaction/text.py`). Names of groups and jobs keep their hashes, because analysis compares them. The same text
+is always masked in the same way.
 
 No library detects the secrets at run time. detect-secrets 1.5 (2024) has 46 patterns for 23 services and none for
 command lines or source code, and importing its detectors imports requests: 0.2 s and 22 MB. The tests check our
@@ -38,8 +38,8 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.evidence.logs import Said
-from hangdoc.readers import Piece
-from probes._redact import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_text, redact_words
+from hangdoc.postmortem.readers import Piece
+from hangdoc.redaction.text import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_text, redact_words
 
 __all__ = ["LONGEST", "Mask", "hidden", "mask_text", "masked"]
 

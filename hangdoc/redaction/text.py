@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from probes._names import harmless, secrecy
-from probes._shapes import shapes_in
+from hangdoc.redaction.names import harmless, secrecy
+from hangdoc.redaction.token_formats import shapes_in
 
 HIDDEN = "<redacted>"
 LONGEST = 16_384  # characters of one text; nothing that is shown is longer
@@ -153,7 +153,7 @@ def redact_source(text: str) -> str:
 
 def redact_words(words: Sequence[str]) -> tuple[str, ...]:
     """A command line as a vector: an option and its value may be separate words."""
-    from probes._commands import hide
+    from hangdoc.redaction.command_lines import hide
 
     made = hide(words)
     return tuple([_word(before, word) for before, word in zip(("", *made), made, strict=False)])
@@ -193,7 +193,7 @@ def _part(text: str) -> str:
     low = text.lower()
     text = _urls(text, low)
     if " " in text:
-        from probes._commands import hide_in
+        from hangdoc.redaction.command_lines import hide_in
 
         text = hide_in(text)
     text = _pairs(text, low)

@@ -13,7 +13,7 @@ from hangdoc.render.text import clean
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hangdoc.doctor import Check
+    from hangdoc.doctor.checks import Check
 
 
 NARROW = 60  # columns: under this the detail has a line of its own

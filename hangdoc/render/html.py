@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hangdoc import __version__
-from hangdoc.assemble import UNKNOWN_HOST
-from hangdoc.dossier import Dossier
-from hangdoc.fold import name_ranks, name_runs, percent, seconds, size
+from hangdoc.formatting import name_ranks, name_runs, percent, seconds, size
+from hangdoc.incident.incident import Dossier
+from hangdoc.postmortem.assemble import UNKNOWN_HOST
 from hangdoc.render import svg
-from hangdoc.render.groups import WAITING, fold, hosts_text, name
+from hangdoc.render.rank_lines import WAITING, fold, hosts_text, name
 from hangdoc.render.terminal import culprit_groups, job_name, job_text, link_texts, unseen_texts
 from hangdoc.render.text import clean
 from hangdoc.verdict import CONFIDENCES, STATUSES, Finding

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from hangdoc.recording.verdict_json import to_json
 from hangdoc.verdict import Verdict
-from hangdoc.verdict_json import to_json
 
 if TYPE_CHECKING:
-    from hangdoc.watchdog import Event
+    from hangdoc.watch.once import Event
 
 
 def verdict_line(verdict: Verdict) -> str:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from hangdoc.fold import seconds
-from hangdoc.render.groups import name
+from hangdoc.formatting import seconds
 from hangdoc.render.page import Page
+from hangdoc.render.rank_lines import name
 from hangdoc.render.terminal import job_name, job_text, lines, ranks, status_text
 from hangdoc.render.text import clean
 from hangdoc.verdict import EXIT, Verdict
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from hangdoc.watchdog import Event
+    from hangdoc.watch.once import Event
 
 OVER = frozenset({"started", "healthy", "recovered"})  # an older verdict no longer holds
 EVENTS = 5  # last events on the screen

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hangdoc import __version__
-from hangdoc.fold import seconds
-from hangdoc.render.groups import WAITING, fold, name
+from hangdoc.formatting import seconds
+from hangdoc.render.rank_lines import WAITING, fold, name
 from hangdoc.render.sources import about, summary
 from hangdoc.render.terminal import culprit_groups, job_text, link_texts, unseen_texts
 from hangdoc.render.text import clean
 from hangdoc.verdict import Finding, Job, Verdict
 
 if TYPE_CHECKING:
-    from hangdoc.dossier import File
+    from hangdoc.incident.incident import File
 
 MOST = 5  # items of a list; twice as many proofs
 MOST_FILES = 3

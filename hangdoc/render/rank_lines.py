@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hangdoc.fold import fold_hosts, name_ranks
+from hangdoc.formatting import fold_hosts, name_ranks
 from hangdoc.render.text import clean
 from hangdoc.verdict import RankLine
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hangdoc.fold import size
+from hangdoc.formatting import size
 from hangdoc.render.text import clean
 
 if TYPE_CHECKING:
-    from hangdoc.dossier import File
+    from hangdoc.incident.incident import File
 
 
 def summary(files: Sequence[File]) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from hangdoc.analysis.phases import PHASES
-from hangdoc.dossier import Dossier
-from hangdoc.timeline import Lane
+from hangdoc.analysis.ranks.phases import PHASES
+from hangdoc.incident.incident import Dossier
+from hangdoc.incident.timeline import Lane
 
 CELL = 20  # units
 NUMBERED = 128  # ranks; of more the cells are too small for their number

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from hangdoc.evidence import Unseen
-from hangdoc.fold import seconds
-from hangdoc.render.groups import WAITING, Group, fold, hosts_text, name
+from hangdoc.formatting import seconds
 from hangdoc.render.page import Page, Part, Row
+from hangdoc.render.rank_lines import WAITING, Group, fold, hosts_text, name
 from hangdoc.render.sources import summary
 from hangdoc.render.text import clean
 from hangdoc.verdict import Culprit, Finding, Job, Link, RankLine, Verdict
@@ -20,7 +20,7 @@ from hangdoc.verdict import Culprit, Finding, Job, Link, RankLine, Verdict
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hangdoc.dossier import File
+    from hangdoc.incident.incident import File
 
 STYLES = {
     "stalled": "bold red",

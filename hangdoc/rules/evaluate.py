@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapp
 from dataclasses import replace
 from typing import Any
 
-from hangdoc.allowance import TooSlow, allowance
-from hangdoc.facts import Facts
-from hangdoc.playbook import Library, Playbook
-from hangdoc.selection import View
+from hangdoc.analysis.facts import Facts
+from hangdoc.rules.loader import Library, Playbook
+from hangdoc.rules.selection import View
+from hangdoc.rules.time_limit import TooSlow, allowance
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
 
 MAX_LINES = 8  # that one line of evidence with `each` may become
@@ -69,7 +69,7 @@ class _Scope(Mapping[str, Any]):
     """The job's groups and a playbook's selections, by name; a selection is made when it is first asked for."""
 
     def __init__(self, playbook: Playbook, view: View, lacking: Collection[int]) -> None:
-        from hangdoc.rules import ALL, UNKNOWN
+        from hangdoc.rules.expressions import ALL, UNKNOWN
 
         ranks, job = view.facts.ranks, view.facts.job
         self._playbook, self._view = playbook, view

@@ -19,8 +19,8 @@ from typing import Any
 
 from rule_engine import Context, DataType, Rule, ast, builtins, errors
 
-from hangdoc import allowance, patterns
-from hangdoc.facts import Schema
+from hangdoc.analysis.facts import Schema
+from hangdoc.rules import regex_limits, time_limit
 
 ALL = "all"  # selection of every rank the playbook can see
 UNKNOWN = "unknown"  # selection of the others: a probe it needs has not seen them
@@ -71,12 +71,12 @@ class Expression:
 
     def holds(self, thing: Any) -> bool:
         """Whether it is true of `thing`; raises TooSlow and whatever the library raises."""
-        allowance.check()
+        time_limit.check()
         return bool(self.rule.evaluate(thing))
 
     def value(self, thing: Any) -> Any:
         """Its value over `thing`; raises TooSlow and whatever the library raises."""
-        allowance.check()
+        time_limit.check()
         return self.rule.evaluate(thing)
 
 
@@ -159,7 +159,7 @@ class _Context(Context):  # type: ignore[misc]  # the library is not typed here
 
     def assignments(self, *assigned: Any) -> Any:
         """Entered at each round of a comprehension."""
-        allowance.check()
+        time_limit.check()
         return super().assignments(*assigned)
 
 
@@ -171,7 +171,7 @@ class _Start(ast.ExpressionBase):  # type: ignore[misc]
 
     def evaluate(self, thing: Any) -> Any:
         value = self.whole.evaluate(thing)
-        return value[: patterns.MAX_SUBJECT] if isinstance(value, str) else value
+        return value[: regex_limits.MAX_SUBJECT] if isinstance(value, str) else value
 
 
 def _field(thing: Any, name: str) -> Any:
@@ -237,9 +237,9 @@ def _read(text: str) -> None:
 
 def _check_pattern(literal: str, searched: bool) -> None:
     try:
-        patterns.check(str(Rule(literal).evaluate(None)), searched)
-    except patterns.PatternError as error:
-        raise RuleError(str(error).replace("not a", "invalid"), patterns.BOUNDED) from None
+        regex_limits.check(str(Rule(literal).evaluate(None)), searched)
+    except regex_limits.PatternError as error:
+        raise RuleError(str(error).replace("not a", "invalid"), regex_limits.BOUNDED) from None
     except errors.EngineError as error:
         raise RuleError(error.message, "mend the quoted text") from None
 

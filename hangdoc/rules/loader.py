@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hangdoc import playbook_files
-from hangdoc.facts import Schema
-from hangdoc.playbook_files import FILE, MAX_PLAYBOOKS
+from hangdoc.analysis.facts import Schema
+from hangdoc.rules import playbook_files
+from hangdoc.rules.playbook_files import FILE, MAX_PLAYBOOKS
 
 if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
     import yaml
 
-    from hangdoc.envelope import Envelope, Location
-    from hangdoc.rules import Compiler, Expression
-    from hangdoc.templates import Text
+    from hangdoc.rules.expressions import Compiler, Expression
+    from hangdoc.rules.schema import Envelope, Location
+    from hangdoc.rules.templates import Text
 
 MAX_BYTES = 256 * 1024  # of a playbook file
 MAX_DEPTH = 20
@@ -68,7 +68,7 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
 
     Of two with the same id the first is kept. `probes`: names that `needs` may use, those there are if None.
     """
-    from hangdoc.rules import Compiler
+    from hangdoc.rules.expressions import Compiler
 
     compiler = Compiler(schema)
     known = _probe_names() if probes is None else probes
@@ -115,7 +115,7 @@ def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playb
 
 def lint(playbook: Playbook) -> tuple[Problem, ...]:
     """Expressions that are legal and wrong: see `rules.lint`. A playbook that `load` returned has none."""
-    from hangdoc import rules
+    from hangdoc.rules import expressions as rules
 
     return tuple(
         Problem(playbook.file, _line(playbook.lines, at), f"{_where(at)}: {wrong.sentence}", wrong.remedy)
@@ -213,7 +213,7 @@ class _Reader:
     def _envelope(self, data: Any) -> Envelope | None:
         from pydantic import ValidationError
 
-        from hangdoc.envelope import Envelope
+        from hangdoc.rules.schema import Envelope
 
         try:
             return Envelope.model_validate(data)
@@ -224,7 +224,7 @@ class _Reader:
             return None
 
     def _check(self, envelope: Envelope) -> None:
-        from hangdoc.rules import ALL, UNKNOWN
+        from hangdoc.rules.expressions import ALL, UNKNOWN
 
         folder = self.file.resolve().parent.name
         if envelope.id != folder:
@@ -244,7 +244,7 @@ class _Reader:
                 self._say(at, f"{_where(at)}: no selection of {kind} is called `{name}`", _suggest(name, known))
 
     def _expressions(self, envelope: Envelope) -> dict[Location, Expression]:
-        from hangdoc.rules import RuleError
+        from hangdoc.rules.expressions import RuleError
 
         compiler = self.compiler
         sources: list[tuple[Location, str]] = [*envelope.conditions(), *envelope.lists()]
@@ -264,7 +264,7 @@ class _Reader:
         return found
 
     def _templates(self, envelope: Envelope) -> dict[Location, Text]:
-        from hangdoc import templates
+        from hangdoc.rules import templates
 
         names = self.compiler.hints(envelope.ranks, envelope.links)
         found = {}
@@ -301,7 +301,7 @@ def _explained(at: Location, kind: str, message: str) -> tuple[str, str]:
 
 def _fields(at: Location) -> Iterator[str]:
     """Names a field at this place may have."""
-    from hangdoc import envelope
+    from hangdoc.rules import schema as envelope
 
     models: dict[str | int, Any] = {
         "confidence": envelope.Confidence,

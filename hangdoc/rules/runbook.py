@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangdoc import playbook_files
 from hangdoc.errors import HangdocError, UsageError
+from hangdoc.rules import playbook_files
 
 MAX_BYTES = 256 * 1024  # of a runbook, or of a playbook's file
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from hangdoc import patterns
+from hangdoc.rules import regex_limits
 from hangdoc.verdict import CLASSES, STATUSES
 
 MAX_PARTS = 64  # selections, steps, lines of evidence, actions of one playbook: each of them is compiled
@@ -36,7 +36,7 @@ def _status(name: str) -> str:
 
 
 def _pattern(text: str) -> str:
-    patterns.parse(text)
+    regex_limits.parse(text)
     return text
 
 

@@ -8,11 +8,11 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from hangdoc.facts import Facts
-from hangdoc.fold import name_ranks
+from hangdoc.analysis.facts import Facts
+from hangdoc.formatting import name_ranks
 
 if TYPE_CHECKING:
-    from hangdoc.rules import Expression, Path
+    from hangdoc.rules.expressions import Expression, Path
 
 MAX_SHARED = 64  # different objects of a group of facts that is shared by many ranks
 

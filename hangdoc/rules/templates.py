@@ -22,7 +22,8 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.tests import TESTS
 
-from hangdoc import allowance, fold
+from hangdoc import formatting
+from hangdoc.rules import time_limit
 
 Scope = Mapping[str, Any]
 Types = Mapping[str, Any]  # type hint of each name a template may use
@@ -57,7 +58,7 @@ class Text:
             self._template = _environment().from_string(self._source)
         pieces, left = [], MAX_TEXT
         for piece in self._template.generate(scope):
-            allowance.check()
+            time_limit.check()
             pieces.append(piece if len(piece) <= left else f"{piece[:left]} ...")
             left -= len(piece)
             if left < 0:
@@ -156,7 +157,7 @@ def _timed(made: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(made)
     def timed(*arguments: Any, **named: Any) -> Any:
-        allowance.check()
+        time_limit.check()
         return made(*arguments, **named)
 
     return timed
@@ -184,7 +185,7 @@ def _ranks(ranks: Iterable[Any]) -> str:
     known = [r.rank for r in found if r.rank >= 0]
     nameless = [r.pid for r in found if r.rank < 0]
     pids = [str(pid) for pid in nameless if pid >= 0]
-    named = [fold.name_ranks(known)] if known or not nameless else []
+    named = [formatting.name_ranks(known)] if known or not nameless else []
     if pids:
         named.append(f"pid {', '.join(pids)}")
     if unknown := len(nameless) - len(pids):  # of a dump that does not say whose it is
@@ -194,7 +195,7 @@ def _ranks(ranks: Iterable[Any]) -> str:
 
 def _rank_list(ranks: Iterable[Any]) -> str:
     """`0-1,7`."""
-    return fold.fold_ranks(r.rank for r in ranks if r.rank >= 0)
+    return formatting.fold_ranks(r.rank for r in ranks if r.rank >= 0)
 
 
 def _pids(ranks: Iterable[Any]) -> str:
@@ -203,7 +204,7 @@ def _pids(ranks: Iterable[Any]) -> str:
 
 
 def _hosts(ranks: Iterable[Any]) -> str:
-    return fold.fold_hosts(r.host for r in ranks)
+    return formatting.fold_hosts(r.host for r in ranks)
 
 
 def _attr(values: Iterable[Any], path: str, digits: int | None = None) -> str:
@@ -320,9 +321,9 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "sites": _sites,
     "attr": _attr,
     "by": _by,
-    "seconds": fold.seconds,
-    "bytes": fold.size,
-    "percent": fold.percent,
+    "seconds": formatting.seconds,
+    "bytes": formatting.size,
+    "percent": formatting.percent,
 }
 
 

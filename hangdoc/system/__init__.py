@@ -1,1 +1,1 @@
-"""Linux, read only: processes, mounts, permissions, and the files that processes name."""
+"""Linux, read only: /proc, sockets, namespaces, cgroups, mounts, files named by a process. Nothing about Python."""

@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 
 _OWNER = 0xB704  # NS_GET_OWNER_UID of ioctl_nsfs(2), Linux 4.11
 _UID = struct.Struct("I")

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hangdoc import procfs
 from hangdoc.evidence import End, Target
-from probes import _kernel_log, _oom
-from probes._hierarchy import Mount
+from hangdoc.system import kernel_log, oom_kills, procfs
+from hangdoc.system.cgroups import Mount
 
 _INFO = "=QQ11Ii"  # struct pidfd_info of the kernel's uapi/linux/pidfd.h, its first 64 bytes; exit_code is the last
 _GET_INFO = (3 << 30) | (struct.calcsize(_INFO) << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
@@ -34,8 +33,8 @@ class _Handle:
 
     target: Target
     fd: int | None  # None: the kernel has no pidfd for us
-    memory: _oom.Counter | None = None  # RENEW_S to 2 RENEW_S ago: the kernel counts a kill well before it is over
-    newer: _oom.Counter | None = None
+    memory: oom_kills.Counter | None = None  # RENEW_S to 2 RENEW_S ago: the kernel counts a kill well before it is over
+    newer: oom_kills.Counter | None = None
     renewed_s: float = -math.inf
     tids: Sequence[int] = ()  # a crash is logged under the thread's number
 
@@ -49,7 +48,7 @@ class Exits:
 
     @cached_property
     def _mounts(self) -> Sequence[Mount]:
-        return _oom.mounts()
+        return oom_kills.mounts()
 
     def watch(self, targets: Sequence[Target]) -> None:
         """Watch these from now on, no others; renews what must be known before a process ends."""
@@ -65,7 +64,7 @@ class Exits:
             self._ended(key, time.monotonic())
         for handle in self._handles.values():
             if time.monotonic() - handle.renewed_s >= RENEW_S:
-                now = _oom.counter(handle.target.pid, self._mounts) or handle.newer
+                now = oom_kills.counter(handle.target.pid, self._mounts) or handle.newer
                 handle.memory, handle.newer, handle.renewed_s = handle.newer or now, now, time.monotonic()
             handle.tids = procfs.threads(handle.target.pid) or handle.tids
 
@@ -114,14 +113,14 @@ class Exits:
         status = _status(handle)
         code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-        before, after = handle.memory, _oom.again(handle.memory)
+        before, after = handle.memory, oom_kills.again(handle.memory)
         self._ends[key] = End(
             code=code,
             signal=number,
             at_s=at_s,
             oom_kills=after.kills - before.kills if before and after else None,
             oom_counter=after.path if after else None,
-            kernel=() if code is not None else _kernel_log.about({handle.target.pid, *handle.tids}, handle.target),
+            kernel=() if code is not None else kernel_log.about({handle.target.pid, *handle.tids}, handle.target),
         )
         _close(handle)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 
 _OFF = frozenset(("0", "off"))
 _STRICT = frozenset(("4", "ptraceable"))  # membership of the group `gid=` does not exempt from these

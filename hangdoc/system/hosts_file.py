@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from probes._redact import redact_text
+from hangdoc.redaction.text import redact_text
 
 HOSTS = "/etc/hosts"
 MOST = 1 << 20  # bytes of one that are read: it is a text of the target's

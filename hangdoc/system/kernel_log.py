@@ -7,9 +7,9 @@ import re
 import time
 from collections.abc import Collection, Iterator
 
-from hangdoc import procfs
 from hangdoc.evidence import Target
-from probes._redact import redact_text
+from hangdoc.redaction.text import redact_text
+from hangdoc.system import procfs
 
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: the kernel logs PIDs as they are there
 _TELLS = re.compile(r"[Kk]illed process|segfault|traps:|general protection|unhandled|trap |Machine Check", re.ASCII)

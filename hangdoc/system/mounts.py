@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 
 # Filesystems that live on this machine alone. Any other may belong to a server that never answers.
 LOCAL = frozenset(

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc import procfs
-from probes._hierarchy import Mount, below, mounts_in, places
+from hangdoc.system import procfs
+from hangdoc.system.cgroups import Mount, below, mounts_in, places
 
 _HOST = "/proc/vmstat"
 _KILLS = re.compile(rb"^oom_kill (\d+)", re.MULTILINE)

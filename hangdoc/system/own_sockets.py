@@ -10,9 +10,9 @@ import socket
 from itertools import islice
 from typing import NamedTuple
 
-from hangdoc import procfs
-from probes._netns import call_inside
-from probes._sockdiag import Fields, SockDiag, from_proc
+from hangdoc.system import procfs
+from hangdoc.system.netns import call_inside
+from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
 
 _ANY: dict[str, str] = {
     "0.0.0.0": "127.0.0.1",

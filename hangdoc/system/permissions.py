@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 
 
 def remedy(pid: int) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
-from hangdoc import procfs
 from hangdoc.evidence import Peer
-from probes._redact import redact_words
+from hangdoc.redaction.text import redact_words
+from hangdoc.system import procfs
 
 _MOST = 8  # peers of one pipe that are kept
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}

@@ -19,10 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc.system._confined import CPU_S
+from hangdoc.system._sandbox_child import CPU_S
 
 DEADLINE_S = 5.0  # for all questions of one call: on a crowded host CPU time takes longer
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from hangdoc.system._confined import serve; serve(sys.argv[2])"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from hangdoc.system._sandbox_child import serve; serve(sys.argv[2])"
+)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 Question = tuple[bytes, Any]  # what a stranger wrote, and arguments that JSON can carry

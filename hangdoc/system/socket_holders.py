@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from hangdoc import procfs
 from hangdoc.evidence import Holder, Target
-from probes._netns import namespace
-from probes._redact import redact_words
-from probes._sockdiag import Fields
+from hangdoc.redaction.text import redact_words
+from hangdoc.system import procfs
+from hangdoc.system.netns import namespace
+from hangdoc.system.sockdiag import Fields
 
 LONGEST = 200  # characters of a command
 _MOST = 256  # listening sockets whose process is remembered

@@ -32,7 +32,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 from hangdoc.system.mounts import LOCAL, holding, mounts
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from probes._own_sockets import End, connect
+from hangdoc.system.own_sockets import End, connect
 
 MAGIC = 0x3C85F7CE
 VALIDATE, GET, CHECK = 0, 3, 5

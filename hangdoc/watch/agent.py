@@ -13,11 +13,12 @@ from queue import SimpleQueue
 from threading import Lock, Thread, main_thread
 from typing import BinaryIO, NoReturn
 
-from hangdoc import peers, procfs, wire
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
-from hangdoc.source import Here
-from hangdoc.wire.writer import Writer
+from hangdoc.fleet import agent_presence, protocol
+from hangdoc.fleet.encoder import Writer
+from hangdoc.system import procfs
+from hangdoc.watch.sources import Here
 from probes import Tier
 
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
@@ -34,8 +35,8 @@ def serve(commands: int, answers: BinaryIO) -> None:
     """
     out = Out(answers)
     token = secrets.token_hex(6)
-    peers.show(token)
-    out.write(wire.Hello(host=platform.node(), token=token, boot=boot_id()))
+    agent_presence.show(token)
+    out.write(protocol.Hello(host=platform.node(), token=token, boot=boot_id()))
     here = Here(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
     writer, about = Writer(), About()
     for command in _commands(commands, out, token):
@@ -59,22 +60,22 @@ class Out:
 
     def write(self, message: object) -> None:
         with self._lock:
-            self._stream.write(wire.line(message))
+            self._stream.write(protocol.line(message))
             self._stream.flush()
 
 
-def _commands(descriptor: int, out: Out, token: str) -> Iterator[wire.Command]:
+def _commands(descriptor: int, out: Out, token: str) -> Iterator[protocol.Command]:
     """The commands. `ping` and `peers` are answered at once, whatever takes long meanwhile; and when the input has
     ended while a probe hangs (a dead mount), the process ends all the same."""
     waiting: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
         for line in _lines(descriptor):
-            if line == wire.PING:
-                out.write(wire.Pong())
+            if line == protocol.PING:
+                out.write(protocol.Pong())
             elif line.startswith(PEERS):
-                if asked := wire.parse(line, wire.Command).of(token).peers:
-                    out.write(wire.Peers(peers.shown(asked)))
+                if asked := protocol.parse(line, protocol.Command).of(token).peers:
+                    out.write(protocol.Peers(agent_presence.shown(asked)))
             else:
                 waiting.put(line)
         waiting.put(b"")
@@ -84,7 +85,7 @@ def _commands(descriptor: int, out: Out, token: str) -> Iterator[wire.Command]:
     Thread(target=read, name="commands", daemon=True).start()
     while line := _newest(waiting):
         try:
-            command = wire.parse(line, wire.Command)
+            command = protocol.parse(line, protocol.Command)
             if command.do not in (*TIERS, "stop"):
                 raise ValueError(command.do)
         except ValueError:

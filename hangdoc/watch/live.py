@@ -9,11 +9,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hangdoc.analysis import Key
-from hangdoc.facts import Facts
-from hangdoc.judge import Judge
-from hangdoc.session import PATIENCE_S as SHORT_PATIENCE_S
-from hangdoc.session import Options, Session, ended, may_be_stuck, one_of_each, quiet, stuck, unclear
+from hangdoc.analysis.facts import Facts
+from hangdoc.diagnose import Judge
 from hangdoc.verdict import EXIT, Verdict
+from hangdoc.watch.session import PATIENCE_S as SHORT_PATIENCE_S
+from hangdoc.watch.session import Options, Session, ended, may_be_stuck, one_of_each, quiet, stuck, unclear
 
 PATIENCE_S = 10.0  # a stall younger than this is not said
 WINDOW_S = 9.0  # healthy or slow is said after so long

@@ -8,19 +8,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hangdoc.analysis.stall import MIN_LOOKS
+from hangdoc.analysis.facts import schema
+from hangdoc.analysis.job.stall import MIN_LOOKS
+from hangdoc.diagnose import Judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
-from hangdoc.facts import schema
-from hangdoc.fold import fold_hosts
-from hangdoc.judge import Judge
-from hangdoc.live import Event, Live
-from hangdoc.playbook import load
-from hangdoc.recording import Recorder
-from hangdoc.sampler import Sampler
-from hangdoc.session import PATIENCE_S, Options, Session, ended, jobs_of, may_be_stuck, one_of_each, stuck, unclear
-from hangdoc.source import Here
+from hangdoc.formatting import fold_hosts
+from hangdoc.recording.recorder import Recorder
+from hangdoc.rules.loader import load
 from hangdoc.verdict import Verdict
+from hangdoc.watch.live import Event, Live
+from hangdoc.watch.sampler import Sampler
+from hangdoc.watch.session import (
+    PATIENCE_S,
+    Options,
+    Session,
+    ended,
+    jobs_of,
+    may_be_stuck,
+    one_of_each,
+    stuck,
+    unclear,
+)
+from hangdoc.watch.sources import Here
 
 __all__ = ["Event", "Options", "judge_with", "watch", "watch_once"]
 

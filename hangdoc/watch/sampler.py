@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from hangdoc.discover import same_process
+from hangdoc.discovery.ranks import same_process
 from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
-from hangdoc.masking import Mask
-from hangdoc.share import share
+from hangdoc.evidence.sharing import share
+from hangdoc.redaction.records import Mask
+from hangdoc.system.exits import Exits, text
 from probes import Observation, Probe, Request, Tier, load
-from probes._exit import Exits, text
 
 
 @dataclass(slots=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hangdoc.analysis import Key
+from hangdoc.analysis.facts import Facts
+from hangdoc.diagnose import Judge
 from hangdoc.evidence import AGENT, Snapshot, Target
-from hangdoc.facts import Facts
-from hangdoc.fleet.via import Wish
-from hangdoc.judge import Judge
-from hangdoc.recording import Recorder
-from hangdoc.sampler import of_job
-from hangdoc.source import Source
+from hangdoc.fleet.transports import Wish
+from hangdoc.recording.recorder import Recorder
 from hangdoc.verdict import Verdict
+from hangdoc.watch.sampler import of_job
+from hangdoc.watch.sources import Source
 from probes import Tier
 
 HISTORY = 40  # rounds kept a job: what the shares and changes are judged over

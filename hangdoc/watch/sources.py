@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from hangdoc import procfs
 from hangdoc.analysis import Key
-from hangdoc.discover import Discovery, discover, same_process
+from hangdoc.discovery.dead_ranks import identified
+from hangdoc.discovery.ranks import Discovery, discover, same_process
 from hangdoc.evidence import Snapshot, Target, Unseen
-from hangdoc.masking import masked
-from hangdoc.remains import identified
-from hangdoc.sampler import Sampler
+from hangdoc.redaction.records import masked
+from hangdoc.system import procfs
+from hangdoc.watch.sampler import Sampler
 from probes import Tier
 
 RESTARTS = 4  # of a job whose dead ranks are remembered while it lives: an elastic job may restart for weeks

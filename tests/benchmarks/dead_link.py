@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from datetime import datetime
 
-from hangdoc import demo
+from hangdoc.demo import reproducer
 from tests.benchmarks.measure import met, table
 from tests.support import reproducers
 from tests.support.cli import watching
@@ -23,7 +23,7 @@ LIMIT_S = 10.0
 STEPS = 1500  # that succeed: the watch has long begun
 
 
-def told_after(job: demo.Broken) -> tuple[float, str]:
+def told_after(job: reproducer.Broken) -> tuple[float, str]:
     """Seconds from the break to the verdict, and the playbook it names."""
     with job.running() as trial:
         trial.wait_log("loss", 90)
@@ -36,7 +36,7 @@ def told_after(job: demo.Broken) -> tuple[float, str]:
     return took, findings[0]["playbook"] if findings else event["verdict"]["status"]
 
 
-def later(job: demo.Broken) -> demo.Broken:
+def later(job: reproducer.Broken) -> reproducer.Broken:
     """The same job, with more steps before the break."""
     told = job.told.model_copy(update={"args": [*job.told.args, "--steps-before", str(STEPS)]})
     return replace(job, told=told)

@@ -22,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hangdoc import recording, wire
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Sockets
-from hangdoc.wire.writer import Writer
+from hangdoc.fleet import protocol
+from hangdoc.fleet.encoder import Writer
+from hangdoc.recording import recorder
 from tests.benchmarks.measure import cpu_s, met, table
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
@@ -37,7 +38,7 @@ EVERY_S = 3.0  # between two looks at a healthy job
 ROUND_S, MEGABYTE = 10.0, 1 << 20  # CPU time and bytes of one run through a recording
 
 AGENT = """\
-echo '{"schema":"hangdoc.agent/1","hangdoc":"$VERSION"}'
+echo '{"schema":"hangdoc.watch.agent/1","hangdoc":"$VERSION"}'
 number=0
 while read -r command; do
   case $command in
@@ -61,13 +62,13 @@ def prepare(folder: Path, hosts: int, history: Sequence[Snapshot], odd: dict[int
         writer = Writer()
         for number, shot in enumerate(seen, 1):
             about = {rank.target: (f"{host} {rank.target.pid}", 4) for rank in shot.ranks}
-            (folder / host / str(number)).write_bytes(wire.line(writer.answer(number, shot, about)))
-    (folder / "agent.sh").write_text(AGENT.replace("$VERSION", wire.Hello().hangdoc))
+            (folder / host / str(number)).write_bytes(protocol.line(writer.answer(number, shot, about)))
+    (folder / "agent.sh").write_text(AGENT.replace("$VERSION", protocol.Hello().hangdoc))
     return list(by_host)
 
 
 def recorded(path: str) -> tuple[Snapshot, ...]:
-    (found,) = recording.read(ROOT / path)
+    (found,) = recorder.read(ROOT / path)
     return found.snapshots
 
 

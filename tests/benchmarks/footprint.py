@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hangdoc.trial import running
+from hangdoc.demo.harness import running
 from tests.benchmarks import short_jobs
 from tests.benchmarks.measure import alone, cpu_s, live_watch, memory_mib, met, table
 from tests.support.cli import HANGDOC

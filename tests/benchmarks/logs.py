@@ -27,9 +27,9 @@ ABSENT = 47  # rank that does not come to the last collective
 READ = """
 import json, resource, sys, time
 from pathlib import Path
-from hangdoc.readers import Notes, Piece
-from hangdoc.readers._source import gather
-from hangdoc.readers.logs import READER
+from hangdoc.postmortem.readers import Notes, Piece
+from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers.logs import READER
 files = gather([Path(sys.argv[1])], print)
 began, cpu = time.monotonic(), time.process_time()
 pieces = [piece for source in files if READER.knows(source) for piece in READER.read(source, Notes(print))]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from hangdoc.trial import running
+from hangdoc.demo.harness import running
 from tests.benchmarks.measure import cpu_s, interval, live_watch, table
 
 STEPS = Path(__file__).parent / "jobs" / "steps.py"

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 
+from hangdoc.diagnose import Judge
 from hangdoc.evidence import Snapshot
-from hangdoc.judge import Judge
-from hangdoc.recording import read
+from hangdoc.recording.recorder import read
 from hangdoc.verdict import Verdict
-from hangdoc.watchdog import judge_with
+from hangdoc.watch.once import judge_with
 from tests.benchmarks.measure import met, table
 from tests.support.paths import ROOT
 from tests.support.replicated_ranks import collected, replicate

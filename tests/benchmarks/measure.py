@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hangdoc import __version__
-from hangdoc.trial import Trial
+from hangdoc.demo.harness import Trial
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hangdoc import demo
-from hangdoc.report import Unrecognised, report
+from hangdoc.demo import reproducer
+from hangdoc.postmortem.report import Unrecognised, report
 from hangdoc.verdict import Finding
 from tests.support import reproducers
 
@@ -41,7 +41,7 @@ STACKS = "stacks"
 # --- the collecting ---------------------------------------------------------------------------------
 
 
-def collect(job: demo.Broken, folder: Path) -> None:
+def collect(job: reproducer.Broken, folder: Path) -> None:
     """Run a job to its end; what is left of it is then in `folder`, how it ended in the file beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / STACKS).mkdir(parents=True)
@@ -77,7 +77,7 @@ def beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.json")
 
 
-def place(out: Path, job: demo.Broken) -> Path:
+def place(out: Path, job: reproducer.Broken) -> Path:
     return out / job.name.replace(" ", "-")
 
 
@@ -88,7 +88,7 @@ def place(out: Path, job: demo.Broken) -> Path:
 class Row:
     """What was said of one job."""
 
-    job: demo.Broken
+    job: reproducer.Broken
     failed: bool  # a slow job never does, and leaves nothing
     found: Finding | None
     with_stacks: Finding | None  # where the stacks at the end are there as well
@@ -108,13 +108,13 @@ def ranks(found: Finding) -> list[int]:
     return sorted(one.rank for one in found.culprits if one.rank is not None)
 
 
-def judge(job: demo.Broken, folder: Path) -> Row:
+def judge(job: reproducer.Broken, folder: Path) -> Row:
     how = json.loads(beside(folder).read_text())
     left = [path for path in sorted(folder.iterdir()) if path.name != STACKS]
     return Row(job, _failed(job, folder, how), best(left), best([*left, folder / STACKS]))
 
 
-def _failed(job: demo.Broken, folder: Path, how: Mapping[str, Any]) -> bool:
+def _failed(job: reproducer.Broken, folder: Path, how: Mapping[str, Any]) -> bool:
     """It met a timeout or an error; not where only its end by us is left, or nothing (MPI waits for ever)."""
     if not how["ended"] and job.goes_on:
         return False
@@ -151,12 +151,12 @@ def markdown(rows: Sequence[Row]) -> str:
     )
 
 
-def jobs(wanted: Sequence[str]) -> list[demo.Broken]:
+def jobs(wanted: Sequence[str]) -> list[reproducer.Broken]:
     """What `ID` (the reproducer itself) and `ID/VARIANT` stand for; those that go on for ever come last.
 
     Where nothing is wanted: every reproducer, and of the class that timeouts are all about the variants too.
     """
-    pairs = [one.partition("/") for one in wanted or demo.ids()]
+    pairs = [one.partition("/") for one in wanted or reproducer.ids()]
     found = [
         job
         for id, _, name in pairs

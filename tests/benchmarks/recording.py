@@ -25,9 +25,9 @@ from typing import Any
 from unittest.mock import patch
 
 from hangdoc.evidence import RankEvidence, Snapshot
-from hangdoc.live import CALM
-from hangdoc.recording import Recorder, read
-from hangdoc.session import Options
+from hangdoc.recording.recorder import Recorder, read
+from hangdoc.watch.live import CALM
+from hangdoc.watch.session import Options
 from tests.benchmarks.measure import met, table
 from tests.support.cli import HANGDOC
 from tests.support.paths import RECORDINGS, ROOT

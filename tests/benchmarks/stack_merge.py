@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.position import ANALYSIS as POSITION
-from hangdoc.analysis.stack import ANALYSIS as STACK
+from hangdoc.analysis.ranks.divergence import ANALYSIS as POSITION
+from hangdoc.analysis.ranks.stack import ANALYSIS as STACK
 from hangdoc.evidence import RankEvidence, Stacks
-from hangdoc.garbage import uncollected
-from hangdoc.recording import read
-from hangdoc.render.groups import fold
+from hangdoc.recording.recorder import read
+from hangdoc.render.rank_lines import fold
+from hangdoc.system.garbage_collector import uncollected
 from hangdoc.verdict import RankLine
 from tests.benchmarks.measure import met, table
 from tests.support.paths import ROOT

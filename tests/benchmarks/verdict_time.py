@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hangdoc.trial import Trial, running
+from hangdoc.demo.harness import Trial, running
 from tests.benchmarks.measure import met, quantile, table, timed_verdict
 from tests.support.paths import HEALTHY, HUNG
 

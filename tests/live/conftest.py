@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hangdoc.trial import Trial, running
+from hangdoc.demo.harness import Trial, running
 from tests.support.paths import HUNG
 
 

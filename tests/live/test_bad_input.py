@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
-from hangdoc.discover import discover
-from hangdoc.sampler import Sampler
-from hangdoc.trial import Trial, running
+from hangdoc.demo.harness import Trial, running
+from hangdoc.discovery.ranks import discover
+from hangdoc.watch.sampler import Sampler
 from probes import Tier
 from tests.support.cli import HANGDOC
 from tests.support.paths import HEALTHY, ROOT

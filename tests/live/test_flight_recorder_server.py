@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hangdoc.trial import running
+from hangdoc.demo.harness import running
 from tests.support.cli import watch_once
 from tests.support.paths import HUNG
 from tests.support.testbeds.network import free_port

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.trial import running
+from hangdoc.demo.harness import running
 from tests.support.cli import hangdoc, watch_once
 from tests.support.paths import HEALTHY
 from tests.support.testbeds import network

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hangdoc.trial import Trial, TrialError, running
+from hangdoc.demo.harness import Trial, TrialError, running
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from hangdoc.trial import Trial, running
+from hangdoc.demo.harness import Trial, running
 from tests.support.cli import HANGDOC, watch_once
 from tests.support.paths import HEALTHY, ROOT
 from tests.support.process_state import Watcher, assert_untouched, traces, watched

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.trial import Trial, carrying
+from hangdoc.demo.harness import Trial, carrying
 from tests.support.cli import HANGDOC, watch_once
 from tests.support.paths import ROOT
 from tests.support.polling import until

@@ -11,8 +11,8 @@ import uuid
 import pytest
 from _pytest.mark import ParameterSet
 
-from hangdoc import demo
-from hangdoc.trial import carrying
+from hangdoc.demo import reproducer
+from hangdoc.demo.harness import carrying
 from hangdoc.verdict import CLASSES
 from tests.support import reproducers
 from tests.support.cli import hangdoc
@@ -47,11 +47,11 @@ def marked(id: str) -> ParameterSet:
 
 @pytest.mark.selection
 def test_the_selection_has_every_class() -> None:
-    assert set(demo.ids()) >= SELECTION
-    assert {demo.broken(id).cls for id in SELECTION} == set(CLASSES)
+    assert set(reproducer.ids()) >= SELECTION
+    assert {reproducer.broken(id).cls for id in SELECTION} == set(CLASSES)
 
 
-@pytest.mark.parametrize("id", [marked(id) for id in demo.ids()])
+@pytest.mark.parametrize("id", [marked(id) for id in reproducer.ids()])
 def test_reproducer_is_diagnosed(id: str) -> None:
     job = reproducers.broken(id)
     if job.cls == "network":
@@ -66,7 +66,7 @@ def test_reproducer_is_diagnosed(id: str) -> None:
         assert "stopped" not in states or id == STOPS, "the job was left stopped"
 
 
-def names_links(job: demo.Broken) -> bool:
+def names_links(job: reproducer.Broken) -> bool:
     """Where ranks have not met yet there is no link to name."""
     return "blame_links:" in (job.script.parent / "playbook.yaml").read_text()
 

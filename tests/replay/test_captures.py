@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import demo
+from hangdoc.demo import reproducer
 from hangdoc.evidence import RankEvidence, Snapshot
-from hangdoc.recording import read
+from hangdoc.recording.recorder import read
 from tests.support.judge import judge, reported
 from tests.support.paths import PLAYBOOKS
 
 CAPTURES = sorted(PLAYBOOKS.glob("*/capture.jsonl.zst"))
 
 
-@pytest.mark.parametrize("id", demo.ids())
+@pytest.mark.parametrize("id", reproducer.ids())
 def test_every_reproducer_has_a_small_capture(id: str) -> None:
     capture = PLAYBOOKS / id / "capture.jsonl.zst"
     assert capture.exists(), f"python -m tests.tools.capture {id}"
@@ -29,7 +29,7 @@ def test_every_reproducer_has_a_small_capture(id: str) -> None:
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.parent.name)
 def test_only_its_own_playbook_fires(capture: Path) -> None:
-    job = demo.broken(capture.parent.name)
+    job = reproducer.broken(capture.parent.name)
     verdicts = reported(capture).verdicts
     assert job.meets(verdicts), verdicts
     assert [finding.playbook for verdict in verdicts for finding in verdict.findings] == [job.playbook]

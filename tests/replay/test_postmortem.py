@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import playbooks
-from hangdoc import demo
+from hangdoc.demo import reproducer
 from tests.support.judge import reported
 from tests.support.paths import DATA
 
@@ -51,4 +51,4 @@ def test_logs_dumps_and_stacks_tell(name: str) -> None:
 
 def test_every_playbook_without_a_reproducer_has_a_case() -> None:
     proved = {case["expect"].get("playbook") for case in CASES.values()}
-    assert {folder.name for folder in playbooks.folders()} - set(demo.ids()) - proved == set()
+    assert {folder.name for folder in playbooks.folders()} - set(reproducer.ids()) - proved == set()

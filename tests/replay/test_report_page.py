@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hangdoc.dossier import Dossier
+from hangdoc.incident.incident import Dossier
 from hangdoc.render.html import page
 from tests.support import requirements
 from tests.support.chromium import Chromium, chromium

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from hangdoc.dossier import Dossier, File, Standing, dossier
-from hangdoc.facts import Facts
-from hangdoc.recording import read
-from hangdoc.sides import Line, Local, Side
-from hangdoc.timeline import Event, Lane, Span, Timeline
+from hangdoc.analysis.facts import Facts
+from hangdoc.incident.incident import Dossier, File, Standing, dossier
+from hangdoc.incident.stack_diff import Line, Local, Side
+from hangdoc.incident.timeline import Event, Lane, Span, Timeline
+from hangdoc.recording.recorder import read
 from hangdoc.verdict import Verdict
 from tests.support.judge import judge
 from tests.support.paths import RECORDINGS, ROOT

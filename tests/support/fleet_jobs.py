@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hangdoc import demo
-from hangdoc.trial import Trial
+from hangdoc.demo import reproducer
+from hangdoc.demo.harness import Trial
 from tests.support import reproducers
 from tests.support.testbeds.ssh import SshTestbed
 
@@ -23,22 +23,22 @@ FAULTS: dict[str, tuple[Callable[[SshTestbed], None], Callable[[SshTestbed], Non
 }
 
 
-def three_ranks(job: demo.Broken, culprits: list[int]) -> demo.Broken:
+def three_ranks(job: reproducer.Broken, culprits: list[int]) -> reproducer.Broken:
     """The same job with a rank on each of three hosts."""
     expect = job.told.expect.model_copy(update={"culprits": culprits})
     return replace(job, told=job.told.model_copy(update={"ranks": 3, "expect": expect}))
 
 
-def uneven() -> demo.Broken:
+def uneven() -> reproducer.Broken:
     return three_ranks(reproducers.broken("uneven-batches"), [2])
 
 
-def mixed_bf16() -> demo.Broken:
+def mixed_bf16() -> reproducer.Broken:
     job = next(job for job in reproducers.variants("bf16-on-cpu") if job.variant == "mixed")
     return three_ranks(job, [1, 2])
 
 
-def judged(bed: SshTestbed, trial: Trial, job: demo.Broken) -> reproducers.Result:
+def judged(bed: SshTestbed, trial: Trial, job: reproducer.Broken) -> reproducers.Result:
     """What `watch --nodes --once` says of the job; where PIDs are shared others' jobs are seen too."""
     started = time.monotonic()
     done = bed.hangdoc("watch", "--nodes", bed.nodes, "--once", "--json", timeout=120)

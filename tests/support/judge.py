@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from hangdoc.judge import Judge
-from hangdoc.report import Report, report
-from hangdoc.watchdog import judge_with
+from hangdoc.diagnose import Judge
+from hangdoc.postmortem.report import Report, report
+from hangdoc.watch.once import judge_with
 
 
 @cache

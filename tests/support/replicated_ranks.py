@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hangdoc import codec, wire
 from hangdoc.evidence import (
     Connection,
     Environ,
@@ -28,10 +27,12 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from hangdoc.share import share
-from hangdoc.wire.objects import ADDRESS
-from hangdoc.wire.reader import Reader
-from hangdoc.wire.writer import Writer
+from hangdoc.evidence.sharing import share
+from hangdoc.fleet import protocol
+from hangdoc.fleet.decoder import Reader
+from hangdoc.fleet.encoder import Writer
+from hangdoc.fleet.object_addresses import ADDRESS
+from hangdoc.recording import codec
 
 PER_HOST = 8
 OUT, IN = 30000, 40000  # local ports of a rank's two connections
@@ -109,8 +110,8 @@ def collected(history: Sequence[Snapshot]) -> list[Snapshot]:
     found = []
     for shot in history:
         writer, reader = agents.setdefault(shot.host, (Writer(), Reader(kinds, models)))
-        line = wire.line(writer.answer(1, shot, {}))
-        found.append(reader.snapshot(shot.host, wire.parse(line, wire.Answer)))
+        line = protocol.line(writer.answer(1, shot, {}))
+        found.append(reader.snapshot(shot.host, protocol.parse(line, protocol.Answer)))
     return found
 
 

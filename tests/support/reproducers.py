@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from hangdoc import demo
-from hangdoc.envelope import Id, Pattern, Reproducer, Start
-from hangdoc.trial import Trial, TrialError
+from hangdoc.demo import reproducer
+from hangdoc.demo.harness import Trial, TrialError
+from hangdoc.rules.schema import Id, Pattern, Reproducer, Start
 from tests.support.cli import watch_once, watching
 from tests.support.paths import DATA
 
@@ -52,9 +52,9 @@ def of(first: Reproducer, expected: Expectations) -> dict[str, Reproducer]:
     return {"": itself, **{variant.name: variant.applied(itself) for variant in expected.variants}}
 
 
-def variants(id: str) -> list[demo.Broken]:
+def variants(id: str) -> list[reproducer.Broken]:
     """The reproducer of a playbook and then its variants, with all that is expected of them."""
-    job = demo.broken(id)
+    job = reproducer.broken(id)
     expected = Expectations.model_validate(yaml.safe_load((EXPECTED / f"{id}.yaml").read_text(encoding="utf-8")))
     return [
         replace(
@@ -68,7 +68,7 @@ def variants(id: str) -> list[demo.Broken]:
     ]
 
 
-def broken(id: str) -> demo.Broken:
+def broken(id: str) -> reproducer.Broken:
     """The reproducer alone."""
     return variants(id)[0]
 
@@ -77,7 +77,7 @@ def broken(id: str) -> demo.Broken:
 class Result:
     """What was said of one run of a reproducer."""
 
-    job: demo.Broken
+    job: reproducer.Broken
     verdict: dict[str, Any]
     code: int  # exit code of the command
     seconds: float  # from the command line to the verdict
@@ -113,20 +113,20 @@ class Result:
         return json.dumps({"problems": self.problems(), "code": self.code, "verdict": self.verdict}, indent=1)
 
 
-def run(job: demo.Broken) -> Result:
+def run(job: reproducer.Broken) -> Result:
     """Start it and judge it once it has gone wrong; raises TrialError where it does not run."""
     with job.running() as trial:
         trial.wait_log(r"loss", 90)
         return diagnose(job, trial)
 
 
-def diagnose(job: demo.Broken, trial: Trial, *options: str) -> Result:
+def diagnose(job: reproducer.Broken, trial: Trial, *options: str) -> Result:
     """What `watch --once` says; one that goes on is asked about again until there has been enough to see."""
     options = (*job.asking, *options)
     if job.told.watch == "live":
         return follow(job, trial, *options)
     limit = time.monotonic() + job.told.within_s
-    demo.Log(trial, lambda line: None).follow(limit, demo.UNDER_WAY_S if job.goes_on else None)
+    reproducer.Log(trial, lambda line: None).follow(limit, reproducer.UNDER_WAY_S if job.goes_on else None)
     started = time.monotonic()
     while True:
         said = watch_once(trial.launcher_pid, *options)
@@ -135,7 +135,7 @@ def diagnose(job: demo.Broken, trial: Trial, *options: str) -> Result:
             return result
 
 
-def follow(job: demo.Broken, trial: Trial, *options: str) -> Result:
+def follow(job: reproducer.Broken, trial: Trial, *options: str) -> Result:
     """What the live watch says, which is there when it goes wrong; `seconds` count from when a rank was gone."""
     with watching(trial.launcher_pid, *options, seconds=job.told.within_s) as watch:
         gone: datetime | None = None
@@ -144,7 +144,7 @@ def follow(job: demo.Broken, trial: Trial, *options: str) -> Result:
             if event["event"] == "rank_exited":
                 gone = gone or at
             verdict = event.get("verdict") or {}
-            if verdict.get("status") in demo.GONE_WRONG:
+            if verdict.get("status") in reproducer.GONE_WRONG:
                 over = verdict["status"] == "failed"  # then the watch ends with the job
                 code = watch.process.wait(30) if over else EXIT[verdict["status"]]
                 return Result(job, verdict, code, (at - gone).total_seconds() if gone else 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hangdoc.evidence import Stacks
-from hangdoc.readers import Found, Notes, Piece, Reader, Source, load
+from hangdoc.postmortem.readers import Found, Notes, Piece, Reader, Source, load
 from tests.support.paths import DATA, RECORDINGS
 
 SAMPLES = DATA / "samples"
@@ -28,7 +28,7 @@ def source(path: Path) -> Source:
 
 
 def reader(module: str) -> Reader:
-    return next(one for one in load() if type(one).__module__ == f"hangdoc.readers.{module}")
+    return next(one for one in load() if type(one).__module__ == f"hangdoc.postmortem.readers.{module}")
 
 
 def read(module: str, path: Path) -> tuple[list[Found], list[str]]:

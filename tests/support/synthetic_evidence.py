@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
     Environ,
     Frame,
@@ -25,8 +26,7 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from hangdoc.facts import Facts, derive, schema
-from hangdoc.introspect.places import places
+from hangdoc.introspect.line_context import places
 from probes.source import told
 
 LIB = "/v/lib/python3.11/site-packages/torch"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hangdoc.analysis import Case
+from hangdoc.analysis.facts import Facts, Schema, schema
 from hangdoc.evidence import Snapshot
-from hangdoc.facts import Facts, Schema, schema
-from hangdoc.playbook import Library, load
+from hangdoc.rules.loader import Library, load
 
 PROBES = frozenset({"cpu", "stacks", "host"})
 

@@ -15,7 +15,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from hangdoc.trial import running
+from hangdoc.demo.harness import running
 from tests.support.cli import watching
 from tests.support.paths import HEALTHY
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hangdoc import demo
+from hangdoc.demo import reproducer
 from tests.support import reproducers
 from tests.support.paths import ROOT
 from tests.tools.anonymize import here, rewrite
@@ -43,5 +43,5 @@ def keep(folder: Path, id: str) -> str:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or demo.ids():
+    for wanted in sys.argv[1:] or reproducer.ids():
         print(capture(wanted))

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hangdoc.readers import Notes, Reader, Source, load
+from hangdoc.postmortem.readers import Notes, Reader, Source, load
 from tests.support import samples
 
 LIMIT_S = 5.0

@@ -23,8 +23,9 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from hangdoc import __version__, demo
-from hangdoc.trial import TrialError
+from hangdoc import __version__
+from hangdoc.demo import reproducer
+from hangdoc.demo.harness import TrialError
 from tests.support import reproducers
 
 ENOUGH = 0.95
@@ -34,7 +35,7 @@ ENOUGH = 0.95
 class Row:
     """The runs of one reproducer."""
 
-    job: demo.Broken
+    job: reproducer.Broken
     results: list[reproducers.Result] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # runs that gave no verdict at all
 
@@ -124,7 +125,7 @@ def run_one(row: Row, number: int, out: Path | None) -> str:
     return f"{told} after {result.seconds:.1f} s"
 
 
-def jobs(wanted: str, default_only: bool) -> list[demo.Broken]:
+def jobs(wanted: str, default_only: bool) -> list[reproducer.Broken]:
     """What `ID` or `ID/VARIANT` stands for."""
     id, _, variant = wanted.partition("/")
     every = reproducers.variants(id)
@@ -141,7 +142,7 @@ def main() -> int:
     parser.add_argument("--beside", type=int, default=1, help="how many run at a time")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rows = [Row(job) for wanted in args.wanted or demo.ids() for job in jobs(wanted, args.default_only)]
+    rows = [Row(job) for wanted in args.wanted or reproducer.ids() for job in jobs(wanted, args.default_only)]
     try:
         run_all(rows, args.runs, args.beside, args.out)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import playbooks
-from hangdoc.recording import read
+from hangdoc.recording.recorder import read
 from tests.support.judge import judge
 from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
 

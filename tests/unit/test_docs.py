@@ -18,9 +18,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from docs.tools import playbook_index
+from hangdoc.analysis.facts import schema
 from hangdoc.commands import app
-from hangdoc.facts import schema
-from hangdoc.playbook import load
+from hangdoc.rules.loader import load
 from hangdoc.verdict import CLASSES
 from tests.benchmarks.publish import SectionError, replace_section, section
 from tests.support.paths import ROOT

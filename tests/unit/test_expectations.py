@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc import demo
-from hangdoc.envelope import Reproducer
+from hangdoc.demo import reproducer
+from hangdoc.rules.schema import Reproducer
 from tests.support import reproducers
 from tests.support.reproducers import Expectations, Variant
 
 
-@pytest.mark.parametrize("id", demo.ids())
+@pytest.mark.parametrize("id", reproducer.ids())
 def test_reproducer_says_who_is_to_blame(id: str) -> None:
     jobs = reproducers.variants(id)
-    assert jobs[0].told.expect.culprits == demo.broken(id).told.expect.culprits
+    assert jobs[0].told.expect.culprits == reproducer.broken(id).told.expect.culprits
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
         if job.cls != "startup":  # there launchers stand for ranks that are still to come, of other hosts as well
@@ -60,4 +60,4 @@ def test_bad_variant_is_refused(bad: dict[str, object]) -> None:
 
 
 def test_nothing_is_expected_of_a_playbook_that_is_not_there() -> None:
-    assert {file.stem for file in reproducers.EXPECTED.glob("*.yaml")} == set(demo.ids())
+    assert {file.stem for file in reproducers.EXPECTED.glob("*.yaml")} == set(reproducer.ids())

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hangdoc import fold
+from hangdoc import formatting
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from hangdoc import fold
     ],
 )
 def test_ranks(ranks: list[int], folded: str, named: str) -> None:
-    assert fold.fold_ranks(ranks) == folded
-    assert fold.name_ranks(ranks) == named
+    assert formatting.fold_ranks(ranks) == folded
+    assert formatting.name_ranks(ranks) == named
 
 
 def test_folded_ranks_unfold_to_themselves() -> None:
@@ -28,7 +28,7 @@ def test_folded_ranks_unfold_to_themselves() -> None:
     for _ in range(100):
         ranks = {source.randrange(60) for _ in range(source.randrange(40))}
         unfolded: set[int] = set()
-        for part in filter(None, fold.fold_ranks(ranks).split(",")):
+        for part in filter(None, formatting.fold_ranks(ranks).split(",")):
             first, _, last = part.partition("-")
             unfolded |= set(range(int(first), int(last or first) + 1))
         assert unfolded == ranks
@@ -46,7 +46,7 @@ def test_folded_ranks_unfold_to_themselves() -> None:
     ],
 )
 def test_hosts(hosts: list[str], text: str) -> None:
-    assert fold.fold_hosts(hosts) == text
+    assert formatting.fold_hosts(hosts) == text
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_hosts(hosts: list[str], text: str) -> None:
     ],
 )
 def test_seconds(value: float | None, text: str) -> None:
-    assert fold.seconds(value) == text
+    assert formatting.seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_seconds(value: float | None, text: str) -> None:
     ],
 )
 def test_size(value: float | None, text: str) -> None:
-    assert fold.size(value) == text
+    assert formatting.size(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "an unknown share"), (0, "0 %"), (0.005, "0.5 %"), (0.374, "37 %")])
 def test_percent(value: float | None, text: str) -> None:
-    assert fold.percent(value) == text
+    assert formatting.percent(value) == text

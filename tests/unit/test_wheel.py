@@ -61,7 +61,7 @@ def test_it_has_every_file_of_the_packages_but_the_captures(wheel: Path) -> None
 def test_it_has_what_is_no_python(wheel: Path) -> None:
     packed = set(ZipFile(wheel).namelist())
     assert packed >= {f"{package}/py.typed" for package in PACKAGES}
-    assert packed >= {"hangdoc/analysis/phases.yaml", "hangdoc/readers/lines.yaml"}
+    assert packed >= {"hangdoc/analysis/ranks/phases.yaml", "hangdoc/postmortem/readers/_logs/patterns.yaml"}
     assert packed >= {"hangdoc/render/report.css", "hangdoc/render/report.html.j2"}
     for playbook in (path.parent.name for path in (TREE / "playbooks").glob("*/playbook.yaml")):
         assert packed >= {f"playbooks/{playbook}/playbook.yaml", f"playbooks/{playbook}/runbook.md"}

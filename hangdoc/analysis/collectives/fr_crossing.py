@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hangdoc.analysis.contract import Mismatch
-from hangdoc.analysis.ledger import Book, Calls
+from hangdoc.analysis.collectives.fr_history import Book, Calls
+from hangdoc.analysis.collectives.fr_mismatch import Mismatch
 
 MOST_LATER = 16  # collectives by which one thread may have been ahead of the other
 

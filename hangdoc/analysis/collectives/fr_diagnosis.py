@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.contract import KINDS, Mismatch, mismatch
-from hangdoc.analysis.crossing import crossed
-from hangdoc.analysis.ledger import Book, Transfer, site
-from hangdoc.analysis.parting import Parting, parting
-from hangdoc.analysis.scene import Node, Scene, circle
-from hangdoc.analysis.suspect import Suspect
+from hangdoc.analysis.collectives.fr_calls import Node, Scene, circle
+from hangdoc.analysis.collectives.fr_crossing import crossed
+from hangdoc.analysis.collectives.fr_divergence import Parting, parting
+from hangdoc.analysis.collectives.fr_history import Book, Transfer, site
+from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch
+from hangdoc.analysis.culprits import Suspect
 from hangdoc.evidence import FlightRecorder, Recorded
 from hangdoc.evidence.logs import Logs
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from hangdoc.analysis.ledger import Book, Calls
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.collectives.fr_history import Book, Calls
+from hangdoc.analysis.ranks.call_path import is_library
 
 Line = tuple[str, str, int]  # file, function, line
 Where = tuple[Line, ...]  # the user's own code, outermost first

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import FlightRecorder, Frame, Recorded
 
 DEFAULT = "0"  # torch's name of the group of the whole job

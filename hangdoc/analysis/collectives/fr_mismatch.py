@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hangdoc.analysis.ledger import Book, Calls, Ledger
+from hangdoc.analysis.collectives.fr_history import Book, Calls, Ledger
 from hangdoc.evidence import Recorded
 
 KINDS = ("operation", "all_to_all", "size", "dtype")  # of mismatches, the plainest first

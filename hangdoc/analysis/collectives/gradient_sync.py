@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key, tcp
-from hangdoc.analysis.peers import data_connections
-from hangdoc.analysis.progress import Look, looks_at, own_steps, spots
-from hangdoc.analysis.story import Step
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.network import tcp_counters
+from hangdoc.analysis.network.data_connections import data_connections
+from hangdoc.analysis.ranks.call_path import Step
+from hangdoc.analysis.ranks.progress import Look, looks_at, own_steps, spots
 from hangdoc.evidence import Connection
 
 WRAPPER = re.compile(r"<(DistributedDataParallel|FullyShardedDataParallel|DDP|FSDP) at ")
@@ -119,12 +120,12 @@ def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> f
     """Before it trains a wrapper sends the whole model round: that is no gradient."""
     if not data:
         return None
-    history = tcp.History(case.series(key, "sockets"))
+    history = tcp_counters.History(case.series(key, "sockets"))
     since = next((at for at, (instant, _) in enumerate(history.looks) if instant >= since_s), len(history.looks))
     if len(history.looks) - since < 2:
         return None
     seconds = history.looks[-1][0] - history.looks[since][0]
-    crossed = tcp.traffic(history.known(since), data, seconds).crossed
+    crossed = tcp_counters.traffic(history.known(since), data, seconds).crossed
     return crossed / seconds if crossed is not None else None
 
 

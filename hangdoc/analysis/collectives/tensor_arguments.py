@@ -10,8 +10,8 @@ from functools import lru_cache
 from math import prod
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.condition import targets
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.ranks.call_path import is_library
+from hangdoc.analysis.ranks.conditions import targets
 from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")

@@ -13,11 +13,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc import claims
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.analysis.waits import Group, Wait, waits
-from hangdoc.evidence import Groups
+from hangdoc.analysis.collectives.wait_targets import Group, Wait, waits
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.evidence import Groups, limits
 
 Node = int | Group  # a rank, or the wait that ranks in a collective of one group share
 Edges = Mapping[Node, frozenset[Node]]
@@ -142,7 +141,7 @@ def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, Stack
     hidden: list[int] = []
     ranks = group.ranks
     if isinstance(ranks, range):  # as long as somebody claims that it is
-        hidden += claims.absent(len(ranks), seen)
+        hidden += limits.absent(len(ranks), seen)
         ranks = [rank for rank in seen if rank in ranks]
     for rank in ranks:
         wait = waiting.get(rank)

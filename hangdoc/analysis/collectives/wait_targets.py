@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc import claims
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.places import named, python_in
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.analysis.story import is_library
-from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable
-from hangdoc.light import light
+from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.ranks.call_path import is_library
+from hangdoc.analysis.ranks.call_path_cache import named, python_in
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable, limits
 
 _DISTRIBUTED = "/torch/distributed/"
 _C10D = "/torch/distributed/distributed_c10d.py"
@@ -99,7 +98,7 @@ def _whole(case: Case) -> Group | None:
         for group in _groups(case, key):
             if group.default:
                 return _group(case, group)
-    size = max((claims.world(evidence.target.world_size) or 0 for evidence in case.ranks.values()), default=0)
+    size = max((limits.world(evidence.target.world_size) or 0 for evidence in case.ranks.values()), default=0)
     return Group("default_pg", range(size), True) if size else None
 
 

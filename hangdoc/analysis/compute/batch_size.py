@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.progress import Look, distinct, looks_at
+from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
 
 MIN_LOOKS = 4
 USUAL_SHARE = 0.75  # of the looks: the last batch of an epoch is often smaller, and a batch may be cut before its use

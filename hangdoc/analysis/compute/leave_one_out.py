@@ -6,8 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
-from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.progress import Look
+from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.progress import Look
 
 
 class Values:

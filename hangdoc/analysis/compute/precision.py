@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.progress import Look, looks_at, spots
+from hangdoc.analysis.ranks.progress import Look, looks_at, spots
 from hangdoc.evidence import Environ, Frame, Host, Stacks, Tensor, Variable
 from probes.types import Types
 

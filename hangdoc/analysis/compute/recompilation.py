@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.condition import targets
-from hangdoc.analysis.process import process_looks
-from hangdoc.analysis.progress import Look, looks_at
-from hangdoc.analysis.story import Step, is_library, user_step
+from hangdoc.analysis.ranks.call_path import Step, is_library, user_step
+from hangdoc.analysis.ranks.conditions import targets
+from hangdoc.analysis.ranks.process import process_looks
+from hangdoc.analysis.ranks.progress import Look, looks_at
 
 ITERATIONS = 3  # seen compiling in so many
 MORE = 5  # where it is not known, or early, how far the loop has come

@@ -14,10 +14,10 @@ from operator import attrgetter
 from typing import Any
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.clocks import over, processes
+from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.ranks.cpu_clocks import over, processes
 from hangdoc.evidence import Environ, Host, Process
-from hangdoc.fold import fold_ranks
-from hangdoc.light import light
+from hangdoc.formatting import fold_ranks
 from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
 from probes.neighbours import Neighbour, Neighbours
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.others import Values
-from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.progress import Look, looks_at
-from hangdoc.analysis.resources import ResourcesFacts
-from hangdoc.analysis.waiting import SLICE_S, Waiting, steps, stood, waiting
-from hangdoc.analysis.workload import more_work, same_code
+from hangdoc.analysis.compute.leave_one_out import Values
+from hangdoc.analysis.compute.resources import ResourcesFacts
+from hangdoc.analysis.compute.wait_time import SLICE_S, Waiting, steps, stood, waiting
+from hangdoc.analysis.compute.workload import more_work, same_code
+from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.progress import Look, looks_at
 
 LATE = 0.25  # share of the time the others wait for it: less is within what an ordinary busy host does
 LATE_UNEXPLAINED = 0.4  # where what it waits for, or how much it computes, is not seen

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.clocks import clocks, processes, spent
-from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.progress import Look, looks_at
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.ranks.call_path import is_library
+from hangdoc.analysis.ranks.cpu_clocks import clocks, processes, spent
+from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Process
 
 PARTS = 3  # of the window, in each of which steps must go by

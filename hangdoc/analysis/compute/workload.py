@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.others import Waiters
-from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.position import MUST_DIFFER
-from hangdoc.analysis.progress import Look, looks_at
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.compute.leave_one_out import Waiters
+from hangdoc.analysis.ranks.call_path import is_library
+from hangdoc.analysis.ranks.divergence import MUST_DIFFER
+from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Variable
 
 MORE = 1.25  # times what the others have

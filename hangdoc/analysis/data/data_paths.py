@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.position import PositionFacts
-from hangdoc.analysis.progress import ProgressFacts, looks_at, own_steps
+from hangdoc.analysis.ranks.divergence import PositionFacts
+from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
 from hangdoc.evidence import Environ, Io
 
 WAITS = 0.5  # share of the looks

@@ -13,13 +13,13 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.helpers import LOADER, loads, waits_for_helpers
-from hangdoc.analysis.peers import data_connections
-from hangdoc.analysis.process import process_looks
-from hangdoc.analysis.progress import Look, ProgressFacts, looks_at, spots
-from hangdoc.analysis.story import Code, Step
-from hangdoc.analysis.tcp import identity, idle, least
-from hangdoc.analysis.workers import starts, user_line, worker_story
+from hangdoc.analysis.data.helpers import LOADER, loads, waits_for_helpers
+from hangdoc.analysis.data.workers import starts, user_line, worker_story
+from hangdoc.analysis.network.data_connections import data_connections
+from hangdoc.analysis.network.tcp_counters import identity, idle, least
+from hangdoc.analysis.ranks.call_path import Code, Step
+from hangdoc.analysis.ranks.process import process_looks
+from hangdoc.analysis.ranks.progress import Look, ProgressFacts, looks_at, spots
 from hangdoc.evidence import Process, Sockets, Source, Stacks
 
 WAITS = 0.8  # of the looks

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.progress import Look, looks_at
-from hangdoc.analysis.story import Code, Story, is_library
-from hangdoc.analysis.workers import TELLING, Worker, name_of, user_line, workers_of
+from hangdoc.analysis.data.workers import TELLING, Worker, name_of, user_line, workers_of
+from hangdoc.analysis.ranks.call_path import Code, Story, is_library
+from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Io, Stacks
 
 RECENT_S = 5.0  # what was done within this time is being done

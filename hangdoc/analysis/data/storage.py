@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.helpers import HelperFacts, sure
-from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.process import process_looks, was_held
-from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.data.helpers import HelperFacts, sure
+from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.process import process_looks, was_held
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FileCall, Io, Peer, Stacks
 
 RATE_S = 10.0  # over which bytes per second are counted

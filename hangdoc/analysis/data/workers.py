@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.story import Step, Story, is_library, tell
+from hangdoc.analysis.ranks.call_path import Step, Story, is_library, tell
 from hangdoc.evidence import FileCall, Helper, Io, Place, Process, Source, Stack, Stacks
 
 ACTIVE_S = 0.03  # CPU time within the looks: more than a worker that polls its queue uses

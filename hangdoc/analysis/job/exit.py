@@ -12,8 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import WAITING
-from hangdoc.analysis.stack import last_seen
+from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.stack import last_seen
 from hangdoc.evidence import End, Process, RankEvidence, Stacks
 from probes.cgroup import Cgroup
 

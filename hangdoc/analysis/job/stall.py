@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.position import PositionFacts
-from hangdoc.analysis.progress import ProgressFacts
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.light import light
+from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.ranks.divergence import PositionFacts
+from hangdoc.analysis.ranks.progress import ProgressFacts
+from hangdoc.analysis.ranks.stack import StackFacts
 
 BUSY_SHARE = 0.5  # of one core: more than the housekeeping threads of a parked rank ever use
 IDLE_SHARE = 0.05  # and this is what such threads may use

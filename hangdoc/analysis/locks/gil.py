@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import WAITING, chain_of, phase_of
-from hangdoc.analysis.process import process_looks
-from hangdoc.analysis.stack import circumstances
-from hangdoc.analysis.story import tell, user_step
+from hangdoc.analysis.ranks.call_path import tell, user_step
+from hangdoc.analysis.ranks.phases import WAITING, chain_of, phase_of
+from hangdoc.analysis.ranks.process import process_looks
+from hangdoc.analysis.ranks.stack import circumstances
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
 
 ASLEEP_S = 1.9  # as long as `stall` watches before it says so

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.progress import ProgressFacts
-from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.ranks.progress import ProgressFacts
+from hangdoc.analysis.ranks.stack import StackFacts
 from probes.lockfile import LockFile
 
 STANDS_S = 1.9

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.process import process_looks, was_held
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.analysis.story import Step, is_library, tell, user_step
+from hangdoc.analysis.ranks.call_path import Step, is_library, tell, user_step
+from hangdoc.analysis.ranks.process import process_looks, was_held
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Process, Source, Stack, Stacks
 from probes.locks import Locks, LockWait
 

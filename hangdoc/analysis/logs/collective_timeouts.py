@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.said import TIMEOUTS, Heard, number, numbers
+from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, number, numbers
 from hangdoc.evidence.logs import LOST, Said
 
 DEFAULT = ("0", "default_pg")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.said import TIMEOUTS, Heard, of_others
+from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, of_others
 from hangdoc.evidence.logs import TEARDOWN, Said
 
 TOLD = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.said import Heard
-from hangdoc.analysis.suspect import Suspect
+from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis.logs.log_events import Heard
 from hangdoc.evidence.logs import Said
 
 # Interfaces that lead nowhere outside their host; an address of the first kind does neither.

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hangdoc import claims
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.calls import Group, Odd, behind, complete, groups, oddities, waiting_in
-from hangdoc.analysis.failures import Failure, failures
-from hangdoc.analysis.gear import Gear, gear
-from hangdoc.analysis.meeting_lines import Meeting, meeting
-from hangdoc.analysis.said import TIMEOUTS, Heard, heard, last, number
-from hangdoc.analysis.suspect import Suspect
+from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis.logs.collective_timeouts import Group, Odd, behind, complete, groups, oddities, waiting_in
+from hangdoc.analysis.logs.first_failure import Failure, failures
+from hangdoc.analysis.logs.hardware_errors import Gear, gear
+from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, heard, last, number
+from hangdoc.analysis.logs.rendezvous_errors import Meeting, meeting
+from hangdoc.evidence import limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _with_call(facts: LogsFacts, odd: Odd, rank: int) -> LogsFacts:
 def _job(
     case: Case, told: Heard, found: list[Group], late: Mapping[int, str], odds: list[Odd], things: Gear, met: Meeting
 ) -> LogsJob:
-    absent = claims.absent(told.size, told.numbers) if told.size else ()
+    absent = limits.absent(told.size, told.numbers) if told.size else ()
     kernels = {**things.port_hosts, **things.gpu_hosts}
     return LogsJob(
         read=True,

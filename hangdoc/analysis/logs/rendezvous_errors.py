@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.said import Heard, number
+from hangdoc.analysis.logs.log_events import Heard, number
 from hangdoc.evidence.logs import Said
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.peers import Data
+from hangdoc.analysis.network.data_connections import Data
 from hangdoc.evidence import Connection, Interface, Interfaces
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address

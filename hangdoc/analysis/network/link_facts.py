@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from hangdoc.analysis import Case, Key, tcp
-from hangdoc.analysis.faults import Faults, echo
-from hangdoc.analysis.flow import NOTHING, Flow
-from hangdoc.analysis.interfaces import holding, of_rank
-from hangdoc.analysis.peers import Data, End
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.network import tcp_counters
+from hangdoc.analysis.network.data_connections import Data, End
+from hangdoc.analysis.network.interfaces import holding, of_rank
+from hangdoc.analysis.network.link_faults import Faults, echo
+from hangdoc.analysis.network.throughput import NOTHING, Flow
 from hangdoc.evidence import Connection, Interface
-from hangdoc.fold import endpoint
+from hangdoc.formatting import endpoint
 from probes.echo import UNASKED, Echo
 
 Dead = Mapping[End, bool | None]  # of data connections, judged at either end; those that are not in it are not
@@ -98,12 +99,12 @@ def _link(links: Links, data: Data) -> LinkFacts:
         state=one.state,
         unacked_bytes=one.send_queue,
         receive_queue=one.receive_queue,
-        retransmits=tcp.unanswered(one),
+        retransmits=tcp_counters.unanswered(one),
         backoff=one.backoff,
         last_ack_s=one.last_ack_s,
         last_receive_s=one.last_receive_s,
         last_send_s=one.last_send_s,
-        idle_s=tcp.idle(one),
+        idle_s=tcp_counters.idle(one),
         pmtu=one.pmtu,
         dead=links.dead.get(data.end, False),
         fault=links.wrong.of(data.end),
@@ -113,7 +114,7 @@ def _link(links: Links, data: Data) -> LinkFacts:
         sacked=one.sacked,
         echo=heard,
         passes=heard.passes,
-        only_full=tcp.only_full(one),
+        only_full=tcp_counters.only_full(one),
     )
 
 

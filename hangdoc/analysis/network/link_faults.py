@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key, tcp
-from hangdoc.analysis.blame import blamed
-from hangdoc.analysis.flow import NOTHING, Flow, flow, since_start, so_far
-from hangdoc.analysis.interfaces import held_by, limit, narrow
-from hangdoc.analysis.peers import Data, End, mirrored
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.network import tcp_counters
+from hangdoc.analysis.network.blame import blamed
+from hangdoc.analysis.network.data_connections import Data, End, mirrored
+from hangdoc.analysis.network.interfaces import held_by, limit, narrow
+from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start, so_far
 from hangdoc.evidence import Connection, Sockets
 from probes.echo import UNASKED, Echo, Echoes
 
@@ -60,7 +61,7 @@ class Faults:
         return "both" if sends and receives else "sends" if sends else "receives" if receives else None
 
 
-def faults(case: Case, data: Sequence[Data], histories: Mapping[Key, tcp.History]) -> Faults:
+def faults(case: Case, data: Sequence[Data], histories: Mapping[Key, tcp_counters.History]) -> Faults:
     """Of all data connections of a job."""
     sent = [_flow(one.connection, histories[one.owner]) for one in data]
     if not any(flow is not NOTHING or one.connection.send_queue for one, flow in zip(data, sent, strict=True)):
@@ -95,7 +96,7 @@ def faults(case: Case, data: Sequence[Data], histories: Mapping[Key, tcp.History
     return Faults(flows, found, {key: tuple(dict.fromkeys(mine)) for key, mine in by_rank.items()}, tuple(beyond))
 
 
-def _flow(one: Connection, history: tcp.History) -> Flow:
+def _flow(one: Connection, history: tcp_counters.History) -> Flow:
     """What was sent over one connection; looked at closely only where the whole window is suspicious."""
     first = history.first(one)
     if first is None or first[1].bytes_sent == one.bytes_sent:
@@ -156,9 +157,9 @@ def echo(case: Case, one: Data) -> Echo:
 def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
     if sent is NOTHING and not one.connection.send_queue:
         return ""
-    if tcp.oversize(one.connection) and not sent.lossy:  # or one full segment was lost so often by chance
+    if tcp_counters.oversize(one.connection) and not sent.lossy:  # or one full segment was lost so often by chance
         return "lossy" if echo(case, one).passes == "some" else "oversize"
-    if tcp.dead(one.connection):
+    if tcp_counters.dead(one.connection):
         return {"small": "oversize", "some": "lossy"}.get(echo(case, one).passes, "dead")
     if not _far(pair):
         return ""

@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple, cast
 
-from hangdoc.analysis import Case, Key, tcp
-from hangdoc.analysis.faults import Faults, faults
-from hangdoc.analysis.interfaces import faster, holding, narrow, of_rank, told
-from hangdoc.analysis.links import Dead, LinkFacts, Links, is_up
-from hangdoc.analysis.peers import Data, data_connections, mirrored
-from hangdoc.analysis.suspect import Suspect
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.network import tcp_counters
+from hangdoc.analysis.network.data_connections import Data, data_connections, mirrored
+from hangdoc.analysis.network.interfaces import faster, holding, narrow, of_rank, told
+from hangdoc.analysis.network.link_facts import Dead, LinkFacts, Links, is_up
+from hangdoc.analysis.network.link_faults import Faults, faults
 from hangdoc.evidence import Connection, Interface
-from hangdoc.fold import endpoint
-from hangdoc.light import light
+from hangdoc.formatting import endpoint
 
 _QUEUES = attrgetter("state", "send_queue", "receive_queue", "backoff", "retransmits")
 _PLACE = attrgetter("local", "interface")
@@ -86,7 +87,7 @@ class NetworkAnalysis:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         ends = [one for mine in data.values() for one in mine]
-        looks = {key: tcp.History(case.series(key, "sockets")) for key in data}
+        looks = {key: tcp_counters.History(case.series(key, "sockets")) for key in data}
         wrong = faults(case, ends, looks)
         dead = _dead(ends, wrong)
         facts = {
@@ -100,7 +101,8 @@ class NetworkAnalysis:
 def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
     """The connections that are dead at either end, or may be; not those where TCP pauses because packets were lost."""
     found = [
-        tcp.dead(one.connection) and "lossy" not in (wrong.of(one.end), wrong.of(mirrored(one.end))) for one in ends
+        tcp_counters.dead(one.connection) and "lossy" not in (wrong.of(one.end), wrong.of(mirrored(one.end)))
+        for one in ends
     ]
     if set(found) <= {False}:
         return {}
@@ -108,7 +110,9 @@ def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
     return {end: _either(is_dead, alone.get(mirrored(end))) for end, is_dead in alone.items()}
 
 
-def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp.History, wrong: Faults) -> NetworkFacts:
+def _rank(
+    case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp_counters.History, wrong: Faults
+) -> NetworkFacts:
     mine = [one.connection for one in data]
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
     overall, recent = _traffic(mine, history)
@@ -123,10 +127,10 @@ def _rank(case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp.H
         backoff=queues.backoff,
         retransmitting=queues.again,
         retransmit_share=overall.repeated / overall.sent if overall.sent and overall.repeated is not None else None,
-        idle_s=tcp.least([tcp.idle(one) for one in mine]),
+        idle_s=tcp_counters.least([tcp_counters.idle(one) for one in mine]),
         moving=None if recent is None or recent.crossed is None else recent.crossed > 0,
         bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
-        zero_window=_any([tcp.window_shut(one) for one in mine]),
+        zero_window=_any([tcp_counters.window_shut(one) for one in mine]),
         close_wait=queues.close_wait,
         dead_links=sum([dead.get(one.end) is True for one in data]) if dead else 0,
         syn_sent=len(waiting),
@@ -211,7 +215,7 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead
         links=cast("tuple[LinkFacts, ...]", links or ()),
         dead_links=len({frozenset((end, mirrored(end))) for end, is_dead in dead.items() if is_dead}),
         interfaces_down=sum(bool(one.interface_down) for one in seen),
-        idle_s=tcp.least(one.idle_s for one in seen),
+        idle_s=tcp_counters.least(one.idle_s for one in seen),
         moving=_any([one.moving for one in seen]),
         quiet=not loud if checked else None,
         unacked_bytes=max((one.unacked_bytes for one in seen if one.unacked_bytes is not None), default=None),
@@ -224,20 +228,22 @@ def _beyond(case: Case, wrong: Faults) -> tuple[Suspect, ...]:
     return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in wrong.beyond)
 
 
-def _traffic(mine: Sequence[Connection], history: tcp.History) -> tuple[tcp.Traffic, tcp.Traffic | None]:
+def _traffic(
+    mine: Sequence[Connection], history: tcp_counters.History
+) -> tuple[tcp_counters.Traffic, tcp_counters.Traffic | None]:
     """What crossed over the whole history (ever, where it is a single look) and over its last seconds."""
     looks = history.looks
     if len(looks) < 2:
-        return tcp.traffic({}, mine, 0.0), None
+        return tcp_counters.traffic({}, mine, 0.0), None
     newest, start = looks[-1][0], looks[0][0]
     recent = next((at for at in range(len(looks) - 2, 0, -1) if newest - looks[at][0] >= RECENT_S), 0)
-    overall = tcp.traffic(history.known(0), mine, newest - start)
-    return overall, tcp.traffic(history.known(recent), mine, newest - looks[recent][0]) if recent else overall
+    overall = tcp_counters.traffic(history.known(0), mine, newest - start)
+    return overall, tcp_counters.traffic(history.known(recent), mine, newest - looks[recent][0]) if recent else overall
 
 
-def _waiting_s(waiting: Sequence[Connection], history: tcp.History) -> float | None:
+def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.History) -> float | None:
     """How long the oldest of them has waited, at least: as we watched, or as it was repeated."""
-    ages = [tcp.asked_s(one) for one in waiting]
+    ages = [tcp_counters.asked_s(one) for one in waiting]
     for one in waiting:
         first = history.first(one)
         if first is not None:

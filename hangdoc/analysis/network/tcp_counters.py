@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from hangdoc.analysis.fast_dataclass import light
 from hangdoc.evidence import Connection, Sockets
-from hangdoc.light import light
 
 LINEAR = 4  # repetitions of a SYN, a second apart
 # The kernel repeats a lost segment after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.

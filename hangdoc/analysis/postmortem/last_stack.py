@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.analysis.storage import FOR_THREADS
-from hangdoc.analysis.suspect import Suspect
+from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis.data.storage import FOR_THREADS
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Source, Stacks
 
 _READS = frozenset({"read", "readline", "readlines", "readinto", "open"})

@@ -9,9 +9,9 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.condition import NAME
-from hangdoc.analysis.phases import Chain, chain_of
-from hangdoc.analysis.story import Plan, Step, follow, is_library, plan, variables_of
+from hangdoc.analysis.ranks.call_path import Plan, Step, follow, is_library, plan, variables_of
+from hangdoc.analysis.ranks.conditions import NAME
+from hangdoc.analysis.ranks.phases import Chain, chain_of
 from hangdoc.evidence import Place, Source, Stack, Stacks, Variable
 
 

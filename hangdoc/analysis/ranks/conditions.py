@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hangdoc.analysis.story import Step
+from hangdoc.analysis.ranks.call_path import Step
 from hangdoc.evidence import Variable
 
 NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_][\w.]*")

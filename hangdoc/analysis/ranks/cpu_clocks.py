@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.stack import of_harness
+from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.ranks.stack import of_harness
 from hangdoc.evidence import Process, ThreadCpu
-from hangdoc.light import light
 
 _RAN_S = 0.001
 

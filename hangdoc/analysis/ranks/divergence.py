@@ -10,11 +10,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import Chain
-from hangdoc.analysis.places import compared, lines_of, names_in, story_of, variables_at
-from hangdoc.analysis.relation import Relation, relate
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.analysis.story import Step, Story, is_library
+from hangdoc.analysis.ranks.call_path import Step, Story, is_library
+from hangdoc.analysis.ranks.call_path_cache import compared, lines_of, names_in, story_of, variables_at
+from hangdoc.analysis.ranks.path_comparison import Relation, relate
+from hangdoc.analysis.ranks.phases import Chain
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Loop, Variable
 
 Signature = tuple[tuple[str, str, int], ...]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis.condition import OF_THE_MODEL, uniform
-from hangdoc.analysis.story import Step, Story, is_library
+from hangdoc.analysis.ranks.call_path import Step, Story, is_library
+from hangdoc.analysis.ranks.conditions import OF_THE_MODEL, uniform
 from hangdoc.evidence import Branch, Loop, Place
 
 

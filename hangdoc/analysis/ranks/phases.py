@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hangdoc.analysis.story import Story, is_library
+from hangdoc.analysis.ranks.call_path import Story, is_library
 from hangdoc.evidence import Stack
 
 PHASES = (
@@ -53,7 +53,7 @@ class Circumstances(NamedTuple):  # it is looked up by for every rank: a tuple i
 @lru_cache(maxsize=1)
 def table() -> tuple[Entry, ...]:
     """The entries of phases.yaml, in order."""
-    rows = yaml.safe_load(files("hangdoc.analysis").joinpath("phases.yaml").read_text())
+    rows = yaml.safe_load(files("hangdoc.analysis.ranks").joinpath("phases.yaml").read_text())
     return tuple(_entry(row) for row in rows)
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.fast_dataclass import light
 from hangdoc.evidence import Process
-from hangdoc.light import light
 
 STOPPED = ("T", "t")
 HELD_S = 3.0  # without having run: another's py-spy stops it for a moment, and so does what limits its CPU time

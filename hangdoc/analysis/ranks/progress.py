@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.clocks import processes
-from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
-from hangdoc.analysis.places import chain_in, named, plan_in
-from hangdoc.analysis.stack import circumstances, is_busy
-from hangdoc.analysis.story import Code, LazyStory, Step, code_of, is_library
+from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.ranks.call_path import Code, LazyStory, Step, code_of, is_library
+from hangdoc.analysis.ranks.call_path_cache import chain_in, named, plan_in
+from hangdoc.analysis.ranks.cpu_clocks import processes
+from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.ranks.stack import circumstances, is_busy
 from hangdoc.evidence import Process, Source, Stacks, Variable
-from hangdoc.light import light
 
 SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
 COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import WAITING, Chain, Circumstances, phase_of
-from hangdoc.analysis.places import Standing, chain_in, named, plan_in, python_in, standings, story_in
-from hangdoc.analysis.process import is_stopped
-from hangdoc.analysis.story import Plan, Step, Story, user_step
+from hangdoc.analysis.ranks.call_path import Plan, Step, Story, user_step
+from hangdoc.analysis.ranks.call_path_cache import Standing, chain_in, named, plan_in, python_in, standings, story_in
+from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.ranks.process import is_stopped
 from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
 from hangdoc.evidence.aftermath import Aftermath
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.peers import OPEN
+from hangdoc.analysis.network.data_connections import OPEN
 from hangdoc.evidence import Connection, Environ, Interfaces, Sockets
 from probes.addresses import Addresses, Held
 from probes.mesh import Advertised, making_group

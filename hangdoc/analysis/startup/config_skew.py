@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.arrival import launch_in
-from hangdoc.analysis.story import is_library
+from hangdoc.analysis.ranks.call_path import is_library
+from hangdoc.analysis.startup.rendezvous import launch_in
 from hangdoc.evidence import Environ, Process, Stacks
-from hangdoc.fold import fold_ranks, name_ranks
+from hangdoc.formatting import fold_ranks, name_ranks
 from probes.versions import Versions
 
 # Parts of names of options that are each rank's own.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.addresses import (
+from hangdoc.analysis.startup.advertised_addresses import (
     ELSEWHERE,
     GLOO,
     LOOPBACK,
@@ -21,8 +21,8 @@ from hangdoc.analysis.addresses import (
     plain,
     unknown_to_gloo,
 )
-from hangdoc.analysis.making import in_store, incomplete, makes, strangers, tried, whose_addresses
-from hangdoc.fold import endpoint, fold_hosts
+from hangdoc.analysis.startup.mesh_members import in_store, incomplete, makes, strangers, tried, whose_addresses
+from hangdoc.formatting import endpoint, fold_hosts
 from probes.addresses import Held
 from probes.firewall import Firewall
 from probes.mesh import Advertised, Mesh

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.addresses import Place
-from hangdoc.analysis.tcp import asked_s, identity
+from hangdoc.analysis.network.tcp_counters import asked_s, identity
+from hangdoc.analysis.startup.advertised_addresses import Place
+from hangdoc.discovery.environment import on_loopback
 from hangdoc.evidence import Connection, Environ, Process, Sockets
-from hangdoc.fold import endpoint
-from hangdoc.identity import on_loopback
+from hangdoc.formatting import endpoint
 from probes.mesh import Advertised, Mesh, making_group
 from probes.store import place_of
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.addresses import NCCL, chosen_by_nccl
+from hangdoc.analysis.startup.advertised_addresses import NCCL, chosen_by_nccl
 from hangdoc.evidence import Environ, Process
 from probes.addresses import Addresses
 from probes.infiniband import Infiniband, Port

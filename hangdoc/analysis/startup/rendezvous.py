@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.phases import Chain
-from hangdoc.analysis.places import chain_in
-from hangdoc.analysis.progress import ProgressFacts
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.analysis.tcp import asked_s, least
+from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.network.tcp_counters import asked_s, least
+from hangdoc.analysis.ranks.call_path_cache import chain_in
+from hangdoc.analysis.ranks.phases import Chain
+from hangdoc.analysis.ranks.progress import ProgressFacts
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.discovery.launcher import Launch, launch_of
 from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable
-from hangdoc.fold import endpoint
-from hangdoc.launch import Launch, launch_of
-from hangdoc.light import light
+from hangdoc.formatting import endpoint
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
 UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely slow

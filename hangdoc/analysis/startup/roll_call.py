@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hangdoc import claims
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.arrival import Arrival
-from hangdoc.fold import fold_ranks, name_ranks
-from hangdoc.identity import on_loopback
+from hangdoc.analysis.startup.rendezvous import Arrival
+from hangdoc.discovery.environment import on_loopback
+from hangdoc.evidence import limits
+from hangdoc.formatting import fold_ranks, name_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Roll:
             return f"{ranks} (node{'s' * (len(self.nodes) > 1)} {fold_ranks(self.nodes)})" if self.nodes else ranks
         if not self.lacking:
             return None
-        of = f" of {self.expected:,}" if self.expected and self.lacking > claims.NAMED_MOST else ""
+        of = f" of {self.expected:,}" if self.expected and self.lacking > limits.NAMED_MOST else ""
         return f"{self.lacking:,}{of} {'host' if self.hosts else 'rank'}{'s' * (self.lacking > 1)}"
 
 
@@ -53,12 +53,12 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
         return Roll(size, None, (), None, False, here, (), busy)
     served = _served(waiting)
     known = here or (served is not None and served <= len(there))  # of those not seen none has come
-    missing = claims.absent(size, there) if known else ()
+    missing = limits.absent(size, there) if known else ()
     come = max(len(there), served or 0)
     lacking = max(0, size - come) if here or served is not None else None
     # One that was started and has not yet connected is on its way.
     coming = busy or (bool(kin - present) and (served is None or served < len(there)))
-    missed = claims.lacking(size, there) if known else 0
+    missed = limits.lacking(size, there) if known else 0
     return Roll(size, come, missing, lacking, False, here, (), coming, missed)
 
 
@@ -85,10 +85,10 @@ def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> Roll:
     each = {launch.per_node for launch in launches}
     known = here or (served is not None and served <= there)
     numbered = known and fixed and None not in nodes | each and len(each) == 1
-    absent = claims.absent(fewest, nodes) if numbered else ()
+    absent = limits.absent(fewest, nodes) if numbered else ()
     per_node = next(iter(each)) or 1
-    missed = claims.lacking(fewest, nodes) * per_node if numbered else 0
-    few = len(absent) * per_node <= claims.NAMED_MOST
+    missed = limits.lacking(fewest, nodes) * per_node if numbered else 0
+    few = len(absent) * per_node <= limits.NAMED_MOST
     missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
     lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
     # One that was started and has not yet connected is on its way.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from hangdoc.evidence import End, Snapshot
-from hangdoc.readers._source import Source
+from hangdoc.postmortem.readers._input_file import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from types import NoneType
 from typing import Any
 
 from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, Recorded
-from hangdoc.readers._alike import Alike
-from probes._redact import redact
+from hangdoc.postmortem.readers._fr_dedup import Alike
+from hangdoc.redaction.text import redact
 
 MOST_ENTRIES = 4_000_000
 MOST_FRAMES = 64  # of one stack

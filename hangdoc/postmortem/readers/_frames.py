@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
-from probes import _variable
-from probes._frames import INNERMOST, OUTERMOST, ends, short_name
+from hangdoc.introspect import local_variables
+from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST, ends, short_name
 
 MOST_THREADS = 2048  # of a process
 NAME = 300  # characters of a thread's or function's name that are kept
@@ -72,9 +72,9 @@ def native_frame(symbol: str, module: str, line: int | None = None) -> Frame:
 
 def variable(name: str, text: str, argument: bool, address: int | None = None) -> Variable | None:
     """A variable from its printed form, without secrets; None where it is of no use (a module, a function)."""
-    if not _variable.is_data(name, text):
+    if not local_variables.is_data(name, text):
         return None
-    return _variable.of_text(name[:NAME], text, address, argument, None, None)
+    return local_variables.of_text(name[:NAME], text, address, argument, None, None)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from hangdoc import bounds
+from hangdoc.system import input_limits
 
 HEAD = 64 * 2**10  # bytes by which a source is known
 MOST_FILES = 200_000
@@ -91,7 +91,7 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, stream: Any, packed: IO[bytes]) -> None:
         self._stream = stream
         self._size = 0
-        self._most = bounds.most_streamed(os.fstat(packed.fileno()).st_size)
+        self._most = input_limits.most_streamed(os.fstat(packed.fileno()).st_size)
 
     def readable(self) -> bool:
         return True
@@ -119,7 +119,7 @@ class _Buffered(io.BufferedReader):
         if self._damage is not None:
             raise OSError(self._damage)
         parts: list[bytes] = []
-        left = size if size is not None and size >= 0 else bounds.STREAM_MOST
+        left = size if size is not None and size >= 0 else input_limits.STREAM_MOST
         while left > 0:
             try:
                 data = self.read1(min(left, _CHUNK))

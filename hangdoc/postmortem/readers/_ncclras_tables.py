@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hangdoc.evidence import FlightRecorder, Recorded
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.readers import Piece, Source, Who
+from hangdoc.postmortem.readers import Piece, Source, Who
 
 _OPS = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 
-from hangdoc import bounds
-from hangdoc.readers import Notes, Source
-from hangdoc.readers import _paste as paste
+from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.system import input_limits
 
 _BROKEN = 50  # documents that are none, after which a text is given up
 _BEFORE = 200 * 2**10  # characters before a document that are looked at
@@ -27,7 +27,7 @@ def documents(source: Source, notes: Notes, most: int) -> Iterator[tuple[list[st
     while start := _START.search(text, at):
         before = text[max(at, start.start() - _BEFORE) : start.start()].splitlines()[-200:]
         try:
-            with bounds.limited_memory(bounds.most_memory(source.size, len(text))):
+            with input_limits.limited_memory(input_limits.most_memory(source.size, len(text))):
                 found, at = decoder.raw_decode(text, start.end())
         except MemoryError:
             notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
@@ -43,7 +43,7 @@ def documents(source: Source, notes: Notes, most: int) -> Iterator[tuple[list[st
 
 
 def _text(source: Source, notes: Notes, most: int) -> str:
-    found, size, most = [], 0, min(most, bounds.most_whole(source.size))
+    found, size, most = [], 0, min(most, input_limits.most_whole(source.size))
     for line in paste.lines(source, notes):
         size += len(line) + 1
         if size > most:

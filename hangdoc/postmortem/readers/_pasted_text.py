@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hangdoc import bounds
-from hangdoc.readers import Notes, Piece, Source, Who
+from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.system import input_limits
 
 LINE = 16 * 2**10  # bytes of a line that are kept
 MOST_CHANNELS = 4096
@@ -51,7 +51,7 @@ _NOBODY = " \t>|"  # an indent or a quote: of nobody in particular
 
 def lines(source: Source, notes: Notes) -> Iterator[str]:
     """The lines of a source without colours and line ends; long ones are cut. Stops at damage and says so."""
-    done, left = 0, bounds.most_lines(source.size)
+    done, left = 0, input_limits.most_lines(source.size)
     try:
         with source.open() as file:
             while raw := file.readline(LINE):

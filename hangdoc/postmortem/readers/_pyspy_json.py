@@ -7,11 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from hangdoc.evidence import Frame, Variable
-from hangdoc.readers import Notes, Source, Who
-from hangdoc.readers import _paste as paste
-from hangdoc.readers._frames import MOST_THREADS, VARIABLES, Thread, native_frame, python_frame, stacks, variable
-from hangdoc.readers._json import documents
-from hangdoc.readers._processes import Dumped
+from hangdoc.postmortem.readers import Notes, Source, Who
+from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._dump_ranks import Dumped
+from hangdoc.postmortem.readers._frames import (
+    MOST_THREADS,
+    VARIABLES,
+    Thread,
+    native_frame,
+    python_frame,
+    stacks,
+    variable,
+)
+from hangdoc.postmortem.readers._pasted_json import documents
 
 MOST = 64 * 2**20  # bytes: a dump of 1,000 threads is 5 MB
 _LIST = re.compile(rb"^[ \t]*\[\s*\{", re.MULTILINE)

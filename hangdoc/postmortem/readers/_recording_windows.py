@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hangdoc.recording import LEADS
+from hangdoc.recording.recorder import LEADS
 
 ROUNDS = 120  # looks at a host, at the end of the recording
 SHORTEST = 5  # of a host with however many ranks

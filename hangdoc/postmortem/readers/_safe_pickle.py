@@ -17,7 +17,7 @@ import weakref
 from functools import cache
 from typing import IO, Any, NoReturn
 
-from hangdoc import bounds
+from hangdoc.system import input_limits
 
 SMALL = 1 << 20  # bytes that a head may have
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # seconds that loading may take, and one more for each so many bytes
@@ -71,11 +71,11 @@ class _Plain(pickle.Unpickler):
 
 def head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
     """The value of a small pickle, and all that it numbered; None where it is not sound."""
-    if len(data) > SMALL or not _taster().survives(data, bounds.MEMORY):
+    if len(data) > SMALL or not _taster().survives(data, input_limits.MEMORY):
         return None
     reader = _Plain(io.BytesIO(data))
     try:
-        with bounds.limited_memory(bounds.MEMORY):
+        with input_limits.limited_memory(input_limits.MEMORY):
             value = reader.load()
     except Exception:
         return None
@@ -84,11 +84,11 @@ def head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
 
 def load(data: bytes, packed: int | None = None) -> Any:
     """The value; raises Refused, whatever is wrong with it. `packed`: bytes of the file that it came of, if fewer."""
-    most = bounds.most_memory(len(data) if packed is None else packed, len(data))
+    most = input_limits.most_memory(len(data) if packed is None else packed, len(data))
     if not _taster().survives(data, most):
         raise Refused("it takes longer to load, or is nested more deeply, than a dump of its size can need")
     try:
-        with bounds.limited_memory(most):
+        with input_limits.limited_memory(most):
             return _Plain(io.BytesIO(data)).load()
     except Refused:
         raise

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from hangdoc.readers import Who
-from hangdoc.readers._source import Node, Source
+from hangdoc.postmortem.readers import Who
+from hangdoc.postmortem.readers._input_file import Node, Source
 
 APART_S = 300.0  # nodes of one run end together; what ended so much earlier is an earlier run
 TAIL = 16 * 2**10  # bytes at the end of a file that are looked at for its rank

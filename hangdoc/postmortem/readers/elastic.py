@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hangdoc import bounds
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.readers import Found, Notes, Piece, Source, Who
-from hangdoc.readers._authors import place_of
-from hangdoc.readers._tracebacks import HEADING, Raised, read
-from probes._redact import redact
+from hangdoc.postmortem.readers import Found, Notes, Piece, Source, Who
+from hangdoc.postmortem.readers._logs.attribution import place_of
+from hangdoc.postmortem.readers._logs.tracebacks import HEADING, Raised, read
+from hangdoc.redaction.text import redact
+from hangdoc.system import input_limits
 
 MOST_BYTES = 4 * 2**20
 TEXT = 400
@@ -31,8 +31,8 @@ class ElasticReader:
             data = file.read(MOST_BYTES)
         notes.progress(source.size)
         try:
-            message = bounds.parsed_json(data, source.size).get("message")
-        except bounds.TooMuch as error:
+            message = input_limits.parsed_json(data, source.size).get("message")
+        except input_limits.TooMuch as error:
             notes.problem(f"{source.name}: not read: {error}")
             return
         except (ValueError, AttributeError):

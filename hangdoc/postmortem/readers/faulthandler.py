@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hangdoc.evidence import End
-from hangdoc.readers import Notes, Piece, Source, Who
-from hangdoc.readers import _paste as paste
-from hangdoc.readers._frames import MOST_THREADS, Thread, python_frame, stacks
-from hangdoc.readers._processes import Dumped, dumped, pieces
+from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
+from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, python_frame, stacks
 
 _HEADER = re.compile(
     r"(?:(Current thread|Thread) (0x[0-9a-f]{1,16})(?: \[(.*)\])?|Stack) \(most recent call first\):?\s*"

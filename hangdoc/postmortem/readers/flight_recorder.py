@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hangdoc import bounds
-from hangdoc.analysis.ledger import pending_call
+from hangdoc.analysis.collectives.fr_history import pending_call
 from hangdoc.evidence import FlightRecorder, Frame, Groups, Recorded, Stack, Stacks, Variable
-from hangdoc.garbage import uncollected
-from hangdoc.readers import Found, Notes, Piece, Source, Who
-from hangdoc.readers._alike import ENTRIES
-from hangdoc.readers._pickle import Refused, head, load
-from hangdoc.readers._trace import TIMED, Kept, about, flight_recorder, text
+from hangdoc.postmortem.readers import Found, Notes, Piece, Source, Who
+from hangdoc.postmortem.readers._fr_dedup import ENTRIES
+from hangdoc.postmortem.readers._fr_trace import TIMED, Kept, about, flight_recorder, text
+from hangdoc.postmortem.readers._safe_pickle import Refused, head, load
+from hangdoc.system import input_limits
+from hangdoc.system.garbage_collector import uncollected
 
 MOST_CUTS = 400  # ends of something in a torn pickle at which we try whether an entry ends there
 MOST_AGAIN = 256 << 20  # bytes that are loaded for it, of a pickle of which even one try is not too much
@@ -48,7 +48,7 @@ class FlightRecorderReader:
         return head.lstrip()[:1] == b"{" and any(key in head for key in _KEYS)
 
     def read(self, source: Source, notes: Notes) -> Iterable[Found]:
-        most = bounds.most_whole(source.size)
+        most = input_limits.most_whole(source.size)
         with source.open() as file:
             data = file.read(most + 1)
         notes.progress(source.size)
@@ -124,8 +124,8 @@ def _ends(data: bytes) -> Iterator[int]:
 
 def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
     try:
-        return bounds.parsed_json(data, packed), ""
-    except bounds.TooMuch as error:
+        return input_limits.parsed_json(data, packed), ""
+    except input_limits.TooMuch as error:
         return None, f"not read: {error}"
     except ValueError:
         pass
@@ -135,7 +135,7 @@ def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
         return None, "not read: it is no sound JSON"
     entries, at, decoder = [], found.end(), json.JSONDecoder()
     try:
-        with bounds.limited_memory(bounds.most_memory(packed, len(data))):
+        with input_limits.limited_memory(input_limits.most_memory(packed, len(data))):
             while True:
                 entry, at = decoder.raw_decode(told, at)
                 entries.append(entry)

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame
-from hangdoc.readers import Notes, Piece, Source, Who
-from hangdoc.readers import _paste as paste
-from hangdoc.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks
-from hangdoc.readers._processes import Dumped, dumped, pieces
+from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
+from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks
 
 _THREAD = re.compile(
     r'Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ \()?(?:LWP|process) (\d{1,9})\)?(?: "(.*?)")?\)[^:]{0,80}:?\s*'

@@ -11,11 +11,11 @@ from typing import IO, cast
 
 import yaml
 
-from hangdoc import bounds
-from hangdoc.readers import Found, Notes, Source
-from hangdoc.readers._journal import Journal
-from hangdoc.readers._lines import Anchors, Spot, Tally, Unbroken, spots, width_of
-from hangdoc.readers._prefixes import Line, habits, parse
+from hangdoc.postmortem.readers import Found, Notes, Source
+from hangdoc.postmortem.readers._logs.collect import Journal
+from hangdoc.postmortem.readers._logs.prefixes import Line, habits, parse
+from hangdoc.postmortem.readers._logs.scan import Anchors, Spot, Tally, Unbroken, spots, width_of
+from hangdoc.system import input_limits
 
 MOST = 20_000  # lines of one form in one file
 MOST_UNBROKEN = 64 * 2**20  # bytes of a file whose broken lines are joined
@@ -34,7 +34,7 @@ class Form:
 @cache
 def forms() -> tuple[Form, ...]:
     """All of lines.yaml, in its order."""
-    entries = yaml.safe_load((Path(__file__).parent / "lines.yaml").read_text(encoding="utf-8"))
+    entries = yaml.safe_load((Path(__file__).parent / "_logs" / "patterns.yaml").read_text(encoding="utf-8"))
     return tuple(Form(entry["kind"], entry["anchor"], re.compile(entry["match"], re.DOTALL)) for entry in entries)
 
 
@@ -62,7 +62,7 @@ class LogReader:
             stream: IO[bytes] = file
             if source.size <= MOST_UNBROKEN and (width := width_of(source.head)):
                 stream = cast("IO[bytes]", Unbroken(file, width))
-            most = bounds.most_lines(source.size)
+            most = input_limits.most_lines(source.size)
             for number, spot in enumerate(spots(stream, anchors(), progress, tally)):
                 if number >= most:
                     tally.damage = "it says more than a file of its size can hold"

@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hangdoc.readers import Notes, Piece, Source, Who
-from hangdoc.readers import _paste as paste
-from hangdoc.readers._json import whole
-from hangdoc.readers._ras import Communicator, Ras, RasRank, pieces
+from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._ncclras_tables import Communicator, Ras, RasRank, pieces
+from hangdoc.postmortem.readers._pasted_json import whole
 
 _COMMUNICATOR = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)\s*")
 _OPERATION = re.compile(

@@ -10,11 +10,19 @@ import re
 from collections.abc import Iterable
 
 from hangdoc.evidence import Variable
-from hangdoc.readers import Notes, Piece, Source, Who
-from hangdoc.readers import _paste as paste
-from hangdoc.readers._frames import MOST_THREADS, VARIABLES, Thread, native_frame, python_frame, stacks, variable
-from hangdoc.readers._processes import Dumped, dumped, pieces
-from hangdoc.readers._pyspy_json import dumps, is_json
+from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
+from hangdoc.postmortem.readers._frames import (
+    MOST_THREADS,
+    VARIABLES,
+    Thread,
+    native_frame,
+    python_frame,
+    stacks,
+    variable,
+)
+from hangdoc.postmortem.readers._pyspy_json import dumps, is_json
 
 _PROCESS = re.compile(r"(Parent )?Process (\d{1,9}): (.*)")
 _PYTHON = re.compile(r"\s*Python v(\d[\w.+]*)(?: \(.*\))?\s*")

@@ -6,10 +6,18 @@ import re
 from collections.abc import Iterable
 
 from hangdoc.evidence import Frame, Variable
-from hangdoc.readers import Notes, Piece, Source, Who
-from hangdoc.readers import _paste as paste
-from hangdoc.readers._frames import MOST_THREADS, VARIABLES, Thread, native_frame, python_frame, stacks, variable
-from hangdoc.readers._processes import Dumped, dumped, pieces
+from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
+from hangdoc.postmortem.readers._frames import (
+    MOST_THREADS,
+    VARIABLES,
+    Thread,
+    native_frame,
+    python_frame,
+    stacks,
+    variable,
+)
 
 _HEADER = re.compile(r"Traceback for thread (\d{1,9})(?: \((.*?)\))? \[(.*?)\] \(most recent call last\):\s*")
 _FRAME = re.compile(

@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from hangdoc import bounds, codec
 from hangdoc.evidence import Snapshot
-from hangdoc.garbage import uncollected
-from hangdoc.readers import Found, Notes, Source
-from hangdoc.readers._windows import ROUNDS, Kept, Windows
-from hangdoc.recording import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
-from hangdoc.share import share
+from hangdoc.evidence.sharing import share
+from hangdoc.postmortem.readers import Found, Notes, Source
+from hangdoc.postmortem.readers._recording_windows import ROUNDS, Kept, Windows
+from hangdoc.recording import codec
+from hangdoc.recording.recorder import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
+from hangdoc.system import input_limits
+from hangdoc.system.garbage_collector import uncollected
 
 MOST_RANKS, BYTES_A_RANK = 4096, 16  # in one look; for more of them a file must have so many bytes each
 MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for its lines
@@ -31,19 +32,22 @@ class RecordingReader:
     help = "`hangdoc watch --record DIR` beside the job keeps what it sees of an incident"
 
     def knows(self, source: Source) -> bool:
-        return b'"hangdoc.recording/' in source.head[:4096]
+        return b'"hangdoc.recording.recorder/' in source.head[:4096]
 
     def read(self, source: Source, notes: Notes) -> Iterable[Found]:
         parts = (*source.before, source)
         size = sum(part.size for part in parts)
-        windows, found = Windows(bounds.most_whole(size)), list[Snapshot]()
+        windows, found = Windows(input_limits.most_whole(size)), list[Snapshot]()
         cuts, problems = list[str](), list[str]()  # what ends a file early; lines that are passed over
         try:
-            with bounds.limited_memory(bounds.most_memory(size, windows.most_text)):
+            with input_limits.limited_memory(input_limits.most_memory(size, windows.most_text)):
                 for part in parts:
                     _take(part, windows, cuts, problems)
                 kept = list(windows.kept())
-            with uncollected(), bounds.limited_memory(bounds.most_memory(size, sum(len(one.text) for one in kept))):
+            with (
+                uncollected(),
+                input_limits.limited_memory(input_limits.most_memory(size, sum(len(one.text) for one in kept))),
+            ):
                 for shot in _decoded(kept, size, problems):
                     found.append(shot)
         except MemoryError:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hangdoc.readers import Notes, Piece, Source
+from hangdoc.postmortem.readers import Notes, Piece, Source
 
 SCRIPTS = "scripts"  # where `Notes.shared` keeps the paths
 MOST = 10_000

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hangdoc.evidence import Connection, Sockets
-from hangdoc.readers import Notes, Piece, Source, Who
-from hangdoc.readers import _paste as paste
+from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.postmortem.readers import _pasted_text as paste
 
 Fields = dict[str, Any]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from hangdoc import demo
-from hangdoc.trial import Trial
+from hangdoc.demo import reproducer
+from hangdoc.demo.harness import Trial
 from tests.support import reproducers
 from tests.support.paths import PLAYBOOKS
 from tests.support.testbeds import ssh
@@ -183,9 +183,12 @@ CASES = (
     Case("dead-link", (2,), (NOWHERE,), strikes=cut_off, ranks=(0, 1), lost=(THIRD,)),
     Case(
         "packet-loss", (2,), (r"\d+ of \d+ segments retransmitted|pings from rank",),
-        strikes=lossy, loud_s=demo.UNDER_WAY_S,
+        strikes=lossy, loud_s=reproducer.UNDER_WAY_S,
     ),
-    Case("slow-link", (2,), ("KiB a step", "eth0, held to 2 Mbit/s by tbf"), begins=shaped, loud_s=demo.UNDER_WAY_S),
+    Case(
+        "slow-link", (2,), ("KiB a step", "eth0, held to 2 Mbit/s by tbf"),
+        begins=shaped, loud_s=reproducer.UNDER_WAY_S,
+    ),
     # Only the first rank has sent much when the job comes to a halt: pings to its other peer tell which end it is.
     Case("mtu-blackhole", (2,), (r"repeated \d+ times in vain", "pings of 64 bytes were answered"), begins=narrow),
     Case("firewall-blocked", (1, 2), ("SYN-SENT from rank", "-j DROP"), begins=closed),
@@ -225,7 +228,7 @@ def bed() -> Iterator[SshTestbed]:
         yield made
 
 
-def expected(case: Case) -> demo.Broken:
+def expected(case: Case) -> reproducer.Broken:
     """A rank on each host, and what must be said of them."""
     job = reproducers.broken(case.playbook)
     expect = job.told.expect.model_copy(update={"culprits": case.culprits, "evidence": case.evidence})
@@ -233,10 +236,10 @@ def expected(case: Case) -> demo.Broken:
     return replace(job, told=told, status=case.status or job.status)
 
 
-def judged(bed: SshTestbed, trial: Trial, job: demo.Broken, loud_s: float | None) -> reproducers.Result:
+def judged(bed: SshTestbed, trial: Trial, job: reproducer.Broken, loud_s: float | None) -> reproducers.Result:
     """What `watch --nodes --once` says, once there has been enough to see."""
     limit = time.monotonic() + job.told.within_s
-    demo.Log(trial, lambda line: None).follow(limit, loud_s)
+    reproducer.Log(trial, lambda line: None).follow(limit, loud_s)
     while True:
         started = time.monotonic()
         done = bed.hangdoc("watch", "--nodes", bed.nodes, "--once", "--json", *job.asking, timeout=120)

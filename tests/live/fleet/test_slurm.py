@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.trial import Trial
+from hangdoc.demo.harness import Trial
 from tests.support.paths import HUNG
 from tests.support.testbeds.slurm import Slurm, require_slurm, slurm_testbed
 

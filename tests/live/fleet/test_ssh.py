@@ -13,7 +13,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from hangdoc.trial import Trial
+from hangdoc.demo.harness import Trial
 from tests.support.fleet_jobs import FAULTS, LOST, OTHERS, judged, lost_hosts, uneven, whole
 from tests.support.testbeds import ssh
 from tests.support.testbeds.ssh import SshTestbed

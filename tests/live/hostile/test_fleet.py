@@ -30,10 +30,10 @@ LIAR = """
 import sys
 from dataclasses import replace
 from hangdoc import wire
-from hangdoc.agent import About, boot_id
-from hangdoc.discover import discover
+from hangdoc.watch.agent import About, boot_id
+from hangdoc.discovery.ranks import discover
 from hangdoc.evidence import RankEvidence, Snapshot
-from hangdoc.wire.writer import Writer
+from hangdoc.fleet.encoder import Writer
 
 def say(message):
     sys.stdout.buffer.write(wire.line(message))

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import procfs
-from hangdoc.system import programs
+from hangdoc.system import procfs, programs
 from tests.support.other_user import Stranger, stranger
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.polling import until

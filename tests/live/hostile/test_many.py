@@ -12,7 +12,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 from tests.support.other_user import stranger
 
 LIMIT_S, LIMIT_MIB = 45.0, 120  # of `watch --once`, which watches for 9 to 14 s by itself

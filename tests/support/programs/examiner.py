@@ -14,10 +14,12 @@ from itertools import count
 from threading import Thread
 from typing import Any, cast
 
-from hangdoc import agent, cli, procfs, source, wire
+from hangdoc import cli
 from hangdoc.evidence import Target
-from hangdoc.sampler import Sampler
-from hangdoc.system import programs
+from hangdoc.fleet import protocol
+from hangdoc.system import procfs, programs
+from hangdoc.watch import agent, sources
+from hangdoc.watch.sampler import Sampler
 from probes import Probe, Tier
 from probes.stacks import StacksProbe
 
@@ -37,14 +39,14 @@ def stacks() -> tuple[Probe, ...]:
 def serve(pid: int) -> int:
     """An agent whose collector asks it again and again to examine the rank, without the probes that take long."""
 
-    class Here(source.Here):
+    class Here(sources.Here):
         def round(self, tier: Tier, still: Any = ()) -> Any:
             self.sampler.probes = stacks()
             return super().round(tier, still)
 
     def ask() -> None:
         for number in count():
-            os.write(writer, wire.line(wire.Command("examine", number, {"": wire.Own(still=(pid,))})))
+            os.write(writer, protocol.line(protocol.Command("examine", number, {"": protocol.Own(still=(pid,))})))
 
     vars(agent)["Here"] = lambda slurm: Here((pid,))
     reader, writer = os.pipe()

@@ -6,9 +6,9 @@ import os
 import sys
 from dataclasses import replace
 
-from hangdoc import wire
 from hangdoc.evidence import Connection, Process, RankEvidence, Snapshot, Sockets, Target, ThreadCpu, Unseen
-from hangdoc.wire.writer import Writer
+from hangdoc.fleet import protocol
+from hangdoc.fleet.encoder import Writer
 
 SCENE, HOST = sys.argv[1:3]
 RANKS = {"n1": (0,), "n2": (), "n3": (1, 2)}
@@ -19,7 +19,7 @@ CONNECTIONS = {  # of the honest: each shows its end
 
 
 def say(message: object) -> None:
-    sys.stdout.buffer.write(wire.line(message))
+    sys.stdout.buffer.write(protocol.line(message))
     sys.stdout.buffer.flush()
 
 
@@ -63,7 +63,7 @@ def flood() -> None:
     if SCENE == "flood-stderr":
         while True:
             os.write(2, b"x" * (1 << 20))
-    piece = {"flood-pongs": wire.line(wire.Pong()), "flood-greetings": b"Welcome!\n"}[SCENE] * 4096
+    piece = {"flood-pongs": protocol.line(protocol.Pong()), "flood-greetings": b"Welcome!\n"}[SCENE] * 4096
     while True:
         os.write(1, piece)
 
@@ -93,20 +93,20 @@ def main() -> None:
     if liar and SCENE == "flood-line":
         flood()
     boot = "n1" if liar and SCENE == "claims-with-its-boot-id" else HOST
-    say(wire.Hello(host=HOST, token=f"{ord(HOST[-1]):012x}", boot=boot))
+    say(protocol.Hello(host=HOST, token=f"{ord(HOST[-1]):012x}", boot=boot))
     if liar and SCENE == "two-hellos":
-        say(wire.Hello(host=HOST, token=f"{ord(HOST[-1]):012x}", boot="n1"))
+        say(protocol.Hello(host=HOST, token=f"{ord(HOST[-1]):012x}", boot="n1"))
     if liar and SCENE.startswith("flood"):
         flood()
     writer, number = Writer(), 0
     for line in sys.stdin.buffer:
-        if line == wire.PING:
-            say(wire.Pong())
+        if line == protocol.PING:
+            say(protocol.Pong())
             continue
-        command = wire.parse(line, wire.Command)
+        command = protocol.parse(line, protocol.Command)
         if command.do == "peers":
             asked = next(iter(command.own.values())).peers
-            say(wire.Peers(asked if liar else ()))  # no honest host shows the agent of n2
+            say(protocol.Peers(asked if liar else ()))  # no honest host shows the agent of n2
             continue
         number += 1
         if liar and SCENE.startswith("bomb"):

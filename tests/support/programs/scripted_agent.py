@@ -7,9 +7,9 @@ import sys
 import time
 from dataclasses import replace
 
-from hangdoc import wire
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Target, ThreadCpu
-from hangdoc.wire.writer import Writer
+from hangdoc.fleet import protocol
+from hangdoc.fleet.encoder import Writer
 
 SCENE, HOST = sys.argv[1:3]
 AWAY_S = 5.0
@@ -17,7 +17,7 @@ SLOW_S = 6.0  # an answer may take, of an agent that says meanwhile that it is t
 
 
 def say(message: object) -> None:
-    sys.stdout.buffer.write(wire.line(message))
+    sys.stdout.buffer.write(protocol.line(message))
     sys.stdout.buffer.flush()
 
 
@@ -47,8 +47,8 @@ def work(seconds: float) -> None:
     """Take so long, and say meanwhile that we are there."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        if select.select([0], [], [], left)[0] and sys.stdin.buffer.readline() == wire.PING:
-            say(wire.Pong())
+        if select.select([0], [], [], left)[0] and sys.stdin.buffer.readline() == protocol.PING:
+            say(protocol.Pong())
 
 
 def main() -> None:
@@ -57,21 +57,21 @@ def main() -> None:
     token = f"{ord(HOST[-1]):012x}"
     if SCENE == "motd":
         print("Welcome to the cluster!", flush=True)
-    version = "0.0.1" if HOST == "n2" and SCENE == "version" else wire.Hello().hangdoc
+    version = "0.0.1" if HOST == "n2" and SCENE == "version" else protocol.Hello().hangdoc
     boot = "kernel" if SCENE.startswith("one-kernel") else HOST
-    say(wire.Hello(hangdoc=version, host=HOST, token=token, boot=boot))
+    say(protocol.Hello(hangdoc=version, host=HOST, token=token, boot=boot))
     writer, number, gone = Writer(), 0, set[int]()
     for line in sys.stdin.buffer:
         if HOST == "n2" and SCENE == "silent":
             time.sleep(3600)
         if HOST == "n2" and number == {"away": 2, "one-kernel-late": 0, "one-kernel-away": 2}.get(SCENE):
             time.sleep(AWAY_S)
-        if line == wire.PING:
-            say(wire.Pong())
+        if line == protocol.PING:
+            say(protocol.Pong())
             continue
         if b'"peers"' in line[:13]:
-            (asked,) = wire.parse(line, wire.Command).own.values()
-            say(wire.Peers(asked.peers))  # whoever asks is on this kernel
+            (asked,) = protocol.parse(line, protocol.Command).own.values()
+            say(protocol.Peers(asked.peers))  # whoever asks is on this kernel
             continue
         number += 1
         if HOST == "n2" and SCENE == "dies" and number == 6:
@@ -79,11 +79,11 @@ def main() -> None:
         if HOST == "n2" and SCENE == "garbage":
             print('{"to":1,"ranks":"none"}', flush=True)
             continue
-        command = wire.parse(line, wire.Command)
+        command = protocol.parse(line, protocol.Command)
         shot = snapshot(number)
         if HOST == "n2" and SCENE == "slow" and number > 1:
             work(SLOW_S)
-        own = command.own.get("", wire.Own())
+        own = command.own.get("", protocol.Own())
         gone.update(own.forget)
         shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*own.skip, *gone}))
         about = {rank.target: process(rank.target.pid) for rank in shot.ranks}

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hangdoc import cli, dossier
+from hangdoc import cli
 from hangdoc.errors import HangdocError
+from hangdoc.incident import incident
 from tests.support import verdicts
 
 SCENE = sys.argv.pop(1)
@@ -65,15 +66,15 @@ def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
     return 0
 
 
-stub = types.ModuleType("hangdoc.watchdog")
+stub = types.ModuleType("hangdoc.watch.once")
 vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_once)
-sys.modules["hangdoc.watchdog"] = stub
-report = types.ModuleType("hangdoc.report")
+sys.modules["hangdoc.watch.once"] = stub
+report = types.ModuleType("hangdoc.postmortem.report")
 vars(report).update(
     report=lambda sources, playbooks, say, progress: None,
     Unrecognised=type("Unrecognised", (HangdocError,), {}),
 )
-sys.modules["hangdoc.report"] = report
-vars(dossier).update(dossiers=lambda report, hashed: (dossier.Dossier(getattr(verdicts, SCENE)()),))
+sys.modules["hangdoc.postmortem.report"] = report
+vars(incident).update(dossiers=lambda report, hashed: (incident.Dossier(getattr(verdicts, SCENE)()),))
 os.environ.pop("HANGDOC_DEBUG", None)
 cli.main()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hangdoc.trial import MARK, Trial
+from hangdoc.demo.harness import MARK, Trial
 from tests.support import requirements
 from tests.support.paths import ROOT
 from tests.support.testbeds.network import Bed, Node, network_testbed

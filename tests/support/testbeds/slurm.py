@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hangdoc.trial import Trial
+from hangdoc.demo.harness import Trial
 from tests.support import requirements
 from tests.support.paths import HUNG
 from tests.support.testbeds import network

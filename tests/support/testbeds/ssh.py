@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from hangdoc.trial import Trial
+from hangdoc.demo.harness import Trial
 from tests.support import requirements
 from tests.support.testbeds import network
 from tests.support.testbeds.hosts import Host, host_testbed, torchrun, with_hangdoc

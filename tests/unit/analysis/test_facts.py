@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.facts import Pending, derive, on_demand, schema
 from hangdoc.evidence import RankEvidence, Snapshot, Target
-from hangdoc.facts import Pending, derive, on_demand, schema
-from hangdoc.recording import read
+from hangdoc.recording.recorder import read
 from tests.support.judge import judge
 from tests.support.paths import ROOT
 

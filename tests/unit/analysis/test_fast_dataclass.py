@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from hangdoc.light import light
+from hangdoc.analysis.fast_dataclass import light
 
 
 @light(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from textwrap import indent
 
 import pytest
 
-from hangdoc import procfs
+from hangdoc.system import procfs
 from tests.support.paths import ROOT
 from tests.support.polling import at_rest, until
 from tests.support.probe_targets import started

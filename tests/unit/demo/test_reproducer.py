@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import demo
-from hangdoc.envelope import Expect, Reproducer
+from hangdoc.demo import reproducer
+from hangdoc.demo.harness import running
 from hangdoc.errors import UsageError
-from hangdoc.trial import running
+from hangdoc.rules.schema import Expect, Reproducer
 from hangdoc.verdict import Culprit, Finding, Job, Verdict
 
 FINDING = Finding("late", "collective_wait", "high", "t", "s", (Culprit(2, 12, "h"), Culprit(0, 10, "h")))
-BROKEN = demo.Broken(
+BROKEN = reproducer.Broken(
     "late", "collective_wait", Path("x"), Reproducer(ranks=3, within_s=1, expect=Expect(culprits=(0, 2)))
 )
 
@@ -47,14 +47,14 @@ def test_log_is_followed_until_it_falls_silent(
     shown: list[str] = []
     with running("-c", 1, ["import time; time.sleep(60)"], launcher="self") as trial:
         trial.log.write_text("\n".join(lines))
-        log = demo.Log(trial, shown.append)
-        assert log.follow(time.monotonic() + demo.QUIET_S + 1, talk_s) is quiet
+        log = reproducer.Log(trial, shown.append)
+        assert log.follow(time.monotonic() + reproducer.QUIET_S + 1, talk_s) is quiet
     assert shown == lines
 
 
 def test_unknown_failure_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="uneven-batches"):
-        demo.broken("uneven-batch")
+        reproducer.broken("uneven-batch")
 
 
 def test_the_job_runs_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

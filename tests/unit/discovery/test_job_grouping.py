@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.discover import discover
+from hangdoc.discovery.ranks import discover
 from tests.support.fake_ranks import GLOO, STORE, node, running
 
 A, B = 29611, 29612  # nobody listens there

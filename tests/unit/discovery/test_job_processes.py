@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hangdoc import procfs
+from hangdoc.discovery.job_processes import Relatives
 from hangdoc.evidence import Kin, Target
-from probes._kin import Relatives
+from hangdoc.system import procfs
 from tests.support.fake_ranks import node, running
 
 MASTER = "127.0.0.1:29613"

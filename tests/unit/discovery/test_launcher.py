@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from hangdoc.launch import Launch, launch_of
+from hangdoc.discovery.launcher import Launch, launch_of
 
 CASES: list[tuple[str, Mapping[str, str], Launch | None]] = [
     (

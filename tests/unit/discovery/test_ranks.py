@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from hangdoc import procfs
-from hangdoc.discover import discover, same_process
+from hangdoc.discovery.ranks import discover, same_process
 from hangdoc.evidence import Target
+from hangdoc.system import procfs
 from tests.support.fake_ranks import GLOO, STORE, node, running
 from tests.support.paths import ROOT
 from tests.support.polling import until
@@ -419,7 +419,7 @@ def test_given_pids_are_explained(tmp_path: Path) -> None:
 def test_another_users_process_is_said_to_be_so(tmp_path: Path) -> None:
     """A user without rights looks at a rank of root."""
     looker = (
-        "import sys; from hangdoc.discover import discover;"
+        "import sys; from hangdoc.discovery.ranks import discover;"
         "print(*[p.why for p in discover([int(sys.argv[1])]).problems], sep='\\n')"
     )
     python = "/usr/bin/python3"
@@ -475,7 +475,7 @@ def test_pid_2_of_a_container_is_no_kernel_thread(tree: str, tmp_path: Path) -> 
     inside = (  # PID 1: what is started first is PID 2
         "import os, subprocess, sys\n"
         "from tests.support.polling import until\n"
-        "from hangdoc.discover import discover\n"
+        "from hangdoc.discovery.ranks import discover\n"
         "started = [subprocess.Popen([sys.executable, path], env=os.environ | {'RANK': rank} if rank else None)\n"
         "           for path, rank in zip(sys.argv[1::2], sys.argv[2::2])]\n"
         "until(lambda: len(discover().targets) == 2)\n"
@@ -509,8 +509,8 @@ def test_hidden_processes_are_no_absent_job(value: str, tmp_path: Path) -> None:
     looker = (
         "import os, sys\n"
         "os.setgroups([]), os.setgid(64999), os.setuid(64999)\n"
-        "from hangdoc.discover import discover\n"
-        "from hangdoc.doctor import _hidden\n"
+        "from hangdoc.discovery.ranks import discover\n"
+        "from hangdoc.doctor.checks import _hidden\n"
         "for found in (discover(), discover([int(sys.argv[1])])):\n"
         "    print([p.why for p in found.problems], found.absent)\n"
         "print(_hidden())\n"

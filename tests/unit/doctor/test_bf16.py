@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.bf16 import measure
+from hangdoc.doctor.bf16 import measure
 from tests.support.cli import HANGDOC
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hangdoc import doctor, procfs
-from hangdoc.doctor import Check, checks
-from hangdoc.system import programs
+from hangdoc.doctor import checks as doctor
+from hangdoc.doctor.checks import Check, checks
+from hangdoc.system import procfs, programs
 
 
 def test_every_check_says_something_and_every_failed_one_what_to_do() -> None:
@@ -40,7 +40,7 @@ def test_root_reads_a_process_that_is_not_its_child() -> None:
 def test_without_capabilities_the_refusal_is_told() -> None:
     """The same checks by a user who may nothing: no traceback, and the fix is to be root."""
     script = (
-        "import os; from hangdoc.doctor import checks; from probes import _pyspy;"
+        "import os; from hangdoc.doctor.checks import checks; from probes import _pyspy;"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
         "[print(c.name, c.ok, c.fix, sep='|') for c in checks()]"
     )

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import claims
-from hangdoc.assemble import snapshots
-from hangdoc.dossier import dossier
-from hangdoc.evidence import Process, RankEvidence, Recorded, Snapshot, Target, ThreadCpu
-from hangdoc.identity import identity
-from hangdoc.launch import launch_of
-from hangdoc.remains import absent_of, uncounted
+from hangdoc.discovery.dead_ranks import absent_of, uncounted
+from hangdoc.discovery.environment import identity
+from hangdoc.discovery.launcher import launch_of
+from hangdoc.evidence import Process, RankEvidence, Recorded, Snapshot, Target, ThreadCpu, limits
+from hangdoc.incident.incident import dossier
+from hangdoc.postmortem.assemble import snapshots
+from hangdoc.postmortem.report import report
 from hangdoc.render import html
-from hangdoc.report import report
 from tests.support.judge import judge
 
-SIZES = [200_000, 1_000_000, claims.RANKS_MOST]
+SIZES = [200_000, 1_000_000, limits.RANKS_MOST]
 LIMIT_S, LIMIT_BYTES = 0.5, 8 << 20  # for what takes milliseconds and kilobytes
 
 
@@ -49,8 +48,8 @@ def environment(**more: str) -> dict[str, str]:
     [
         ("8", 8),
         ("200000", 200_000),
-        (str(claims.RANKS_MOST), claims.RANKS_MOST),
-        (str(claims.RANKS_MOST + 1), None),
+        (str(limits.RANKS_MOST), limits.RANKS_MOST),
+        (str(limits.RANKS_MOST + 1), None),
         ("1" + "0" * 18, None),
         ("1" + "0" * 30, None),
         ("9" * 5000, None),
@@ -76,7 +75,7 @@ def test_a_job_on_loopback_is_as_large_as_a_host() -> None:
     assert "on one host" in found.doubts[0]
 
 
-@pytest.mark.parametrize("told", ["1" + "0" * 30, "-1", "٣", str(claims.RANKS_MOST + 1)])
+@pytest.mark.parametrize("told", ["1" + "0" * 30, "-1", "٣", str(limits.RANKS_MOST + 1)])
 def test_the_rank_of_an_environment(told: str) -> None:
     assert identity({"RANK": told, "WORLD_SIZE": "8"}) is None
     found = identity({"RANK": told, "WORLD_SIZE": "8", "SLURM_PROCID": "3"})
@@ -96,18 +95,18 @@ def test_the_options_of_a_launcher(words: str) -> None:
     with cheap():
         found = launch_of(["torchrun", "--nnodes", "4", "--nproc-per-node", "8", *words.split(), "t.py"], {})
         assert found is not None
-        assert found.ranks is None or len(found.ranks) <= claims.HOST_MOST
+        assert found.ranks is None or len(found.ranks) <= limits.HOST_MOST
         assert found.world_size in (None, 32)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_absent_ranks_are_named_while_they_are_few(size: int) -> None:
     with cheap():
-        assert claims.absent(size, {0}) == ()
-        assert claims.lacking(size, {0, None, -5, 10**30}) == size - 1
-        assert claims.gaps(size, {1, 5}) == ((0, 0), (2, 4), (6, size - 1))
-    assert claims.absent(8, {0, 3, 9}) == (1, 2, 4, 5, 6, 7)
-    assert claims.absent(3, {0, 1, 2}) == ()
+        assert limits.absent(size, {0}) == ()
+        assert limits.lacking(size, {0, None, -5, 10**30}) == size - 1
+        assert limits.gaps(size, {1, 5}) == ((0, 0), (2, 4), (6, size - 1))
+    assert limits.absent(8, {0, 3, 9}) == (1, 2, 4, 5, 6, 7)
+    assert limits.absent(3, {0, 1, 2}) == ()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -135,9 +134,9 @@ def test_a_claimed_size_costs_a_judgement_nothing(size: int) -> None:
 
 
 def test_calls_of_a_flight_recorder_are_numbered_as_it_likes() -> None:
-    from hangdoc.analysis.contract import mismatch
-    from hangdoc.analysis.ledger import ledgers
-    from hangdoc.analysis.parting import _steps
+    from hangdoc.analysis.collectives.fr_divergence import _steps
+    from hangdoc.analysis.collectives.fr_history import ledgers
+    from hangdoc.analysis.collectives.fr_mismatch import mismatch
     from hangdoc.evidence import FlightRecorder
 
     def dump(*numbers: int) -> FlightRecorder:

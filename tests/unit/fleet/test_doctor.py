@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hangdoc.fleet.reach import reach
-from hangdoc.fleet.via import Wish
+from hangdoc.fleet.doctor import reach
+from hangdoc.fleet.transports import Wish
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from hangdoc import recording, wire
 from hangdoc.evidence import Snapshot
-from hangdoc.fleet.carrier import Event
+from hangdoc.fleet import protocol
+from hangdoc.fleet.clush import Event
 from hangdoc.fleet.collector import Fleet
-from hangdoc.wire.writer import Writer
+from hangdoc.fleet.encoder import Writer
+from hangdoc.recording import recorder
 from probes import Tier
 from tests.support.judge import judge
 from tests.support.paths import PLAYBOOKS
@@ -40,22 +41,22 @@ class Wire:
         for host in hosts:
             self.writers[host] = Writer()
             self.events.append(Event("started", host))
-            hello = wire.line(wire.Hello(token=f"{ord(host[1]):012x}", boot=host))
+            hello = protocol.line(protocol.Hello(token=f"{ord(host[1]):012x}", boot=host))
             self.events.append(Event("line", host, self.mangle(hello, 10) if host == "n2" else hello))
 
     def shares(self, host: str) -> bool:
         return False
 
     def send(self, host: str, line: bytes) -> None:
-        command = wire.parse(line, wire.Command)
+        command = protocol.parse(line, protocol.Command)
         if command.do == "ping":
-            self.events.append(Event("line", host, wire.line(wire.Pong())))
+            self.events.append(Event("line", host, protocol.line(protocol.Pong())))
         elif command.do == "peers":
-            self.events.append(Event("line", host, wire.line(wire.Peers(()))))
+            self.events.append(Event("line", host, protocol.line(protocol.Peers(()))))
         else:
             shot = self.chance.choice(self.shots)
             about = {rank.target: (f"{host} pid:[1] {rank.target.pid} 1", 4) for rank in shot.ranks}
-            answer = wire.line(self.writers[host].answer(command.id, shot, about))
+            answer = protocol.line(self.writers[host].answer(command.id, shot, about))
             self.events.append(Event("line", host, self.mangle(answer, 1) if host == "n2" else answer))
 
     def stop(self, host: str) -> None:
@@ -88,7 +89,7 @@ class Wire:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_one_agent_writes_leaves_the_others_as_they_are(seed: int) -> None:
-    (found,) = recording.read(CAPTURE)
+    (found,) = recorder.read(CAPTURE)
     shots = [replace(shot, unseen=()) for shot in found.snapshots[:3]]
     carrier = Wire(shots, random.Random(seed))
     fleet = Fleet(("n1", "n2"), carrier, lambda text: None)  # type: ignore[arg-type]

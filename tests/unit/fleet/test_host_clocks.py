@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import playbooks
-from hangdoc.analysis.links import Links
+from hangdoc.analysis.network.link_facts import Links
 from hangdoc.evidence import Connection, RankEvidence, Snapshot, Sockets, Stack, Stacks, Variable
-from hangdoc.recording import read
+from hangdoc.recording.recorder import read
 from hangdoc.verdict import Finding, Verdict
 from tests.support.judge import judge
 from tests.support.paths import RECORDINGS

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Snapshot
-from hangdoc.fleet.carrier import Carrier
+from hangdoc.fleet.clush import Carrier
 from hangdoc.fleet.collector import Fleet
-from hangdoc.fleet.via import Way
-from hangdoc.session import Session
+from hangdoc.fleet.transports import Way
+from hangdoc.watch.session import Session
 from probes import Tier
 from tests.support.judge import judge
 from tests.support.paths import PROGRAMS, ROOT

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangdoc import codec, recording, wire
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
-from hangdoc.wire.objects import PLAIN, Objects, numbered
-from hangdoc.wire.reader import Reader
-from hangdoc.wire.writer import CARRIERS, Writer
+from hangdoc.fleet import protocol
+from hangdoc.fleet.decoder import Reader
+from hangdoc.fleet.encoder import CARRIERS, Writer
+from hangdoc.fleet.object_addresses import PLAIN, Objects, numbered
+from hangdoc.recording import codec, recorder
 from tests.support.paths import PLAYBOOKS
 
 AT = re.compile(r"(?<= at 0x)[0-9a-f]+")
@@ -28,14 +29,14 @@ def kinds() -> dict[str, type]:
 
 
 def snapshots(capture: Path) -> tuple[Snapshot, ...]:
-    (found,) = recording.read(capture)
+    (found,) = recorder.read(capture)
     return found.snapshots
 
 
 def crossed(writer: Writer, reader: Reader, shot: Snapshot) -> tuple[Snapshot, int]:
     """What the collector makes of it, and how many bytes it took."""
-    line = wire.line(writer.answer(1, shot, {}))
-    return reader.snapshot(shot.host, wire.parse(line, wire.Answer)), len(line)
+    line = protocol.line(writer.answer(1, shot, {}))
+    return reader.snapshot(shot.host, protocol.parse(line, protocol.Answer)), len(line)
 
 
 @dataclass
@@ -162,8 +163,8 @@ def test_equal_stacks_cross_once() -> None:
     ]
     many = replace(shot, ranks=tuple(alike), records={}, unseen=())
     writer, reader = Writer(), Reader(kinds())
-    line = wire.line(writer.answer(1, many, {}))
-    assert reader.snapshot(shot.host, wire.parse(line, wire.Answer)) == expected(many)
+    line = protocol.line(writer.answer(1, many, {}))
+    assert reader.snapshot(shot.host, protocol.parse(line, protocol.Answer)) == expected(many)
     outermost = bare.threads[0].frames[-1]
     assert line.count(f'"function":"{outermost.function}","file":"{outermost.file}"'.encode()) == 1
 
@@ -175,11 +176,11 @@ def test_neither_side_grows_with_time() -> None:
     writer, reader = Writer(), Reader(kinds())
     held = set()
     here, there = Named(), Named()
-    for number in range(4 * wire.KEEP):
+    for number in range(4 * protocol.KEEP):
         passing = replace(other, target=replace(other.target, start_ticks=number))
         now = replace(shot, ranks=(steady, passing))
         assert there(crossed(writer, reader, now)[0]) == here(expected(now))
-        if number > wire.KEEP:
+        if number > protocol.KEEP:
             named = sum(map(len, writer._objects.values()))
             held.add((len(writer._numbers), len(reader._parts), named))
     assert len(held) == 1
@@ -203,11 +204,11 @@ def test_a_record_of_a_probe_that_is_not_known_here_is_passed_over() -> None:
 @given(st.binary(max_size=200) | st.sampled_from([b"[" * 100_000, b'{"to":1}', b'{"to":1,"ranks":[{}]}', b"null"]))
 def test_what_is_no_answer_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        wire.parse(text, wire.Answer)
+        protocol.parse(text, protocol.Answer)
 
 
 def test_of_a_command_that_several_hear_each_takes_its_own() -> None:
-    mine, all_of_it = wire.Own(skip=(7,)), wire.Own(still=(1,))
-    several = wire.parse(wire.line(wire.Command("look", 1, {"a": mine})), wire.Command)
-    assert (several.of("a"), several.of("b")) == (mine, wire.Own())
-    assert wire.Command("look", 1, {"": all_of_it}).of("b") == all_of_it
+    mine, all_of_it = protocol.Own(skip=(7,)), protocol.Own(still=(1,))
+    several = protocol.parse(protocol.line(protocol.Command("look", 1, {"a": mine})), protocol.Command)
+    assert (several.of("a"), several.of("b")) == (mine, protocol.Own())
+    assert protocol.Command("look", 1, {"": all_of_it}).of("b") == all_of_it

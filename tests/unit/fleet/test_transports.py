@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.errors import HangdocError
-from hangdoc.fleet.via import Wish, hosts_of, way_of
+from hangdoc.fleet.transports import Wish, hosts_of, way_of
 
 
 @pytest.fixture

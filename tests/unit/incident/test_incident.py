@@ -5,8 +5,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from hangdoc.dossier import FEW_LINKS, MOST_LINKS, File, dossier, dossiers, fingerprint
-from hangdoc.readers import Source
+from hangdoc.incident.incident import FEW_LINKS, MOST_LINKS, File, dossier, dossiers, fingerprint
+from hangdoc.postmortem.readers import Source
 from tests.support.dossiers import LEAKS, captured, judged
 from tests.support.judge import reported
 from tests.support.paths import ROOT

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from hangdoc.evidence import Stacks
-from hangdoc.recording import read
-from hangdoc.sides import MOST_FRAMES, Side, sides
+from hangdoc.incident.stack_diff import MOST_FRAMES, Side, sides
+from hangdoc.recording.recorder import read
 from tests.support.dossiers import captured, recorded
 from tests.support.judge import judge
 from tests.support.paths import ROOT

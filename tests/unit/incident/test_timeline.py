@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hangdoc.evidence import FlightRecorder, Process, RankEvidence, Snapshot, Stack, Stacks, Target
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.evidence.python import Frame
-from hangdoc.timeline import MOST_EVENTS, Span, Timeline, timeline
+from hangdoc.evidence.stacks import Frame
+from hangdoc.incident.timeline import MOST_EVENTS, Span, Timeline, timeline
 from tests.support.dossiers import captured
 from tests.support.judge import judge
 

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from hangdoc.evidence import Stacks
+from hangdoc.introspect import deep_stacks, py_spy
+from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST
 from hangdoc.system import programs
-from probes import Tier, _deep, _pyspy
-from probes._frames import INNERMOST, OUTERMOST
+from probes import Tier
 from probes.stacks import StacksProbe
 from tests.support.paths import PROGRAMS
 from tests.support.polling import at_rest
@@ -86,7 +87,7 @@ def test_it_reads_what_py_spy_reads(python: str, tmp_path: Path) -> None:
     script.write_text(SCRIPT, encoding="utf-8")
     with started(str(script), python=python) as program:
         at_rest(program.pid)
-        found, told = _deep.read(program.pid), _pyspy.PySpy(REAL).dump(program.pid)
+        found, told = deep_stacks.read(program.pid), py_spy.PySpy(REAL).dump(program.pid)
     assert found is not None
     assert found.why is None
     mine = [(f["name"], f["filename"], f["line"]) for f in found.threads[0]["frames"]]
@@ -101,7 +102,7 @@ def test_a_stack_that_changes_is_no_error() -> None:
     )
     with started("-c", code) as program:
         for _ in range(20):
-            found = _deep.read(program.pid)
+            found = deep_stacks.read(program.pid)
             for thread in found.threads if found else ():
                 assert {frame["name"] for frame in thread["frames"]} <= {
                     "f", "g", "<module>", "run", "_bootstrap", "_bootstrap_inner", "start", "wait", "__init__", "_wait",
@@ -109,8 +110,8 @@ def test_a_stack_that_changes_is_no_error() -> None:
 
 
 def test_none_where_there_is_no_python() -> None:
-    assert _deep.read(2**22 + 5) is None
+    assert deep_stacks.read(2**22 + 5) is None
     with started("-c", "import os; print(1, flush=True); os.execvp('sleep', ['sleep', '99'])") as program:
         while "sleep" not in Path(f"/proc/{program.pid}/comm").read_text():
             threading.Event().wait(0.01)
-        assert _deep.read(program.pid) is None
+        assert deep_stacks.read(program.pid) is None

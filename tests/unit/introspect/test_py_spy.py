@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import procfs
-from hangdoc.system import programs
-from probes import Tier, _leash, _pyspy
+from hangdoc.introspect import _ptrace_guard, py_spy
+from hangdoc.system import procfs, programs
+from probes import Tier
 from probes.stacks import StacksProbe
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.polling import at_rest, until
@@ -58,7 +58,7 @@ def test_stacks_are_seen_though_the_code_lies_on_a_dead_mount(tmp_path: Path, ho
 def test_a_rank_is_not_held_for_a_file_on_a_dead_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, native: bool
 ) -> None:
-    monkeypatch.setattr(_pyspy, "TOUCH_S", 0.5)
+    monkeypatch.setattr(py_spy, "TOUCH_S", 0.5)
     with dead_mount(tmp_path, how) as program:
         probe, began_s = StacksProbe(), time.monotonic()
         with watched([program.pid]) as watcher:
@@ -75,15 +75,15 @@ def test_a_rank_is_not_held_for_a_file_on_a_dead_mount(
 def test_a_py_spy_that_cannot_be_killed_is_left_behind_and_not_joined_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pyspy, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(py_spy, "TIMEOUT_S", 0.3)
     with dead_mount(tmp_path, "run") as program:
         begun = tmp_path.parent / f"{tmp_path.name}-begun"
         begun.mkdir()
         file = f"/proc/{program.pid}/root{tmp_path}/job.py"
-        spy = _pyspy.PySpy(fake(begun, f"echo $$ >> begun\nread line < {file}\n"))
+        spy = py_spy.PySpy(fake(begun, f"echo $$ >> begun\nread line < {file}\n"))
         for _ in range(3):
             began_s = time.monotonic()
-            with pytest.raises(_pyspy.Refused, match="a mount does not answer"):
+            with pytest.raises(py_spy.Refused, match="a mount does not answer"):
                 spy.dump(program.pid)
             assert time.monotonic() - began_s < 2
         (blocked,) = (begun / "begun").read_text().split()
@@ -92,11 +92,11 @@ def test_a_py_spy_that_cannot_be_killed_is_left_behind_and_not_joined_by_others(
 
 
 def test_a_py_spy_that_holds_a_rank_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pyspy, "HOLD_S", 0.2)
+    monkeypatch.setattr(py_spy, "HOLD_S", 0.2)
     with started("stacks_program.py") as program:
         began_s = time.monotonic()
-        with watched([program.pid]) as watcher, pytest.raises(_pyspy.Refused, match="took more than"):
-            _pyspy.PySpy(stuck_spy(tmp_path)).dump_native(program.pid)
+        with watched([program.pid]) as watcher, pytest.raises(py_spy.Refused, match="took more than"):
+            py_spy.PySpy(stuck_spy(tmp_path)).dump_native(program.pid)
         assert time.monotonic() - began_s < 2
         assert watcher.paused
         assert_untouched([program.pid])
@@ -121,7 +121,7 @@ def test_a_rank_goes_on_when_the_one_who_paused_it_is_killed_or_stopped(tmp_path
 
 def test_a_leash_whose_parent_has_ended_runs_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", "-S", _leash.__file__, "1", "5", str(os.getpid()), "/bin/echo", "ran"],
+        [sys.executable, "-I", "-S", _ptrace_guard.__file__, "1", "5", str(os.getpid()), "/bin/echo", "ran"],
         capture_output=True, text=True, timeout=10, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
@@ -135,12 +135,12 @@ def test_a_rank_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
             with subprocess.Popen(["/bin/sh", "-c", end]):
                 for _ in range(3):
                     began_s = time.monotonic()
-                    with suppress(_pyspy.Refused):
-                        _pyspy.PySpy(REAL).dump_native(program.pid)
+                    with suppress(py_spy.Refused):
+                        py_spy.PySpy(REAL).dump_native(program.pid)
                     assert time.monotonic() - began_s < 3
 
 
 def test_a_py_spy_that_writes_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pyspy, "MOST_BYTES", 1 << 20)
-    with pytest.raises(_pyspy.Refused, match="take more than 1 MiB"):
-        _pyspy.PySpy(fake(tmp_path, "exec yes")).dump(os.getpid())
+    monkeypatch.setattr(py_spy, "MOST_BYTES", 1 << 20)
+    with pytest.raises(py_spy.Refused, match="take more than 1 MiB"):
+        py_spy.PySpy(fake(tmp_path, "exec yes")).dump(os.getpid())

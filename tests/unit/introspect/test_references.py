@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from probes._cpython import Objects
-from probes._memory import Memory, Unreadable
-from probes._reach import references, within
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
+from hangdoc.introspect.references import references, within
 from tests.support.probe_targets import every_python, started
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Place
-from hangdoc.system import confined
-from probes import _sources
-from probes._sources import MAX_BYTES, Kept, Lack, Sources
+from hangdoc.introspect import source_files
+from hangdoc.introspect.source_files import MAX_BYTES, Kept, Lack, Sources
+from hangdoc.system import sandbox
 from probes.source import told
 from tests.support.probe_targets import every_python
 
@@ -37,7 +37,7 @@ HOSTILE = {
 
 
 def sources() -> Sources[Place]:
-    return Sources("hangdoc.introspect.places:places", told)
+    return Sources("hangdoc.introspect.line_context:places", told)
 
 
 def written(folder: Path, name: str, data: bytes) -> str:
@@ -51,8 +51,8 @@ def written(folder: Path, name: str, data: bytes) -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No deadline but that of the CPU: other tests run beside this one."""
-    each = confined.each
-    monkeypatch.setattr(confined, "each", lambda function, questions: each(function, questions, 60.0))
+    each = sandbox.each
+    monkeypatch.setattr(sandbox, "each", lambda function, questions: each(function, questions, 60.0))
 
 
 def ask(asked: Sources[Place], *files: str, line: int = 3) -> tuple[dict[str, Place], list[Lack]]:
@@ -72,14 +72,14 @@ def test_hostile_source_costs_that_file_alone(tmp_path: Path, monkeypatch: pytes
     assert [loop.counters for loop in found[good[1]].loops] == [("step",)]
     assert [lack.file for lack in lacks] == bad
     assert all(lack.why.startswith("could not be parsed") for lack in lacks)
-    monkeypatch.setattr(confined, "each", None)  # none is parsed again
+    monkeypatch.setattr(sandbox, "each", None)  # none is parsed again
     assert ask(asked, good[0], *bad, good[1]) == (found, lacks)
 
 
 def test_the_lines_of_a_function_are_known_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, asked = written(tmp_path, "good.py", GOOD), sources()
     ask(asked, file, line=2)
-    monkeypatch.setattr(confined, "each", None)
+    monkeypatch.setattr(sandbox, "each", None)
     assert ask(asked, file, line=4)[0][file].calls == ("step",)
 
 
@@ -113,20 +113,20 @@ def test_who_overruns_the_parser_again_and_again_is_left_alone(tmp_path: Path, m
 
     def each(_: str, asked: Sequence[Any]) -> list[Any]:
         questions.append(len(asked))
-        return [confined.Failed("it takes more than 1 s", ended=True)] * len(asked)
+        return [sandbox.Failed("it takes more than 1 s", ended=True)] * len(asked)
 
-    monkeypatch.setattr(confined, "each", each)
+    monkeypatch.setattr(sandbox, "each", each)
     asked = sources()
-    files = [written(tmp_path, f"{number}.py", b"#" * number) for number in range(_sources.MOST_BAD + 2)]
+    files = [written(tmp_path, f"{number}.py", b"#" * number) for number in range(source_files.MOST_BAD + 2)]
     for file in files:
         _, lacks = ask(asked, file)
         assert [lack.file for lack in lacks] == [file]
-    assert len(questions) == _sources.MOST_BAD
+    assert len(questions) == source_files.MOST_BAD
     assert "other files of its process" in lacks[0].why
 
 
 def test_who_always_has_something_new_to_parse_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sources, "MOST_PARSED_BYTES", 3 * len(GOOD))
+    monkeypatch.setattr(source_files, "MOST_PARSED_BYTES", 3 * len(GOOD))
     asked, seen = sources(), []
     for number in range(6):
         found, _ = ask(asked, written(tmp_path, f"{number}.py", GOOD))
@@ -135,10 +135,10 @@ def test_who_always_has_something_new_to_parse_is_left_alone(tmp_path: Path, mon
 
 
 def test_no_answer_in_time_may_be_had_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, asked, each = written(tmp_path, "good.py", GOOD), sources(), confined.each
-    monkeypatch.setattr(confined, "each", lambda function, questions: each(function, questions, 0.0))
+    file, asked, each = written(tmp_path, "good.py", GOOD), sources(), sandbox.each
+    monkeypatch.setattr(sandbox, "each", lambda function, questions: each(function, questions, 0.0))
     assert ask(asked, file)[0] == {}
-    monkeypatch.setattr(confined, "each", each)
+    monkeypatch.setattr(sandbox, "each", each)
     assert list(ask(asked, file)[0]) == [file]
 
 
@@ -173,7 +173,7 @@ def test_trees_are_not_kept(tmp_path: Path) -> None:
         sizes.append(resident_bytes())
     assert len(text) > 140_000
     assert sizes[-1] - sizes[3] < 4 << 20
-    assert len(asked) <= _sources.MOST_KEPT
+    assert len(asked) <= source_files.MOST_KEPT
 
 
 def test_what_was_not_asked_for_the_longest_goes_first() -> None:
@@ -193,6 +193,6 @@ def test_what_a_hostile_file_makes_us_keep_is_bounded(tmp_path: Path) -> None:
     place = found[file]
     assert all(len(text) <= 120 for loop in (*place.loops, *place.passed) for text in (loop.header, *loop.counters))
     assert all(len(text) <= 120 for text in (place.text, *place.calls, *place.around))
-    (answer,) = confined.each("hangdoc.introspect.locking:table", [(b"a.acquire()\n" * 5000, [0])])
-    assert isinstance(answer, confined.Failed)
+    (answer,) = sandbox.each("hangdoc.introspect.lock_calls:table", [(b"a.acquire()\n" * 5000, [0])])
+    assert isinstance(answer, sandbox.Failed)
     assert len(json.dumps(answer.why)) < 200

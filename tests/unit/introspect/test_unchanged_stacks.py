@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Process, Snapshot, Stack, Stacks, Target, ThreadCpu
-from hangdoc.sampler import Sampler
-from probes import Tier, _pyspy
-from probes._unmoved import LONGEST_S, Unmoved
+from hangdoc.introspect import py_spy
+from hangdoc.introspect.unchanged_stacks import LONGEST_S, Unmoved
+from hangdoc.system import procfs
+from hangdoc.watch.sampler import Sampler
+from probes import Tier
 from probes.cpu import CpuProbe
 from probes.stacks import StacksProbe
 from tests.support.polling import at_rest
@@ -41,13 +42,13 @@ for line in sys.stdin:
 def dumps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """PIDs that py-spy was started for."""
     asked: list[int] = []
-    dump = _pyspy.PySpy.dump
+    dump = py_spy.PySpy.dump
 
-    def counted(self: _pyspy.PySpy, pid: int) -> list[dict[str, object]]:
+    def counted(self: py_spy.PySpy, pid: int) -> list[dict[str, object]]:
         asked.append(pid)
         return dump(self, pid)
 
-    monkeypatch.setattr(_pyspy.PySpy, "dump", counted)
+    monkeypatch.setattr(py_spy.PySpy, "dump", counted)
     return asked
 
 

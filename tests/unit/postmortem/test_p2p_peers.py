@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 from hangdoc.evidence import Frame, Stack, Stacks
-from hangdoc.introspect.partners import Script, partners
-from hangdoc.partners import Call, with_partners
+from hangdoc.introspect.p2p_peers import Script, partners
+from hangdoc.postmortem.p2p_peers import Call, with_partners
 
 TORCH = "/env/site-packages/torch/distributed/distributed_c10d.py"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Source, Stack, Stacks, Target
 from hangdoc.evidence.aftermath import Aftermath
-from hangdoc.scripts import with_source
+from hangdoc.postmortem.script_source import with_source
 
 SCRIPT = """import torch.distributed as dist
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Target
+from hangdoc.system import procfs
+from hangdoc.system.cgroups import mounts_in
 from probes import Request, Tier
-from probes._hierarchy import mounts_in
 from probes.cgroup import PROBE, Cgroup, CpuLimit, MemoryLimit, read
 from tests.support.polling import until
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Target
+from hangdoc.system import procfs
 from probes import Observation, Probe, Request, Tier
 from probes.cpu import PROBE
 from tests.support.polling import until

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Target
+from hangdoc.system import procfs
 from probes import Probe, Request, Tier
 from probes.environ import PROBE, allowed
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Files, Target
+from hangdoc.system import procfs
 from probes import Probe, Request, Tier
 from probes import files as module
 from probes.files import PROBE

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Target
+from hangdoc.system import procfs
 from probes import Probe, Request, Tier
 from probes.cpu import CpuProbe
 from probes.lockfile import PROBE, LockFile, LockFileProbe

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
-from hangdoc.sampler import Sampler
+from hangdoc.system import procfs
+from hangdoc.system.own_sockets import End
+from hangdoc.watch.sampler import Sampler
 from probes import Observation, Request, Tier, load
-from probes._own_sockets import End
 from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
 from probes.sockets import SocketsProbe
 from probes.versions import Versions

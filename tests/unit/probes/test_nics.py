@@ -7,8 +7,8 @@ import subprocess
 from typing import Any
 
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Snapshot, Sockets
+from hangdoc.system.netns import namespace
 from probes import Request, Tier
-from probes._netns import namespace
 from probes.nics import PROBE, NicsProbe
 from tests.support.tcp_peers import TcpPeer, tcp_peers
 from tests.support.testbeds import network

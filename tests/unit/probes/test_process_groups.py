@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Groups, Target
-from probes import Observation, Request, Tier, groups
-from probes.groups import GroupsProbe
+from probes import Observation, Request, Tier, process_groups
+from probes.process_groups import GroupsProbe
 from tests.support import requirements
 from tests.support.paths import PROGRAMS
 from tests.support.probe_targets import every_python, started
@@ -46,7 +46,7 @@ class Rank:
 def job(path: Path, way: str = "argument", size: int = RANKS) -> Iterator[list[Rank]]:
     """Ranks that have started and not yet made their process group; killed at the end."""
     requirements.met(requirements.torch())
-    environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k not in groups.VARIABLES}
+    environ = {k: v for k, v in os.environ.items() if "RANK" not in k and k not in process_groups.VARIABLES}
     with ExitStack() as stack:
         ranks = []
         for rank in range(size):
@@ -174,7 +174,7 @@ def test_garbage_is_survived(tmp_path: Path, share: float, monkeypatch: pytest.M
         for word in ("init", "many"):
             rank.tell(word)
             rank.says()
-        monkeypatch.setattr(groups, "Memory", lambda pid: Garbled(pid, rng, share))
+        monkeypatch.setattr(process_groups, "Memory", lambda pid: Garbled(pid, rng, share))
         for _ in range(40):
             look(GroupsProbe(), rank)
 

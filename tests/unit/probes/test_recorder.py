@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from hangdoc.system.own_sockets import End
 from probes import recorder
-from probes._own_sockets import End
 from probes.recorder import MOST_ENTRY_BYTES, NEWEST, _fetch, parse
 
 ENTRY = {

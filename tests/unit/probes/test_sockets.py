@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Connection, Target
+from hangdoc.system.netns import namespace
+from hangdoc.system.sockdiag import _TCP_INFO, _tcp_info
 from probes import Observation, Request, Tier
-from probes._netns import namespace
-from probes._sockdiag import _TCP_INFO, _tcp_info
 from probes.sockets import SocketsProbe
 from tests.support.polling import until
 from tests.support.tcp_peers import TcpPeer, join, tcp_peers

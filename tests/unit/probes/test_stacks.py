@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Frame, Stacks, Target
+from hangdoc.introspect import py_spy
 from hangdoc.system import programs
-from probes import Request, Tier, _pyspy
+from probes import Request, Tier
 from probes.stacks import PROBE, StacksProbe
 from tests.support.polling import at_rest
 from tests.support.probe_targets import Program, every_python, started
@@ -173,8 +174,8 @@ def test_anothers_process_names_the_owner() -> None:
         if child == 0:
             os.setuid(65534)
             try:
-                _pyspy.PySpy(binary).dump(program.pid)
-            except _pyspy.Refused as refused:
+                py_spy.PySpy(binary).dump(program.pid)
+            except py_spy.Refused as refused:
                 os.write(writer, str(refused).encode())
             os._exit(0)
         os.close(writer)
@@ -203,7 +204,7 @@ THREAD = '{"thread_id":1,"thread_name":null,"os_thread_id":1,"active":true,"owns
 
 def test_a_torn_read_is_tried_again(tmp_path: Path) -> None:
     binary = fake(tmp_path, f"echo x >> tries; [ $(wc -l < tries) -lt 3 ] && exit 1; echo '[{THREAD}]'")
-    assert len(_pyspy.PySpy(binary).dump(os.getpid())) == 1
+    assert len(py_spy.PySpy(binary).dump(os.getpid())) == 1
 
 
 @pytest.mark.parametrize(
@@ -220,9 +221,9 @@ def test_a_torn_read_is_tried_again(tmp_path: Path) -> None:
 def test_what_py_spy_says_becomes_one_sentence(
     script: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pyspy, "TIMEOUT_S", 0.3)
-    with pytest.raises(_pyspy.Refused) as refused:
-        _pyspy.PySpy(fake(tmp_path, script)).dump(os.getpid())
+    monkeypatch.setattr(py_spy, "TIMEOUT_S", 0.3)
+    with pytest.raises(py_spy.Refused) as refused:
+        py_spy.PySpy(fake(tmp_path, script)).dump(os.getpid())
     assert why.format(pid=os.getpid()) in str(refused.value)
     assert "backtrace" not in str(refused.value)
 

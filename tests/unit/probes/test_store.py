@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import Connection, Frame, Meeting, Sockets, Stack, Stacks, Target, Variable
+from hangdoc.system import procfs
 from probes import Request, Tier
 from probes.store import StoreProbe, is_assembling, place_of, resolve
 from tests.support.probe_targets import started

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from hangdoc.evidence import Tensor
+from hangdoc.introspect.elf import images
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
 from probes import Tier
-from probes._cpython import Objects
-from probes._elf import images
-from probes._memory import Memory, Unreadable
 from probes.stacks import PROBE
 from probes.tensors import read_tensor, read_tensors
 from tests.support import requirements

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target
+from hangdoc.introspect.source_files import MAX_BYTES
 from probes import Request, Tier
-from probes._sources import MAX_BYTES
 from probes.types import TypesProbe
 
 TARGET = Target(os.getpid(), 1, "here", 0)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Tensor, Variable
+from hangdoc.introspect.interpreter import Interpreter, modules_path
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.objects import Objects
 from probes import variables
-from probes._cpython import Objects
-from probes._interpreter import Interpreter, modules_path
-from probes._memory import Memory, Unreadable
 from probes.variables import MOST, Globals
 from tests.support import requirements
 from tests.support.polling import until

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc import codec, evidence
-from hangdoc.codec import BadRecord, Registry, decode, decode_snapshot, encode
+from hangdoc import evidence
 from hangdoc.evidence import (
     ChildProcess,
     Environ,
@@ -26,6 +25,8 @@ from hangdoc.evidence import (
     Unseen,
     Variable,
 )
+from hangdoc.recording import codec
+from hangdoc.recording.codec import BadRecord, Registry, decode, decode_snapshot, encode
 
 KNOWN = Registry({"cpu": Process, "stacks": Stacks, "environ": Environ}, {"host": Host})
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import recording
-from hangdoc.codec import BadRecord, Registry
 from hangdoc.evidence import Environ, RankEvidence, Snapshot, Target, Unseen
-from hangdoc.recording import LEADS, Header, NotARecording, Recorder, Recording, header
-from hangdoc.recording import read as read_any
+from hangdoc.recording import recorder as recording
+from hangdoc.recording.codec import BadRecord, Registry
+from hangdoc.recording.recorder import LEADS, Header, NotARecording, Recorder, Recording, header
+from hangdoc.recording.recorder import read as read_any
+from hangdoc.recording.verdict_json import from_json, to_json
+from tests.support.paths import ROOT
 from hangdoc.verdict import Considered, Culprit, Finding, Job, Link, Proof, RankLine, Verdict
-from hangdoc.verdict_json import from_json, to_json
 
 KNOWN = Registry({"environ": Environ}, {})
 NOISE = random.Random(1)
@@ -132,13 +133,13 @@ def test_damage_in_the_middle_is_said_and_harmless(tmp_path: Path) -> None:
 
 def test_a_killed_writer_loses_nothing_it_had_written(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tests.unit.test_recording import shot; "
-        "from hangdoc.recording import Recorder\n"
+        "import sys; from pathlib import Path; from tests.unit.recording.test_recorder import shot; "
+        "from hangdoc.recording.recorder import Recorder\n"
         "r = Recorder(Path(sys.argv[1]), 'node-a')\n"
         "for i in range(5): r.snapshot(shot(i))\n"
         "print('written', flush=True); sys.stdin.read()"
     )
-    root = Path(recording.__file__).parent.parent
+    root = ROOT
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -333,7 +334,7 @@ def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
 
 def test_lines_of_newer_versions_and_bad_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "plain.jsonl"
-    header = '{"schema": "hangdoc.recording/2", "new": 1}\n'
+    header = '{"schema": "hangdoc.recording.recorder/2", "new": 1}\n'
     good = '{"snapshot": {"host": "h", "at_s": 1, "time": "t", "ranks": [], "new": 2}}\n'
     path.write_text(header + '{"later": 1}\n' + '{"snapshot": 3}\n' + good + "}{\n" + '{"end": 5}\n')
     found = read(path)
@@ -346,7 +347,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     import zstandard
 
     path = tmp_path / "bomb.jsonl.zst"
-    text = b'{"schema": "hangdoc.recording/1"}\n' + b"0" * 50_000_000
+    text = b'{"schema": "hangdoc.recording.recorder/1"}\n' + b"0" * 50_000_000
     path.write_bytes(zstandard.compress(text))
     monkeypatch.setattr(recording, "MAX_LINE", 1_000_000)
     found = read(path)

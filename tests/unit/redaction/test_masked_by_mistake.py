@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from hangdoc.evidence import ProcessGroup, Variable
-from hangdoc.masking import Mask
-from hangdoc.recording import read
-from probes._redact import HIDDEN, redact, redact_source, redact_text, redact_words
+from hangdoc.recording.recorder import read
+from hangdoc.redaction.records import Mask
+from hangdoc.redaction.text import HIDDEN, redact, redact_source, redact_text, redact_words
 from tests.support.paths import ROOT
 
 RECORDINGS = sorted([*ROOT.glob("playbooks/*/capture.jsonl.zst"), *ROOT.glob("tests/data/recordings/*.jsonl.zst")])
 SCRIPTS = ("playbooks/*/*.py", "tests/live/jobs/*/*.py", "tests/data/postmortem/kept/*/*.py", "hangdoc/**/*.py")
-TEXTS = ("playbooks/*/*.md", "playbooks/*/*.yaml", "hangdoc/readers/*.yaml", "tests/data/postmortem/*.yaml", "*.md")
+TEXTS = ("playbooks/*/*.md", "playbooks/*/*.yaml", "hangdoc/**/*.yaml", "tests/data/postmortem/*.yaml", "*.md")
 BINARY = "flight_recorder"  # samples of pickles
 
 COMMIT = "3a1f9c0b7de84512f6a0c9d8e7b6a5f4c3d2e1f0"

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hangdoc.dossier import Dossier
-from hangdoc.masking import LONGEST, hidden, mask_text, masked
+from hangdoc.incident.incident import Dossier
+from hangdoc.redaction.records import LONGEST, hidden, mask_text, masked
+from hangdoc.redaction.text import HIDDEN
 from hangdoc.render.html import page
 from hangdoc.render.json import verdict_line
 from hangdoc.render.markdown import document
 from hangdoc.render.terminal import show
-from probes._redact import HIDDEN
 from tests.support.dossiers import LEAKS, SECRETS, captured, full, judged, recorded
 from tests.support.paths import ROOT
 

@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hangdoc import procfs
-from hangdoc.assemble import snapshots
 from hangdoc.commands.output import say
-from hangdoc.dossier import dossier
 from hangdoc.evidence import (
     Branch,
     ChildProcess,
@@ -35,21 +32,24 @@ from hangdoc.evidence import (
     Unseen,
     Variable,
 )
-from hangdoc.evidence.files import Files
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.live import Event
-from hangdoc.masking import Mask
-from hangdoc.readers import Piece, Who
-from hangdoc.recording import Recorder, read
+from hangdoc.evidence.storage import Files
+from hangdoc.incident.incident import dossier
+from hangdoc.introspect.local_variables import of_text
+from hangdoc.postmortem.assemble import snapshots
+from hangdoc.postmortem.readers import Piece, Who
+from hangdoc.recording.recorder import Recorder, read
+from hangdoc.redaction.records import Mask
+from hangdoc.redaction.text import HIDDEN, redact_source, redact_text, redact_words
 from hangdoc.render.html import page
 from hangdoc.render.json import event_line, verdict_line
 from hangdoc.render.live import event_text
 from hangdoc.render.markdown import document
 from hangdoc.render.terminal import show
-from hangdoc.sampler import Sampler
+from hangdoc.system import procfs
+from hangdoc.watch.live import Event
+from hangdoc.watch.sampler import Sampler
 from probes import Observation, Request, Tier
-from probes._redact import HIDDEN, redact_source, redact_text, redact_words
-from probes._variable import of_text
 from tests.support.dossiers import full
 from tests.support.judge import judge
 from tests.support.secret_kinds import Kind, kinds, leaks

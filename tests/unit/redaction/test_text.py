@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from probes._redact import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_words
+from hangdoc.redaction.text import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_words
 
 SECRET = [
     ("api_key", '"abc"'),

@@ -14,7 +14,7 @@ from detect_secrets.plugins.base import RegexBasedDetector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probes._redact import redact_text
+from hangdoc.redaction.text import redact_text
 
 # What is left out, and why.
 NO_SECRETS = {

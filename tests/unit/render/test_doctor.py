@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hangdoc.doctor import Check
+from hangdoc.doctor.checks import Check
 from hangdoc.render.doctor import show
 from tests.support.verdicts import HOSTILE, MakeConsole, written
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from hangdoc.dossier import Dossier, File
+from hangdoc.incident.incident import Dossier, File
 from hangdoc.render.html import page
 from hangdoc.verdict import Considered
 from tests.support.dossiers import ENEMY, captured, full, recorded

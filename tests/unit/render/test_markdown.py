@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.dossier import File
 from hangdoc.evidence import Unseen
+from hangdoc.incident.incident import File
 from hangdoc.render.markdown import document, ticket
 from hangdoc.verdict import Proof, RankLine, Verdict
 from tests.support.dossiers import ENEMY

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hangdoc.dossier import File
+from hangdoc.incident.incident import File
 from hangdoc.render.markdown import ticket
 from hangdoc.render.sources import about, summary
 from hangdoc.render.terminal import show

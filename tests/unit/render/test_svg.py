@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.dossier import Dossier
+from hangdoc.incident.incident import Dossier
+from hangdoc.incident.timeline import Lane, Span
 from hangdoc.render import svg
-from hangdoc.timeline import Lane, Span
 from hangdoc.verdict import RankLine
 from tests.support.verdicts import healthy
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hangdoc.engine import evaluate
-from hangdoc.facts import Facts, schema
-from hangdoc.playbook import load
-from hangdoc.rules import Expression
+from hangdoc.analysis.facts import Facts, schema
+from hangdoc.rules.evaluate import evaluate
+from hangdoc.rules.expressions import Expression
+from hangdoc.rules.loader import load
 from hangdoc.verdict import Considered, Culprit, Finding, Link, Proof
 from tests.support.toy_schema import (
     NETWORK,

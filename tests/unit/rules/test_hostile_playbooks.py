@@ -16,13 +16,13 @@ from hypothesis import strategies as some
 from jinja2.exceptions import TemplateError
 
 import playbooks
-from hangdoc import allowance, playbook_files, runbook
-from hangdoc.engine import CPU_S, CPU_S_PER_RANK, FAILED, evaluate
+from hangdoc.analysis.facts import Facts, schema
+from hangdoc.diagnose import Judge
 from hangdoc.errors import HangdocError
-from hangdoc.facts import Facts, schema
-from hangdoc.judge import Judge
-from hangdoc.playbook import MAX_PROBLEMS, load
-from hangdoc.templates import MAX_TEXT
+from hangdoc.rules import playbook_files, runbook, time_limit
+from hangdoc.rules.evaluate import CPU_S, CPU_S_PER_RANK, FAILED, evaluate
+from hangdoc.rules.loader import MAX_PROBLEMS, load
+from hangdoc.rules.templates import MAX_TEXT
 from tests.support.toy_schema import PROBES, SCHEMA, NetworkJob, StackFacts, facts, library, playbook, write
 
 GRACE_S = 2.0  # CPU time in which a playbook is refused or cut off, on a busy machine
@@ -137,7 +137,7 @@ def test_what_takes_too_long_is_cut_off_named_and_not_tried_again(
     slow = playbook(id="slow", ranks={"late": "true"}, when="true", summary="x") | changes
     found = load([write(tmp_path, slow, playbook(when="late.length > 0", summary="x"))], SCHEMA, PROBES)
     assert found.problems == ()
-    monkeypatch.setattr("hangdoc.engine.CPU_S", 0.1)
+    monkeypatch.setattr("hangdoc.rules.evaluate.CPU_S", 0.1)
     thousand = many(1_000)
     known: dict[str, str] = {}
     with in_time(0.1 + CPU_S_PER_RANK * 1_000 + GRACE_S):
@@ -151,7 +151,7 @@ def test_what_takes_too_long_is_cut_off_named_and_not_tried_again(
 
 
 def test_a_playbook_that_fails_is_among_what_was_not_seen(tmp_path: Path) -> None:
-    from hangdoc.judge import _failed
+    from hangdoc.diagnose import _failed
 
     found = library(tmp_path, playbook(when="late[9].rank > 0"))
     (unseen,) = _failed(evaluate(found, FOUR)[1])
@@ -347,7 +347,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
 
 
 def test_of_thousands_of_folders_the_first_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hangdoc.playbook.MAX_PLAYBOOKS", 2)
+    monkeypatch.setattr("hangdoc.rules.loader.MAX_PLAYBOOKS", 2)
     write(tmp_path, *(playbook(id=f"p{n}") for n in range(4)))
     for n in range(3_000):
         (tmp_path / f"empty{n}").mkdir()
@@ -394,7 +394,7 @@ def test_a_mutated_playbook_is_read_or_refused_and_judged_in_time(
         runbook.entries([tmp_path])
     assert bool(found.playbooks) != bool(found.problems)
     for one in found.playbooks:
-        with in_time(), allowance.allowance(1.0):
+        with in_time(), time_limit.allowance(1.0):
             for template in one.templates.values():
                 with suppress(TemplateError, TypeError, ValueError, AttributeError, ArithmeticError):
                     template.render(dict.fromkeys((*one.envelope.ranks, *one.envelope.links, "all", "unknown"), ()))

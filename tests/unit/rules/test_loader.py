@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hangdoc.facts import schema
-from hangdoc.playbook import lint, load
+from hangdoc.analysis.facts import schema
+from hangdoc.rules.loader import lint, load
 from tests.support.toy_schema import PROBES, SCHEMA, STACK, STALL, library, playbook, write
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hangdoc.patterns import MAX_SUBJECT, PatternError, check, parse
+from hangdoc.rules.regex_limits import MAX_SUBJECT, PatternError, check, parse
 
 SUBJECTS = tuple((seed * MAX_SUBJECT)[: MAX_SUBJECT - 1] + "!" for seed in ("a", "ab", "a.", " ", "1", "foo", "a=b "))
 

@@ -15,12 +15,13 @@ import pytest
 import yaml
 
 import playbooks
-from hangdoc import demo, playbook
 from hangdoc.analysis import Case
-from hangdoc.engine import evaluate
+from hangdoc.analysis.facts import Facts, Schema, derive, schema
+from hangdoc.demo import reproducer as demo
 from hangdoc.evidence import RankEvidence, Snapshot, Target
-from hangdoc.facts import Facts, Schema, derive, schema
-from hangdoc.playbook import Library, Playbook, lint
+from hangdoc.rules import loader
+from hangdoc.rules.evaluate import evaluate
+from hangdoc.rules.loader import Library, Playbook, lint
 
 SECTIONS = ("What it looks like", "How to confirm", "How to fix", "How to prevent", "Look-alikes")
 IDS = [folder.name for folder in playbooks.folders()]
@@ -36,7 +37,7 @@ def types_of_facts() -> Schema:
 
 @cache
 def library() -> Library:
-    return playbook.load([playbooks.ROOT], types_of_facts())
+    return loader.load([playbooks.ROOT], types_of_facts())
 
 
 def shipped(id: str) -> Playbook:

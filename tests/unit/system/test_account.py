@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.peers import show, shown
+from hangdoc.fleet.agent_presence import show, shown
 from hangdoc.system.account import account
 
 NAMESPACE = ["unshare", "--user", "--map-root-user"]

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from hangdoc import procfs
 from hangdoc.evidence import End, Target
-from probes import _kernel_log, _oom
-from probes._exit import Exits, text
+from hangdoc.system import kernel_log, oom_kills, procfs
+from hangdoc.system.exits import Exits, text
 
 SEGFAULT = "import ctypes; ctypes.string_at(16)"
 LATEST = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 15)
@@ -140,9 +139,9 @@ def test_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_out_of_memory_kills_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_oom, "counter", lambda pid, mounts: _oom.Counter("memory.events", 2))
-    monkeypatch.setattr(_oom, "again", lambda before: before and _oom.Counter(before.path, 3))
-    monkeypatch.setattr(_kernel_log, "about", lambda pids, target: (f"Killed process {target.pid}",))
+    monkeypatch.setattr(oom_kills, "counter", lambda pid, mounts: oom_kills.Counter("memory.events", 2))
+    monkeypatch.setattr(oom_kills, "again", lambda before: before and oom_kills.Counter(before.path, 3))
+    monkeypatch.setattr(kernel_log, "about", lambda pids, target: (f"Killed process {target.pid}",))
     exits = Exits()
     with program() as (process, target):
         exits.watch([target])

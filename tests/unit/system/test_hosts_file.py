@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from probes._hosts_file import naming
+from hangdoc.system.hosts_file import naming
 
 
 @pytest.mark.parametrize(

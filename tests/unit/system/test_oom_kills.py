@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from probes import _oom
-from probes._hierarchy import Mount
-from probes._oom import Counter, again, counter
+from hangdoc.system import oom_kills
+from hangdoc.system.cgroups import Mount
+from hangdoc.system.oom_kills import Counter, again, counter
 
 
 def test_the_counter_of_a_process_of_this_host() -> None:
-    found = counter(os.getpid(), _oom.mounts())
+    found = counter(os.getpid(), oom_kills.mounts())
     assert found is not None
     assert found.kills >= 0
     assert again(found) == found
@@ -34,7 +34,7 @@ def test_the_group_s_own_counter(
     folder.mkdir(parents=True)
     (folder / name).write_text(text)
     mount = Mount(str(tmp_path), "/", frozenset(controllers))
-    monkeypatch.setattr(_oom, "places", lambda text, known: [(mount, "/job/rank-1")])
+    monkeypatch.setattr(oom_kills, "places", lambda text, known: [(mount, "/job/rank-1")])
     found = counter(os.getpid(), [mount])
     assert found == Counter(str(folder / name), 3)
     (folder / name).write_text(text.replace("oom_kill 3", "oom_kill 5"))
@@ -45,7 +45,7 @@ def test_the_group_s_own_counter(
 
 def test_without_a_counter_the_host_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 12\n")
-    monkeypatch.setattr(_oom, "_HOST", str(tmp_path / "vmstat"))
+    monkeypatch.setattr(oom_kills, "_HOST", str(tmp_path / "vmstat"))
     assert counter(os.getpid(), []) == Counter(str(tmp_path / "vmstat"), 12)
     (tmp_path / "vmstat").unlink()
     assert counter(os.getpid(), []) is None

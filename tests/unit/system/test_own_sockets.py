@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from probes._own_sockets import End, connected, listens
-from probes._tcpstore import StoreReader
+from hangdoc.system.own_sockets import End, connected, listens
+from hangdoc.system.tcpstore import StoreReader
 from tests.support.tcp_peers import TcpPeer
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from probes import _pipes
+from hangdoc.system import pipes
 from tests.support.polling import at_rest, until
 
 
@@ -20,9 +20,9 @@ def test_both_ends_of_a_fifo(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", f"f = open({path!r}, 'w'); input()"], stdin=subprocess.PIPE) as writer,
     ):
         try:
-            (reads,) = until(lambda: _pipes.peers({path: "r"}, {reader.pid})[path])
+            (reads,) = until(lambda: pipes.peers({path: "r"}, {reader.pid})[path])
             at_rest(writer.pid)
-            (writes,) = until(lambda: _pipes.peers({path: "w"}, ())[path])
+            (writes,) = until(lambda: pipes.peers({path: "w"}, ())[path])
         finally:
             writer.kill()
             reader.kill()
@@ -34,8 +34,8 @@ def test_both_ends_of_a_fifo(tmp_path: Path) -> None:
 def test_a_fifo_that_nobody_has_open(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    assert _pipes.peers({str(fifo): "w"}, ()) == {str(fifo): ()}
-    assert _pipes.peers({}, ()) == {}
+    assert pipes.peers({str(fifo): "w"}, ()) == {str(fifo): ()}
+    assert pipes.peers({}, ()) == {}
 
 
 def test_an_unnamed_pipe_by_its_number() -> None:
@@ -43,7 +43,7 @@ def test_an_unnamed_pipe_by_its_number() -> None:
     try:
         with subprocess.Popen(["sleep", "60"], pass_fds=[writing]) as child:
             path = os.readlink(f"/proc/self/fd/{reading}")
-            found = {peer.pid: peer.command for peer in _pipes.peers({path: "w"}, ())[path]}
+            found = {peer.pid: peer.command for peer in pipes.peers({path: "w"}, ())[path]}
             child.kill()
     finally:
         os.close(reading)
@@ -60,7 +60,7 @@ def test_secrets_of_a_command_are_not_kept() -> None:
         with subprocess.Popen(words, pass_fds=[writing], **streams) as child:  # type: ignore[call-overload]
             child.stdout.readline()
             path = os.readlink(f"/proc/self/fd/{reading}")
-            commands = [peer.command for peer in _pipes.peers({path: "w"}, ())[path] if peer.pid == child.pid]
+            commands = [peer.command for peer in pipes.peers({path: "w"}, ())[path] if peer.pid == child.pid]
             child.kill()
     finally:
         os.close(reading)
@@ -75,12 +75,12 @@ def test_bytes_that_a_process_has_moved() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()
-        before = _pipes.moved(child.pid)
+        before = pipes.moved(child.pid)
         child.stdin.write(b"\n")
         child.stdin.flush()
-        after = until(lambda: _pipes.moved(child.pid), lambda now: (now or 0) >= (before or 0) + 5000)
+        after = until(lambda: pipes.moved(child.pid), lambda now: (now or 0) >= (before or 0) + 5000)
         child.kill()
     assert before is not None
     assert after is not None
     assert 5000 <= after - before < 6000
-    assert _pipes.moved(child.pid) is None, "it is gone"
+    assert pipes.moved(child.pid) is None, "it is gone"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.bf16 import NOBODY, user_of
+from hangdoc.doctor.bf16 import NOBODY, user_of
 from hangdoc.system import programs
 
 OTHER = 1234

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 from hangdoc.evidence import Target
-from probes._holders import LONGEST, Holders, command, lineage
-from probes._sockdiag import Fields
+from hangdoc.system.sockdiag import Fields
+from hangdoc.system.socket_holders import LONGEST, Holders, command, lineage
 from tests.support.probe_targets import started
 
 ME = Target(os.getpid(), 1, "here", 0)

@@ -14,15 +14,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from hangdoc import procfs
-from probes._own_sockets import End
-from probes._tcpstore import CHECK, MAGIC, SEGMENT, VALIDATE, StoreReader
+from hangdoc.system import procfs
+from hangdoc.system.own_sockets import End
+from hangdoc.system.tcpstore import CHECK, MAGIC, SEGMENT, VALIDATE, StoreReader
 from tests.support.paths import ROOT
 from tests.support.polling import until
 from tests.support.probe_targets import started
 
 READ = (
-    "import sys; from probes._own_sockets import End; from probes._tcpstore import StoreReader\n"
+    "import sys; from hangdoc.system.own_sockets import End; from hangdoc.system.tcpstore import StoreReader\n"
     "while True:\n"
     " with StoreReader(End('127.0.0.1', int(sys.argv[1]))) as store:\n"
     "  for key in ('key', 'missing', 'large') * 3: store.get(key)\n"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc import wire
-from hangdoc.agent import About
 from hangdoc.evidence import Target
-from hangdoc.procfs import stat
+from hangdoc.fleet import protocol
+from hangdoc.system.procfs import stat
+from hangdoc.watch.agent import About
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 from tests.support.polling import until
@@ -43,15 +43,15 @@ def ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     return process.stdout.readline()
 
 
-def hello(process: subprocess.Popen[bytes]) -> wire.Hello:
+def hello(process: subprocess.Popen[bytes]) -> protocol.Hello:
     assert process.stdout is not None
-    return wire.parse(process.stdout.readline(), wire.Hello)
+    return protocol.parse(process.stdout.readline(), protocol.Hello)
 
 
 def test_it_introduces_itself_answers_and_ends_with_its_input() -> None:
     with agent() as process:
-        assert hello(process).schema == wire.SCHEMA
-        answer = wire.parse(ask(process, wire.line(wire.Command("look", 7))), wire.Answer)
+        assert hello(process).schema == protocol.SCHEMA
+        answer = protocol.parse(ask(process, protocol.line(protocol.Command("look", 7))), protocol.Answer)
         assert (answer.to, answer.tier) == (7, "look")
         assert process.stdin is not None
         process.stdin.close()
@@ -62,7 +62,7 @@ def test_it_is_there_while_it_is_busy() -> None:
     """A ping overtakes the command before it."""
     with agent() as process:
         hello(process)
-        assert ask(process, wire.line(wire.Command("inspect", 1)) + wire.PING).startswith(b'{"pong"')
+        assert ask(process, protocol.line(protocol.Command("inspect", 1)) + protocol.PING).startswith(b'{"pong"')
 
 
 def test_of_the_questions_that_have_come_meanwhile_it_answers_the_last() -> None:
@@ -70,18 +70,20 @@ def test_of_the_questions_that_have_come_meanwhile_it_answers_the_last() -> None
     with agent() as process:
         hello(process)
         answers = [
-            wire.parse(ask(process, b"".join(wire.line(wire.Command("look", n)) for n in range(20))), wire.Answer)
+            protocol.parse(
+                ask(process, b"".join(protocol.line(protocol.Command("look", n)) for n in range(20))), protocol.Answer
+            )
         ]
         assert process.stdout is not None
         while answers[-1].to != 19:
-            answers.append(wire.parse(process.stdout.readline(), wire.Answer))
+            answers.append(protocol.parse(process.stdout.readline(), protocol.Answer))
         assert len(answers) < 10
 
 
 def test_stop_ends_it() -> None:
     with agent() as process:
         hello(process)
-        assert ask(process, wire.line(wire.Command("stop"))) == b""
+        assert ask(process, protocol.line(protocol.Command("stop"))) == b""
         assert process.wait(10) == 0
 
 
@@ -103,7 +105,7 @@ def test_when_it_gives_up_the_dumps_it_has_started_end_too(tmp_path: Path) -> No
         with agent([sys.executable, "-c", script]) as process:
             hello(process)
             assert process.stdin is not None
-            process.stdin.write(wire.line(wire.Command("look", 1)))
+            process.stdin.write(protocol.line(protocol.Command("look", 1)))
             process.stdin.flush()
             until(lambda: begun.exists() and begun.read_text())
             process.stdin.close()
@@ -138,8 +140,8 @@ def test_a_process_is_the_same_from_within_its_pid_namespace(tmp_path: Path) -> 
     """What an agent in a pod and one on its host say of one process."""
     told = tmp_path / "told"
     script = (
-        "import sys, os, time; from hangdoc.agent import About; from hangdoc.evidence import Target;"
-        "from hangdoc.procfs import stat; p = os.getpid();"
+        "import sys, os, time; from hangdoc.watch.agent import About; from hangdoc.evidence import Target;"
+        "from hangdoc.system.procfs import stat; p = os.getpid();"
         "text = About().process(Target(p, stat(p).start_ticks, 'pod', 0))[0];"
         f"open({str(told)!r}, 'w').write(text + '\\n'); time.sleep(60)"
     )

@@ -23,14 +23,14 @@ from typing import Any
 
 import pytest
 
-from hangdoc import live
-from hangdoc.facts import schema
-from hangdoc.judge import Judge
-from hangdoc.live import Event, Live
-from hangdoc.playbook import Library
-from hangdoc.session import Options, Session
-from hangdoc.source import Here
-from probes import _links
+from hangdoc.analysis.facts import schema
+from hangdoc.diagnose import Judge
+from hangdoc.rules.loader import Library
+from hangdoc.system import rtnetlink
+from hangdoc.watch import live
+from hangdoc.watch.live import Event, Live
+from hangdoc.watch.session import Options, Session
+from hangdoc.watch.sources import Here
 
 OURS = ("hangdoc", "probes")
 PLAIN = (str, bytes, int, float, Enum, type(None))
@@ -131,7 +131,7 @@ class Jobs:
 def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "REDISCOVER_S", 0.0)
     nothing: dict[str, list[object]] = {"addresses": [], "default": [], "links": [], "rates": []}
-    monkeypatch.setattr(_links, "look", lambda: nothing)
+    monkeypatch.setattr(rtnetlink, "look", lambda: nothing)
     sizes: list[dict[str, int]] = []
     jobs, over, said = Jobs(tmp_path), 0, list[str]()
     thread = threading.Thread(target=jobs.run, daemon=True)

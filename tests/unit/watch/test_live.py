@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hangdoc.live import Event, Live
-from hangdoc.session import Options
 from hangdoc.verdict import Finding, Job, Verdict
+from hangdoc.watch.live import Event, Live
+from hangdoc.watch.session import Options
 
 FINDING = Finding("straggler", "slow_compute", "high", "slow", "slow", status="slow")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from hangdoc.evidence import End, Groups, Target
-from hangdoc.sampler import Sampler, _observe, numbered
+from hangdoc.watch.sampler import Sampler, _observe, numbered
 from probes import Observation, Request, Tier
 
 

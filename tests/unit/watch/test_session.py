@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import playbooks
+from hangdoc.analysis.facts import derive, schema
 from hangdoc.evidence import RankEvidence, Snapshot
-from hangdoc.facts import derive, schema
-from hangdoc.recording import read
-from hangdoc.session import unclear
+from hangdoc.recording.recorder import read
+from hangdoc.watch.session import unclear
 
 
 def without_interfaces(rank: RankEvidence, blind: int | None) -> RankEvidence:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from hangdoc import procfs
 from hangdoc.evidence import Target
-from hangdoc.source import RESTARTS, _remembered
+from hangdoc.system import procfs
+from hangdoc.watch.sources import RESTARTS, _remembered
 
 GONE = 1 << 22  # a PID that no process has
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import playbooks
-from hangdoc import agent, wire
 from hangdoc.evidence import Connection, Snapshot, Sockets
+from hangdoc.fleet import protocol
 from hangdoc.fleet.collector import Fleet
-from hangdoc.recording import read
-from hangdoc.source import Here
+from hangdoc.recording.recorder import read
 from hangdoc.verdict import Finding
+from hangdoc.watch import agent
+from hangdoc.watch.sources import Here
 from probes import Tier
 from probes.echo import Echo, Echoes
 from tests.support.judge import judge
@@ -87,7 +88,7 @@ def test_every_agent_is_told(monkeypatch: pytest.MonkeyPatch, ask: tuple[str, ..
     monkeypatch.setattr("hangdoc.fleet.collector.START_S", 0.0)
     carrier: Any = Silent()
     Fleet(["n1", "n2"], carrier, print, ask=ask).round(Tier.LOOK)
-    assert [wire.parse(line, wire.Command).ask for line in carrier.sent] == [ask, ask]
+    assert [protocol.parse(line, protocol.Command).ask for line in carrier.sent] == [ask, ask]
 
 
 def test_an_agent_tells_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +102,7 @@ def test_an_agent_tells_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Here, "round", observed)
     for ask in (("ping",), ()):
         reading, writing = os.pipe()
-        monkeypatch.setattr(agent, "_commands", lambda *_, ask=ask: [wire.Command("look", 1, ask=ask)])
+        monkeypatch.setattr(agent, "_commands", lambda *_, ask=ask: [protocol.Command("look", 1, ask=ask)])
         agent.serve(reading, io.BytesIO())
         os.close(reading)
         os.close(writing)

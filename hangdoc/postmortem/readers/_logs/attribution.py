@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hangdoc.readers import Source, Who
-from hangdoc.readers._lines import Tally
-from hangdoc.readers._prefixes import Habits, Line, parse
-from hangdoc.readers._torchrun import who_of
+from hangdoc.postmortem.readers import Source, Who
+from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse
+from hangdoc.postmortem.readers._logs.scan import Tally
+from hangdoc.postmortem.readers._torchrun import who_of
 
 LOOKED_AT = 40  # lines at the beginning and at the end of a file that tell whether one rank wrote it
 ALL = 20_000  # lines at the end that are looked at where several did

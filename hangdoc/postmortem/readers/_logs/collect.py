@@ -11,15 +11,15 @@ from itertools import chain, islice, takewhile
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, Logs, Said
-from hangdoc.readers import Piece, Source, Who
-from hangdoc.readers._authors import Author, Authors, place_of
-from hangdoc.readers._ends import ends_of, failure
-from hangdoc.readers._lines import Spot, Tally
-from hangdoc.readers._prefixes import Habits, Line, parse
-from hangdoc.readers._tracebacks import CHAIN, HEADING, Raised, read
-from hangdoc.readers._watchdog import trace
-from hangdoc.readers.faulthandler import dumps
-from probes._redact import redact, redact_identifier, redact_text
+from hangdoc.postmortem.readers import Piece, Source, Who
+from hangdoc.postmortem.readers._logs.attribution import Author, Authors, place_of
+from hangdoc.postmortem.readers._logs.exits import ends_of, failure
+from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse
+from hangdoc.postmortem.readers._logs.scan import Spot, Tally
+from hangdoc.postmortem.readers._logs.tracebacks import CHAIN, HEADING, Raised, read
+from hangdoc.postmortem.readers._logs.watchdog_dump import trace
+from hangdoc.postmortem.readers.faulthandler import dumps
+from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MOST_AUTHORS = 20_000
 FATAL = "Fatal Python error"

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hangdoc.claims import whole
 from hangdoc.evidence import End
-from hangdoc.readers._authors import Author
-from hangdoc.readers._lines import Spot
-from hangdoc.readers._prefixes import ANSI, Line
-from hangdoc.readers._tracebacks import HEADING, Raised, read
+from hangdoc.evidence.limits import whole
+from hangdoc.postmortem.readers._logs.attribution import Author
+from hangdoc.postmortem.readers._logs.prefixes import ANSI, Line
+from hangdoc.postmortem.readers._logs.scan import Spot
+from hangdoc.postmortem.readers._logs.tracebacks import HEADING, Raised, read
 
 MOST_TASKS = 4096
 LATER_S = 0.0  # of those that did not end first; the first has no time, which means before all the others

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hangdoc.evidence import Frame, Stack, Stacks
-from probes._redact import redact_text
+from hangdoc.redaction.text import redact_text
 
 MOST_FRAMES = 200
 TEXT = 400  # characters kept of a message

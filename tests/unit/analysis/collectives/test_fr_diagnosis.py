@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.dumps import DumpJob
-from hangdoc.assemble import snapshots
-from hangdoc.readers import Notes
-from hangdoc.readers._source import gather
-from hangdoc.readers.flight_recorder import READER
+from hangdoc.analysis.collectives.fr_diagnosis import DumpJob
+from hangdoc.postmortem.assemble import snapshots
+from hangdoc.postmortem.readers import Notes
+from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers.flight_recorder import READER
 from hangdoc.verdict import Finding
 from tests.support.flight_recorder_traces import Call, call, trace, write
 from tests.support.judge import judge

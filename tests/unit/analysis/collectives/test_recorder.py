@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.recorder import ANALYSIS
+from hangdoc.analysis.collectives.recorder import ANALYSIS
 from hangdoc.evidence import FlightRecorder, RankEvidence, Recorded, Target
 from probes.recorder import parse
 

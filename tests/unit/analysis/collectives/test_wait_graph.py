@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
     Frame,
     Groups,
@@ -26,8 +27,7 @@ from hangdoc.evidence import (
     Target,
     Variable,
 )
-from hangdoc.facts import Facts, derive, schema
-from hangdoc.sampler import Sampler
+from hangdoc.watch.sampler import Sampler
 from probes import Tier, load
 from tests.support import requirements
 from tests.support.polling import at_rest

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangdoc.analysis.others import Values, Waiters
-from hangdoc.analysis.progress import Look, Spot
-from hangdoc.analysis.story import LazyStory
+from hangdoc.analysis.compute.leave_one_out import Values, Waiters
+from hangdoc.analysis.ranks.call_path import LazyStory
+from hangdoc.analysis.ranks.progress import Look, Spot
 from hangdoc.evidence import Stack
 
 NOWHERE = LazyStory((), Stack(1, None, ()), None, {})

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.analysis.compute import ANALYSIS, ComputeFacts
+from hangdoc.analysis.compute.precision import ANALYSIS, ComputeFacts
 from hangdoc.evidence import Environ, Host, Variable
 from probes.types import Types
 from tests.support.synthetic_evidence import LIB, At, Stage, tensor

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from hangdoc.analysis.compiling import CompilingFacts
+from hangdoc.analysis.compute.recompilation import CompilingFacts
 from hangdoc.evidence import ChildProcess, Process, Variable
 from tests.support.synthetic_evidence import LIB, At, Stage, number, tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.resources import ANALYSIS, ResourcesFacts, ResourcesJob
+from hangdoc.analysis.compute.resources import ANALYSIS, ResourcesFacts, ResourcesJob
 from hangdoc.evidence import Environ, Host, Process, RankEvidence, Snapshot, Target, ThreadCpu
 from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
 from probes.neighbours import Neighbour, Neighbours

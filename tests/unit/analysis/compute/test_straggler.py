@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hangdoc.analysis.facts import Facts
 from hangdoc.evidence import Process, ThreadCpu
-from hangdoc.facts import Facts
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
 
 SCRIPT = """\

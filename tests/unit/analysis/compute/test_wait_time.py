@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.waiting import Waiting, steps, waiting
+from hangdoc.analysis.compute.wait_time import Waiting, steps, waiting
 from hangdoc.evidence import Process, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number
 

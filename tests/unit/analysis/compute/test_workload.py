@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.workload import more_work, same_code
+from hangdoc.analysis.compute.workload import more_work, same_code
 from hangdoc.evidence import Variable
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
 

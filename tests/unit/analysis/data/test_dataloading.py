@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.inputs import InputFacts
+from hangdoc.analysis.data.dataloading import InputFacts
 from hangdoc.evidence import ChildProcess, Connection, Frame, Process, Sockets, Stack, Stacks, ThreadCpu
 from tests.support.synthetic_evidence import LIB, At, Stage, in_backward, in_c10d, number
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
-from hangdoc.facts import Facts, derive, schema
-from probes._exit import text
+from hangdoc.system.exits import text
 from tests.support.synthetic_evidence import Stage, in_c10d
 
 RUNS = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.stall import ANALYSIS, StallJob
+from hangdoc.analysis.job.stall import ANALYSIS, StallJob
 
 WAITS = {"phase": "collective", "waits": True}
 COMPUTES = {"phase": "compute", "waits": False}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hangdoc.analysis.gil import GilFacts
+from hangdoc.analysis.locks.gil import GilFacts
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
 from tests.support.synthetic_evidence import LIB, At, Stage, in_c10d
 

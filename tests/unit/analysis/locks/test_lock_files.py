@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.lockfile import LockFileFacts
-from hangdoc.facts import Facts
+from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.locks.lock_files import LockFileFacts
 from probes.lockfile import Holder, LockFile
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.locks import LocksFacts
+from hangdoc.analysis.locks.mutexes import LocksFacts
 from hangdoc.evidence import Frame, Process, Source, Stack, ThreadCpu
 from probes.locks import Holding, Locks, LockWait
 from tests.support.synthetic_evidence import At, Stage, in_c10d

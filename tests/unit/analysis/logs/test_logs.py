@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from hangdoc.assemble import snapshots
+from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.facts import Facts, derive, schema
-from hangdoc.readers import Piece, Who
+from hangdoc.postmortem.assemble import snapshots
+from hangdoc.postmortem.readers import Piece, Who
 
 TYPES = schema()
 

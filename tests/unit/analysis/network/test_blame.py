@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.blame import blamed
+from hangdoc.analysis.network.blame import blamed
 
 
 @pytest.mark.parametrize(

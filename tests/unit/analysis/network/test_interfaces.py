@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.interfaces import ANY_RATE, SLOW_BYTES, faster, limit, narrow, told
-from hangdoc.analysis.peers import Data
+from hangdoc.analysis.network.data_connections import Data
+from hangdoc.analysis.network.interfaces import ANY_RATE, SLOW_BYTES, faster, limit, narrow, told
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Target
 
 ETH0 = Interface("eth0", ("10.0.0.1",), "ethernet", True, True, 1500, 10_000, networks=("10.0.0.1/24",))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import playbooks
-from hangdoc import playbook
-from hangdoc.analysis.network import ANALYSIS, NetworkFacts, NetworkJob
-from hangdoc.analysis.world import ANALYSIS as WORLD
-from hangdoc.engine import evaluate
+from hangdoc.analysis.facts import Schema, derive, schema
+from hangdoc.analysis.job.world import ANALYSIS as WORLD
+from hangdoc.analysis.network.links import ANALYSIS, NetworkFacts, NetworkJob
 from hangdoc.evidence import AGENT, Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target, Unseen
-from hangdoc.facts import Schema, derive, schema
-from hangdoc.recording import read
+from hangdoc.recording.recorder import read
+from hangdoc.rules import loader
+from hangdoc.rules.evaluate import evaluate
 from hangdoc.verdict import Finding
 from probes.echo import Echo, Echoes
 
@@ -176,7 +176,7 @@ def told(**interface: Any) -> Finding:
     """What is said of the recorded job on a slow line, had its interface been such a one."""
     (recording,) = read(playbooks.ROOT / "slow-link" / "capture.jsonl.zst")
     history = [replace(shot, ranks=tuple(_with(one, interface) for one in shot.ranks)) for shot in recording.snapshots]
-    library = playbook.load([playbooks.ROOT], types_of_facts())
+    library = loader.load([playbooks.ROOT], types_of_facts())
     findings, _ = evaluate(library, derive(history, types_of_facts()))
     return findings[0]
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis import Case, Key, tcp
-from hangdoc.analysis.network import ANALYSIS, NetworkFacts, NetworkJob
-from hangdoc.analysis.peers import data_connections
+from hangdoc.analysis import Case, Key
+from hangdoc.analysis.facts import derive, schema
+from hangdoc.analysis.network import tcp_counters
+from hangdoc.analysis.network.data_connections import data_connections
+from hangdoc.analysis.network.links import ANALYSIS, NetworkFacts, NetworkJob
 from hangdoc.evidence import Connection, Environ, Interface, Interfaces, RankEvidence, Snapshot, Sockets, Target
-from hangdoc.facts import derive, schema
 from probes import Request, Tier
 from probes.nics import PROBE as NICS
 from probes.sockets import SocketsProbe
@@ -359,7 +360,7 @@ LOST = {"send_queue": 9, "last_ack_s": 9.0, "last_receive_s": 9.5, "last_send_s"
 )
 def test_dead_and_idle(fields: dict[str, Any], dead: bool | None, idle_s: float | None) -> None:
     one = connection(HERE, THERE, **fields)
-    assert (tcp.dead(one), tcp.idle(one)) == (dead, idle_s)
+    assert (tcp_counters.dead(one), tcp_counters.idle(one)) == (dead, idle_s)
 
 
 @pytest.mark.parametrize(("silent_s", "dead"), [(9.0, False), (90.0, True)])
@@ -417,12 +418,12 @@ HOLE = {"retransmits": 4, "segment_bytes": 1448, "not_sent": 0, "bytes_acked": 1
     ],
 )
 def test_full_segments_repeated_in_vain(fields: dict[str, Any], oversize: bool | None) -> None:
-    assert tcp.oversize(connection(HERE, THERE, **{**HOLE, **fields})) is oversize
+    assert tcp_counters.oversize(connection(HERE, THERE, **{**HOLE, **fields})) is oversize
 
 
 def test_traffic_counts_repetitions_and_new_connections() -> None:
     old = connection(HERE, THERE, bytes_sent=1000, bytes_acked=900, bytes_received=50, bytes_retransmitted=100)
     new = replace(old, bytes_sent=3000, bytes_acked=2400, bytes_received=60, bytes_retransmitted=600)
     fresh = connection(HERE, FAR, bytes_sent=10, bytes_acked=10, bytes_received=10, bytes_retransmitted=0)
-    seen = tcp.traffic({tcp.identity(old): old}, [new, fresh], 2.0)
+    seen = tcp_counters.traffic({tcp_counters.identity(old): old}, [new, fresh], 2.0)
     assert (seen.crossed, seen.sent, seen.repeated) == (1500 + 10 + 20, 2010, 500)

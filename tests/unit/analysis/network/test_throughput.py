@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.flow import NOTHING, Flow, flow, since_start
+from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start
 from hangdoc.evidence import Connection
 
 MBIT = 1e6 / 8

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.missed import MissedFacts, MissedJob, _doing
-from hangdoc.analysis.stack import StackFacts
-from hangdoc.assemble import snapshots
+from hangdoc.analysis.facts import Facts, derive, schema
+from hangdoc.analysis.postmortem.last_stack import MissedFacts, MissedJob, _doing
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.facts import Facts, derive, schema
-from hangdoc.readers import Piece, Who
+from hangdoc.postmortem.assemble import snapshots
+from hangdoc.postmortem.readers import Piece, Who
 
 TYPES = schema()
 EVERYBODY = (ProcessGroup(1, "", (0, 1, 2)),)

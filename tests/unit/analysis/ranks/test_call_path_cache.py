@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.places import chain_in, compared, lines_of, story_of, variables_at
-from hangdoc.analysis.stack import StackFacts
+from hangdoc.analysis.ranks.call_path_cache import chain_in, compared, lines_of, story_of, variables_at
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Branch, Frame, Loop, Place, RankEvidence, Source, Stack, Stacks, Target, Variable
 
 LOOP = Loop(1, 9, "for step in range(9):", ("step",))

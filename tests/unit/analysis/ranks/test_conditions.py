@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.condition import uniform
-from hangdoc.analysis.story import Named, Step
+from hangdoc.analysis.ranks.call_path import Named, Step
+from hangdoc.analysis.ranks.conditions import uniform
 from hangdoc.evidence import Loop, Place, Tensor, Variable
 
 LOOPS = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.analysis.clocks import clocks, over, spent
+from hangdoc.analysis.ranks.cpu_clocks import clocks, over, spent
 from hangdoc.evidence import Process, ThreadCpu
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.relation import Relation, relate
-from hangdoc.analysis.story import Named, Step
+from hangdoc.analysis.ranks.call_path import Named, Step
+from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.evidence import Variable
 from tests.support.synthetic_evidence import ParsedSource
 

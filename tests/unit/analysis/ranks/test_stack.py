@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.phases import PHASES, table
+from hangdoc.analysis.ranks.phases import PHASES, table
 from hangdoc.evidence import Frame, Stack
 from tests.support.synthetic_evidence import BACKWARD, C10D, LIB, At, Stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.addresses import (
+from hangdoc.analysis.startup.advertised_addresses import (
     Place,
     Surroundings,
     chosen_by_nccl,

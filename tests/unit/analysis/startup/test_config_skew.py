@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.settings import ANALYSIS, SettingsJob, options
+from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.startup.config_skew import ANALYSIS, SettingsJob, options
 from hangdoc.evidence import Process
-from hangdoc.facts import Facts
 from probes.versions import Versions
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 

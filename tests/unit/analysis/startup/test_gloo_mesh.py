@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
     Connection,
     End,
@@ -24,7 +25,6 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from hangdoc.facts import Facts, derive, schema
 from probes.addresses import Addresses, Held
 from probes.firewall import Firewall, Rule
 from probes.mesh import MAKES_GROUP, Advertised, Mesh

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 import playbooks
-from hangdoc import playbook
-from hangdoc.analysis.fabric import FabricFacts
-from hangdoc.engine import evaluate
+from hangdoc.analysis.facts import derive, schema
+from hangdoc.analysis.startup.nccl_interfaces import FabricFacts
 from hangdoc.evidence import (
     End,
     Environ,
@@ -21,7 +20,8 @@ from hangdoc.evidence import (
     Target,
     ThreadCpu,
 )
-from hangdoc.facts import derive, schema
+from hangdoc.rules import loader
+from hangdoc.rules.evaluate import evaluate
 from probes.addresses import Addresses, Held
 from probes.infiniband import Infiniband, Port
 
@@ -101,7 +101,7 @@ def judged(told: dict[str, str], ports: dict[int, str], ended: int | None = None
         for at_s in range(9)
         for rank in (0, 1)
     ]
-    library = playbook.load([playbooks.ROOT], schema())
+    library = loader.load([playbooks.ROOT], schema())
     findings, _ = evaluate(library, derive(shots, schema()))
     return [(one.playbook, [culprit.rank for culprit in one.culprits]) for one in findings]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
     Connection,
     Frame,
@@ -23,7 +24,6 @@ from hangdoc.evidence import (
     Target,
     ThreadCpu,
 )
-from hangdoc.facts import Facts, derive, schema
 
 LIB = "/v/lib/python3.11/site-packages/torch/distributed"
 INIT = ("init_process_group", f"{LIB}/distributed_c10d.py")

@@ -10,8 +10,8 @@ import pytest
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import Logs
-from hangdoc.readers import Notes, Piece, Source
-from hangdoc.readers.elastic import READER
+from hangdoc.postmortem.readers import Notes, Piece, Source
+from hangdoc.postmortem.readers.elastic import READER
 
 CALLSTACK = """\
 Traceback (most recent call last):

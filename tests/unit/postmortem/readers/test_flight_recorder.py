@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangdoc.evidence import FlightRecorder, Groups, Stacks
-from hangdoc.readers import Notes, Piece
-from hangdoc.readers._source import gather
-from hangdoc.readers._trace import Kept, flight_recorder
-from hangdoc.readers.flight_recorder import READER
+from hangdoc.postmortem.readers import Notes, Piece
+from hangdoc.postmortem.readers._fr_trace import Kept, flight_recorder
+from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers.flight_recorder import READER
 from tests.support.flight_recorder_traces import C10D, call, trace, write
 
 EVERYBODY = {"0": range(4)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.readers.gdb import _symbol
+from hangdoc.postmortem.readers.gdb import _symbol
 from tests.support.samples import SAMPLES, pieces, stacks, text
 
 EU_STACK = """PID 4276 - process

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hangdoc import bounds
-from hangdoc.readers import Notes, _source, load
-from hangdoc.readers._source import gather
-from hangdoc.report import Read, _found
+from hangdoc.postmortem.readers import Notes, _input_file, load
+from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.report import Read, _found
+from hangdoc.system import input_limits
 from tests.support.samples import source
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(100_000))
@@ -25,7 +25,7 @@ def pack(kind: str) -> bytes:
 def test_unpacked(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(pack(kind))
-    assert source(path).head == CONTENT[: _source.HEAD]
+    assert source(path).head == CONTENT[: _input_file.HEAD]
     with source(path).open() as file:
         assert file.read() == CONTENT
 
@@ -50,8 +50,8 @@ def test_what_comes_before_a_damage_is_read(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "STREAM", 2**20)
-    monkeypatch.setattr(bounds, "STREAM_TIMES", 64)
+    monkeypatch.setattr(input_limits, "STREAM", 2**20)
+    monkeypatch.setattr(input_limits, "STREAM_TIMES", 64)
     path = tmp_path / "x"
     path.write_bytes(gzip.compress(bytes(2**22)))
     with source(path).open() as file, pytest.raises(OSError, match="unpacks to more than"):

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.readers import Notes, Piece, Source
-from hangdoc.readers._prefixes import Habits, habits, parse
-from hangdoc.readers.logs import READER, forms
+from hangdoc.postmortem.readers import Notes, Piece, Source
+from hangdoc.postmortem.readers._logs.prefixes import Habits, habits, parse
+from hangdoc.postmortem.readers.logs import READER, forms
 
 YEAR = Habits(year=2026, month=12)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hangdoc.evidence import FlightRecorder
 from hangdoc.evidence.logs import Logs
-from hangdoc.readers import Piece
-from hangdoc.readers._ras import Ras
+from hangdoc.postmortem.readers import Piece
+from hangdoc.postmortem.readers._ncclras_tables import Ras
 from tests.support.samples import SAMPLES, pieces, text
 
 FOLDER = SAMPLES / "ncclras"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hangdoc.evidence.logs import Logs
-from hangdoc.readers.nvidia_smi import Gpus
+from hangdoc.postmortem.readers.nvidia_smi import Gpus
 from tests.support.samples import SAMPLES, pieces, text
 
 FOLDER = SAMPLES / "nvidia_smi"

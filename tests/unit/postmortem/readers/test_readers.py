@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangdoc.readers import Notes, load
+from hangdoc.postmortem.readers import Notes, load
 from tests.support import samples
 from tests.support.samples import source
 from tests.tools.fuzz_readers import Corpus, attempt, mutated
@@ -33,7 +33,7 @@ def test_known_by_its_reader_alone(module: str, path: Path) -> None:
 @pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
 def test_asked_first(module: str, path: Path) -> None:
     first = next((type(one).__module__ for one in load() if one.knows(source(path))), None)
-    assert first == (None if module == "none" else f"hangdoc.readers.{module}")
+    assert first == (None if module == "none" else f"hangdoc.postmortem.readers.{module}")
 
 
 @pytest.mark.parametrize("name", READERS)

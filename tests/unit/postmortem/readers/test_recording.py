@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hangdoc import bounds, recording
 from hangdoc.evidence import RankEvidence, Snapshot, Target
-from hangdoc.readers import Notes, Source
-from hangdoc.readers._source import gather
-from hangdoc.readers._windows import ROUNDS
-from hangdoc.readers.recording import READER, with_segments
-from hangdoc.recording import LEADS, Recorder
+from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers._recording_windows import ROUNDS
+from hangdoc.postmortem.readers.recording import READER, with_segments
+from hangdoc.recording import recorder as recording
+from hangdoc.recording.recorder import LEADS, Recorder
+from hangdoc.system import input_limits
 from hangdoc.verdict import Job, Verdict
 from tests.support.samples import read, source
 
-HEADER = b'{"schema": "hangdoc.recording/1"}\n'
+HEADER = b'{"schema": "hangdoc.recording.recorder/1"}\n'
 
 
 def shot(number: int, job: str = "a", pids: Sequence[int] = (10, 11), dead: Sequence[int] = ()) -> Snapshot:
@@ -195,7 +196,7 @@ def test_a_small_bomb_is_cut_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes], said: str
 ) -> None:
     if "unpacks" in said:
-        monkeypatch.setattr(bounds, "STREAM", 8 * bounds.MIB)
+        monkeypatch.setattr(input_limits, "STREAM", 8 * input_limits.MIB)
     made = packed(tmp_path / "bomb.jsonl.zst", *lines)
     problems: list[str] = []
     assert list(READER.read(made, Notes(problems.append))) == []

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangdoc.readers._pickle import Refused, load
+from hangdoc.postmortem.readers._safe_pickle import Refused, load
 
 MARKER = "/tmp/hangdoc-pickle-ran"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.readers import Notes, load
-from hangdoc.readers.script import SCRIPTS
+from hangdoc.postmortem.readers import Notes, load
+from hangdoc.postmortem.readers.script import SCRIPTS
 from tests.support.samples import SCRIPT, reader, source
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis import tcp
+from hangdoc.analysis.network import tcp_counters
 from hangdoc.evidence import Connection, Sockets
-from hangdoc.readers import Piece
-from probes._sockdiag import SockDiag
+from hangdoc.postmortem.readers import Piece
+from hangdoc.system.sockdiag import SockDiag
 from tests.support.samples import SAMPLES, pieces, text
 
 FOLDER = SAMPLES / "ss"
@@ -73,7 +73,7 @@ def test_a_dead_link() -> None:
     )
     assert one.bytes_received == 0
     assert one.last_receive_s is None
-    assert tcp.dead(one)
+    assert tcp_counters.dead(one)
 
 
 def test_a_dead_link_without_timers() -> None:
@@ -81,7 +81,7 @@ def test_a_dead_link_without_timers() -> None:
     (found,) = pieces("ss", FOLDER / "dead_without_timers.txt")
     (one,) = connections(found)
     assert (one.timer, one.retransmits) == (None, 4)
-    assert tcp.dead(one)
+    assert tcp_counters.dead(one)
 
 
 @pytest.mark.parametrize(

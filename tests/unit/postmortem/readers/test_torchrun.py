@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.readers import Who
-from hangdoc.readers._source import gather
-from hangdoc.readers._torchrun import who_of, with_nodes
+from hangdoc.postmortem.readers import Who
+from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers._torchrun import who_of, with_nodes
 from tests.support.judge import reported
 
 RAISED = """\

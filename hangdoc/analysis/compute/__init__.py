@@ -1,0 +1,1 @@
+"""How fast each rank computes, and what holds it back: CPU, memory, workload, precision, recompilation."""

@@ -1,0 +1,1 @@
+"""The job as a whole: which ranks there are, how they ended, whether it is stalled."""

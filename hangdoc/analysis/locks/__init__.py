@@ -1,0 +1,1 @@
+"""Mutexes, the GIL and lock files: who holds them, who waits."""

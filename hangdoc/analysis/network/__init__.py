@@ -1,0 +1,1 @@
+"""TCP connections between ranks: counters, throughput, faults, interfaces, and who is to blame."""

@@ -1,0 +1,1 @@
+"""What hangdoc may see on this host, and the one thing to change where it may not."""

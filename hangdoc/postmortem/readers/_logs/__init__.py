@@ -1,0 +1,1 @@
+"""Log files: lines to events, each with its time and rank."""

@@ -1,0 +1,1 @@
+"""Snapshots and verdicts to disk and back. Nothing here judges."""

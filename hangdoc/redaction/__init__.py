@@ -1,0 +1,1 @@
+"""What is a secret, and how it is masked: in text, on command lines, in records. No process or file is read here."""

@@ -1,0 +1,1 @@
+"""The live watch, and the agent: samples, history, when to look closer, one verdict or a stream of events."""
