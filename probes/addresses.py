@@ -13,9 +13,10 @@ import socket
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hangdoc.evidence import Target, Unseen
+from hangdoc.evidence.network import Addresses, Held
 from hangdoc.system.hosts_file import HOSTS, MOST, naming
 from hangdoc.system.netns import call_inside, namespace
 from hangdoc.system.target_files import TargetFiles, why
@@ -23,27 +24,6 @@ from probes import Observation, Request, Tier
 
 _SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
 _IFREQ = struct.Struct("=16sH22x")  # struct ifreq: name, flags
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An interface, and the addresses that it holds."""
-
-    name: str
-    addresses: tuple[str, ...] = ()  # with the length of the network's prefix: "10.0.0.1/24"
-    up: bool = False
-    default: bool = False  # a default route leads out of it
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Of a rank's namespaces (record of probe `addresses`)."""
-
-    interfaces: tuple[Held, ...]
-    namespace: int | None = None  # inode of the network namespace
-    hostname: str | None = None
-    named: tuple[str, ...] | None = None  # addresses that the hosts file gives that name; None: it was not readable
-    line: str | None = None  # the first line of it that does: "/etc/hosts:2: 127.0.1.1 node-1"
 
 
 class AddressesProbe:

@@ -8,52 +8,14 @@ Source: the kernel's admin-guide, cgroup-v2 and cgroup-v1; cpu.stat counts micro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from hangdoc.evidence import Unseen
+from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit
 from hangdoc.system import procfs
 from hangdoc.system.cgroups import Mount, below, levels, mounts_in, places
 from probes import Observation, Request, Tier
 
 _NO_LIMIT = 1 << 60  # bytes; v1 writes a number just below 2**63 for none
-
-
-@dataclass(frozen=True, slots=True)
-class CpuLimit:
-    """A CPU quota on a rank's group or one above it. Counters run since the group was made."""
-
-    file: str
-    cores: float
-    periods: int | None = None  # in which the group wanted to run
-    throttled_periods: int | None = None  # in which it used its quota up
-    throttled_s: float | None = None  # summed over the CPUs it was kept from
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """A memory limit on a rank's group or one above it. Counters run since the group was made."""
-
-    file: str
-    bytes: int
-    used_bytes: int | None = None
-    hits: int | None = None  # times that an allocation ran into the limit and had to reclaim
-    refaults: int | None = None  # pages read again soon after they were reclaimed
-    swap_bytes: int | None = None
-    oom_kills: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cgroup:
-    """What limits one rank (record of probe `cgroup`)."""
-
-    cpu: tuple[CpuLimit, ...] = ()  # the rank's own group first
-    memory: tuple[MemoryLimit, ...] = ()
-    pressure_group: str | None = None  # that the three below are of; "/" is the whole host
-    cpu_stall_s: float | None = None  # time in which some of the group's tasks waited for a CPU
-    memory_stall_s: float | None = None  # time in which some of them waited for memory
-    memory_full_s: float | None = None  # time in which all of them did
-    major_faults: int | None = None  # of the rank itself: pages that had to be read from storage
-    swapped_bytes: int | None = None  # of the rank itself
 
 
 class CgroupProbe:

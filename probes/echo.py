@@ -17,10 +17,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from hangdoc.evidence import Sockets, Target, Unseen
+from hangdoc.evidence.network import Echo, Echoes
 from hangdoc.system.netns import call_inside, namespace
 from probes import PING, Observation, Request, Tier
 
@@ -35,38 +35,6 @@ REQUEST = {socket.AF_INET: 8, socket.AF_INET6: 128}  # ICMP type
 REPLY = {socket.AF_INET: 0, socket.AF_INET6: 129}
 _DISCOVER = {socket.AF_INET: 10, socket.AF_INET6: 23}  # IP_MTU_DISCOVER, IPV6_MTU_DISCOVER
 _NEVER_FRAGMENT = 3  # IP_PMTUDISC_PROBE: whatever the kernel believes of the path
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """How many echo requests of each size a host has answered."""
-
-    remote: str = ""
-    asked: int = 0  # of each size; 0: it was not asked
-    small: int = 0
-    full: int = 0
-    full_bytes: int = 0  # of the whole IP packet: what the kernel believes the path to take
-
-    @property
-    def passes(self) -> str:
-        """all | some: it comes through by chance | small: full-size packets do not | none | "": not told."""
-        if not self.asked:
-            return ""
-        if not self.small and not self.full:
-            return "none"
-        if not self.full:
-            return "small" if self.small > self.asked // 2 else ""
-        return "all" if self.small == self.full == self.asked else "some"
-
-
-UNASKED = Echo()
-
-
-@dataclass(frozen=True, slots=True)
-class Echoes:
-    """Of the hosts at the other ends of a rank's connections (record of probe `echo`)."""
-
-    echoes: tuple[Echo, ...]
 
 
 class EchoProbe:

@@ -10,14 +10,14 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hangdoc.evidence import Unseen
+from hangdoc.evidence.network import Firewall, Rule
+from hangdoc.evidence.stacks import making_group
 from hangdoc.redaction.text import redact_text
 from hangdoc.system import programs
 from hangdoc.system.netns import call_inside, namespace
 from probes import Observation, Request, Tier
-from probes.mesh import making_group
 
 TIMEOUT_S = 2.0
 MOST = 16  # rules kept
@@ -27,22 +27,6 @@ _POLICY = re.compile(r":(INPUT|OUTPUT|FORWARD) DROP \[(\d+):\d+\]")
 _NFT = re.compile(r"(.*\bcounter packets (\d+) bytes \d+ (drop|reject)\b.*)")
 _TABLE = re.compile(r"\*(\w+)")
 _OTHER = re.compile(r"-p (?!tcp\b|all\b)\w+|(?:ip|meta) (?:protocol|l4proto) (?!tcp\b)\w+")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule of a packet filter."""
-
-    text: str  # as the tool writes it
-    packets: int  # that it has matched since it was made
-    refuses: bool  # it answers; else the packet vanishes
-
-
-@dataclass(frozen=True, slots=True)
-class Firewall:
-    """Rules that let TCP packets not through (record of probe `firewall`)."""
-
-    rules: tuple[Rule, ...]
 
 
 class FirewallProbe:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from hangdoc.evidence.network import Infiniband, Port
 from probes import Observation, Request, Tier
 
 ROOT = Path("/sys/class/infiniband")
@@ -27,29 +27,6 @@ TROUBLES = (
     ),
 )
 _LONGEST = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """One port of an adapter."""
-
-    adapter: str  # mlx5_0
-    number: int
-    state: str | None = None  # DOWN | INIT | ARMED | ACTIVE
-    physical: str | None = None  # LinkUp, Disabled, Polling, ...
-    layer: str | None = None  # InfiniBand | Ethernet
-    rate: str | None = None  # "400 Gb/sec (4X NDR)"
-    interface: str | None = None  # network interface of the same adapter
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    troubles: tuple[tuple[str, int], ...] = ()  # counters of errors that are not zero
-
-
-@dataclass(frozen=True, slots=True)
-class Infiniband:
-    """The ports of a host (record of host probe `infiniband`)."""
-
-    ports: tuple[Port, ...]
 
 
 class InfinibandProbe:

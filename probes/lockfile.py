@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
+from hangdoc.evidence.locks import LockFile, LockFileHolder
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
 from hangdoc.introspect.references import within
@@ -39,32 +40,6 @@ _BATON = re.compile(r"torch/utils/file_baton\.py$")
 _FILELOCK = re.compile(r"/filelock/[^/]+\.py$")
 _TESTS = re.compile(r"\b(exists|isfile|is_file|lexists)\(")
 _LOCKISH = re.compile(r"lock|lck|baton|mutex|\.pid$", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A living process that has a lock file."""
-
-    pid: int
-    command: str  # shortened
-    cpu_s: float  # used so far, with its children
-
-
-@dataclass(frozen=True, slots=True)
-class LockFile:
-    """A lock file that a rank waits for (record of probe `lockfile`)."""
-
-    path: str | None = None  # None: it waits for none
-    kind: str = ""  # baton | filelock | kernel | loop: what the frames say that waits for it
-    inode: int = 0
-    age_s: float = 0.0  # since it was last written or made, by this host's wall clock
-    before_s: float = 0.0  # how long before the rank's process was started that was; negative: since
-    local: bool = False  # on a filesystem that no other host has
-    holders: tuple[Holder, ...] = ()  # who has it open (kernel: who has the lock), other than those that wait for it
-    hidden: int = 0  # processes of the file's owner whose descriptors may not be read
-    named_pid: int | None = None  # the PID that stands in the file
-    named_host: str | None = None  # the host that stands in it
-    named_alive: bool | None = None  # whether that is a living process of this host
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +235,10 @@ def _lives(pid: int) -> bool:
     return found is not None and found.state not in "ZX"
 
 
-def _holder(pid: int) -> Holder:
+def _holder(pid: int) -> LockFileHolder:
     words = redact_words(procfs.strings(f"/proc/{pid}/cmdline") or ())
     command = " ".join(words) or (procfs.text(f"/proc/{pid}/comm") or "").strip()
-    return Holder(pid, command[:80], sum(_cpu(pid, 2)))
+    return LockFileHolder(pid, command[:80], sum(_cpu(pid, 2)))
 
 
 def _cpu(pid: int, deep: int) -> Iterable[float]:

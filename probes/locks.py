@@ -20,6 +20,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target
+from hangdoc.evidence.locks import Holding, Locks, LockWait
 from hangdoc.introspect.interpreter import lookup
 from hangdoc.introspect.lock_guards import Guards, guards
 from hangdoc.introspect.memory import Memory, Unreadable
@@ -43,40 +44,6 @@ _NOT_ACQUIRED = ("/torch/", "/multiprocessing/")  # semaphores shared with other
 
 
 _Near = tuple[dict[int, tuple[bool, int]], Iterator[list[int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class LockWait:
-    """A thread that waits for a lock, without a timeout."""
-
-    tid: int
-    semaphore: int  # address in the process
-    name: str  # as the source has it: "self.lock"
-    found: bool = False  # the lock object was found in memory by that name
-    reentrant: bool | None = None  # an RLock; None: the object was not found
-    owner: int | None = None  # thread id; 0: a thread that has ended; None: not known (a plain lock does not tell)
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """A thread whose source says that it has acquired a lock that another, or itself, waits for."""
-
-    tid: int
-    semaphore: int
-    name: str
-    function: str
-    file: str
-    line: int
-    found: bool  # the lock object was found in memory by that name; else only the names agree
-
-
-@dataclass(frozen=True, slots=True)
-class Locks:
-    """The locks of one rank (record of probe `locks`)."""
-
-    parked: tuple[int, ...] = ()  # Python threads in an untimed wait that only this process itself can end
-    waits: tuple[LockWait, ...] = ()  # those of them that wait for a lock
-    holdings: tuple[Holding, ...] = ()
 
 
 @dataclass(slots=True)

@@ -20,16 +20,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc.evidence import Frame, Sockets, Stacks, Target, Unseen, Variable
+from hangdoc.evidence import Frame, Sockets, Target, Unseen, Variable
 from hangdoc.evidence.limits import RANKS_MOST
+from hangdoc.evidence.rendezvous import Advertised, Mesh
+from hangdoc.evidence.software import Versions
+from hangdoc.evidence.stacks import making_group
+from hangdoc.evidence.target import parse_endpoint
 from hangdoc.system.netns import call_inside
 from hangdoc.system.own_sockets import End, connected
 from hangdoc.system.tcpstore import StoreReader
 from probes import STORE, Observation, Request, Tier
-from probes.store import place_of
-from probes.versions import Versions
 
-MAKES_GROUP = "_new_process_group_helper"
 DEVICES = ("cpu", "cuda")  # the first of those that the backend serves
 PREFIXES = ("default_pg/", "")  # without it where the script has made the store itself
 MOST = 256  # ranks that are asked for
@@ -45,24 +46,6 @@ _WORD = re.compile(r"[\w.-]{1,253}")
 _LENGTH = struct.Struct("<Q")
 _FAMILY = struct.Struct("<H")  # gloo leaves a struct sockaddr_storage, of a little-endian Linux
 _PORT = struct.Struct(">H")
-
-
-@dataclass(frozen=True, slots=True)
-class Advertised:
-    """Where a rank says that it listens."""
-
-    rank: int  # global
-    address: str
-    port: int
-    hostname: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """What the store holds of the group that a rank is being made a member of (record of probe `mesh`)."""
-
-    advertised: tuple[Advertised, ...] = ()
-    missing: tuple[int, ...] = ()  # global ranks of the group, among those asked for, that have left nothing yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +89,6 @@ class MeshProbe:
         return Observation(records, unseen=tuple(unseen))
 
 
-def making_group(stacks: object) -> Frame | None:
-    """The frame in which a rank is being made a member of a process group."""
-    if not isinstance(stacks, Stacks):
-        return None
-    frames = (frame for thread in stacks.threads for frame in thread.frames)
-    return next((one for one in frames if one.function == MAKES_GROUP and "torch/distributed/" in one.file), None)
-
-
 def group_of(frame: Frame, world_size: int | None) -> Group | None:
     """The group that `frame` makes; None where its variables do not say."""
     told = {one.name: one for one in frame.variables or ()}
@@ -135,7 +110,11 @@ def _whole(variable: Variable) -> int:
 
 def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:
     """The group to ask for, where the rank itself is on good terms with the store."""
-    frame, place, versions = making_group(records.get("stacks")), place_of(target.master or ""), records.get("versions")
+    frame, place, versions = (
+        making_group(records.get("stacks")),
+        parse_endpoint(target.master or ""),
+        records.get("versions"),
+    )
     sockets = records.get("sockets")
     if frame is None or place is None or not isinstance(versions, Versions) or not isinstance(sockets, Sockets):
         return None
@@ -147,7 +126,7 @@ def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:
 
 
 def _ask(target: Target, group: Group) -> Mesh:
-    place = place_of(target.master or "")
+    place = parse_endpoint(target.master or "")
     end = connected(target.pid, place[1]) if place else None
     if end is None:
         raise OSError("the rank is connected to it no more")

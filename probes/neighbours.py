@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Process
+from hangdoc.evidence.resources import Neighbour, Neighbours
 from hangdoc.redaction.text import redact_text
 from hangdoc.system import procfs
 from probes import Observation, Request, Tier
@@ -18,25 +19,6 @@ from probes import Observation, Request, Tier
 DELAYED = 0.15  # of the time since the last round a rank stood in a run queue: worth a look at who is in it
 BURNS = 0.05  # cores; who uses less disturbs nobody
 MOST = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """A process that is no rank, nor a helper of one."""
-
-    pid: int
-    command: str  # program and script, shortened; no arguments, which may hold secrets
-    cores: float  # used since the look before
-    nice: int
-    core: int | None  # it last ran on
-    affinity: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """Record of host probe `neighbours`: the busiest first."""
-
-    processes: tuple[Neighbour, ...]
 
 
 @dataclass(slots=True)

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from hangdoc.evidence import FlightRecorder, Process, Recorded, Target, Unseen
+from hangdoc.evidence.target import parse_endpoint
 from hangdoc.system.netns import call_inside
 from hangdoc.system.own_sockets import End, connect, connected, listens
 from hangdoc.system.tcpstore import StoreReader
 from probes import RECORDER, Observation, Request, Tier
-from probes.store import place_of
 
 SERVER_THREAD = "pt_workerserver"
 TIMEOUT_S = 2.0
@@ -77,7 +77,7 @@ def _serves(records: Mapping[int, Mapping[str, Any]] | None, pid: int) -> bool:
 def _ask(target: Target) -> bytes | Exception:
     """What the debug server of one rank answers, or why there is no answer."""
     try:
-        place = place_of(target.master or "")
+        place = parse_endpoint(target.master or "")
         store = place and (connected(target.pid, place[1]) or listens(target.pid, place[1]))
         if not store:
             raise OSError("it is not connected to the job's store")

@@ -10,66 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
-from hangdoc.evidence import Branch, Handed, Loop, Place, Source, Stacks, Target, Unseen
+from hangdoc.evidence import Place, Source, Stacks, Target, Unseen
+from hangdoc.introspect.place_records import places_of
 from hangdoc.introspect.source_files import Lack, Sources
-from hangdoc.redaction.text import redact_source
 from probes import Observation, Request, Tier
 
-WIDTH = 120  # characters of a line or an expression that are kept
 MOST_SAID = 4  # files of one rank that are named where their source is not used
-
-
-def told(answer: Any) -> Iterator[tuple[int, Place]]:
-    """The answer of `hangdoc.introspect.line_context.places` as records; equal parts are kept once."""
-    same: dict[Any, Any] = {}
-
-    def one(item: Any) -> Any:
-        return same.setdefault(item, item)
-
-    def loops(rows: Iterable[Any]) -> tuple[Loop, ...]:
-        found: tuple[Loop, ...] = one(
-            tuple(
-                one(Loop(first, last, shown(header), tuple(map(_cut, counters))))
-                for first, last, header, counters in rows
-            )
-        )
-        return found
-
-    functions = {
-        first: (last, tuple(map(shown, calls)), tuple(Handed(op, _cut(name), line) for op, name, line in hands))
-        for first, last, calls, hands in answer["functions"]
-    }
-    for line, place in answer["places"].items():
-        if place is not None:
-            first, text, around, branches, calls, passed = place
-            last, called, hands = functions[first]
-            yield (
-                int(line),
-                Place(
-                    text=shown(text),
-                    loops=loops(around),
-                    branches=one(
-                        tuple(one(Branch(line, arm, shown(test), leaves)) for line, arm, test, leaves in branches)
-                    ),
-                    calls=one(tuple(map(shown, calls))),
-                    function_first=first,
-                    function_last=last,
-                    passed=loops(passed),
-                    around=called,
-                    hands=hands,
-                ),
-            )
-
-
-def shown(text: str) -> str:
-    """A line or an expression without its secrets, short enough to show."""
-    return _cut(redact_source(text))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 
 @dataclass(slots=True)
@@ -83,7 +30,9 @@ class SourceProbe:
     record: type = Source
     order: int = 30
     steady: bool = False
-    _sources: Sources[Place] = field(default_factory=lambda: Sources("hangdoc.introspect.line_context:places", told))
+    _sources: Sources[Place] = field(
+        default_factory=lambda: Sources("hangdoc.introspect.line_context:places", places_of)
+    )
 
     def observe(self, request: Request) -> Observation:
         targets = {target.pid: target for target in request.targets}
@@ -98,7 +47,7 @@ class SourceProbe:
             for pid, own in groupby(sorted(lacks, key=_of_process), _of_process)
             for lack in self._unseen(targets[pid], list(own))
         )
-        return Observation({pid: Source(told) for pid, told in places.items()}, None, tuple(unseen))
+        return Observation({pid: Source(places_of) for pid, places_of in places.items()}, None, tuple(unseen))
 
     def _unseen(self, target: Target, lacks: list[Lack]) -> Iterator[Unseen]:
         texts = [f"{lack.file} {lack.why}; its loops and branches are not used" for lack in lacks[:MOST_SAID]]

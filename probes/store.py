@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from hangdoc.discovery.job_processes import Relatives
 from hangdoc.evidence import Kin, Meeting, Sockets, Stacks, Target, Unseen
+from hangdoc.evidence.target import parse_endpoint
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.system.hosts_file import HOSTS, MOST, naming
 from hangdoc.system.netns import call_inside, namespace
@@ -57,7 +58,7 @@ class StoreProbe:
         if asked:
             self._relatives.look()
         for target in asked:
-            place = place_of(target.master or "")
+            place = parse_endpoint(target.master or "")
             if place is None:
                 continue
             try:
@@ -119,13 +120,6 @@ def is_assembling(stacks: object) -> bool:
         for frame in thread.frames
         if not frame.native
     )
-
-
-def place_of(master: str) -> tuple[str, int] | None:
-    """Address and port of `address:port`; None where it is none."""
-    address, _, port = master.rpartition(":")
-    valid = port.isascii() and port.isdecimal() and len(port) <= 5
-    return (address.strip("[]"), int(port)) if address and valid else None
 
 
 # --- addresses ------------------------------------------------------------------------------------
@@ -259,4 +253,4 @@ def _timedelta(pid: int, address: int) -> float | None:
 
 PROBE = StoreProbe()
 
-__all__ = ["PROBE", "Kin", "StoreProbe", "is_assembling", "place_of", "resolve"]
+__all__ = ["PROBE", "Kin", "StoreProbe", "is_assembling", "parse_endpoint", "resolve"]

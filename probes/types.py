@@ -12,19 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hangdoc.evidence import Stacks
+from hangdoc.evidence.software import Types
+from hangdoc.introspect.place_records import shown
 from hangdoc.introspect.source_files import Sources
 from probes import Observation, Request, Tier
-from probes.source import shown
 
 _WORDS = (b"bfloat16", b"bf16")
 _Lines = tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Types:
-    """Lines that name bfloat16 (record of probe `types`): "train.py:31: dtype = torch.bfloat16", decisions first."""
-
-    bf16: tuple[str, ...]
 
 
 @dataclass(slots=True)

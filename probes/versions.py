@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hangdoc.evidence import Unseen
+from hangdoc.evidence.software import Versions
 from hangdoc.system import procfs
 from hangdoc.system.target_files import TargetFiles, why
 from probes import Observation, Request, Tier
@@ -23,15 +23,6 @@ _VERSION = re.compile(r"^__version__\b[^=\n]*=\s*['\"]([\w.+-]{1,60})['\"]", re.
 _PACKAGE = re.compile(r"nvidia_nccl_cu\d+-([\d.]{1,20})\.dist-info")
 _MOST = 65536  # bytes of a version.py
 _MOST_NAMES = 20_000  # in a folder of packages
-
-
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """Versions of what a rank has loaded (record of probe `versions`); None: not loaded, or not told by its files."""
-
-    torch: str | None = None
-    nccl: str | None = None
-    python: str | None = None
 
 
 class VersionsProbe:

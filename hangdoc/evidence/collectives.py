@@ -66,3 +66,15 @@ class FlightRecorder:
     written: float | None = field(default=None, compare=False)  # Unix time (s) of its file; of a copy later
     missed: int = 0  # operations before the first entry, which have been overwritten or lost
     library: str | None = None  # version of the communication library
+
+
+def pending_call(record: FlightRecorder) -> Recorded | None:
+    """The oldest operation of a rank that began and did not end, and none of its group ended after it."""
+    over: set[tuple[str, bool]] = set()
+    found: Recorded | None = None
+    for entry in reversed(record.entries):
+        if entry.retired:
+            over.add((entry.group, entry.p2p))
+        elif (entry.group, entry.p2p) not in over:
+            found = entry
+    return found

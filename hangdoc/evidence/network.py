@@ -80,3 +80,95 @@ class Interfaces:
 
     interfaces: tuple[Interface, ...]
     namespace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """How many echo requests of each size a host has answered."""
+
+    remote: str = ""
+    asked: int = 0  # of each size; 0: it was not asked
+    small: int = 0
+    full: int = 0
+    full_bytes: int = 0  # of the whole IP packet: what the kernel believes the path to take
+
+    @property
+    def passes(self) -> str:
+        """all | some: it comes through by chance | small: full-size packets do not | none | "": not told."""
+        if not self.asked:
+            return ""
+        if not self.small and not self.full:
+            return "none"
+        if not self.full:
+            return "small" if self.small > self.asked // 2 else ""
+        return "all" if self.small == self.full == self.asked else "some"
+
+
+UNASKED = Echo()
+
+
+@dataclass(frozen=True, slots=True)
+class Echoes:
+    """Of the hosts at the other ends of a rank's connections (record of probe `echo`)."""
+
+    echoes: tuple[Echo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of a packet filter."""
+
+    text: str  # as the tool writes it
+    packets: int  # that it has matched since it was made
+    refuses: bool  # it answers; else the packet vanishes
+
+
+@dataclass(frozen=True, slots=True)
+class Firewall:
+    """Rules that let TCP packets not through (record of probe `firewall`)."""
+
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of an adapter."""
+
+    adapter: str  # mlx5_0
+    number: int
+    state: str | None = None  # DOWN | INIT | ARMED | ACTIVE
+    physical: str | None = None  # LinkUp, Disabled, Polling, ...
+    layer: str | None = None  # InfiniBand | Ethernet
+    rate: str | None = None  # "400 Gb/sec (4X NDR)"
+    interface: str | None = None  # network interface of the same adapter
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    troubles: tuple[tuple[str, int], ...] = ()  # counters of errors that are not zero
+
+
+@dataclass(frozen=True, slots=True)
+class Infiniband:
+    """The ports of a host (record of host probe `infiniband`)."""
+
+    ports: tuple[Port, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An interface, and the addresses that it holds."""
+
+    name: str
+    addresses: tuple[str, ...] = ()  # with the length of the network's prefix: "10.0.0.1/24"
+    up: bool = False
+    default: bool = False  # a default route leads out of it
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Of a rank's namespaces (record of probe `addresses`)."""
+
+    interfaces: tuple[Held, ...]
+    namespace: int | None = None  # inode of the network namespace
+    hostname: str | None = None
+    named: tuple[str, ...] | None = None  # addresses that the hosts file gives that name; None: it was not readable
+    line: str | None = None  # the first line of it that does: "/etc/hosts:2: 127.0.1.1 node-1"

@@ -46,3 +46,21 @@ class Meeting:
     clients: int | None = None  # where somebody listens: connections to it, the listener's own included
     kin: tuple[Kin, ...] = ()
     timeout_s: float | None = None  # how long init_process_group waits
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """Where a rank says that it listens."""
+
+    rank: int  # global
+    address: str
+    port: int
+    hostname: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What the store holds of the group that a rank is being made a member of (record of probe `mesh`)."""
+
+    advertised: tuple[Advertised, ...] = ()
+    missing: tuple[int, ...] = ()  # global ranks of the group, among those asked for, that have left nothing yet

@@ -113,3 +113,14 @@ class Stacks:
     python: str | None = None  # interpreter version, where known
     globals: tuple[Variable, ...] | None = None  # of the training script's module (probe `variables`)
     children: tuple[tuple[int, tuple[Stack, ...]], ...] = ()  # helper PID -> its threads
+
+
+MAKES_GROUP = "_new_process_group_helper"
+
+
+def making_group(stacks: object) -> Frame | None:
+    """The frame in which a rank is being made a member of a process group."""
+    if not isinstance(stacks, Stacks):
+        return None
+    frames = (frame for thread in stacks.threads for frame in thread.frames)
+    return next((one for one in frames if one.function == MAKES_GROUP and "torch/distributed/" in one.file), None)

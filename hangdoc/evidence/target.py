@@ -36,3 +36,10 @@ class Unseen:
     rank: int | None = None  # None: the whole host
     pid: int | None = None
     host: str | None = None
+
+
+def parse_endpoint(master: str) -> tuple[str, int] | None:
+    """Address and port of `address:port`; None where it is none."""
+    address, _, port = master.rpartition(":")
+    valid = port.isascii() and port.isdecimal() and len(port) <= 5
+    return (address.strip("[]"), int(port)) if address and valid else None

@@ -12,7 +12,8 @@ from typing import Any
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
 from hangdoc.evidence.aftermath import Aftermath
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Logs
-from hangdoc.postmortem.readers import Found, Piece
+from hangdoc.evidence.pieces import Piece
+from hangdoc.postmortem.readers import Found
 from hangdoc.redaction.records import Mask
 
 UNKNOWN_HOST = "unknown host"

@@ -17,10 +17,10 @@ from typing import Any
 
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Place, RankEvidence, Snapshot, Source, Stacks
+from hangdoc.introspect.place_records import places_of
 from hangdoc.postmortem.p2p_peers import Call, call_of, with_partners
 from hangdoc.system import sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content
-from probes.source import told
 
 Frames = set[tuple[str, str | None]]  # function, and the one of the user's own code that it is seen to call
 Lines = Mapping[str, Mapping[int, Frames]]  # file -> line -> frames there
@@ -182,7 +182,7 @@ def _parsed(
 
 def _script(answer: Any, calls: Sequence[Call]) -> _Script:
     around = {int(line): tuple(span) if span else None for line, span in answer["around"].items()}
-    return _Script(dict(told(answer)), around, dict(zip(calls, answer["partners"], strict=True)))
+    return _Script(dict(places_of(answer)), around, dict(zip(calls, answer["partners"], strict=True)))
 
 
 def _chosen(

@@ -38,7 +38,7 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.evidence.logs import Said
-from hangdoc.postmortem.readers import Piece
+from hangdoc.evidence.pieces import Piece
 from hangdoc.redaction.text import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_text, redact_words
 
 __all__ = ["LONGEST", "Mask", "hidden", "mask_text", "masked"]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hangdoc.evidence import Stacks
-from hangdoc.postmortem.readers import Found, Notes, Piece, Reader, Source, load
+from hangdoc.evidence.pieces import Piece
+from hangdoc.postmortem.readers import Found, Notes, Reader, Source, load
 from tests.support.paths import DATA, RECORDINGS
 
 SAMPLES = DATA / "samples"

@@ -27,7 +27,7 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.introspect.line_context import places
-from probes.source import told
+from hangdoc.introspect.place_records import places_of
 
 LIB = "/v/lib/python3.11/site-packages/torch"
 C10D = f"{LIB}/distributed/distributed_c10d.py"
@@ -87,7 +87,7 @@ class ParsedSource:
 
     def place(self, line: int) -> Place | None:
         if line not in self.known:
-            self.known |= {line: None, **dict(told(places(self.data, [line])))}
+            self.known |= {line: None, **dict(places_of(places(self.data, [line])))}
         return self.known[line]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis.collectives.fr_history import Book, Ledger, Transfer, ledgers, pending_call, transfers
+from hangdoc.analysis.collectives.fr_history import Book, Ledger, Transfer, ledgers, transfers
 from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence.collectives import pending_call
 
 Node = int | tuple[int, int]  # a rank; or a ledger, by its place, and the number of a collective in it
 Edges = Mapping[Node, frozenset[Node]]

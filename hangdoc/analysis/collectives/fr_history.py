@@ -141,18 +141,6 @@ def transfers(records: Mapping[int, FlightRecorder]) -> list[Transfer]:
     return found
 
 
-def pending_call(record: FlightRecorder) -> Recorded | None:
-    """The oldest operation of a rank that began and did not end, and none of its group ended after it."""
-    over: set[tuple[str, bool]] = set()
-    found: Recorded | None = None
-    for entry in reversed(record.entries):
-        if entry.retired:
-            over.add((entry.group, entry.p2p))
-        elif (entry.group, entry.p2p) not in over:
-            found = entry
-    return found
-
-
 def site(call: Recorded) -> str | None:
     """The line of the user's own code that made a call: "train (train.py:24)"; None where no frames are recorded."""
     frame = own(call)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.progress import Look, looks_at, spots
 from hangdoc.evidence import Environ, Frame, Host, Stacks, Tensor, Variable
-from probes.types import Types
+from hangdoc.evidence.software import Types
 
 Held = tuple[Tensor, str]  # a tensor, and where it was
 

@@ -17,9 +17,8 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import light
 from hangdoc.analysis.ranks.cpu_clocks import over, processes
 from hangdoc.evidence import Environ, Host, Process
+from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 from hangdoc.formatting import fold_ranks
-from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
-from probes.neighbours import Neighbour, Neighbours
 
 BUSY_THREAD = 0.1  # cores asked for by a thread that counts as one that runs
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

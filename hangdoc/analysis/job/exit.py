@@ -15,7 +15,7 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.stack import last_seen
 from hangdoc.evidence import End, Process, RankEvidence, Stacks
-from probes.cgroup import Cgroup
+from hangdoc.evidence.resources import Cgroup
 
 KINDS = ("killed", "crashed", "aborted", "failed", "told", "finished")  # the more telling first
 _RANKING = (*KINDS, "unknown")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from probes.lockfile import LockFile
+from hangdoc.evidence.locks import LockFile
 
 STANDS_S = 1.9
 MIN_LOOKS = 3

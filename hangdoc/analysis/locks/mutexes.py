@@ -16,7 +16,7 @@ from hangdoc.analysis.ranks.call_path import Step, is_library, tell, user_step
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Process, Source, Stack, Stacks
-from probes.locks import Locks, LockWait
+from hangdoc.evidence.locks import Locks, LockWait
 
 STANDS_S = 1.9  # so long the threads must not have run: as long as `stall` watches before it says so
 MIN_LOOKS = 4

@@ -13,8 +13,8 @@ from hangdoc.analysis.network.interfaces import holding, of_rank
 from hangdoc.analysis.network.link_faults import Faults, echo
 from hangdoc.analysis.network.throughput import NOTHING, Flow
 from hangdoc.evidence import Connection, Interface
+from hangdoc.evidence.network import UNASKED, Echo
 from hangdoc.formatting import endpoint
-from probes.echo import UNASKED, Echo
 
 Dead = Mapping[End, bool | None]  # of data connections, judged at either end; those that are not in it are not
 

@@ -17,7 +17,7 @@ from hangdoc.analysis.network.data_connections import Data, End, mirrored
 from hangdoc.analysis.network.interfaces import held_by, limit, narrow
 from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start, so_far
 from hangdoc.evidence import Connection, Sockets
-from probes.echo import UNASKED, Echo, Echoes
+from hangdoc.evidence.network import UNASKED, Echo, Echoes
 
 Node = tuple[str, int | str | None]  # a host's network namespace; of one not seen, its address
 Pair = tuple[Node, Node]  # who sends to whom

@@ -14,9 +14,10 @@ from itertools import islice
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network.data_connections import OPEN
 from hangdoc.evidence import Connection, Environ, Interfaces, Sockets
-from probes.addresses import Addresses, Held
-from probes.mesh import Advertised, making_group
-from probes.store import place_of
+from hangdoc.evidence.network import Addresses, Held
+from hangdoc.evidence.rendezvous import Advertised
+from hangdoc.evidence.stacks import making_group
+from hangdoc.evidence.target import parse_endpoint
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 WILDCARDS = ("0.0.0.0", "::")
@@ -72,7 +73,7 @@ def place_in(case: Case, key: Key, left: Mapping[int, Advertised]) -> Place:
     told = environ.variables.get(GLOO) if isinstance(environ, Environ) else None
     connections = sockets.connections if isinstance(sockets, Sockets) else ()
     kinds = {one.name: one.kind for one in nics.interfaces} if isinstance(nics, Interfaces) else {}
-    meeting = place_of(target.master or "")
+    meeting = parse_endpoint(target.master or "")
     port = meeting[1] if meeting else 0
     where = (key[0], held.namespace) if held and held.namespace is not None else None
     place = Place(

@@ -16,8 +16,8 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.startup.rendezvous import launch_in
 from hangdoc.evidence import Environ, Process, Stacks
+from hangdoc.evidence.software import Versions
 from hangdoc.formatting import fold_ranks, name_ranks
-from probes.versions import Versions
 
 # Parts of names of options that are each rank's own.
 OWN = re.compile(

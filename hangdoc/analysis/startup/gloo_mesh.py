@@ -22,10 +22,9 @@ from hangdoc.analysis.startup.advertised_addresses import (
     unknown_to_gloo,
 )
 from hangdoc.analysis.startup.mesh_members import in_store, incomplete, makes, strangers, tried, whose_addresses
+from hangdoc.evidence.network import Firewall, Held
+from hangdoc.evidence.rendezvous import Advertised, Mesh
 from hangdoc.formatting import endpoint, fold_hosts
-from probes.addresses import Held
-from probes.firewall import Firewall
-from probes.mesh import Advertised, Mesh
 
 STANDS_S = 5.0  # the group of a thousand ranks is made sooner
 UNANSWERED_S = 3.0

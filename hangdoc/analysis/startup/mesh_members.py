@@ -9,9 +9,10 @@ from hangdoc.analysis.network.tcp_counters import asked_s, identity
 from hangdoc.analysis.startup.advertised_addresses import Place
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.evidence import Connection, Environ, Process, Sockets
+from hangdoc.evidence.rendezvous import Advertised, Mesh
+from hangdoc.evidence.stacks import making_group
+from hangdoc.evidence.target import parse_endpoint
 from hangdoc.formatting import endpoint
-from probes.mesh import Advertised, Mesh, making_group
-from probes.store import place_of
 
 GLOO_THREAD = "gloo"
 
@@ -62,7 +63,7 @@ def _alone(case: Case, key: Key, size: int) -> bool:
 
 def tried(case: Case, key: Key, whose: Mapping[tuple[str, int], int]) -> dict[str, float]:
     """The connections of a rank to others that nobody answers, and since when (s), as watched or as repeated."""
-    master = place_of(case.ranks[key].target.master or "")
+    master = parse_endpoint(case.ranks[key].target.master or "")
     series = [(at, one) for at, one in case.series(key, "sockets") if isinstance(one, Sockets)]
     newest = [
         one

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.startup.advertised_addresses import NCCL, chosen_by_nccl
 from hangdoc.evidence import Environ, Process
-from probes.addresses import Addresses
-from probes.infiniband import Infiniband, Port
+from hangdoc.evidence.network import Addresses, Infiniband, Port
 
 ADAPTERS = "NCCL_IB_HCA"
 NCCL_THREAD = "pt_nccl"  # that watch over its communicators

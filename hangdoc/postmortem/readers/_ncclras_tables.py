@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from hangdoc.evidence import FlightRecorder, Recorded
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.postmortem.readers import Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Source
 
 _OPS = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.system import input_limits
 
 LINE = 16 * 2**10  # bytes of a line that are kept

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hangdoc.evidence import Frame, Variable
-from hangdoc.postmortem.readers import Notes, Source, Who
+from hangdoc.evidence.pieces import Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped
 from hangdoc.postmortem.readers._frames import (

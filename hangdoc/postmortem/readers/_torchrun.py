@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from hangdoc.postmortem.readers import Who
+from hangdoc.evidence.pieces import Who
 from hangdoc.postmortem.readers._input_file import Node, Source
 
 APART_S = 300.0  # nodes of one run end together; what ended so much earlier is an earlier run

@@ -7,7 +7,8 @@ from typing import Any
 
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.postmortem.readers import Found, Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Found, Notes, Source
 from hangdoc.postmortem.readers._logs.attribution import place_of
 from hangdoc.postmortem.readers._logs.tracebacks import HEADING, Raised, read
 from hangdoc.redaction.text import redact

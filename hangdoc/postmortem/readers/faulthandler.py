@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hangdoc.evidence import End
-from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, python_frame, stacks

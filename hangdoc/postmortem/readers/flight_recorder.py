@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hangdoc.analysis.collectives.fr_history import pending_call
 from hangdoc.evidence import FlightRecorder, Frame, Groups, Recorded, Stack, Stacks, Variable
-from hangdoc.postmortem.readers import Found, Notes, Piece, Source, Who
+from hangdoc.evidence.collectives import pending_call
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Found, Notes, Source
 from hangdoc.postmortem.readers._fr_dedup import ENTRIES
 from hangdoc.postmortem.readers._fr_trace import TIMED, Kept, about, flight_recorder, text
 from hangdoc.postmortem.readers._safe_pickle import Refused, head, load

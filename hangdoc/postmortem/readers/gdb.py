@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame
-from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks

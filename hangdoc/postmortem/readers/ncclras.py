@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._ncclras_tables import Communicator, Ras, RasRank, pieces
 from hangdoc.postmortem.readers._pasted_json import whole

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
 
 _BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 from hangdoc.evidence import Frame, Variable
-from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import (

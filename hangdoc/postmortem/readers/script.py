@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hangdoc.postmortem.readers import Notes, Piece, Source
+from hangdoc.evidence.pieces import Piece
+from hangdoc.postmortem.readers import Notes, Source
 
 SCRIPTS = "scripts"  # where `Notes.shared` keeps the paths
 MOST = 10_000

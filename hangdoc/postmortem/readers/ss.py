@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hangdoc.evidence import Connection, Sockets
-from hangdoc.postmortem.readers import Notes, Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
 
 Fields = dict[str, Any]

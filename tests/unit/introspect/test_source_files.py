@@ -14,9 +14,9 @@ import pytest
 
 from hangdoc.evidence import Place
 from hangdoc.introspect import source_files
+from hangdoc.introspect.place_records import places_of
 from hangdoc.introspect.source_files import MAX_BYTES, Kept, Lack, Sources
 from hangdoc.system import sandbox
-from probes.source import told
 from tests.support.probe_targets import every_python
 
 GOOD = b"def train():\n    for step in range(3):\n        loss(step)\n        step()\n"
@@ -37,7 +37,7 @@ HOSTILE = {
 
 
 def sources() -> Sources[Place]:
-    return Sources("hangdoc.introspect.line_context:places", told)
+    return Sources("hangdoc.introspect.line_context:places", places_of)
 
 
 def written(folder: Path, name: str, data: bytes) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hangdoc.evidence import End, Snapshot, Stack, Stacks
 from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.assemble import UNKNOWN_HOST, merged, snapshots
-from hangdoc.postmortem.readers import Piece, Who
 
 FIRST, SECOND = (Stacks((Stack(1, name, ()),)) for name in ("first", "second"))
 

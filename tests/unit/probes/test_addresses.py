@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Target
+from hangdoc.evidence.network import Addresses, Held
 from probes import Request, Tier
-from probes.addresses import PROBE, Addresses, Held, _with_prefix
+from probes.addresses import PROBE, _with_prefix
 from probes.store import resolve
 from tests.support.tcp_peers import tcp_peers
 from tests.support.testbeds import network

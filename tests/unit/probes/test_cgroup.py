@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Target
+from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit
 from hangdoc.system import procfs
 from hangdoc.system.cgroups import mounts_in
 from probes import Request, Tier
-from probes.cgroup import PROBE, Cgroup, CpuLimit, MemoryLimit, read
+from probes.cgroup import PROBE, read
 from tests.support.polling import until
 
 SPIN = "while True: pass"

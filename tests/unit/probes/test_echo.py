@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Connection, Sockets
+from hangdoc.evidence.network import Echo
 from probes import Request, Tier
-from probes.echo import MOST, PROBE, Echo, ask, wanted
+from probes.echo import MOST, PROBE, ask, wanted
 from tests.support.tcp_peers import tcp_peers
 from tests.support.testbeds import network
 

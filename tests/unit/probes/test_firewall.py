@@ -8,9 +8,10 @@ import subprocess
 import pytest
 
 from hangdoc.evidence import Frame, Stack, Stacks
+from hangdoc.evidence.network import Firewall, Rule
+from hangdoc.evidence.stacks import MAKES_GROUP
 from probes import Request, Tier
-from probes.firewall import PROBE, Firewall, Rule, rules_in
-from probes.mesh import MAKES_GROUP
+from probes.firewall import PROBE, rules_in
 from tests.support.polling import until
 from tests.support.tcp_peers import TcpPeer, tcp_peers
 from tests.support.testbeds import network

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hangdoc.evidence.network import Infiniband, Port
 from probes import Request, Tier
-from probes.infiniband import Infiniband, InfinibandProbe, Port
+from probes.infiniband import InfinibandProbe
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Target
+from hangdoc.evidence.locks import LockFile
 from hangdoc.system import procfs
 from probes import Probe, Request, Tier
 from probes.cpu import CpuProbe
-from probes.lockfile import PROBE, LockFile, LockFileProbe
+from probes.lockfile import PROBE, LockFileProbe
 from probes.source import SourceProbe
 from probes.stacks import StacksProbe
 from tests.support.polling import until

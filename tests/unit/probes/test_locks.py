@@ -6,8 +6,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from hangdoc.evidence.locks import Locks
 from probes import Probe
-from probes.locks import PROBE, Locks, LocksProbe
+from probes.locks import PROBE, LocksProbe
 from probes.stacks import StacksProbe
 from tests.support.paths import PROGRAMS
 from tests.support.polling import at_rest

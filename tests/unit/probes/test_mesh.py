@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
+from hangdoc.evidence.rendezvous import Advertised
+from hangdoc.evidence.software import Versions
+from hangdoc.evidence.stacks import MAKES_GROUP, making_group
 from hangdoc.system import procfs
 from hangdoc.system.own_sockets import End
 from hangdoc.watch.sampler import Sampler
 from probes import Observation, Request, Tier, load
-from probes.mesh import MAKES_GROUP, PROBE, Advertised, Group, address_in, group_of, making_group, read
+from probes.mesh import PROBE, Group, address_in, group_of, read
 from probes.sockets import SocketsProbe
-from probes.versions import Versions
 from tests.support import requirements
 from tests.support.probe_targets import Program, started
 

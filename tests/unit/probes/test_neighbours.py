@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from hangdoc.evidence import ChildProcess, Process, RankEvidence, Snapshot, Target, ThreadCpu
+from hangdoc.evidence.resources import Neighbour
 from probes import Observation, Request, Tier
-from probes.neighbours import Neighbour, NeighboursProbe
+from probes.neighbours import NeighboursProbe
 from tests.support.polling import until
 
 RANK = Target(os.getpid(), 1, "here", 0)

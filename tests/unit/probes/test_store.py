@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Connection, Frame, Meeting, Sockets, Stack, Stacks, Target, Variable
+from hangdoc.evidence.target import parse_endpoint
 from hangdoc.system import procfs
 from probes import Request, Tier
-from probes.store import StoreProbe, is_assembling, place_of, resolve
+from probes.store import StoreProbe, is_assembling, resolve
 from tests.support.probe_targets import started
 
 LIB = "/v/lib/python3.11/site-packages/torch/distributed"
@@ -86,7 +87,7 @@ def test_only_who_is_being_set_up_is_asked_at_every_look(function: str, file: st
     ],
 )
 def test_place(master: str, place: tuple[str, int] | None) -> None:
-    assert place_of(master) == place
+    assert parse_endpoint(master) == place
 
 
 # --- what is there --------------------------------------------------------------------------------

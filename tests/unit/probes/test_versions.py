@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.versions import PROBE, Versions, versions_of
+from hangdoc.evidence.software import Versions
+from probes.versions import PROBE, versions_of
 from tests.support.probe_targets import started
 
 MAP = """

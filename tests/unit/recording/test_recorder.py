@@ -18,8 +18,8 @@ from hangdoc.recording.codec import BadRecord, Registry
 from hangdoc.recording.recorder import LEADS, Header, NotARecording, Recorder, Recording, header
 from hangdoc.recording.recorder import read as read_any
 from hangdoc.recording.verdict_json import from_json, to_json
-from tests.support.paths import ROOT
 from hangdoc.verdict import Considered, Culprit, Finding, Job, Link, Proof, RankLine, Verdict
+from tests.support.paths import ROOT
 
 KNOWN = Registry({"environ": Environ}, {})
 NOISE = random.Random(1)

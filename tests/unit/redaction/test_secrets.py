@@ -33,11 +33,11 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.evidence.storage import Files
 from hangdoc.incident.incident import dossier
 from hangdoc.introspect.local_variables import of_text
 from hangdoc.postmortem.assemble import snapshots
-from hangdoc.postmortem.readers import Piece, Who
 from hangdoc.recording.recorder import Recorder, read
 from hangdoc.redaction.records import Mask
 from hangdoc.redaction.text import HIDDEN, redact_source, redact_text, redact_words

@@ -11,6 +11,7 @@ import pytest
 
 import playbooks
 from hangdoc.evidence import Connection, Snapshot, Sockets
+from hangdoc.evidence.network import Echo, Echoes
 from hangdoc.fleet import protocol
 from hangdoc.fleet.collector import Fleet
 from hangdoc.recording.recorder import read
@@ -18,7 +19,6 @@ from hangdoc.verdict import Finding
 from hangdoc.watch import agent
 from hangdoc.watch.sources import Here
 from probes import Tier
-from probes.echo import Echo, Echoes
 from tests.support.judge import judge
 
 

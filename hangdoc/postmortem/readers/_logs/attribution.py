@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hangdoc.postmortem.readers import Source, Who
+from hangdoc.evidence.pieces import Who
+from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse
 from hangdoc.postmortem.readers._logs.scan import Tally
 from hangdoc.postmortem.readers._torchrun import who_of

@@ -11,7 +11,8 @@ from itertools import chain, islice, takewhile
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, Logs, Said
-from hangdoc.postmortem.readers import Piece, Source, Who
+from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._logs.attribution import Author, Authors, place_of
 from hangdoc.postmortem.readers._logs.exits import ends_of, failure
 from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse

@@ -9,7 +9,7 @@ import pytest
 
 from hangdoc.analysis.compute.precision import ANALYSIS, ComputeFacts
 from hangdoc.evidence import Environ, Host, Variable
-from probes.types import Types
+from hangdoc.evidence.software import Types
 from tests.support.synthetic_evidence import LIB, At, Stage, tensor
 
 SCRIPT = """\

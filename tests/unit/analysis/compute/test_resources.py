@@ -10,8 +10,7 @@ import pytest
 from hangdoc.analysis import Case
 from hangdoc.analysis.compute.resources import ANALYSIS, ResourcesFacts, ResourcesJob
 from hangdoc.evidence import Environ, Host, Process, RankEvidence, Snapshot, Target, ThreadCpu
-from probes.cgroup import Cgroup, CpuLimit, MemoryLimit
-from probes.neighbours import Neighbour, Neighbours
+from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 
 MIB = 1 << 20
 

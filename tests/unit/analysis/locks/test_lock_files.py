@@ -9,12 +9,12 @@ import pytest
 
 from hangdoc.analysis.facts import Facts
 from hangdoc.analysis.locks.lock_files import LockFileFacts
-from probes.lockfile import Holder, LockFile
+from hangdoc.evidence.locks import LockFile, LockFileHolder
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = "def build():\n    baton.wait()\n    dist.barrier()\n"
 LEFT = LockFile("/cache/lock", "baton", 7, age_s=4000.0, before_s=3900.0, local=True)
-COMPILER = Holder(4711, "c++ -O3 main.cpp", 9.0)
+COMPILER = LockFileHolder(4711, "c++ -O3 main.cpp", 9.0)
 GONE = LockFile()
 
 
@@ -97,7 +97,7 @@ def test_between_two_attempts_it_stands_elsewhere(stage: Stage) -> None:
 
 
 def test_who_has_it_waits_for_the_others(stage: Stage) -> None:
-    found = facts(stage, replace(LEFT, holders=(Holder(101, "python train.py", 1.0),)))
+    found = facts(stage, replace(LEFT, holders=(LockFileHolder(101, "python train.py", 1.0),)))
     waits, has = (rank.lockfile for rank in found.ranks)
     assert (waits.stuck, waits.advancing, waits.holder) == (True, None, "rank 1")
     assert has.blocks == (0,)

@@ -10,7 +10,7 @@ import pytest
 
 from hangdoc.analysis.locks.mutexes import LocksFacts
 from hangdoc.evidence import Frame, Process, Source, Stack, ThreadCpu
-from probes.locks import Holding, Locks, LockWait
+from hangdoc.evidence.locks import Holding, Locks, LockWait
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = """\

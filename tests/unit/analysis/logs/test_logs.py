@@ -9,8 +9,8 @@ import pytest
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.assemble import snapshots
-from hangdoc.postmortem.readers import Piece, Who
 
 TYPES = schema()
 

@@ -14,11 +14,11 @@ from hangdoc.analysis.facts import Schema, derive, schema
 from hangdoc.analysis.job.world import ANALYSIS as WORLD
 from hangdoc.analysis.network.links import ANALYSIS, NetworkFacts, NetworkJob
 from hangdoc.evidence import AGENT, Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target, Unseen
+from hangdoc.evidence.network import Echo, Echoes
 from hangdoc.recording.recorder import read
 from hangdoc.rules import loader
 from hangdoc.rules.evaluate import evaluate
 from hangdoc.verdict import Finding
-from probes.echo import Echo, Echoes
 
 Way = tuple[int, int]  # from rank, to rank
 

@@ -9,8 +9,8 @@ from hangdoc.analysis.postmortem.last_stack import MissedFacts, MissedJob, _doin
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
 from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.assemble import snapshots
-from hangdoc.postmortem.readers import Piece, Who
 
 TYPES = schema()
 EVERYBODY = (ProcessGroup(1, "", (0, 1, 2)),)

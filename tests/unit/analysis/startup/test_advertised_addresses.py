@@ -13,7 +13,7 @@ from hangdoc.analysis.startup.advertised_addresses import (
     holder,
     unknown_to_gloo,
 )
-from probes.addresses import Addresses, Held
+from hangdoc.evidence.network import Addresses, Held
 
 LO = Held("lo", ("127.0.0.1/8", "::1/128"), True)
 DOCKER = Held("docker0", ("172.17.0.1/16", "fe80::1/64"), True)

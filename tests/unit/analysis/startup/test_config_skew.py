@@ -12,7 +12,7 @@ from hangdoc.analysis import Case
 from hangdoc.analysis.facts import Facts
 from hangdoc.analysis.startup.config_skew import ANALYSIS, SettingsJob, options
 from hangdoc.evidence import Process
-from probes.versions import Versions
+from hangdoc.evidence.software import Versions
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = """\

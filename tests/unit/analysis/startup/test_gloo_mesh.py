@@ -25,9 +25,9 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from probes.addresses import Addresses, Held
-from probes.firewall import Firewall, Rule
-from probes.mesh import MAKES_GROUP, Advertised, Mesh
+from hangdoc.evidence.network import Addresses, Firewall, Held, Rule
+from hangdoc.evidence.rendezvous import Advertised, Mesh
+from hangdoc.evidence.stacks import MAKES_GROUP
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 PORT, LISTENS = 29500, 40000

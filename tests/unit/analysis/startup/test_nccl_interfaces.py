@@ -20,10 +20,9 @@ from hangdoc.evidence import (
     Target,
     ThreadCpu,
 )
+from hangdoc.evidence.network import Addresses, Held, Infiniband, Port
 from hangdoc.rules import loader
 from hangdoc.rules.evaluate import evaluate
-from probes.addresses import Addresses, Held
-from probes.infiniband import Infiniband, Port
 
 HELD = Addresses((Held("lo", ("127.0.0.1/8",), True), Held("eth0", ("10.0.0.1/24",), True)))
 GOOD = Port("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", sent_bytes=1)

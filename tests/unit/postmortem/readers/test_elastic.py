@@ -10,7 +10,8 @@ import pytest
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import Logs
-from hangdoc.postmortem.readers import Notes, Piece, Source
+from hangdoc.evidence.pieces import Piece
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers.elastic import READER
 
 CALLSTACK = """\

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangdoc.evidence import FlightRecorder, Groups, Stacks
-from hangdoc.postmortem.readers import Notes, Piece
+from hangdoc.evidence.pieces import Piece
+from hangdoc.postmortem.readers import Notes
 from hangdoc.postmortem.readers._fr_trace import Kept, flight_recorder
 from hangdoc.postmortem.readers._input_file import gather
 from hangdoc.postmortem.readers.flight_recorder import READER

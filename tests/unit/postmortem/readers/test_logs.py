@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import Logs, Said
-from hangdoc.postmortem.readers import Notes, Piece, Source
+from hangdoc.evidence.pieces import Piece
+from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers._logs.prefixes import Habits, habits, parse
 from hangdoc.postmortem.readers.logs import READER, forms
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.postmortem.readers import Piece
+from hangdoc.evidence.pieces import Piece
 from tests.support import samples
 from tests.support.samples import SAMPLES, pieces, stacks, text
 

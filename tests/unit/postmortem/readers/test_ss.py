@@ -14,7 +14,7 @@ import pytest
 
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.evidence import Connection, Sockets
-from hangdoc.postmortem.readers import Piece
+from hangdoc.evidence.pieces import Piece
 from hangdoc.system.sockdiag import SockDiag
 from tests.support.samples import SAMPLES, pieces, text
 

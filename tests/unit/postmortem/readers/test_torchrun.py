@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.postmortem.readers import Who
+from hangdoc.evidence.pieces import Who
 from hangdoc.postmortem.readers._input_file import gather
 from hangdoc.postmortem.readers._torchrun import who_of, with_nodes
 from tests.support.judge import reported
