@@ -47,7 +47,7 @@ class SourceProbe:
             for pid, own in groupby(sorted(lacks, key=_of_process), _of_process)
             for lack in self._unseen(targets[pid], list(own))
         )
-        return Observation({pid: Source(places_of) for pid, places_of in places.items()}, None, tuple(unseen))
+        return Observation({pid: Source(found) for pid, found in places.items()}, None, tuple(unseen))
 
     def _unseen(self, target: Target, lacks: list[Lack]) -> Iterator[Unseen]:
         texts = [f"{lack.file} {lack.why}; its loops and branches are not used" for lack in lacks[:MOST_SAID]]
