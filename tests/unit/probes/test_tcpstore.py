@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from eventually import until
 from hangdoc import procfs
 from probes._own_sockets import End
@@ -32,6 +33,7 @@ READ = (
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
+    needs.met(needs.torch())
     with started("legacy_store_program.py") as program:
         yield program.said
 
