@@ -71,7 +71,7 @@ docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
 
 # What needs torch is skipped here; make test runs it, and fails where it cannot.
 lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest allowed version of each dependency
-	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest tests/unit
+	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal tests/unit
 
 clean:  ## remove what was installed, built and cached
 	rm -rf $(VENV) $(LOWEST) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -176,7 +176,7 @@ def test_left_behind(how: str, tmp_path: Path, libraries: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (str(os.getpid()), (os.getpid(), None, True)),
+        pytest.param(str(os.getpid()), (os.getpid(), None, True), id="own"),
         ("4711 another-host", (4711, "another-host", None)),
         ("", (None, None, None)),
         ("\xff\x00 yesterday", (None, None, None)),

@@ -20,6 +20,7 @@ from hangdoc.system.tcpstore import CHECK, MAGIC, SEGMENT, VALIDATE, StoreReader
 from tests.support.paths import ROOT
 from tests.support.polling import until
 from tests.support.probe_targets import started
+from tests.support import requirements
 
 READ = (
     "import sys; from hangdoc.system.own_sockets import End; from hangdoc.system.tcpstore import StoreReader\n"
@@ -31,6 +32,7 @@ READ = (
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
+    requirements.met(requirements.torch())
     with started("legacy_store_program.py") as program:
         yield program.said
 
