@@ -474,7 +474,7 @@ def test_pid_2_of_a_container_is_no_kernel_thread(tree: str, tmp_path: Path) -> 
     )
     inside = (  # PID 1: what is started first is PID 2
         "import os, subprocess, sys\n"
-        "from eventually import until\n"
+        "from tests.support.polling import until\n"
         "from hangdoc.discover import discover\n"
         "started = [subprocess.Popen([sys.executable, path], env=os.environ | {'RANK': rank} if rank else None)\n"
         "           for path, rank in zip(sys.argv[1::2], sys.argv[2::2])]\n"
