@@ -78,6 +78,7 @@ def as_told(found: Groups) -> list[list[Any]]:
     return [[g.address, g.name, list(g.ranks), g.default, g.backend] for g in found.groups]
 
 
+@pytest.mark.slow("processes import torch")
 def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
     """From before init_process_group to after its end, the rank told by an argument alone."""
     probe = GroupsProbe()
@@ -148,6 +149,7 @@ def test_what_cannot_be_read_is_said(command: list[str]) -> None:
         process.wait()
 
 
+@pytest.mark.slow("reads for seconds while they change")
 def test_dicts_that_change_while_they_are_read(tmp_path: Path) -> None:
     """A busy process moves its groups about: what is read is a state that was, never a mixture."""
     probe = GroupsProbe()
