@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.support.polling import until
 from tests.support.requirements import met
 
 STRANGER = 65534  # nobody: owns nothing, belongs to no group of ours
@@ -102,5 +101,3 @@ def peak_rss_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
-
-__all__ = ["READY", "STRANGER", "Stranger", "hangdoc", "interpreter", "peak_rss_bytes", "stranger", "until"]
