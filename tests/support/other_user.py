@@ -100,4 +100,3 @@ def peak_rss_bytes(pid: int) -> int:
     """The most memory that a running process has held so far: VmHWM of proc_pid_status(5)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
-
