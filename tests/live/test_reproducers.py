@@ -9,7 +9,6 @@ import re
 import uuid
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from hangdoc.demo import reproducer
 from hangdoc.demo.harness import carrying
@@ -38,11 +37,11 @@ SELECTION = {
 }
 
 
-def marked(id: str) -> ParameterSet:
-    """The playbook with its markers: a job that goes on is judged by its pace, so it runs alone."""
+def marks(id: str) -> list[pytest.MarkDecorator]:
+    """A job that goes on is judged by its pace, so nothing may run beside it."""
     job = reproducers.broken(id)
-    marks = {"quiet": job.goes_on, "network": job.cls == "network", "selection": id in SELECTION}
-    return pytest.param(id, marks=[getattr(pytest.mark, name) for name, holds in marks.items() if holds])
+    holds = {"quiet": job.goes_on, "network": job.cls == "network", "selection": id in SELECTION}
+    return [getattr(pytest.mark, name) for name, held in holds.items() if held]
 
 
 @pytest.mark.selection
@@ -51,7 +50,7 @@ def test_the_selection_has_every_class() -> None:
     assert {reproducer.broken(id).cls for id in SELECTION} == set(CLASSES)
 
 
-@pytest.mark.parametrize("id", [marked(id) for id in reproducer.ids()])
+@pytest.mark.parametrize("id", [pytest.param(id, marks=marks(id)) for id in reproducer.ids()])
 def test_reproducer_is_diagnosed(id: str) -> None:
     job = reproducers.broken(id)
     if job.cls == "network":

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.support.polling import until
 from tests.support.requirements import met
 
 STRANGER = 65534  # nobody: owns nothing, belongs to no group of ours
@@ -101,6 +100,3 @@ def peak_rss_bytes(pid: int) -> int:
     """The most memory that a running process has held so far: VmHWM of proc_pid_status(5)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
-
-
-__all__ = ["READY", "STRANGER", "Stranger", "hangdoc", "interpreter", "peak_rss_bytes", "stranger", "until"]

@@ -258,8 +258,8 @@ def test_full_disk_is_said_once(arguments: str) -> None:
 )
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
 def test_a_full_disk_behind_stderr_costs_nothing_on_stdout(arguments: str, code: int, stderr: str) -> None:
-    well = shell(f'cd {ROOT} && exec "$1" "$2" uneven {arguments} 2>/dev/null')
-    done = shell(f'cd {ROOT} && exec "$1" "$2" uneven {arguments} {stderr}')
+    well = shell(f'cd {PROGRAMS} && exec "$1" "$2" uneven {arguments} 2>/dev/null')
+    done = shell(f'cd {PROGRAMS} && exec "$1" "$2" uneven {arguments} {stderr}')
     assert (well.returncode, done.returncode) == (code, code)
     assert done.stdout == well.stdout
     assert bool(done.stdout) is (code != 64)

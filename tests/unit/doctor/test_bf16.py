@@ -43,6 +43,7 @@ def test_no_such_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the variable is one of x86")
+@pytest.mark.slow("times matrix products in bfloat16")
 def test_without_units_it_is_many_times_slower() -> None:
     command = [*HANGDOC, "doctor", "--bf16"]
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}

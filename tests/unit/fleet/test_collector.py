@@ -71,6 +71,7 @@ def test_every_rank_once_under_the_name_of_its_host(scene: str) -> None:
         ("garbage", "cannot be read"),
     ],
 )
+@pytest.mark.slow("a silent host is lost after 4 s")
 def test_a_host_that_goes_wrong_is_named_within_5_s_and_the_rest_is_seen(scene: str, why: str) -> None:
     with fleet(scene) as made:
         shots = rounds_until(made, 20.0, {"n2"})  # on a busy host the start takes its part of it
@@ -82,6 +83,7 @@ def test_a_host_that_goes_wrong_is_named_within_5_s_and_the_rest_is_seen(scene: 
         assert why in lack.why
 
 
+@pytest.mark.slow("a host is away for 5 s")
 def test_a_host_that_was_away_comes_back_by_itself() -> None:
     said: list[str] = []
     with fleet("away", said) as made:
@@ -94,6 +96,7 @@ def test_a_host_that_was_away_comes_back_by_itself() -> None:
     ]
 
 
+@pytest.mark.slow("an agent takes 6 s for an answer, twice")
 def test_an_agent_that_takes_long_is_not_lost_while_it_examines_and_says_that_it_is_there() -> None:
     said: list[str] = []
     with fleet("slow", said) as made:
@@ -109,6 +112,7 @@ def test_an_agent_that_takes_long_is_not_lost_while_it_examines_and_says_that_it
 
 
 @pytest.mark.parametrize("scene", ["one-kernel-late", "one-kernel-away"])
+@pytest.mark.slow("a host is away for 5 s")
 def test_a_rank_that_another_agent_answered_for_meanwhile_counts_once(scene: str) -> None:
     with fleet(scene) as made:
         session = Session(made, None)

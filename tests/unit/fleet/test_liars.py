@@ -92,6 +92,7 @@ def test_absurd_ranks_and_sizes_of_an_agent_are_no_ranks() -> None:
         ("unasked", "an answer that nobody asked for"),
     ],
 )
+@pytest.mark.slow("agents send up to the limits")
 def test_an_agent_that_sends_too_much_is_cut_off_and_named(scene: str, why: str) -> None:
     with fleet(scene) as made:
         before = resident()

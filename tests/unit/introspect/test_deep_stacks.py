@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from hangdoc.evidence import Stacks
 from hangdoc.introspect import deep_stacks, py_spy
 from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST
@@ -72,6 +74,7 @@ def test_100_000_frames_are_shown_shortened(python: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10  # KiB
 
 
+@pytest.mark.slow("a process starts 10,000 threads")
 def test_10_000_threads_are_shown_in_part() -> None:
     with started("deep_program.py", "5", "10000", python=sys.executable) as program:
         stacks, why = look(program)

@@ -78,6 +78,7 @@ def as_told(found: Groups) -> list[list[Any]]:
     return [[g.address, g.name, list(g.ranks), g.default, g.backend] for g in found.groups]
 
 
+@pytest.mark.slow("processes import torch")
 def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
     """From before init_process_group to after its end, the rank told by an argument alone."""
     probe = GroupsProbe()
@@ -148,6 +149,7 @@ def test_what_cannot_be_read_is_said(command: list[str]) -> None:
         process.wait()
 
 
+@pytest.mark.slow("reads for seconds while they change")
 def test_dicts_that_change_while_they_are_read(tmp_path: Path) -> None:
     """A busy process moves its groups about: what is read is a state that was, never a mixture."""
     probe = GroupsProbe()
@@ -167,29 +169,31 @@ def test_dicts_that_change_while_they_are_read(tmp_path: Path) -> None:
             assert len(found.groups) >= len(known) - 1
 
 
-@pytest.mark.parametrize("share", [0.3, 0.03])
-def test_garbage_is_survived(tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(7)
-    with job(tmp_path, size=1) as (rank,):
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rank]:
+    """A rank with 41 groups that no longer change."""
+    with job(tmp_path_factory.mktemp("still"), size=1) as (rank,):
         for word in ("init", "many"):
             rank.tell(word)
             rank.says()
-        monkeypatch.setattr(process_groups, "Memory", lambda pid: Garbled(pid, rng, share))
-        for _ in range(40):
-            look(GroupsProbe(), rank)
+        yield rank
 
 
-def test_a_second_look_costs_little(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.3, 0.03])
+def test_garbage_is_survived(still: Rank, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(7)
+    monkeypatch.setattr(process_groups, "Memory", lambda pid: Garbled(pid, rng, share))
+    for _ in range(40):
+        look(GroupsProbe(), still)
+
+
+def test_a_second_look_costs_little(still: Rank) -> None:
     """Two or three system calls: nothing is read again that did not change."""
     probe = GroupsProbe()
-    with job(tmp_path, size=1) as (rank,):
-        for word in ("init", "many"):
-            rank.tell(word)
-            rank.says()
-        first = read(probe, rank)
-        times = []
-        for _ in range(50):
-            begin = time.perf_counter()
-            assert read(probe, rank) is first
-            times.append(time.perf_counter() - begin)
+    first = read(probe, still)
+    times = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        assert read(probe, still) is first
+        times.append(time.perf_counter() - begin)
     assert sorted(times)[10] < 0.002

@@ -67,6 +67,7 @@ def test_any_address_is_survived(program: Program) -> None:
     assert len(read) < 10  # an address that happens to be one of the program's other tensors
 
 
+@pytest.mark.slow("reads for seconds while they change")
 def test_tensors_that_come_and_go_are_never_told_wrong() -> None:
     requirements.met(requirements.torch())
     truths = {Tensor((3, 5), "float32", "cpu"), Tensor((2, 2, 2, 2, 2, 7), "int64", "cpu")}

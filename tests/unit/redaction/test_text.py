@@ -131,6 +131,7 @@ FRAGMENTS = (
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)
+@pytest.mark.slow("megabytes of text")
 def test_long_texts_cost_little(fragment: str) -> None:
     """CPU time that hostile text takes grows with its length and no faster."""
     text = fragment * (LONGEST // len(fragment))

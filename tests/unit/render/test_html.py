@@ -166,6 +166,7 @@ def test_every_text_of_a_dossier_is_shown(part: str) -> None:
     assert ENEMY[:8] == "<script>"
 
 
+@pytest.mark.slow("makes the evidence of 4096 ranks")
 def test_thousands_of_ranks_are_light() -> None:
     files = tuple(File(f"logs/rank{i}.log", "training log", i, "0" * 16) for i in range(4096))
     captured("uneven-batches", 4096, 2731, 2)  # its facts and the rules are kept

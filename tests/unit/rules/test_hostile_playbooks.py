@@ -379,6 +379,7 @@ TYPES = schema()
         max_size=4,
     ),
 )
+@pytest.mark.slow("loads hundreds of mutated playbooks")
 def test_a_mutated_playbook_is_read_or_refused_and_judged_in_time(
     tmp_path: Path, seed: str, edits: list[tuple[float, int, str, int]]
 ) -> None:

@@ -17,10 +17,10 @@ import pytest
 from hangdoc.system import procfs
 from hangdoc.system.own_sockets import End
 from hangdoc.system.tcpstore import CHECK, MAGIC, SEGMENT, VALIDATE, StoreReader
+from tests.support import requirements
 from tests.support.paths import ROOT
 from tests.support.polling import until
 from tests.support.probe_targets import started
-from tests.support import requirements
 
 READ = (
     "import sys; from hangdoc.system.own_sockets import End; from hangdoc.system.tcpstore import StoreReader\n"

@@ -128,6 +128,7 @@ class Jobs:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow("twelve jobs start and end, one after the other")
 def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "REDISCOVER_S", 0.0)
     nothing: dict[str, list[object]] = {"addresses": [], "default": [], "links": [], "rates": []}

@@ -276,6 +276,7 @@ run()
 """
 
 
+@pytest.mark.slow("three processes import torch")
 def test_a_real_job_that_stands_still(tmp_path: Path) -> None:
     """Two groups in opposite order, and a rank that waits for one of the two; no rank in any environment."""
     requirements.met(requirements.torch())

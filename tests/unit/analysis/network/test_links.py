@@ -88,6 +88,7 @@ def test_a_receiver_that_does_not_read_is_no_dead_link() -> None:
 
 
 @pytest.mark.parametrize("break_it", ["interface", "cable", "path"])
+@pytest.mark.slow("TCP repeats in vain for seconds")
 def test_a_dead_link(break_it: str) -> None:
     """Of three ranks, the last one is cut off; it is the one that sends, or the one that is sent to."""
     network.require()
@@ -152,6 +153,7 @@ def test_a_link_that_loses_packets() -> None:
         watch.close()
 
 
+@pytest.mark.slow("TCP repeats in vain for seconds")
 def test_full_segments_that_vanish() -> None:
     network.require()
     with network.network_testbed(3) as bed, tcp_peers(*bed.nodes) as (first, second, third):
@@ -172,6 +174,7 @@ def test_full_segments_that_vanish() -> None:
         watch.close()
 
 
+@pytest.mark.slow("watches a link for seconds")
 def test_a_slow_link_and_the_interface_that_makes_it_slow() -> None:
     network.require()
     with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (server, client):

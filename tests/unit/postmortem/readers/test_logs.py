@@ -582,6 +582,7 @@ TEXTS = st.lists(PARTS | st.text(max_size=30), max_size=12).map(lambda parts: "\
 
 @settings(max_examples=150, deadline=2000)
 @given(data=st.binary(max_size=400) | TEXTS, cut=st.integers(0, 60), name=st.sampled_from(["rank_3.log", "all.log"]))
+@pytest.mark.slow("hundreds of damaged logs")
 def test_nothing_breaks_it(data: bytes, cut: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     for piece in read(tmp_path_factory.mktemp("log"), data[cut:] + b"\r" + data[: len(data) - cut], name):
         assert piece.probe in ("logs", "stacks", "end")

@@ -192,6 +192,7 @@ def rank(number: int) -> bytes:
     ],
     ids=["ranks", "lists", "text", "nested", "number", "lines", "zstd"],
 )
+@pytest.mark.slow("unpacks up to the limits")
 def test_a_small_bomb_is_cut_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes], said: str
 ) -> None:

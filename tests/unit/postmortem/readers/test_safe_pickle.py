@@ -146,6 +146,7 @@ def test_a_damaged_pickle_is_a_value_or_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("many", [1, 10_000])
+@pytest.mark.slow("uses up the CPU time that a pickle is allowed")
 def test_a_key_that_takes_years_to_hash_is_refused(many: int) -> None:
     """Each level stands in the next one twice; CPython before 3.14 hashes every one of the 2**60 leaves."""
     padding = b"K\x010" * many
