@@ -84,7 +84,8 @@ def _detectors() -> Sequence[Detect]:
         from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
         from detect_secrets.plugins.high_entropy_strings import HighEntropyStringsPlugin
 
-        plugins: list[Any] = [kind() for kind in get_mapping_from_secret_type_to_class().values()]
+        kinds: list[Any] = list(get_mapping_from_secret_type_to_class().values())
+        plugins = [kind() for kind in kinds]
     except Exception:  # not installed, or not as we know it
         return ()
     return [

@@ -157,14 +157,14 @@ def test_a_kind_that_only_the_library_knows_leaves_no_round() -> None:
     stands = Stacks((Stack(1, "MainThread", (Frame("go", "/j.py", 3, variables=(Variable("s", f'"x {secret}"'),)),)),))
     command = ("upload", "--to", "artifactory", secret)
     process = Process(7, 1, 0, "S", command, None, None, 1.0, 1.0, 1, ())
-    seen = (
+    seen: list[Any] = [
         Seen("cpu", Process, process),
         Seen("stacks", Stacks, stands),
         Seen("source", Source, Source({"/j.py:3": Place(line, (), (), (line,), 1, 9)})),
         Seen("logs", Logs, Logs((Said("exception", f"refused {secret}", "x.log", 1),))),
-    )
+    ]
     assert all(secret in str(one.value) or other in str(one.value) for one in seen)
-    records = replace(sampler(), probes=list(seen)).round(Tier.EXAMINE).ranks[0].records
+    records = replace(sampler(), probes=seen).round(Tier.EXAMINE).ranks[0].records
     assert list(records) == ["cpu", "stacks", "source", "logs"]
     assert [name for name, record in records.items() if secret in str(record) or other in str(record)] == []
 
