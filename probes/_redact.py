@@ -6,13 +6,11 @@ Redact before shortening: a cut secret loses its shape.
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from probes._detectors import CHANGES, changes, hide_detected
+from probes._detectors import CHANGES, bits, changes, hide_detected
 from probes._names import harmless, secrecy
 from probes._shapes import shapes_in
 
@@ -301,8 +299,7 @@ def _random(text: str) -> bool:
         return False
     if not (re.search(r"[A-Z]", text) and re.search(r"[a-z]", text) and len(re.findall(r"\d", text)) >= 2):
         return False
-    bits = -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
-    return bits >= 4.3 and changes(text) >= CHANGES
+    return bits(text) >= 4.3 and changes(text) >= CHANGES
 
 
 def _drawn(text: str) -> bool:
