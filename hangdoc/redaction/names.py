@@ -8,7 +8,7 @@ from functools import lru_cache
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 # Names that only secrets have. Their value may be a number.
 _CERTAIN = (
-    r"passw|passphrase|passcode|pswd|(?:^|_)(?:pwd|pw)(?:$|_)|secret|credential|creds(?:$|_)|mnemonic|seed_?phrase"
+    r"passw|passphrase|passcode|pswd|(?:^|_)(?:pwd|pw)(?:$|_)|secret|credential|creds(?:$|_)|mnemonic|seed_?phrase|contrase[nñ]a"
     r"|(?:api|access|private|secret|encryption|signing|account|master|shared|subscription|storage|license|service"
     r"|consumer|client|auth|deploy|admin|instrumentation|integration|ingest|routing|write|session|host)_?key(?!w|e)"
     r"|connection_?string|conn_?str(?:$|_)|webhook"

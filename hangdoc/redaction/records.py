@@ -6,11 +6,10 @@ structure of records: command lines, environments, variables and source code eac
 (`hangdoc/redaction/text.py`). Names of groups and jobs keep their hashes, because analysis compares them. The same text
 is always masked in the same way.
 
-No library detects the secrets at run time. detect-secrets 1.5 (2024) has 46 patterns for 23 services and none for
-command lines or source code, and importing its detectors imports requests: 0.2 s and 22 MB. The tests check our
-patterns against its patterns instead. Kingfisher's SDK 1.5 has 488 rules; compiling them takes 3 s and 55 MB, and it
-ships 36 MB of native code for glibc only: too much for an agent on every host. CredSweeper 1.19 needs 32 packages, one
-of them onnxruntime.
+Our own patterns come first: detect-secrets 1.5 (2024) has 46 for 23 services and none for command lines or source code.
+Its detectors are a second opinion on words that look random and that ours left (`hangdoc/redaction/detectors.py`).
+Kingfisher's SDK 1.5 has 488 rules; compiling them takes 3 s and 55 MB, and it ships 36 MB of native code for glibc only: too much
+for an agent on every host. CredSweeper 1.19 needs 32 packages, one of them onnxruntime.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
 """Redacts secrets in text: by the name of a value, by the token formats of known services, by the structure of URLs,
-command lines and source code, and by entropy.
+command lines and source code, by entropy, and by the detectors of detect-secrets (`probes/_detectors.py`).
 
 Redact before shortening: a cut secret loses its shape.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 
+from hangdoc.redaction.detectors import CHANGES, bits, changes, hide_detected
 from hangdoc.redaction.names import harmless, secrecy
 from hangdoc.redaction.token_formats import shapes_in
 
@@ -26,10 +24,11 @@ _CACHED = 4096
 _HINTS = (
     "pass", "pwd", "pswd", "pw", "secret", "token", "cred", "key", "auth", "bearer", "cookie", "jwt", "://", "@", "sig",
     "mnemonic", "phrase", "conn", "hook", "---", "basic ", "$", "sas", "pat", "login", "code=", " -", "%", "identified",
+    "contrase",
     "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "glpat", "xox", "npm_", "eyj", "akia", "asia", "akc", "hvs.",
     "_live_", "dop_v1", "sg.", "aiza", "ya29", "shpat",
 )  # fmt: skip
-_LONG = re.compile(r"[A-Za-z0-9+/_=.~:-]{20,}")
+_LONG = re.compile(r"[A-Za-z0-9+/_=.~:-]{16,}")
 _KERNEL = re.compile(r"(/(?:proc|sys/fs/cgroup)/[\w./@:-]+)")  # no secret is in these, but ids of containers are
 
 # --- URLs ------------------------------------------------------------------------------------------
@@ -52,7 +51,7 @@ _QUERY = re.compile(
 
 # --- names and values ------------------------------------------------------------------------------
 _WORDS = (
-    r"(?:token(?!i[sz])|secret|passw|passphrase|passcode|pswd|credential|creds|cookie|jwt|bearer|mnemonic|webhook"
+    r"(?:token(?!i[sz])|secret|passw|passphrase|passcode|pswd|credential|creds|cookie|jwt|bearer|mnemonic|webhook|contrase[nñ]a"
     r"|connection[_ -]?string|conn[_-]?str|pwd(?![a-z])|(?<![a-z])pw(?![a-z])|auth(?!ors?\b|entic|orit)|authorization"
     r"|(?:api|access|private|secret|encryption|signing|account|master|shared|subscription|storage|license|service"
     r"|consumer|client|deploy|admin|instrumentation|integration|ingest|routing|write|session|host)[_ -]?key(?!w))"
@@ -277,7 +276,7 @@ def _shapes(text: str) -> str:
     if len(text) >= 32:
         text = _HEX.sub(_without_hex, text)
         text = _DENSE.sub(lambda match: _without_random(match[0]), text)
-    return text
+    return hide_detected(text, HIDDEN)
 
 
 def _without_hex(found: re.Match[str]) -> str:
@@ -300,14 +299,7 @@ def _random(text: str) -> bool:
         return False
     if not (re.search(r"[A-Z]", text) and re.search(r"[a-z]", text) and len(re.findall(r"\d", text)) >= 2):
         return False
-    bits = -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
-    return bits >= 4.3 and _changes(text) >= 0.33
-
-
-def _changes(text: str) -> float:
-    """Share of neighbouring letters that are of different classes (upper, lower, digit, other)."""
-    kinds = ["U" if c.isupper() else "l" if c.islower() else "9" if c.isdigit() else "_" for c in text]
-    return sum(a != b for a, b in pairwise(kinds)) / len(text)
+    return bits(text) >= 4.3 and changes(text) >= CHANGES
 
 
 def _drawn(text: str) -> bool:

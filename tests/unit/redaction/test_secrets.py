@@ -150,6 +150,25 @@ def test_no_secret_leaves_a_round() -> None:
     assert [name for name in shown if HIDDEN not in shown[name]] == []
 
 
+def test_a_kind_that_only_the_library_knows_leaves_no_round() -> None:
+    """detect-secrets beside our own patterns (`tests/unit/probes/test_detectors.py`)."""
+    secret, other = "AP5abc9def8ghi7jklm", "k3y9x0q2m8w7t5z1"
+    line = f'db_key = "{other}"'
+    stands = Stacks((Stack(1, "MainThread", (Frame("go", "/j.py", 3, variables=(Variable("s", f'"x {secret}"'),)),)),))
+    command = ("upload", "--to", "artifactory", secret)
+    process = Process(7, 1, 0, "S", command, None, None, 1.0, 1.0, 1, ())
+    seen: list[Any] = [
+        Seen("cpu", Process, process),
+        Seen("stacks", Stacks, stands),
+        Seen("source", Source, Source({"/j.py:3": Place(line, (), (), (line,), 1, 9)})),
+        Seen("logs", Logs, Logs((Said("exception", f"refused {secret}", "x.log", 1),))),
+    ]
+    assert all(secret in str(one.value) or other in str(one.value) for one in seen)
+    records = replace(sampler(), probes=seen).round(Tier.EXAMINE).ranks[0].records
+    assert list(records) == ["cpu", "stacks", "source", "logs"]
+    assert [name for name, record in records.items() if secret in str(record) or other in str(record)] == []
+
+
 def test_probes_see_the_files_names_as_they_are() -> None:
     asked: list[Request] = []
 

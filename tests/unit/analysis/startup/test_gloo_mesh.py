@@ -77,8 +77,9 @@ def _rank(one: One, last: bool, at_s: int, world: int, master: str) -> RankEvide
         Frame("init_process_group", C10D, 1),
         Frame("go", "/j.py", 5),
     )
+    stands: tuple[Frame, ...] = frames
     if one.native:
-        frames = (*(Frame(name, "libtorch.so", 0, native=True) for name in one.native.split(" <- ")), *frames)
+        stands = (*(Frame(name, "libtorch.so", 0, native=True) for name in one.native.split(" <- ")), *frames)
     threads = tuple(ThreadCpu(100 + one.rank + n, comm, "S", 1.0) for n, comm in enumerate(one.threads))
     named = (one.line.split()[1],) if one.line else ()
     sockets = [
@@ -89,7 +90,7 @@ def _rank(one: One, last: bool, at_s: int, world: int, master: str) -> RankEvide
         sockets.append(Connection(one.own, 50001, one.dials, LISTENS, "syn_sent", retransmits=at_s, timer="on"))
     records = {
         "cpu": Process(100 + one.rank, 1, 0, "S", ("python",), None, None, 9.0, 1.0, 1, threads),
-        "stacks": Stacks((Stack(100 + one.rank, "MainThread", () if one.dies else frames),), native=bool(one.native)),
+        "stacks": Stacks((Stack(100 + one.rank, "MainThread", () if one.dies else stands),), native=bool(one.native)),
         "sockets": Sockets(tuple(sockets), 7 + one.rank),
         "environ": Environ({"GLOO_SOCKET_IFNAME": one.told} if one.told else {}),
         "addresses": Addresses(
