@@ -11,7 +11,7 @@ from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.formatting import name_ranks, seconds
 from hangdoc.rules.evaluate import FAILED, evaluate
 from hangdoc.rules.loader import Library
-from hangdoc.system.garbage_collector import uncollected
+from hangdoc.system.garbage_collector import gc_paused
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file
@@ -28,12 +28,12 @@ class Judge:
 
     def facts(self, history: Sequence[Snapshot]) -> Facts:
         """The facts of one job's history."""
-        with uncollected():
+        with gc_paused():
             return derive(list(history), self.schema)
 
     def verdict(self, facts: Facts, usual_s: float | None = None) -> Verdict:
         """What the playbooks make of the facts; `usual_s`: how long a step took while the job was healthy."""
-        with uncollected():
+        with gc_paused():
             return self._verdict(facts, usual_s)
 
     def _verdict(self, facts: Facts, usual_s: float | None) -> Verdict:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hangdoc.fleet.transports import Wish
+    from hangdoc.fleet.transports import FleetOptions
 
 Playbooks = Annotated[
     list[Path] | None,
@@ -80,12 +80,12 @@ def wish(
     selector: str | None,
     namespace: str | None,
     container: str | None,
-) -> Wish | None:
+) -> FleetOptions | None:
     """What these options ask for; None: nothing, this host is meant."""
     hints = ((Via.srun, jobid), (Via.kubectl, selector), (Via.ssh, nodes))
     way = via or next((way for way, hint in hints if hint), None)
     if way is None:
         return None
-    from hangdoc.fleet.transports import Wish
+    from hangdoc.fleet.transports import FleetOptions
 
-    return Wish(way.value, nodes, agent, jobid, selector, namespace, container)
+    return FleetOptions(way.value, nodes, agent, jobid, selector, namespace, container)

@@ -12,7 +12,7 @@ TEARDOWN = "teardown"  # field of an exception that a rank raised once its launc
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LogEvent:
     """A line of a log that means something to us."""
 
     kind: str  # as hangdoc/postmortem/readers/_logs/patterns.yaml names it: collective_timeout, connection_closed, ...
@@ -27,7 +27,7 @@ class Said:
 class Logs:
     """What one rank, or of a host or launcher as a whole, was said; in the order it was written."""
 
-    said: tuple[Said, ...] = ()
+    said: tuple[LogEvent, ...] = ()
     lines: int = 0  # read in all
     first: float | None = None  # Unix time of the first line with a time, and of the last
     last: float | None = None

@@ -18,7 +18,7 @@ from hangdoc.fleet.clush import Carrier, Event
 from hangdoc.fleet.decoder import Reader
 from hangdoc.fleet.host import Host
 from hangdoc.fleet.merge import Owners, Part, corroborated, jobs
-from hangdoc.fleet.transports import Wish, hosts_of, way_of
+from hangdoc.fleet.transports import FleetOptions, hosts_of, way_of
 from hangdoc.formatting import fold_hosts, name_ranks
 from hangdoc.recording import codec
 from hangdoc.redaction.text import redact_text
@@ -36,7 +36,7 @@ FLEET = "fleet"  # the probe named in `Unseen` where agents contradict one anoth
 RETRY_S = (5.0, 10.0, 20.0, 60.0)  # after which an agent that ended is started anew
 
 
-def started(wish: Wish, say: Callable[[str], None], ask: Collection[str] = ()) -> Fleet:
+def started(wish: FleetOptions, say: Callable[[str], None], ask: Collection[str] = ()) -> Fleet:
     """The fleet that the user means, its agents on their way; `ask`: what they may send. Raises HangdocError."""
     hosts, way = hosts_of(wish), way_of(wish)
     collect_rarely()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hangdoc.doctor.checks import Check
 from hangdoc.fleet import protocol
 from hangdoc.fleet.clush import Carrier, Event
-from hangdoc.fleet.transports import Wish, hosts_of, way_of
+from hangdoc.fleet.transports import FleetOptions, hosts_of, way_of
 from hangdoc.formatting import fold_hosts
 from hangdoc.redaction.text import redact_text
 
@@ -23,7 +23,7 @@ class _Host:
     ended: str | None = None  # why; empty: as it should
 
 
-def reach(wish: Wish, limit_s: float = LIMIT_S) -> tuple[Check, ...]:
+def reach(wish: FleetOptions, limit_s: float = LIMIT_S) -> tuple[Check, ...]:
     """A check for all hosts of which the same is to be said; raises HangdocError where no host is named."""
     names = hosts_of(wish)
     hosts = {name: _Host() for name in names}

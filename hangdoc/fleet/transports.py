@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")  # of a Kubernetes
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class FleetOptions:
     """What the user asked for."""
 
     via: str = "ssh"
@@ -51,7 +51,7 @@ class Way:
     options: Mapping[str, object] = field(default_factory=dict)  # of ClusterShell's task
 
 
-def hosts_of(wish: Wish) -> list[str]:
+def hosts_of(wish: FleetOptions) -> list[str]:
     """The hosts, in the order given; raises HangdocError where none are named or the name means none."""
     _check(wish)
     text = wish.nodes if wish.nodes is not None else _default_nodes(wish)
@@ -73,7 +73,7 @@ def hosts_of(wish: Wish) -> list[str]:
     return hosts
 
 
-def _check(wish: Wish) -> None:
+def _check(wish: FleetOptions) -> None:
     """Raises HangdocError for a word that cannot be what it should be."""
     _checked("--jobid", wish.job, _SLURM_JOB, "the number of a Slurm job, as 123")
     _checked("--selector", wish.selector, _SELECTOR, "a label, as app=train")
@@ -86,13 +86,13 @@ def _checked(option: str, word: str | None, pattern: re.Pattern[str], wanted: st
         raise HangdocError(f"{option} {word!r} is not {wanted}", code=64)
 
 
-def alone(wish: Wish) -> bool:
+def alone(wish: FleetOptions) -> bool:
     """Whether the agent's command can be nothing but an agent: it is given no word then, as sudo may insist."""
     words = wish.agent.split()
     return bool(words) and os.path.basename(words[-1]) == AGENT_ALONE
 
 
-def way_of(wish: Wish, verb: str = "agent") -> Way:
+def way_of(wish: FleetOptions, verb: str = "agent") -> Way:
     """How to start `hangdoc VERB` (`alone`: the agent, whatever the verb) on hosts; raises HangdocError where what it
     needs is not there."""
     _check(wish)
@@ -120,7 +120,7 @@ def way_of(wish: Wish, verb: str = "agent") -> Way:
     return Way(run)
 
 
-def _default_nodes(wish: Wish) -> str:
+def _default_nodes(wish: FleetOptions) -> str:
     if wish.via == "srun":
         found = _ask("squeue", "--noheader", "--jobs", _slurm_job(wish), "--format", "%N").strip()
         if not found:
@@ -140,7 +140,7 @@ def _default_nodes(wish: Wish) -> str:
     raise HangdocError("--via ssh needs --nodes, as in: hangdoc watch --nodes node[1-64]", code=64)
 
 
-def _slurm_job(wish: Wish) -> str:
+def _slurm_job(wish: FleetOptions) -> str:
     job = wish.job or os.environ.get("SLURM_JOB_ID")
     if not job:
         raise HangdocError("not within a Slurm job: name one with --jobid N (`squeue --me` lists yours)", code=64)

@@ -17,7 +17,7 @@ from hangdoc.evidence import limits
 from hangdoc.incident.stack_diff import Side, sides
 from hangdoc.incident.timeline import Member, Timeline, member, timeline
 from hangdoc.redaction.records import hidden, masked
-from hangdoc.system.garbage_collector import uncollected
+from hangdoc.system.garbage_collector import gc_paused
 from hangdoc.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Dossier:
 
 def dossier(verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems: Iterable[str] = ()) -> Dossier:
     """What a report shows of one job; secrets are masked in every text of it, the verdict's too."""
-    with uncollected():
+    with gc_paused():
         blamed = frozenset(_culprits(verdict, facts))
         links = sorted(facts.job.network.links, key=_badness)
         shown = min(MOST_LINKS, max(FEW_LINKS, sum(map(_suspicious, links))))

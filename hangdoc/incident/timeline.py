@@ -16,7 +16,7 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.analysis.ranks.progress import looks_at
 from hangdoc.evidence import FlightRecorder
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.formatting import fold_hosts
 
 WINDOW_S = 600.0  # what is older is not drawn
@@ -91,7 +91,7 @@ class _Clock:
 class _Row:
     """The lines that make an event."""
 
-    first: Said
+    first: LogEvent
     members: set[Member] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
     count: int = 0
@@ -138,7 +138,7 @@ def _unix(time: str) -> float | None:
         return None
 
 
-def _said(case: Case) -> Iterator[tuple[str, Key | None, Said]]:
+def _said(case: Case) -> Iterator[tuple[str, Key | None, LogEvent]]:
     """Every line that means something, with its host and, where it is known, the rank that wrote it."""
     for key in case.ranks:
         logs = case.record(key, "logs")
@@ -153,7 +153,7 @@ def _said(case: Case) -> Iterator[tuple[str, Key | None, Said]]:
                 yield shot.host, None, one
 
 
-def _marks(said: Sequence[tuple[str, Key | None, Said]], clocks: Mapping[str, _Clock]) -> dict[Key, list[float]]:
+def _marks(said: Sequence[tuple[str, Key | None, LogEvent]], clocks: Mapping[str, _Clock]) -> dict[Key, list[float]]:
     found: dict[Key, list[float]] = defaultdict(list)
     for host, key, one in said:
         last = clocks[host].last
@@ -223,7 +223,7 @@ def _spans(case: Case, keys: Sequence[Key], clock: _Clock) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _events(case: Case, said: Sequence[tuple[str, Key | None, Said]]) -> list[Event]:
+def _events(case: Case, said: Sequence[tuple[str, Key | None, LogEvent]]) -> list[Event]:
     """By host and time; the same said by many ranks or often is one event."""
     rows: dict[tuple[str, str], _Row] = {}
     for host, key, one in said:

@@ -8,8 +8,8 @@ is always masked in the same way.
 
 Our own patterns come first: detect-secrets 1.5 (2024) has 46 for 23 services and none for command lines or source code.
 Its detectors are a second opinion on words that look random and that ours left (`hangdoc/redaction/detectors.py`).
-Kingfisher's SDK 1.5 has 488 rules; compiling them takes 3 s and 55 MB, and it ships 36 MB of native code for glibc only: too much
-for an agent on every host. CredSweeper 1.19 needs 32 packages, one of them onnxruntime.
+Kingfisher's SDK 1.5 has 488 rules; compiling them takes 3 s and 55 MB, and it ships 36 MB of native code for glibc
+only: too much for an agent on every host. CredSweeper 1.19 needs 32 packages, one of them onnxruntime.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hangdoc.evidence import (
     Unseen,
     Variable,
 )
-from hangdoc.evidence.logs import Said
+from hangdoc.evidence.logs import LogEvent
 from hangdoc.evidence.pieces import Piece
 from hangdoc.redaction.text import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_text, redact_words
 
@@ -178,7 +178,7 @@ _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
     ProcessGroup: {"name": redact_identifier},
     Recorded: {"group": redact_identifier},
     FlightRecorder: {"enqueued": _identifiers, "completed": _identifiers, "labels": _identifiers},
-    Said: {"fields": _fields},
+    LogEvent: {"fields": _fields},
     Target: {"job": redact_identifier, "host": redact_identifier},
     Unseen: {"host": lambda host: host and redact_identifier(host)},
     Piece: {"job": lambda job: job and redact_identifier(job), "probe": _kept},

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """What is made meanwhile is no garbage, and each collection would go through all that was ever seen."""
     enabled = gc.isenabled()
     gc.disable()

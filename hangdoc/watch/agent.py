@@ -18,7 +18,7 @@ from hangdoc.evidence import Target
 from hangdoc.fleet import agent_presence, protocol
 from hangdoc.fleet.encoder import Writer
 from hangdoc.system import procfs
-from hangdoc.watch.sources import Here
+from hangdoc.watch.sources import LocalSource
 from probes import Tier
 
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
@@ -37,7 +37,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
     token = secrets.token_hex(6)
     agent_presence.show(token)
     out.write(protocol.Hello(host=platform.node(), token=token, boot=boot_id()))
-    here = Here(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
+    here = LocalSource(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
     writer, about = Writer(), About()
     for command in _commands(commands, out, token):
         if command.do == "stop":

@@ -30,7 +30,7 @@ from hangdoc.watch.session import (
     stuck,
     unclear,
 )
-from hangdoc.watch.sources import Here
+from hangdoc.watch.sources import LocalSource
 
 __all__ = ["Event", "Options", "judge_with", "watch", "watch_once"]
 
@@ -127,9 +127,9 @@ def _session(options: Options, stack: ExitStack, say: Callable[[str], None]) -> 
     return session
 
 
-def _here(options: Options, say: Callable[[str], None]) -> Here:
+def _here(options: Options, say: Callable[[str], None]) -> LocalSource:
     """The ranks of this host; raises HangdocError where there are none."""
-    here = Here(options.pids, Sampler(platform.node(), (), ask=options.ask)).find()
+    here = LocalSource(options.pids, Sampler(platform.node(), (), ask=options.ask)).find()
     if not here.targets:
         told = "; ".join(problem.why for problem in here.problems)
         raise HangdocError(told or "no training rank on this host; name one with `hangdoc watch --pids PID`")

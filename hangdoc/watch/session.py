@@ -12,7 +12,7 @@ from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.diagnose import Judge
 from hangdoc.evidence import AGENT, Snapshot, Target
-from hangdoc.fleet.transports import Wish
+from hangdoc.fleet.transports import FleetOptions
 from hangdoc.recording.recorder import Recorder
 from hangdoc.verdict import Verdict
 from hangdoc.watch.sampler import of_job
@@ -34,7 +34,7 @@ class Options:
     record: Path | None = None
     playbooks: tuple[Path, ...] = ()
     interval_s: float = 1.0
-    fleet: Wish | None = None  # None: this host
+    fleet: FleetOptions | None = None  # None: this host
     ask: frozenset[str] = frozenset()  # what probes may send (`probes.ASKABLE`); by default nothing
 
 

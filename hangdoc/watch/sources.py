@@ -44,7 +44,7 @@ class Source(Protocol):
 
 
 @dataclass(slots=True)
-class Here:
+class LocalSource:
     """The ranks of this host; `pids` empty: every one."""
 
     pids: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Here:
     problems: tuple[Unseen, ...] = ()  # why ranks were not found, when they were looked for first
     doubts: tuple[Unseen, ...] = ()  # see `Discovery`
 
-    def find(self) -> Here:
+    def find(self) -> LocalSource:
         """Look for the ranks; finds none where there are none."""
         found = masked(discover(self.pids or None))
         self.sampler.targets = tuple(filter(self._ours, _all(found)))

@@ -19,7 +19,7 @@ from hangdoc.analysis.ranks.stack import ANALYSIS as STACK
 from hangdoc.evidence import RankEvidence, Stacks
 from hangdoc.recording.recorder import read
 from hangdoc.render.rank_lines import fold
-from hangdoc.system.garbage_collector import uncollected
+from hangdoc.system.garbage_collector import gc_paused
 from hangdoc.verdict import RankLine
 from tests.benchmarks.measure import met, table
 from tests.support.paths import ROOT
@@ -72,7 +72,7 @@ def measured(count: int, classes: Sequence[RankEvidence]) -> tuple[float, int, i
     evidence = {(rank.target.host, rank.target.pid): rank for rank in ranks(count, classes)}
     assert len(evidence) == count
     began = time.process_time()
-    with uncollected():
+    with gc_paused():
         sides, groups = merge(Case([], evidence))
     return time.process_time() - began, sides, groups
 

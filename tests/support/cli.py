@@ -18,7 +18,7 @@ HANGDOC = [sys.executable, "-m", "hangdoc.cli"]
 
 
 @dataclass(frozen=True)
-class Said:
+class LogEvent:
     """What the command said: exit code, verdicts, progress."""
 
     code: int
@@ -79,7 +79,7 @@ def watching(pid: int, *options: str, seconds: float = 90) -> Iterator[Watching]
         process.wait(10)
 
 
-def watch_once(pid: int, *options: str) -> Said:
+def watch_once(pid: int, *options: str) -> LogEvent:
     """One verdict on the job whose launcher is `pid`."""
     done = hangdoc("watch", "--pids", str(pid), "--once", "--json", *options)
-    return Said(done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr)
+    return LogEvent(done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis.collectives.fr_history import Book, Ledger, Transfer, ledgers, transfers
+from hangdoc.analysis.collectives.fr_history import Ledger, RankCalls, Transfer, ledgers, transfers
 from hangdoc.evidence import FlightRecorder, Recorded
 from hangdoc.evidence.collectives import pending_call
 
@@ -19,7 +19,7 @@ class Scene:
 
     records: Mapping[int, FlightRecorder]
     ledgers: Sequence[Ledger]
-    books: Sequence[Mapping[int, Book]]  # of each ledger, by rank
+    books: Sequence[Mapping[int, RankCalls]]  # of each ledger, by rank
     transfers: Mapping[int, Transfer]  # by rank, the oldest that has no counterpart, else the oldest
     waits: Mapping[int, Recorded]  # by rank, the oldest that did not end
     edges: Edges
@@ -51,7 +51,7 @@ class Scene:
         return tuple(sorted(rank for rank, book in self.books[node[0]].items() if book.last >= node[1]))
 
 
-def _missing(ledger: Ledger, books: Mapping[int, Book], number: int) -> list[int]:
+def _missing(ledger: Ledger, books: Mapping[int, RankCalls], number: int) -> list[int]:
     """Members that left a dump and did not begin this collective."""
     silent = set(ledger.silent)
     return [r for r in ledger.members if r not in silent and (r not in books or books[r].last < number)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangdoc.analysis.collectives.fr_history import Book, Calls
+from hangdoc.analysis.collectives.fr_history import Calls, RankCalls
 from hangdoc.analysis.collectives.fr_mismatch import Mismatch
 
 MOST_LATER = 16  # collectives by which one thread may have been ahead of the other
@@ -18,7 +18,7 @@ def crossed(found: Mismatch) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _swapped(mine: Book, others: Book, number: int) -> bool:
+def _swapped(mine: RankCalls, others: RankCalls, number: int) -> bool:
     """What the others called under this number I called a little later, from another thread."""
     here, wanted = mine.calls.get(number), others.calls.get(number)
     if here is None or wanted is None or here[0].thread is None:

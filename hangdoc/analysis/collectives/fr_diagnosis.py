@@ -15,7 +15,7 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.collectives.fr_calls import Node, Scene, circle
 from hangdoc.analysis.collectives.fr_crossing import crossed
 from hangdoc.analysis.collectives.fr_divergence import Parting, parting
-from hangdoc.analysis.collectives.fr_history import Book, Transfer, site
+from hangdoc.analysis.collectives.fr_history import RankCalls, Transfer, site
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch
 from hangdoc.analysis.culprits import Suspect
 from hangdoc.evidence import FlightRecorder, Recorded
@@ -190,7 +190,7 @@ def _behind(scene: Scene) -> Cause | None:
     return next((one for one in found if edges.keys().isdisjoint(one.culprits)), next(iter(found), None))
 
 
-def _of_gloo(book: Book, number: int) -> bool:
+def _of_gloo(book: RankCalls, number: int) -> bool:
     return any(call.state == "scheduled" and call.retired for call in book.calls.get(number, ()))
 
 
@@ -234,17 +234,17 @@ def _facts(rank: int, scene: Scene, cause: Cause, partings: Mapping[int, Parting
     )
 
 
-def _book(scene: Scene, cause: Cause, rank: int | None) -> Book | None:
+def _book(scene: Scene, cause: Cause, rank: int | None) -> RankCalls | None:
     """What a rank recorded in the group that the cause is about."""
     return scene.books[cause.ledger].get(rank) if cause.ledger is not None and rank is not None else None
 
 
-def _call(book: Book | None, number: int | None) -> Recorded | None:
+def _call(book: RankCalls | None, number: int | None) -> Recorded | None:
     calls = book.calls.get(number) if book is not None and number is not None else None
     return calls[0] if calls else None
 
 
-def _site_at(book: Book | None, parted: Parting | None) -> str | None:
+def _site_at(book: RankCalls | None, parted: Parting | None) -> str | None:
     call = _call(book, parted.sequence if parted is not None else None)
     return site(call) if call is not None else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from hangdoc.analysis.collectives.fr_history import Book, Calls
+from hangdoc.analysis.collectives.fr_history import Calls, RankCalls
 from hangdoc.analysis.ranks.call_path import is_library
 
 Line = tuple[str, str, int]  # file, function, line
@@ -30,7 +30,7 @@ class Parting:
     strays: bool | None = None  # it went where nobody had gone from there, the others as ever; False: it was they
 
 
-def parting(mine: Book, others: Book, number: int) -> Parting | None:
+def parting(mine: RankCalls, others: RankCalls, number: int) -> Parting | None:
     """How `mine` came to make another call than `others` at `number`; None where the sites are equal or not known."""
     at = _parted(mine, others, number)
     if at is None:
@@ -68,7 +68,7 @@ def where(calls: Calls | None) -> Where | None:
     return tuple(reversed(own)) or None
 
 
-def _parted(mine: Book, others: Book, number: int) -> int | None:
+def _parted(mine: RankCalls, others: RankCalls, number: int) -> int | None:
     """The first of the collectives, up to `number`, from which on no site is the same."""
     found = None
     usual = {(where(mine.calls.get(n)), where(others.calls.get(n))) for n in mine.calls if n < number - 1}
@@ -84,7 +84,7 @@ def _parted(mine: Book, others: Book, number: int) -> int | None:
     return found
 
 
-def _known_pair(mine: Book, others: Book, before: int, here: Where, there: Where) -> bool:
+def _known_pair(mine: RankCalls, others: RankCalls, before: int, here: Where, there: Where) -> bool:
     """Ranks with roles of their own call one collective from two places: they did so earlier, and went on together."""
     return any(
         where(mine.calls.get(n)) == here and where(others.calls.get(n)) == there
@@ -94,7 +94,7 @@ def _known_pair(mine: Book, others: Book, before: int, here: Where, there: Where
     )  # fmt: skip
 
 
-def _steps(book: Book, before: int) -> Iterator[tuple[Where, Where]]:
+def _steps(book: RankCalls, before: int) -> Iterator[tuple[Where, Where]]:
     """Which call followed which, of those made earlier."""
     for number in sorted(number for number in book.calls if book.first < number < before):
         a, b = where(book.calls.get(number - 1)), where(book.calls.get(number))

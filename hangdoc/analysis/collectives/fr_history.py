@@ -19,7 +19,7 @@ Calls = tuple[Recorded, ...]  # with one number: several where they were coalesc
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class RankCalls:
     """The collectives of one group as some of its ranks recorded them."""
 
     calls: Mapping[int, Calls]  # by number
@@ -42,14 +42,14 @@ class Ledger:
     label: str  # "0 (default_pg)"
     members: tuple[int, ...]  # as declared; else those that recorded anything in it
     declared: bool
-    books: Sequence[Book]
+    books: Sequence[RankCalls]
     silent: tuple[int, ...]  # members that left no dump
 
     @property
     def front(self) -> int:
         return max((book.last for book in self.books), default=0)
 
-    def book(self, rank: int) -> Book | None:
+    def book(self, rank: int) -> RankCalls | None:
         return next((book for book in self.books if rank in book.ranks), None)
 
 
@@ -66,7 +66,7 @@ class Transfer:
 
 def ledgers(records: Mapping[int, FlightRecorder]) -> list[Ledger]:
     """One for each group in which a collective was recorded, by name."""
-    split: dict[tuple[str, tuple[int, ...]], dict[tuple[int, ...], Book]] = defaultdict(dict)
+    split: dict[tuple[str, tuple[int, ...]], dict[tuple[int, ...], RankCalls]] = defaultdict(dict)
     labels: dict[str, str] = {}
     for rank, record in records.items():
         declared = {group.name: group.ranks for group in record.groups if group.name}
@@ -81,7 +81,7 @@ def ledgers(records: Mapping[int, FlightRecorder]) -> list[Ledger]:
         for name, count in record.enqueued.items():
             if name not in made and name in declared:  # its calls were overwritten, or there are none
                 over = record.completed.get(name, count)
-                none = Book({}, count + 1, max(count, 0), max(over, 0))
+                none = RankCalls({}, count + 1, max(count, 0), max(over, 0))
                 split[name, declared[name]].setdefault((-1, count, over), none).ranks.append(rank)
     everybody = _everybody(records)
     found = []
@@ -108,13 +108,13 @@ def _by_group(entries: Iterable[Recorded]) -> dict[str, list[Recorded]]:
     return found
 
 
-def _book(entries: Sequence[Recorded]) -> Book:
+def _book(entries: Sequence[Recorded]) -> RankCalls:
     calls: dict[int, Calls] = {}
     for entry in entries:
         calls[entry.sequence] = (*calls.get(entry.sequence, ()), entry)
     # On one group one collective follows the other: what began before one that ended has ended as well.
     over = max((number for number, made in calls.items() if all(call.retired for call in made)), default=min(calls) - 1)
-    return Book(calls, min(calls), max(calls), over)
+    return RankCalls(calls, min(calls), max(calls), over)
 
 
 def transfers(records: Mapping[int, FlightRecorder]) -> list[Transfer]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hangdoc.analysis.collectives.fr_history import Book, Calls, Ledger
+from hangdoc.analysis.collectives.fr_history import Calls, Ledger, RankCalls
 from hangdoc.evidence import Recorded
 
 KINDS = ("operation", "all_to_all", "size", "dtype")  # of mismatches, the plainest first
@@ -51,11 +51,11 @@ def mismatch(ledger: Ledger) -> Mismatch | None:
     return None
 
 
-def _newest(book: Book) -> list[Calls]:
+def _newest(book: RankCalls) -> list[Calls]:
     return [book.calls[number] for number in (book.last, book.pending or 0) if number in book.calls]
 
 
-def _unlike(here: Sequence[tuple[Book, Calls]], ledger: Ledger) -> str | None:
+def _unlike(here: Sequence[tuple[RankCalls, Calls]], ledger: Ledger) -> str | None:
     calls = {id(made[0]): made for _, made in here}
     if len(calls) < 2 and not (calls and _is_all_to_all(here[0][1][0])):
         return None
@@ -106,14 +106,14 @@ def _is_all_to_all(call: Recorded) -> bool:
     return call.op.startswith(("all_to_all", "alltoall"))
 
 
-def _unbalanced(here: Sequence[tuple[Book, Calls]]) -> bool:
+def _unbalanced(here: Sequence[tuple[RankCalls, Calls]]) -> bool:
     """What all ranks give is not what all ranks take; before version 2.4 sizes were not recorded."""
     given = sum(len(book.ranks) * sum(elements(made[0].sizes)) for book, made in here)
     taken = sum(len(book.ranks) * sum(elements(made[0].outputs)) for book, made in here)
     return bool(given and taken) and given != taken
 
 
-def _sides(ledger: Ledger, kind: str, number: int, here: Sequence[tuple[Book, Calls]]) -> Mismatch:
+def _sides(ledger: Ledger, kind: str, number: int, here: Sequence[tuple[RankCalls, Calls]]) -> Mismatch:
     sides: dict[Signature, list[int]] = {}
     for book, made in here:
         sides.setdefault(() if kind == "all_to_all" else _signature(kind, made), []).extend(book.ranks)

@@ -72,7 +72,7 @@ class PaceAnalysis:
         if len(waits) < 2 or len(waits) < len(case.ranks):
             return facts, None
         period = case.job_facts["progress"].period_s
-        all_ranks = Crowd(case, waits)
+        all_ranks = Peers(case, waits)
         moving = {key: steps(case, key) for key in waits}
         moved = sum(moving.values())
         for key in waits:
@@ -82,7 +82,7 @@ class PaceAnalysis:
         return facts, None
 
 
-class Crowd:
+class Peers:
     """All the ranks, to compare each with the others."""
 
     def __init__(self, case: Case, waits: Mapping[Key, Waiting]) -> None:
@@ -106,7 +106,7 @@ class Crowd:
         return rank.user_cores if self.of_users else rank.cores_used
 
 
-def _facts(case: Case, key: Key, mine: Waiting, crowd: Crowd, facts: PaceFacts) -> PaceFacts:
+def _facts(case: Case, key: Key, mine: Waiting, crowd: Peers, facts: PaceFacts) -> PaceFacts:
     parts = _lateness(mine.parts, crowd.parts)
     share = sum(parts) / len(parts)
     period = case.job_facts["progress"].period_s
@@ -181,7 +181,7 @@ def _in_every_step(facts: PaceFacts, period_s: float | None) -> bool:
     return facts.steadiness is None or facts.steadiness >= STEADY
 
 
-def _cause(facts: PaceFacts, mine: ResourcesFacts, crowd: Crowd) -> str | None:
+def _cause(facts: PaceFacts, mine: ResourcesFacts, crowd: Peers) -> str | None:
     """What the rank that is waited for has that the others have not."""
     if (facts.less or 0.0) >= LESS:
         if (mine.nicer or 0) > 0 and crowd.nice:

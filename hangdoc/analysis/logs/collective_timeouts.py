@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, number, numbers
-from hangdoc.evidence.logs import LOST, Said
+from hangdoc.evidence.logs import LOST, LogEvent
 
 DEFAULT = ("0", "default_pg")
 SAME_SIZE = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "ALLGATHER", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE"})
@@ -41,7 +41,7 @@ def groups(heard: Heard) -> list[Group]:
     """Those in which something timed out, or somebody is missed."""
     found: dict[str, Group] = {}
     by_key = {key: rank for rank, key in heard.numbers.items()}
-    pending: list[tuple[int, Said]] = []
+    pending: list[tuple[int, LogEvent]] = []
     for key, said in heard.of(*TIMEOUTS, "work_status", "dump_signal"):
         rank = by_key.get(key)
         if rank is None:
@@ -63,7 +63,7 @@ def groups(heard: Heard) -> list[Group]:
     return [group for group in found.values() if group.timed or group.named or group.joined]
 
 
-def _group(found: dict[str, Group], said: Said) -> Group:
+def _group(found: dict[str, Group], said: LogEvent) -> Group:
     name, label = said.fields.get("group", DEFAULT[0]), said.fields.get("group_name", "")
     group = found.setdefault(name, Group(name, name == DEFAULT[0] and label in ("", DEFAULT[1])))
     if label and label not in group.name:
@@ -71,7 +71,9 @@ def _group(found: dict[str, Group], said: Said) -> Group:
     return group
 
 
-def _unnamed(found: dict[str, Group], known: Mapping[tuple[int, int | None], Group], rank: int, said: Said) -> Group:
+def _unnamed(
+    found: dict[str, Group], known: Mapping[tuple[int, int | None], Group], rank: int, said: LogEvent
+) -> Group:
     """The group of a line that names none: another line of the same rank may speak of that collective."""
     sequence, group_rank = number(said, "sequence"), number(said, "group_rank")
     if (rank, sequence) in known:
@@ -82,7 +84,7 @@ def _unnamed(found: dict[str, Group], known: Mapping[tuple[int, int | None], Gro
     return _group(found, said)
 
 
-def _take(group: Group, rank: int, said: Said) -> None:
+def _take(group: Group, rank: int, said: LogEvent) -> None:
     group_rank, enqueued = number(said, "group_rank"), number(said, "enqueued")
     if group_rank is not None:
         group.members[group_rank] = rank
@@ -186,7 +188,7 @@ def _split(calls: Mapping[int, Call]) -> Iterator[Odd]:
     yield Odd(calls, odd, len(usual) == len(second), sizes)
 
 
-def waiting_in(heard: Heard, key: Key) -> Said | None:
+def waiting_in(heard: Heard, key: Key) -> LogEvent | None:
     """The line that says in which collective a rank waited until its timeout; the first counts, others follow of it."""
     lines = heard.ranks.get(key, ())
     return next((one for one in lines if one.kind in TIMEOUTS or "timeout" in one.fields), None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, of_others
-from hangdoc.evidence.logs import TEARDOWN, Said
+from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
 TOLD = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
 
@@ -20,8 +20,8 @@ TOLD = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS
 class Failure:
     """How one rank's log ends."""
 
-    own: Said | None = None  # an exception of its own that ended it
-    victim: Said | None = None  # the line that says it is a victim
+    own: LogEvent | None = None  # an exception of its own that ended it
+    victim: LogEvent | None = None  # the line that says it is a victim
     first: bool = False
 
 
@@ -33,7 +33,7 @@ def failures(case: Case, heard: Heard) -> dict[Key, Failure]:
     return {key: Failure(one.own, one.victim, key in first) for key, one in found.items()}
 
 
-def _failure(case: Case, key: Key, lines: Sequence[Said]) -> Failure | None:
+def _failure(case: Case, key: Key, lines: Sequence[LogEvent]) -> Failure | None:
     ended = case.ranks[key].alive is False
     raised = [one for one in lines if one.kind == "exception"]
     torn = {one.text for one in raised if TEARDOWN in one.fields}  # its own log does not tell that
@@ -48,7 +48,7 @@ def _failure(case: Case, key: Key, lines: Sequence[Said]) -> Failure | None:
     return Failure(None, victims[0]) if victims else None
 
 
-def _later(victims: Sequence[Said], own: Said) -> bool:
+def _later(victims: Sequence[LogEvent], own: LogEvent) -> bool:
     """It had been a victim before, so its own exception came of that."""
     return any(one.source == own.source and one.line < own.line for one in victims)
 
@@ -58,7 +58,7 @@ def _roots(heard: Heard) -> frozenset[Key]:
     return frozenset(key for key, said in heard.of("failure") if "root" in said.fields)
 
 
-def _first(own: Mapping[Key, Said], roots: frozenset[Key]) -> frozenset[Key]:
+def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> frozenset[Key]:
     """Whose exception came first: by the launcher, by the order in a common file, by the clock of a common host.
 
     Where neither tells, or all raised the same, all of them.
@@ -75,5 +75,5 @@ def _first(own: Mapping[Key, Said], roots: frozenset[Key]) -> frozenset[Key]:
     return frozenset(own)
 
 
-def _sites(own: Mapping[Key, Said]) -> set[str | None]:
+def _sites(own: Mapping[Key, LogEvent]) -> set[str | None]:
     return {one.fields.get("site") for one in own.values()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
 from hangdoc.analysis.logs.log_events import Heard
-from hangdoc.evidence.logs import Said
+from hangdoc.evidence.logs import LogEvent
 
 # Interfaces that lead nowhere outside their host; an address of the first kind does neither.
 INNER = re.compile(r"^(?:docker|br-|veth|virbr|cni|flannel|cali|kube|lxc|podman|lo$)|^tun(?:l\d)?$")
@@ -54,7 +54,7 @@ def gear(case: Case, heard: Heard) -> Gear:
         if text := _gpu(said):
             found.gpus[key] = text
     found.peers = _peers(named)
-    by_host: dict[str, list[Said]] = defaultdict(list)
+    by_host: dict[str, list[LogEvent]] = defaultdict(list)
     for host, one in heard.whole:
         if host is not None:
             by_host[host].append(one)
@@ -69,7 +69,7 @@ def gear(case: Case, heard: Heard) -> Gear:
     return found
 
 
-def _inner(said: Said) -> str | None:
+def _inner(said: LogEvent) -> str | None:
     if said.kind == "nccl_bootstrap":
         chosen = [(said.fields.get("interface", ""), said.fields.get("address", ""))]
     elif said.kind == "nccl_interface":
@@ -80,7 +80,7 @@ def _inner(said: Said) -> str | None:
     return wrong[0] if wrong and len(wrong) == len(chosen) else None
 
 
-def _completion(said: Said, count: int) -> str:
+def _completion(said: LogEvent, count: int) -> str:
     status, peer = said.fields.get("status", "?"), said.fields.get("peer")
     meaning = f" ({STATUSES[status]})" if status in STATUSES else ""
     times = f", {count} times" if count > 1 else ""
@@ -95,7 +95,7 @@ def _peers(named: dict[str, set[Key]]) -> tuple[Suspect, ...]:
     return ()
 
 
-def _ports(said: Iterable[Said]) -> str | None:
+def _ports(said: Iterable[LogEvent]) -> str | None:
     events: Counter[tuple[str, str]] = Counter(_events(said))
     if not events:
         return None
@@ -104,7 +104,7 @@ def _ports(said: Iterable[Said]) -> str | None:
     )
 
 
-def _events(said: Iterable[Said]) -> Iterator[tuple[str, str]]:
+def _events(said: Iterable[LogEvent]) -> Iterator[tuple[str, str]]:
     for one in said:
         if one.kind == "ib_event" and "port error" in one.fields.get("event", ""):
             yield one.fields.get("port", ""), "port error"
@@ -112,7 +112,7 @@ def _events(said: Iterable[Said]) -> Iterator[tuple[str, str]]:
             yield one.fields.get("port", ""), "link down"
 
 
-def _gpu(said: Iterable[Said]) -> str | None:
+def _gpu(said: Iterable[LogEvent]) -> str | None:
     for one in said:
         if one.kind == "gpu_lost":
             return (

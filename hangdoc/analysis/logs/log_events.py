@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 
 TIMEOUTS = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout"})
 # Exceptions that come of what another rank, or the way to it, did.
@@ -25,16 +25,16 @@ OF_OTHERS = re.compile(
 class Heard:
     """Everything that logs said of one job."""
 
-    ranks: Mapping[Key, Sequence[Said]]
+    ranks: Mapping[Key, Sequence[LogEvent]]
     numbers: Mapping[int, Key]  # by rank
-    whole: Sequence[tuple[str | None, Said]]  # of no process, with the host where it is of one
+    whole: Sequence[tuple[str | None, LogEvent]]  # of no process, with the host where it is of one
     size: int | None  # ranks of the job; where no line says so, those found if none is missing between them
 
-    def of(self, *kinds: str) -> Iterator[tuple[Key, Said]]:
+    def of(self, *kinds: str) -> Iterator[tuple[Key, LogEvent]]:
         """The lines of these kinds that a rank wrote."""
         return ((key, one) for key, said in self.ranks.items() for one in said if one.kind in kinds)
 
-    def anyone(self, *kinds: str) -> Iterator[Said]:
+    def anyone(self, *kinds: str) -> Iterator[LogEvent]:
         """The lines of these kinds, whoever wrote them."""
         yield from (one for _, one in self.of(*kinds))
         yield from (one for _, one in self.whole if one.kind in kinds)
@@ -43,7 +43,7 @@ class Heard:
 def heard(case: Case) -> Heard | None:
     """None where no log was read."""
     ranks = {key: record.said for key in case.ranks if isinstance(record := case.record(key, "logs"), Logs)}
-    whole: dict[tuple[str, int, str], tuple[str | None, Said]] = {}
+    whole: dict[tuple[str, int, str], tuple[str | None, LogEvent]] = {}
     for shot in case.history:
         record = shot.records.get("logs")
         for one in record.said if isinstance(record, Logs) else ():
@@ -57,7 +57,7 @@ def heard(case: Case) -> Heard | None:
     return Heard(ranks, numbers, list(whole.values()), case.job_facts["world"].size or together)
 
 
-def last(said: Iterable[Said], *kinds: str) -> Said | None:
+def last(said: Iterable[LogEvent], *kinds: str) -> LogEvent | None:
     """The last line of these kinds."""
     found = None
     for one in said:
@@ -65,7 +65,7 @@ def last(said: Iterable[Said], *kinds: str) -> Said | None:
     return found
 
 
-def number(said: Said | None, name: str) -> int | None:
+def number(said: LogEvent | None, name: str) -> int | None:
     """A field that is a number."""
     value = said.fields.get(name, "") if said else ""
     return int(value) if re.fullmatch(r"-?\d{1,18}", value) else None
@@ -76,7 +76,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,9}", text))
 
 
-def of_others(said: Said) -> bool:
+def of_others(said: LogEvent) -> bool:
     """An exception that came of what another rank did, by the first in its chain."""
     first = said.fields.get("cause") or f"{said.fields.get('type', '')}: {said.fields.get('message', '')}"
     return bool(OF_OTHERS.search(first))

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.logs.log_events import Heard, number
-from hangdoc.evidence.logs import Said
+from hangdoc.evidence.logs import LogEvent
 
 
 class MeetingFacts(TypedDict, total=False):
@@ -51,7 +51,7 @@ def meeting(heard: Heard) -> Meeting:
     return found
 
 
-def _take(facts: MeetingFacts, said: Said) -> None:
+def _take(facts: MeetingFacts, said: LogEvent) -> None:
     if said.kind == "no_interface":
         facts["lacks"] = said.fields.get("interface", "any interface that was named")
     elif said.kind == "loopback":
@@ -68,7 +68,7 @@ def _take(facts: MeetingFacts, said: Said) -> None:
         facts["unreached"] = _place(said)
 
 
-def _offered(found: Meeting, heard: Heard, said: Said) -> None:
+def _offered(found: Meeting, heard: Heard, said: LogEvent) -> None:
     """Whoever offers others a loopback address: where they are two, the one that the other could not connect to."""
     address, rank = said.fields.get("address", ""), number(said, "from_rank")
     if not address.startswith("127."):
@@ -79,5 +79,5 @@ def _offered(found: Meeting, heard: Heard, said: Said) -> None:
     facts.setdefault("loopback", why)
 
 
-def _place(said: Said) -> str:
+def _place(said: LogEvent) -> str:
     return f"{said.fields.get('address', '?')}:{said.fields.get('port', '?')}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import FlightRecorder, Recorded
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Source
 
@@ -73,21 +73,21 @@ def _launched(one: Communicator, ras: Ras) -> Iterator[Piece]:
         yield Piece(Who(rank.rank, rank.host, rank.pid), "recorder", record, world_size=one.size)
 
 
-def _lost(queries: Sequence[Ras], source: Source) -> Iterator[Said]:
+def _lost(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
     """Processes that do not answer."""
     for ras in queries:
         for host, pid in ras.dead:
             text = f"RAS: process {pid} on node {host} is considered dead"
-            yield Said("ras_dead", text, source.name, 0, None, {"host": host, "pid": str(pid)})
+            yield LogEvent("ras_dead", text, source.name, 0, None, {"host": host, "pid": str(pid)})
         for one in ras.communicators:
             for rank in one.missing:
                 fields = {"rank": str(rank.rank), "host": rank.host or "", "pid": str(rank.pid or "")}
                 text = f"RAS: no data from rank {rank.rank} of communicator {one.hash}"
                 told = {name: value for name, value in fields.items() if value}
-                yield Said("ras_missing", text, source.name, 0, None, told | _group(one, ras))
+                yield LogEvent("ras_missing", text, source.name, 0, None, told | _group(one, ras))
 
 
-def _behind(queries: Sequence[Ras], source: Source) -> Iterator[Said]:
+def _behind(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
     """Ranks that have launched less than most; `lagging` where nothing was launched between two queries."""
     if not queries:
         return
@@ -100,7 +100,7 @@ def _behind(queries: Sequence[Ras], source: Source) -> Iterator[Said]:
                 text = f"RAS: rank {numbers} has launched {count} {op}, most of communicator {one.hash} {most}"
                 fields = {"ranks": numbers, "completed": str(count), "sequence": str(count + 1), "op": op}
                 fields |= _group(one, queries[-1])
-                yield Said("lagging" if still else "ras_behind", text, source.name, 0, None, fields)
+                yield LogEvent("lagging" if still else "ras_behind", text, source.name, 0, None, fields)
 
 
 def _group(one: Communicator, ras: Ras) -> dict[str, str]:

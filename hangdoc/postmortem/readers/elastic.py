@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hangdoc.evidence import End
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Found, Notes, Source
 from hangdoc.postmortem.readers._logs.attribution import place_of
@@ -54,7 +54,7 @@ def _pieces(source: Source, who: Who, message: dict[str, Any]) -> Iterable[Piece
     if raised and raised.causes:
         fields["cause"] = raised.causes[0]
     kept = {name: redact(name, value)[:TEXT] for name, value in fields.items()}
-    said = Said("exception", redact("", text[: 4 * TEXT])[:TEXT], source.name, 1, at, kept)
+    said = LogEvent("exception", redact("", text[: 4 * TEXT])[:TEXT], source.name, 1, at, kept)
     yield Piece(who, "logs", Logs((said,), 1, at, at), at, launcher="torchrun")
     if (who.rank, who.pid) == (None, None):
         return

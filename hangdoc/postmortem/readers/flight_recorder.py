@@ -20,7 +20,7 @@ from hangdoc.postmortem.readers._fr_dedup import ENTRIES
 from hangdoc.postmortem.readers._fr_trace import TIMED, Kept, about, flight_recorder, text
 from hangdoc.postmortem.readers._safe_pickle import Refused, head, load
 from hangdoc.system import input_limits
-from hangdoc.system.garbage_collector import uncollected
+from hangdoc.system.garbage_collector import gc_paused
 
 MOST_CUTS = 400  # ends of something in a torn pickle at which we try whether an entry ends there
 MOST_AGAIN = 256 << 20  # bytes that are loaded for it, of a pickle of which even one try is not too much
@@ -56,7 +56,7 @@ class FlightRecorderReader:
         if len(data) > most:
             notes.problem(f"{source.name}: it unpacks to more than {most >> 20} MiB, too much for its size; not read")
             return
-        with uncollected():
+        with gc_paused():
             record = self._record(source, data, notes)
         del data
         if record is not None:

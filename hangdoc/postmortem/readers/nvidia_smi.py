@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers import _pasted_text as paste
@@ -224,7 +224,7 @@ def _pieces(who: Who, found: tuple[Gpus, dict[int, str]], source: Source) -> Ite
                 Who(host=who.host, pid=pid), "gpu", Gpus(tuple(g for g in every.gpus if pid in g.pids), every.driver)
             )
     said = [
-        Said(
+        LogEvent(
             "gpu_lost",
             f"nvidia-smi: GPU {gpu.index} ({gpu.bus}) does not answer (ERR!)",
             source.name,

@@ -20,7 +20,7 @@ from hangdoc.postmortem.readers._recording_windows import ROUNDS, Kept, Windows
 from hangdoc.recording import codec
 from hangdoc.recording.recorder import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
 from hangdoc.system import input_limits
-from hangdoc.system.garbage_collector import uncollected
+from hangdoc.system.garbage_collector import gc_paused
 
 MOST_RANKS, BYTES_A_RANK = 4096, 16  # in one look; for more of them a file must have so many bytes each
 MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for its lines
@@ -45,7 +45,7 @@ class RecordingReader:
                     _take(part, windows, cuts, problems)
                 kept = list(windows.kept())
             with (
-                uncollected(),
+                gc_paused(),
                 input_limits.limited_memory(input_limits.most_memory(size, sum(len(one.text) for one in kept))),
             ):
                 for shot in _decoded(kept, size, problems):

@@ -39,7 +39,7 @@ def stacks() -> tuple[Probe, ...]:
 def serve(pid: int) -> int:
     """An agent whose collector asks it again and again to examine the rank, without the probes that take long."""
 
-    class Here(sources.Here):
+    class LocalSource(sources.LocalSource):
         def round(self, tier: Tier, still: Any = ()) -> Any:
             self.sampler.probes = stacks()
             return super().round(tier, still)
@@ -48,7 +48,7 @@ def serve(pid: int) -> int:
         for number in count():
             os.write(writer, protocol.line(protocol.Command("examine", number, {"": protocol.Own(still=(pid,))})))
 
-    vars(agent)["Here"] = lambda slurm: Here((pid,))
+    vars(agent)["Here"] = lambda slurm: LocalSource((pid,))
     reader, writer = os.pipe()
     Thread(target=ask, daemon=True).start()
     with open(os.devnull, "wb") as answers:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hangdoc.fleet.doctor import reach
-from hangdoc.fleet.transports import Wish
+from hangdoc.fleet.transports import FleetOptions
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_an_agent_that_answers_is_reached(agent: str) -> None:
-    (check,) = reach(Wish("local", nodes="n[1-2]", agent=shlex.quote(agent)))
+    (check,) = reach(FleetOptions("local", nodes="n[1-2]", agent=shlex.quote(agent)))
     assert (check.name, check.ok) == ("n[1-2]", True)
     assert "an agent of hangdoc" in check.detail
 
 
 def test_one_that_does_not_start_is_not(agent: str) -> None:
-    (check,) = reach(Wish("local", nodes="n1", agent=f"/nowhere{agent}"))
+    (check,) = reach(FleetOptions("local", nodes="n1", agent=f"/nowhere{agent}"))
     assert (check.name, check.ok) == ("n1", False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.errors import HangdocError
-from hangdoc.fleet.transports import Wish, hosts_of, way_of
+from hangdoc.fleet.transports import FleetOptions, hosts_of, way_of
 
 
 @pytest.fixture
@@ -31,24 +31,24 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [("n[1-3]", ["n1", "n2", "n3"]), ("a,b", ["a", "b"]), ("10.77.0.[1-2]", ["10.77.0.1", "10.77.0.2"])],
 )
 def test_node_sets(text: str, hosts: list[str]) -> None:
-    assert hosts_of(Wish(nodes=text)) == hosts
+    assert hosts_of(FleetOptions(nodes=text)) == hosts
 
 
 @pytest.mark.parametrize("text", ["node[1-", "", "@no-such-source:1"])
 def test_what_is_no_node_set_is_wrong_usage(text: str) -> None:
     with pytest.raises(HangdocError) as raised:
-        hosts_of(Wish(nodes=text))
+        hosts_of(FleetOptions(nodes=text))
     assert raised.value.code == 64
 
 
 def test_the_nodes_of_a_slurm_job_are_a_group(commands: Path) -> None:
     (commands / "squeue.says").write_text("n[1-2]\n")
-    assert hosts_of(Wish(nodes="@slurmjob:7,n9")) == ["n1", "n2", "n9"]
+    assert hosts_of(FleetOptions(nodes="@slurmjob:7,n9")) == ["n1", "n2", "n9"]
     assert "--jobs 7" in (commands / "asked").read_text()
 
 
 def test_ssh_is_the_sites_own_and_gives_up_on_a_dead_way() -> None:
-    way = way_of(Wish(nodes="n1", agent="sudo hangdoc"))
+    way = way_of(FleetOptions(nodes="n1", agent="sudo hangdoc"))
     assert way.remote
     assert way.command("n1") == "sudo hangdoc agent"
     assert "ServerAliveInterval" in str(way.options["ssh_options"])
@@ -56,12 +56,15 @@ def test_ssh_is_the_sites_own_and_gives_up_on_a_dead_way() -> None:
 
 
 def test_the_agents_command_may_name_the_host() -> None:
-    assert way_of(Wish("local", agent="ip netns exec %h hangdoc")).command("a b") == "ip netns exec 'a b' hangdoc agent"
+    assert (
+        way_of(FleetOptions("local", agent="ip netns exec %h hangdoc")).command("a b")
+        == "ip netns exec 'a b' hangdoc agent"
+    )
 
 
 def test_srun_takes_the_nodes_of_the_job(commands: Path) -> None:
     (commands / "squeue.says").write_text("n[1-2]\n")
-    wish = Wish("srun", job="7")
+    wish = FleetOptions("srun", job="7")
     assert hosts_of(wish) == ["n1", "n2"]
     words = way_of(wish).command("n2").split()
     assert words[:4] == ["exec", "srun", "--jobid", "7"]
@@ -71,12 +74,12 @@ def test_srun_takes_the_nodes_of_the_job(commands: Path) -> None:
 
 def test_within_a_slurm_job_its_number_is_known(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "9")
-    assert " --jobid 9 " in way_of(Wish("srun")).command("n1")
+    assert " --jobid 9 " in way_of(FleetOptions("srun")).command("n1")
 
 
 def test_kubectl_takes_the_running_pods_of_a_selector(commands: Path) -> None:
     (commands / "kubectl.says").write_text("train-0 train-1\n")
-    wish = Wish("kubectl", selector="app=train", namespace="ml", container="main")
+    wish = FleetOptions("kubectl", selector="app=train", namespace="ml", container="main")
     assert hosts_of(wish) == ["train-0", "train-1"]
     assert (
         "--selector app=train --namespace ml --field-selector status.phase=Running" in (commands / "asked").read_text()
@@ -88,14 +91,14 @@ def test_kubectl_takes_the_running_pods_of_a_selector(commands: Path) -> None:
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        (Wish("ssh"), "--nodes"),
-        (Wish("srun"), "--jobid"),
-        (Wish("kubectl"), "--selector"),
-        (Wish("kubectl", selector="app=x"), "no running pod"),
-        (Wish("srun", job="7"), "no nodes yet"),
+        (FleetOptions("ssh"), "--nodes"),
+        (FleetOptions("srun"), "--jobid"),
+        (FleetOptions("kubectl"), "--selector"),
+        (FleetOptions("kubectl", selector="app=x"), "no running pod"),
+        (FleetOptions("srun", job="7"), "no nodes yet"),
     ],
 )
-def test_what_is_missing_is_said(commands: Path, wish: Wish, says: str) -> None:
+def test_what_is_missing_is_said(commands: Path, wish: FleetOptions, says: str) -> None:
     with pytest.raises(HangdocError, match=says):
         hosts_of(wish)
 
@@ -103,7 +106,7 @@ def test_what_is_missing_is_said(commands: Path, wish: Wish, says: str) -> None:
 def test_a_command_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HangdocError, match="no `srun`"):
-        way_of(Wish("srun", job="7"))
+        way_of(FleetOptions("srun", job="7"))
 
 
 # --- what a shell or another program's options must not see ------------------------------------------
@@ -121,7 +124,7 @@ EVIL = (
 )
 
 
-def start(wish: Wish) -> None:
+def start(wish: FleetOptions) -> None:
     """As a fleet does, without a host."""
     for host in hosts_of(wish):
         subprocess.run(way_of(wish).command(host), shell=True, timeout=10, check=False)
@@ -131,21 +134,21 @@ def start(wish: Wish) -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        Wish(nodes="{0}"),
-        Wish(nodes="n1,{0}"),
-        Wish(nodes="@slurmjob:{0}"),
-        Wish(nodes="@{0}"),
-        Wish("local", nodes="{0}"),
-        Wish("srun", job="{0}"),
-        Wish("srun", nodes="n1", job="{0}"),
-        Wish("srun", nodes="{0}", job="7"),
-        Wish("kubectl", selector="app=x", namespace="{0}"),
-        Wish("kubectl", selector="app=x", container="{0}"),
-        Wish("kubectl", nodes="{0}"),
+        FleetOptions(nodes="{0}"),
+        FleetOptions(nodes="n1,{0}"),
+        FleetOptions(nodes="@slurmjob:{0}"),
+        FleetOptions(nodes="@{0}"),
+        FleetOptions("local", nodes="{0}"),
+        FleetOptions("srun", job="{0}"),
+        FleetOptions("srun", nodes="n1", job="{0}"),
+        FleetOptions("srun", nodes="{0}", job="7"),
+        FleetOptions("kubectl", selector="app=x", namespace="{0}"),
+        FleetOptions("kubectl", selector="app=x", container="{0}"),
+        FleetOptions("kubectl", nodes="{0}"),
     ],
     ids=str,
 )
-def test_a_word_that_is_more_than_a_word_is_wrong_usage(commands: Path, wish: Wish, evil: str) -> None:
+def test_a_word_that_is_more_than_a_word_is_wrong_usage(commands: Path, wish: FleetOptions, evil: str) -> None:
     canary = commands / "canary"
     values = {name: getattr(wish, name) for name in ("nodes", "job", "namespace", "container") if getattr(wish, name)}
     told = replace(wish, **{name: value.replace("{0}", evil.format(canary)) for name, value in values.items()})
@@ -159,7 +162,7 @@ def test_a_word_that_is_more_than_a_word_is_wrong_usage(commands: Path, wish: Wi
 @pytest.mark.parametrize("evil", ["--as=root", "-A", "a=$(touch x)", "a=b;c", "a=`b`", ""])
 def test_a_selector_is_one(commands: Path, evil: str) -> None:
     with pytest.raises(HangdocError) as raised:
-        hosts_of(Wish("kubectl", selector=evil))
+        hosts_of(FleetOptions("kubectl", selector=evil))
     assert raised.value.code == 64
     assert not (commands / "asked").exists()
 
@@ -167,13 +170,13 @@ def test_a_selector_is_one(commands: Path, evil: str) -> None:
 @pytest.mark.parametrize("selector", ["app=train", "app==train,tier!=web", "!old", "tier in (a, b)", "x.y/z-1=A_b.c"])
 def test_a_selector_may_be_all_that_kubernetes_knows(commands: Path, selector: str) -> None:
     (commands / "kubectl.says").write_text("train-0\n")
-    assert hosts_of(Wish("kubectl", selector=selector)) == ["train-0"]
+    assert hosts_of(FleetOptions("kubectl", selector=selector)) == ["train-0"]
 
 
 @pytest.mark.parametrize("job", ["7", "123_4", "123+1"])
 def test_jobs_of_slurm(commands: Path, job: str) -> None:
     (commands / "squeue.says").write_text("n[1-2]\n")
-    assert hosts_of(Wish("srun", job=job)) == hosts_of(Wish(nodes=f"@slurmjob:{job}")) == ["n1", "n2"]
+    assert hosts_of(FleetOptions("srun", job=job)) == hosts_of(FleetOptions(nodes=f"@slurmjob:{job}")) == ["n1", "n2"]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,11 @@ def test_jobs_of_slurm(commands: Path, job: str) -> None:
 def test_what_a_scheduler_names_is_checked_as_well(commands: Path, number: int, says: str) -> None:
     (commands / "squeue.says").write_text(says + "\n")
     (commands / "kubectl.says").write_text(says + "\n")
-    for wish in (Wish("srun", job="7"), Wish("kubectl", selector="a=b"), Wish(nodes=f"@slurmjob:{number}")):
+    for wish in (
+        FleetOptions("srun", job="7"),
+        FleetOptions("kubectl", selector="a=b"),
+        FleetOptions(nodes=f"@slurmjob:{number}"),
+    ):
         with pytest.raises(HangdocError) as raised:
             hosts_of(wish)
         assert raised.value.code == 64
@@ -191,18 +198,18 @@ def test_what_a_scheduler_names_is_checked_as_well(commands: Path, number: int, 
 def test_the_job_we_are_in_is_checked_as_well(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7;touch x")
     with pytest.raises(HangdocError, match="SLURM_JOB_ID") as raised:
-        way_of(Wish("srun", nodes="n1"))
+        way_of(FleetOptions("srun", nodes="n1"))
     assert raised.value.code == 64
 
 
 @pytest.mark.parametrize("agent", ["hangdoc-agent", "sudo -n /opt/hangdoc/bin/hangdoc-agent"])
 def test_what_is_an_agent_and_nothing_else_is_given_no_word(agent: str) -> None:
     for verb in ("agent", "doctor --json"):
-        assert way_of(Wish(nodes="n1", agent=agent), verb).command("n1") == agent
+        assert way_of(FleetOptions(nodes="n1", agent=agent), verb).command("n1") == agent
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone trusts nobody")
 def test_root_runs_no_scheduler_that_another_may_change(commands: Path) -> None:
     os.chown(commands / "srun", 65534, 65534)
     with pytest.raises(HangdocError, match="others may change"):
-        way_of(Wish("srun", job="7"))
+        way_of(FleetOptions("srun", job="7"))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hangdoc.evidence import FlightRecorder, Process, RankEvidence, Snapshot, Stack, Stacks, Target
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.stacks import Frame
 from hangdoc.incident.timeline import MOST_EVENTS, Span, Timeline, timeline
 from tests.support.dossiers import captured
@@ -79,15 +79,15 @@ def test_looks_without_a_time_are_not_drawn() -> None:
 
 
 def test_lines_of_logs() -> None:
-    def said(rank: int, at: float | None) -> Said:
-        return Said("collective_timeout", f"[Rank {rank}] timed out", f"rank{rank}.log", 4, at)
+    def said(rank: int, at: float | None) -> LogEvent:
+        return LogEvent("collective_timeout", f"[Rank {rank}] timed out", f"rank{rank}.log", 4, at)
 
     start = 1795230000.0  # 2026-11-21T03:00:00+00:00
     ranks = [
         replace(one, records={"logs": Logs((said(i, start + i),))})
         for i, one in enumerate(look("a", 0, None, *["compute"] * 3).ranks)
     ]
-    whole = Logs((Said("told_to_end", "SIGTERM", "launcher.log", 9, start + 60),))
+    whole = Logs((LogEvent("told_to_end", "SIGTERM", "launcher.log", 9, start + 60),))
     made = of(replace(look("a", 0, None), ranks=tuple(ranks), records={"logs": whole}))
     assert [(event.kind, event.count, event.at) for event in made.events] == [
         ("collective_timeout", 3, start),
@@ -98,7 +98,7 @@ def test_lines_of_logs() -> None:
 
 
 def test_many_lines_keep_the_first_and_the_last() -> None:
-    said = tuple(Said("x", "abcdefghijklmnopqrstuvwxyz"[i % 26] * (i + 1), "f", i, 1e9 + i) for i in range(100))
+    said = tuple(LogEvent("x", "abcdefghijklmnopqrstuvwxyz"[i % 26] * (i + 1), "f", i, 1e9 + i) for i in range(100))
     made = of(replace(look("a", 0, None), records={"logs": Logs(said)}))
     assert len(made.events) == MOST_EVENTS
     assert made.more_events == 100 - MOST_EVENTS

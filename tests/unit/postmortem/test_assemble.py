@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hangdoc.evidence import End, Snapshot, Stack, Stacks
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.assemble import UNKNOWN_HOST, merged, snapshots
 
@@ -11,7 +11,7 @@ FIRST, SECOND = (Stacks((Stack(1, name, ()),)) for name in ("first", "second"))
 
 
 def log(text: str, at: float | None = None) -> Logs:
-    return Logs((Said("exception", text, "a.log", 1, at),), 1, at, at)
+    return Logs((LogEvent("exception", text, "a.log", 1, at),), 1, at, at)
 
 
 def of(shot: Snapshot, rank: int) -> dict[str, object]:

@@ -32,7 +32,7 @@ from hangdoc.evidence import (
     Unseen,
     Variable,
 )
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.evidence.storage import Files
 from hangdoc.incident.incident import dossier
@@ -126,7 +126,7 @@ def probes() -> list[Seen]:
         Seen("source", Source, Source(places())),
         Seen("environ", Environ, environ),
         Seen("files", Files, files),
-        Seen("logs", Logs, Logs(tuple(Said("exception", one.text, "x.log", 1) for one in kinds(*TEXTS)))),
+        Seen("logs", Logs, Logs(tuple(LogEvent("exception", one.text, "x.log", 1) for one in kinds(*TEXTS)))),
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_kind_that_only_the_library_knows_leaves_no_round() -> None:
         Seen("cpu", Process, process),
         Seen("stacks", Stacks, stands),
         Seen("source", Source, Source({"/j.py:3": Place(line, (), (), (line,), 1, 9)})),
-        Seen("logs", Logs, Logs((Said("exception", f"refused {secret}", "x.log", 1),))),
+        Seen("logs", Logs, Logs((LogEvent("exception", f"refused {secret}", "x.log", 1),))),
     ]
     assert all(secret in str(one.value) or other in str(one.value) for one in seen)
     records = replace(sampler(), probes=seen).round(Tier.EXAMINE).ranks[0].records

@@ -30,7 +30,7 @@ from hangdoc.system import rtnetlink
 from hangdoc.watch import live
 from hangdoc.watch.live import Event, Live
 from hangdoc.watch.session import Options, Session
-from hangdoc.watch.sources import Here
+from hangdoc.watch.sources import LocalSource
 
 OURS = ("hangdoc", "probes")
 PLAIN = (str, bytes, int, float, Enum, type(None))
@@ -149,7 +149,7 @@ def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: p
         if len(sizes) == len(LOOKED):
             raise Over
 
-    here = Here((os.getpid(),))
+    here = LocalSource((os.getpid(),))
     options = Options((os.getpid(),), interval_s=0.05)
     thread.start()
     session = Session(here.find(), None)

@@ -17,7 +17,7 @@ from hangdoc.fleet.collector import Fleet
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Finding
 from hangdoc.watch import agent
-from hangdoc.watch.sources import Here
+from hangdoc.watch.sources import LocalSource
 from probes import Tier
 from tests.support.judge import judge
 
@@ -94,12 +94,12 @@ def test_every_agent_is_told(monkeypatch: pytest.MonkeyPatch, ask: tuple[str, ..
 def test_an_agent_tells_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[frozenset[str]] = []
 
-    def observed(here: Here, *_: object) -> tuple[Snapshot]:
+    def observed(here: LocalSource, *_: object) -> tuple[Snapshot]:
         asked.append(here.sampler.ask)
         return (Snapshot("here", 0.0, "", ()),)
 
-    monkeypatch.setattr(Here, "find", lambda here: here)
-    monkeypatch.setattr(Here, "round", observed)
+    monkeypatch.setattr(LocalSource, "find", lambda here: here)
+    monkeypatch.setattr(LocalSource, "round", observed)
     for ask in (("ping",), ()):
         reading, writing = os.pipe()
         monkeypatch.setattr(agent, "_commands", lambda *_, ask=ask: [protocol.Command("look", 1, ask=ask)])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 
 from hangdoc.evidence import End, Stacks
-from hangdoc.evidence.logs import TEARDOWN, WAITED, Logs, Said
+from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._logs.attribution import Author, Authors, place_of
@@ -38,12 +38,12 @@ _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 class _Pages:
     """One author's lines."""
 
-    first: list[Said] = field(default_factory=list)
-    last: deque[Said] = field(default_factory=lambda: deque(maxlen=KEPT))
+    first: list[LogEvent] = field(default_factory=list)
+    last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=KEPT))
     stacks: tuple[int, float | None, Stacks] | None = None  # how telling, when, which
     times: list[float] = field(default_factory=list)  # first and last
 
-    def add(self, said: Said) -> None:
+    def add(self, said: LogEvent) -> None:
         (self.first if len(self.first) < KEPT else self.last).append(said)
 
     def timed(self, at: float | None) -> None:
@@ -120,7 +120,7 @@ class Journal:
         more = {"group": line.group, "group_name": line.group_name}
         more["group_rank"] = str(line.group_rank) if line.group_rank is not None else None
         told = {name: _shown(name, value)[:FIELD] for name, value in {**more, **fields}.items() if value}
-        said = Said(kind, redact_text(text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
+        said = LogEvent(kind, redact_text(text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
         page = self._page(author)
         page.add(said)
         page.timed(line.at)
@@ -220,7 +220,7 @@ class Journal:
         return "mpi" if "mpi_end" in self.seen else "slurm" if "slurm_task" in self.seen else None
 
 
-def _torn_down(one: Said) -> Said:
+def _torn_down(one: LogEvent) -> LogEvent:
     """An exception that came of the launcher's signal."""
     return replace(one, fields={**one.fields, TEARDOWN: "yes"})
 
@@ -236,7 +236,7 @@ def _fields_of(raised: Raised) -> dict[str, str | None]:
     }
 
 
-def _left(said: list[Said]) -> bool:
+def _left(said: list[LogEvent]) -> bool:
     """It has ended by an exception that nobody caught, and not after it had waited for others until a timeout."""
     kinds = {one.kind for one in said}
     return any("uncaught" in one.fields for one in said if one.kind == "exception") and not kinds & WAITED

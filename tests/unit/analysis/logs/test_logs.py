@@ -8,30 +8,30 @@ import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.assemble import snapshots
 
 TYPES = schema()
 
 
-def line(kind: str, number: int = 1, source: str = "", at: float | None = None, **fields: Any) -> Said:
+def line(kind: str, number: int = 1, source: str = "", at: float | None = None, **fields: Any) -> LogEvent:
     text = fields.pop("text", kind)
-    return Said(kind, text, source, number, at, {name: str(value) for name, value in fields.items()})
+    return LogEvent(kind, text, source, number, at, {name: str(value) for name, value in fields.items()})
 
 
-def timeout(sequence: int, op: str = "ALLREDUCE", group: str = "0", **fields: Any) -> Said:
+def timeout(sequence: int, op: str = "ALLREDUCE", group: str = "0", **fields: Any) -> LogEvent:
     return line("collective_timeout", sequence=sequence, op=op, group=group, **fields)
 
 
-def error(text: str, number: int = 1, source: str = "", at: float | None = None, **fields: Any) -> Said:
+def error(text: str, number: int = 1, source: str = "", at: float | None = None, **fields: Any) -> LogEvent:
     kind, _, message = text.partition(": ")
     told = {"type": kind, "message": message, "uncaught": "yes", **fields}
     return line("exception", number, source, at, text=text, **told)
 
 
 def facts(
-    *said: tuple[int | str | None, list[Said]], size: int | None = None, ends: dict[int, End] | None = None
+    *said: tuple[int | str | None, list[LogEvent]], size: int | None = None, ends: dict[int, End] | None = None
 ) -> Facts:
     """Of a job of which this was said: by ranks, by hosts (a name), by nobody in particular (None)."""
     pieces = [Piece(who(one), "logs", Logs(tuple(lines)), world_size=size) for one, lines in said]
@@ -132,7 +132,7 @@ def test_a_group_that_is_not_named_is_compared_with_none() -> None:
 @pytest.mark.parametrize(
     ("odd", "sizes"), [(timeout(9, "BROADCAST"), False), (timeout(9, numel_in=4, numel_out=4), True)]
 )
-def test_the_minority_is_odd(odd: Said, sizes: bool) -> None:
+def test_the_minority_is_odd(odd: LogEvent, sizes: bool) -> None:
     usual = timeout(9, numel_in=8, numel_out=8)
     found = facts((0, [odd]), (1, [usual]), (2, [usual]), size=3)
     assert ranks(found, "odd") == [0]
@@ -231,7 +231,7 @@ def test_which_xids_are_the_gpus(xid: int, told: bool) -> None:
         (line("nccl_bootstrap", interface="ens3", address="172.31.1.71"), False),
     ],
 )
-def test_an_interface_that_leads_nowhere(said: Said, wrong: bool) -> None:
+def test_an_interface_that_leads_nowhere(said: LogEvent, wrong: bool) -> None:
     assert bool(ranks(facts((0, [said])), "nic")) is wrong
 
 

@@ -8,14 +8,14 @@ from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.analysis.postmortem.last_stack import MissedFacts, MissedJob, _doing
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.assemble import snapshots
 
 TYPES = schema()
 EVERYBODY = (ProcessGroup(1, "", (0, 1, 2)),)
-WAITED = Said("gloo_timeout", "Timed out waiting 12000ms for recv operation to complete", "log", 1)
-LOST = Said("connection_closed", "Connection closed by peer", "log", 1)
+WAITED = LogEvent("gloo_timeout", "Timed out waiting 12000ms for recv operation to complete", "log", 1)
+LOST = LogEvent("connection_closed", "Connection closed by peer", "log", 1)
 TORCH = "/x/site-packages/torch/"
 
 
@@ -29,12 +29,12 @@ def facts(*pieces: tuple[int, object]) -> Facts:
     return derive(list(snapshots([Piece(Who(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
 
 
-def logs(said: Said) -> Logs:
+def logs(said: LogEvent) -> Logs:
     return Logs((said,))
 
 
 @pytest.mark.parametrize("said", [WAITED, LOST])
-def test_a_rank_without_a_dump_is_named_where_all_others_were_victims(said: Said) -> None:
+def test_a_rank_without_a_dump_is_named_where_all_others_were_victims(said: LogEvent) -> None:
     found = facts((0, dump(7)), (1, dump(7)), (0, logs(said)), (1, logs(said)))
     assert [one.rank for one in found.job.missed.silent] == [2]
     assert not facts((0, dump(7)), (1, dump(7)), (0, logs(said))).job.missed.silent  # one may have been well
@@ -48,10 +48,10 @@ def test_all_were_there_where_each_waited_in_the_same_collective() -> None:
 
 
 def test_a_rank_that_waits_for_one_too_many_is_named() -> None:
-    lacks = Said("address_missing", "wait timeout", "log", 1, fields={"missing": "3"})
+    lacks = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "3"})
     found = facts((0, dump(7)), (1, dump(7)), (2, logs(lacks)))
     assert [rank.missed.awaits for rank in found.ranks] == [None, None, 3]
-    there = Said("address_missing", "wait timeout", "log", 1, fields={"missing": "1"})
+    there = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "1"})
     assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == MissedFacts()
 
 

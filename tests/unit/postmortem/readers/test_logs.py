@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangdoc.evidence import End, Stacks
-from hangdoc.evidence.logs import Logs, Said
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import Notes, Source
 from hangdoc.postmortem.readers._logs.prefixes import Habits, habits, parse
@@ -39,7 +39,7 @@ def pieces(file: Path, problems: list[str] | None = None) -> list[Piece]:
     return [piece for piece in found if isinstance(piece, Piece)]
 
 
-def said(found: Sequence[Piece], rank: int | None = None) -> list[Said]:
+def said(found: Sequence[Piece], rank: int | None = None) -> list[LogEvent]:
     """What one rank said; with None what anyone did."""
     logs = [one for one in found if isinstance(one.record, Logs) and rank in (None, one.who.rank)]
     return [line for piece in logs for line in piece.record.said]
