@@ -7,11 +7,11 @@ one that sleeps waits for something itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.compute.leave_one_out import Values
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import SLICE_S, Waiting, steps, stood, waiting
 from hangdoc.analysis.compute.workload import more_work, same_code
@@ -80,6 +80,24 @@ class PaceAnalysis:
             goes_on = moved > moving[key]
             facts[key] = replace(mine, late=goes_on and _late(mine, period))
         return facts, None
+
+
+class Values:
+    """A number of each rank."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        self.sorted = sorted(values)
+
+    def median(self, but: float | None = None) -> float:
+        """Of all but one that is `but`; raises IndexError where none is left."""
+        skipped = len(self.sorted) if but is None else bisect_left(self.sorted, but)
+        count = len(self.sorted) - (but is not None)
+        low, high = (self.sorted[i + (i >= skipped)] for i in ((count - 1) // 2, count // 2))
+        return low if count % 2 else (low + high) / 2
+
+    def up_to(self, limit: float) -> int:
+        """How many do not exceed it."""
+        return bisect_right(self.sorted, limit)
 
 
 class Peers:

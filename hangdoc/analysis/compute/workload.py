@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.compute.leave_one_out import Waiters
+from hangdoc.analysis.compute.wait_time import Waiters
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
