@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.data.helpers import LOADER, loads, waits_for_helpers
-from hangdoc.analysis.data.workers import starts, user_line, worker_story
+from hangdoc.analysis.data.workers import LOADER, loads, starts, user_line, waits_for_helpers, worker_story
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
 from hangdoc.analysis.ranks.call_path import Code, Step
