@@ -155,7 +155,7 @@ def _mark(look: Look) -> tuple[object, ...]:
     return lines, numbers
 
 
-class Waiters:
+class WaitingRanks:
     """How many ranks wait, at the times since each was looked at first: clocks of hosts are not compared."""
 
     def __init__(self, ranks: Iterable[Sequence[Look]]) -> None:

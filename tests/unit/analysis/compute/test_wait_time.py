@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.compute.wait_time import Waiters, Waiting, steps, waiting
+from hangdoc.analysis.compute.wait_time import WaitingRanks, Waiting, steps, waiting
 from hangdoc.analysis.ranks.call_path import LazyStory
 from hangdoc.analysis.ranks.progress import Look, Spot
 from hangdoc.evidence import Process, Stack, ThreadCpu
@@ -89,4 +89,4 @@ def looks(at_s: float, phases: str) -> list[Look]:
 def test_waiters_by_the_nearest_look_at_each(after_s: float, count: int) -> None:
     """The clocks of the two have nothing in common."""
     ranks = [looks(5.0, "cww"), looks(-70.0, "wwc"), [], looks(1e6, "ccc")]
-    assert Waiters(ranks).at(after_s) == count
+    assert WaitingRanks(ranks).at(after_s) == count
