@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
 from hangdoc.analysis.logs.collective_timeouts import (
-    Group,
     CallMismatch,
+    Group,
     behind,
+    call_mismatches,
     complete,
     groups,
-    call_mismatches,
     waiting_in,
 )
 from hangdoc.analysis.logs.first_failure import Failure, failures

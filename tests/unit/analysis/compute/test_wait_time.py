@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.compute.wait_time import WaitingRanks, Waiting, steps, waiting
+from hangdoc.analysis.compute.wait_time import Waiting, WaitingRanks, steps, waiting
 from hangdoc.analysis.ranks.call_path import LazyStory
 from hangdoc.analysis.ranks.progress import Look, Spot
 from hangdoc.evidence import Process, Stack, ThreadCpu
