@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
-from hangdoc.evidence.aftermath import Aftermath
-from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Logs
+from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Aftermath, Logs
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import Found
 from hangdoc.redaction.records import Mask
@@ -175,12 +174,12 @@ def _of_host(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def _evidence(target: Target, one: _Rank, seen: Mapping[int, dict[str, Any]]) -> RankEvidence:
-    from hangdoc.system.exits import text
+    from hangdoc.system.exits import format_exit
 
     records = {**seen.get(target.pid, {}), "aftermath": Aftermath(tuple(sorted(one.looks)))}
     if one.end is None:
         return RankEvidence(target, None, records)
-    return RankEvidence(target, False, records, text(one.end), one.end)
+    return RankEvidence(target, False, records, format_exit(one.end), one.end)
 
 
 def _told_twice(end: End, other: End) -> End:

@@ -14,13 +14,13 @@ from typing import Any
 
 from hangdoc.evidence import FlightRecorder, Frame, Groups, Recorded, Stack, Stacks, Variable
 from hangdoc.evidence.collectives import pending_call
+from hangdoc.evidence.memory import gc_paused
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Found, Notes, Source
 from hangdoc.postmortem.readers._fr_dedup import ENTRIES
 from hangdoc.postmortem.readers._fr_trace import TIMED, Kept, about, flight_recorder, text
 from hangdoc.postmortem.readers._safe_pickle import Refused, head, load
 from hangdoc.system import input_limits
-from hangdoc.system.garbage_collector import gc_paused
 
 MOST_CUTS = 400  # ends of something in a torn pickle at which we try whether an entry ends there
 MOST_AGAIN = 256 << 20  # bytes that are loaded for it, of a pickle of which even one try is not too much

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Source, Stack, Stacks, Target
-from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.evidence.logs import Aftermath
 from hangdoc.postmortem.script_source import with_source
 
 SCRIPT = """import torch.distributed as dist

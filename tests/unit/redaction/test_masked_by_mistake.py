@@ -96,7 +96,8 @@ def lines_of(*patterns: str) -> Iterator[tuple[str, str]]:
 
 
 def test_scripts_are_kept() -> None:
-    shown = [(name, line) for name, line in lines_of(*SCRIPTS) if redact_source(line) != line]
+    own = {path.name for path in ROOT.glob("hangdoc/redaction/*.py")}  # their tables name secrets
+    shown = [(name, line) for name, line in lines_of(*SCRIPTS) if name not in own and redact_source(line) != line]
     assert shown == []
 
 
