@@ -27,7 +27,7 @@ from hangdoc.commands.output import reader_gone, say, stdout_console, write
 if TYPE_CHECKING:
     from hangdoc.incident.incident import File
     from hangdoc.verdict import Verdict
-    from hangdoc.watch.once import Options
+    from hangdoc.watch.run import Options
 
 
 Pids = Annotated[
@@ -83,7 +83,7 @@ def command(
         raise typer.BadParameter("PIDs are of this host: leave --pids or --nodes out", param_hint="--pids")
     if not fleet:
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
-    from hangdoc.watch.once import Options
+    from hangdoc.watch.run import Options
 
     options = Options(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
     return _once(options, json) if once else _live(options, json)
@@ -107,7 +107,7 @@ def _no_pids(why: str) -> typer.BadParameter:
 
 
 def _once(options: Options, json: bool) -> int:
-    from hangdoc.watch.once import watch_once
+    from hangdoc.watch.run import watch_once
 
     verdicts = watch_once(options, say)
     print_verdicts(verdicts, json)
@@ -137,7 +137,7 @@ def worst(verdicts: Sequence[Verdict]) -> int:
 
 def _live(options: Options, json: bool) -> int:
     from hangdoc.render.live import Closed, view
-    from hangdoc.watch.once import watch
+    from hangdoc.watch.run import watch
 
     with view(stdout_console, write, reader_gone, json) as shown:
         try:

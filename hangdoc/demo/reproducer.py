@@ -132,7 +132,7 @@ def diagnose(
     job: Broken, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
 ) -> tuple[Verdict, ...]:
     """Follow the job's log until it falls silent, then judge as `watch --once` does, until there is a finding."""
-    from hangdoc.watch.once import Options, watch_once
+    from hangdoc.watch.run import Options, watch_once
 
     deadline = time.monotonic() + job.told.within_s
     log = Log(trial, show_line)
@@ -158,7 +158,7 @@ def _command(job: Broken, trial: Trial, *options: str) -> list[str]:
 def _watched(job: Broken, trial: Trial, log: Log, deadline: float, say: Callable[[str], None]) -> tuple[Verdict, ...]:
     """Watch it live from its first line on, until it has gone wrong."""
     from hangdoc.render.live import event_text
-    from hangdoc.watch.once import Event, Options, watch
+    from hangdoc.watch.run import Event, Options, watch
 
     verdicts: list[Verdict] = []
 

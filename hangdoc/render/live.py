@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 OVER = frozenset({"started", "healthy", "recovered"})  # an older verdict no longer holds
 EVENTS = 5  # last events on the screen

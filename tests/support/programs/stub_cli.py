@@ -66,9 +66,9 @@ def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
     return 0
 
 
-stub = types.ModuleType("hangdoc.watch.once")
+stub = types.ModuleType("hangdoc.watch.run")
 vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_once)
-sys.modules["hangdoc.watch.once"] = stub
+sys.modules["hangdoc.watch.run"] = stub
 report = types.ModuleType("hangdoc.postmortem.report")
 vars(report).update(
     report=lambda sources, playbooks, say, progress: None,
