@@ -79,7 +79,7 @@ def _complain(error: Exception) -> int:
 
     from hangdoc.errors import HangdocError
     from hangdoc.redaction.text import redact_text
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     usage_error = typer.BadParameter.__base__  # typer carries its own click from 0.29 on, and used the real one before
     if usage_error is not None and isinstance(error, usage_error):
@@ -103,7 +103,7 @@ def _usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         return USAGE
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     command = context.command_path if context else "hangdoc"
     print(f"{command}: {clean(error.format_message())}", file=sys.stderr)

@@ -206,7 +206,7 @@ class Log:
 
     def show(self, most: int = SHOWN) -> bool:
         """Show what is new, at most so many lines of it; True where there is something."""
-        from hangdoc.render.text import clean
+        from hangdoc.render.sanitize import clean
 
         lines = self._trial.text().splitlines()
         new = lines[self._seen :]

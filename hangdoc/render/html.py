@@ -13,9 +13,9 @@ from hangdoc.formatting import name_ranks, name_runs, percent, seconds, size
 from hangdoc.incident.incident import Dossier
 from hangdoc.postmortem.assemble import UNKNOWN_HOST
 from hangdoc.render import svg
-from hangdoc.render.rank_lines import WAITING, fold, hosts_text, name
-from hangdoc.render.terminal import culprit_groups, job_name, job_text, link_texts, unseen_texts
-from hangdoc.render.text import clean
+from hangdoc.render.rank_groups import WAITING, culprit_groups, fold, hosts_text, name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.verdict_text import job_name, job_text, link_texts, unseen_texts
 from hangdoc.verdict import CONFIDENCES, STATUSES, Finding
 
 if TYPE_CHECKING:
