@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hangdoc.commands.termination import INTERRUPTED, Ending
+from hangdoc.commands.termination import INTERRUPTED, Termination
 
 USAGE = 64  # contract; click's own 2 means "stalled" here
 CANNOT_TELL = 3
@@ -38,16 +38,16 @@ def _agent() -> int:
 
 
 def _main(work: Callable[[], int]) -> NoReturn:
-    ending = Ending()
+    termination = Termination()
     try:
         _streams()
-        ending.install()
+        termination.install()
         code = work()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else CANNOT_TELL if stopped.code else 0
-    ending.leave_if_begun()
+    termination.leave_if_begun()
     sys.exit(code)
 
 
