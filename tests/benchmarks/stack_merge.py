@@ -19,7 +19,7 @@ from hangdoc.analysis.ranks.stack import ANALYSIS as STACK
 from hangdoc.evidence import RankEvidence, Stacks
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.recording.recorder import read
-from hangdoc.render.rank_lines import fold
+from hangdoc.render.rank_groups import fold
 from hangdoc.verdict import RankLine
 from tests.benchmarks.measure import met, table
 from tests.support.paths import ROOT

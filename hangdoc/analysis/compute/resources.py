@@ -15,7 +15,8 @@ from typing import Any
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.cpu_clocks import over, processes
+from hangdoc.analysis.ranks.cpu_clocks import over
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 from hangdoc.formatting import fold_ranks
@@ -126,7 +127,7 @@ def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], amo
 
 
 def _process(case: Case, key: Key, host: object, among: JobPlacement) -> Fields:
-    series = processes(case, key)
+    series = process_looks(case, key)
     if not series or case.ranks[key].alive is False:
         return {}
     newest = series[-1][1]
@@ -247,7 +248,7 @@ def _beside(case: Case, host: str) -> list[Neighbours]:
 
 def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
     """What the processes beside the job took of this rank's cores, on average over the looks."""
-    series = processes(case, key)
+    series = process_looks(case, key)
     mine = set(series[-1][1].affinity or ()) if series else set()
     total: dict[int, float] = defaultdict(float)
     known: dict[int, Neighbour] = {}

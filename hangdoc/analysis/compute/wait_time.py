@@ -12,8 +12,9 @@ from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.analysis.ranks.cpu_clocks import clocks, processes, spent
+from hangdoc.analysis.ranks.cpu_clocks import clocks, spent
 from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Process
 
@@ -39,7 +40,7 @@ class Waiting:
 
 def waiting(case: Case, key: Key) -> Waiting | None:
     """None where it was not seen enough."""
-    looks, series = looks_at(case, key), processes(case, key)
+    looks, series = looks_at(case, key), process_looks(case, key)
     if len(looks) < MIN_LOOKS or len(series) < MIN_LOOKS or series[-1][0] - series[0][0] < MIN_WINDOW_S:
         return None
     start, end = looks[0].at_s, looks[-1].at_s

@@ -91,13 +91,12 @@ def test_an_honest_text_is_kept(text: str) -> None:
 def lines_of(*patterns: str) -> Iterator[tuple[str, str]]:
     for pattern in patterns:
         for path in sorted(ROOT.glob(pattern)):
-            if path.is_file():
+            if path.is_file() and path.parent != ROOT / "hangdoc" / "redaction":  # its tables name secrets
                 yield from ((path.name, line) for line in path.read_text(errors="replace").splitlines())
 
 
 def test_scripts_are_kept() -> None:
-    own = {path.name for path in ROOT.glob("hangdoc/redaction/*.py")}  # their tables name secrets
-    shown = [(name, line) for name, line in lines_of(*SCRIPTS) if name not in own and redact_source(line) != line]
+    shown = [(name, line) for name, line in lines_of(*SCRIPTS) if redact_source(line) != line]
     assert shown == []
 
 
