@@ -69,7 +69,7 @@ def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
         unsafe_hash=True,  # and not frozen, see `light`
         slots=True,
     )
-    later = {a.name: _derived_later(getattr(rank, a.name)) for a in found if on_demand(a)}
+    later = {a.name: _lazy_field(getattr(rank, a.name)) for a in found if on_demand(a)}
     return Schema(type("RankFacts", (rank,), {"__slots__": (), "ON_DEMAND": frozenset(later), **later}), job, found)
 
 
@@ -78,7 +78,7 @@ def on_demand(analysis: Analysis) -> bool:
     return getattr(analysis, "on_demand", False)
 
 
-def _derived_later(slot: Any) -> property:
+def _lazy_field(slot: Any) -> property:
     """A field that is `Pending` until it is read."""
 
     def read(rank: Any) -> Any:
@@ -93,7 +93,7 @@ def _derived_later(slot: Any) -> property:
 
 def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     """Run every analysis over the evidence, in order."""
-    history = _settled(history)
+    history = _without_superseded(history)
     looked = rounds(history)
     case = Case(history, _newest(looked), _rounds=looked)
     for analysis in types.analyses:
@@ -105,7 +105,7 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         if analysis.job_facts is not None:
             case.job_facts[analysis.name] = of_job
     job = types.job(**case.job_facts)
-    seen = _Sorted()
+    seen = _SortedNames()
     groups = [_group(case, analysis) for analysis in types.analyses if analysis.rank_facts is not None]
     ranks = [
         types.rank(
@@ -122,7 +122,7 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case)
 
 
-class _Sorted(dict[tuple[str, ...], tuple[str, ...]]):
+class _SortedNames(dict[tuple[str, ...], tuple[str, ...]]):
     """Names of probes in order; one object for all ranks of which the same was seen."""
 
     def __missing__(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class _Sorted(dict[tuple[str, ...], tuple[str, ...]]):
         return told
 
 
-def _settled(history: Sequence[Snapshot]) -> Sequence[Snapshot]:
+def _without_superseded(history: Sequence[Snapshot]) -> Sequence[Snapshot]:
     """Without what a host told of ranks before another host, which is nearer to them, came to answer for them."""
     if not any(shot.elsewhere for shot in history):
         return history

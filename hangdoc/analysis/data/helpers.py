@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.data.workers import TELLING, Worker, name_of, user_line, workers_of
-from hangdoc.analysis.ranks.call_path import Code, Story, is_library
+from hangdoc.analysis.ranks.call_path import CallPath, Code, is_library
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Io, Stacks
 
@@ -80,7 +80,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     workers = workers_of(case, key, recent)
     telling = min(workers, key=lambda w: (TELLING.index(w.kind), -w.cores), default=None)
     stack = case.rank_facts["stack"][key]
-    frame = _frame(looks[-1].story)
+    frame = _frame(looks[-1].path)
     # A rank that waits in subprocess.py waits for another program, any other for workers of its own.
     awaited = [w for w in workers if w.ours or "(subprocess.py" in (frame or "")]
     stuck = waits and not stack.waits and _cannot_go_on(case, key, waiting_s or 0.0, recent, awaited)
@@ -133,7 +133,7 @@ def loads(code: Code) -> bool:
     return any(LOADER.search(file) for file, _ in code)
 
 
-def _frame(story: Story) -> str | None:
+def _frame(story: CallPath) -> str | None:
     """The frame that says for what it waits: the loader's, else the innermost of those that wait."""
     waiting = [step for step in story if WAITS.search(name_of(step))]
     loading = [step for step in waiting if LOADER.search(step.file)]

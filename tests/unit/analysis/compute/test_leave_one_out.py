@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangdoc.analysis.compute.leave_one_out import Values, Waiters
-from hangdoc.analysis.ranks.call_path import LazyStory
-from hangdoc.analysis.ranks.progress import Look, Spot
+from hangdoc.analysis.ranks.call_path import LazyCallPath
+from hangdoc.analysis.ranks.progress import Activity, Look
 from hangdoc.evidence import Stack
 
-NOWHERE = LazyStory((), Stack(1, None, ()), None, {})
+NOWHERE = LazyCallPath((), Stack(1, None, ()), None, {})
 NUMBERS = st.lists(st.floats(-9, 9), min_size=2, max_size=9)
 
 
@@ -26,7 +26,7 @@ def test_median_of_the_others(values: Sequence[float]) -> None:
 
 
 def looks(at_s: float, phases: str) -> list[Look]:
-    spots = {phase: Spot(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
+    spots = {phase: Activity(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
     return [Look(at_s + i, NOWHERE, spots[phase]) for i, phase in enumerate(phases)]
 
 
