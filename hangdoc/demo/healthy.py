@@ -15,7 +15,7 @@ from hangdoc.errors import HangdocError
 
 if TYPE_CHECKING:
     from hangdoc.verdict import Verdict
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 ID = "healthy"
 RANKS = 2
@@ -53,7 +53,7 @@ def run(write: Callable[[str], None]) -> int:
 def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
     """Watch whatever ranks the job has until it ends; the kinds of events that should not have been."""
     from hangdoc.discovery.ranks import discover
-    from hangdoc.watch.once import Options, watch
+    from hangdoc.watch.run import Options, watch
 
     raised: list[str] = []
 

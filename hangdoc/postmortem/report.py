@@ -19,7 +19,7 @@ from hangdoc.postmortem.readers.recording import with_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import Verdict
-from hangdoc.watch.once import judge_with
+from hangdoc.watch.run import judge_with
 from hangdoc.watch.sampler import of_job
 
 Say = Callable[[str], None]

@@ -21,7 +21,7 @@ from hangdoc.diagnose import Judge
 from hangdoc.evidence import Snapshot
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Verdict
-from hangdoc.watch.once import judge_with
+from hangdoc.watch.run import judge_with
 from tests.benchmarks.measure import met, table
 from tests.support.paths import ROOT
 from tests.support.replicated_ranks import collected, replicate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hangdoc.diagnose import Judge
 from hangdoc.postmortem.report import Report, report
-from hangdoc.watch.once import judge_with
+from hangdoc.watch.run import judge_with
 
 
 @cache

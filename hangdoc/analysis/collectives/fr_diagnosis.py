@@ -34,9 +34,7 @@ class DumpFacts:
     group: str | None = None  # process group at fault: "0 (default_pg)"
     sequence: int | None = None  # sequence number of the collective at fault in that group
     last: int | None = None  # number of the last collective that this rank started in that group
-    call: str | None = (
-        None  # its call there, or its pending one: "all_reduce [[10]] Float", "send to rank 1"
-    )
+    call: str | None = None  # its call there, or its pending one: "all_reduce [[10]] Float", "send to rank 1"
     site: str | None = None  # line of user code that made it: "train (train.py:24)"
     peer: int | None = None  # of a send or receive
     absent: bool | None = None  # it never started the collective, and waits in nothing else

@@ -92,7 +92,7 @@ class ResourcesAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, ResourcesFacts], ResourcesJob]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
         beside = {host: _beside(case, host) for host in {host for host, _ in case.ranks}}
-        among = Among.of(case)
+        among = JobPlacement.of(case)
         facts = {key: _facts(case, key, hosts.get(key[0]), beside[key[0]], among) for key in case.ranks}
         by_host: dict[str, list[ResourcesFacts]] = {}
         for key, one in facts.items():
@@ -103,21 +103,21 @@ class ResourcesAnalysis:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class JobPlacement:
     """What only the ranks together tell."""
 
     least_nice: int
     crowds: Mapping[tuple[str, tuple[int, ...]], int]  # host and cores: how many ranks may run on none but these
 
     @classmethod
-    def of(cls, case: Case) -> Among:
+    def of(cls, case: Case) -> JobPlacement:
         alive = (key for key in case.ranks if case.ranks[key].alive is not False)
         newest = [(key[0], one) for key in alive if isinstance(one := case.record(key, "cpu"), Process)]
         crowds = Counter((host, one.affinity) for host, one in newest if one.affinity)
         return cls(min((one.nice for _, one in newest if one.nice is not None), default=0), crowds)
 
 
-def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], among: Among) -> ResourcesFacts:
+def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], among: JobPlacement) -> ResourcesFacts:
     fields = _process(case, key, host, among)
     if "window_s" in fields:
         fields.update(_cgroup(case, key))
@@ -126,7 +126,7 @@ def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], amo
     return ResourcesFacts(**fields)
 
 
-def _process(case: Case, key: Key, host: object, among: Among) -> Fields:
+def _process(case: Case, key: Key, host: object, among: JobPlacement) -> Fields:
     series = process_looks(case, key)
     if not series or case.ranks[key].alive is False:
         return {}

@@ -6,9 +6,9 @@ Asleep is what neither runs nor queues for a core; its stacks tell what it sleep
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import is_library
@@ -154,3 +154,28 @@ def _mark(look: Look) -> tuple[object, ...]:
     lines = tuple([(step.function, step.line) for step in look.path if not is_library(step.file)])
     numbers = tuple(v.number for step in look.path for _, v in sorted(step.variables.items()) if v.number is not None)
     return lines, numbers
+
+
+class WaitingRanks:
+    """How many ranks wait, at the times since each was looked at first: clocks of hosts are not compared."""
+
+    def __init__(self, ranks: Iterable[Sequence[Look]]) -> None:
+        at_first = 0
+        changes: list[tuple[float, int]] = []
+        for looks in ranks:
+            at_first += bool(looks) and _waits(looks[0])
+            for before, after in pairwise(looks):
+                if _waits(before) != _waits(after):  # from half way on the later look is the nearer one
+                    middle = (before.at_s + after.at_s) / 2 - looks[0].at_s
+                    changes.append((middle, 1 if _waits(after) else -1))
+        changes.sort()
+        self.times = [at for at, _ in changes]
+        self.counts = list(accumulate((by for _, by in changes), initial=at_first))
+
+    def at(self, after_s: float) -> int:
+        """By the look at each that is nearest to that time."""
+        return self.counts[bisect_left(self.times, after_s)]
+
+
+def _waits(look: Look) -> bool:
+    return look.phase in WAITING

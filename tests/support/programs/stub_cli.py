@@ -66,15 +66,15 @@ def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
     return 0
 
 
-stub = types.ModuleType("hangdoc.watch.once")
+stub = types.ModuleType("hangdoc.watch.run")
 vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_once)
-sys.modules["hangdoc.watch.once"] = stub
+sys.modules["hangdoc.watch.run"] = stub
 report = types.ModuleType("hangdoc.postmortem.report")
 vars(report).update(
     report=lambda sources, playbooks, say, progress: None,
     Unrecognised=type("Unrecognised", (HangdocError,), {}),
 )
 sys.modules["hangdoc.postmortem.report"] = report
-vars(incident).update(dossiers=lambda report, hashed: (incident.Dossier(getattr(verdicts, SCENE)()),))
+vars(incident).update(incidents=lambda report, hashed: (incident.Incident(getattr(verdicts, SCENE)()),))
 os.environ.pop("HANGDOC_DEBUG", None)
 cli.main()

@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-
 from hangdoc.system.own_sockets import End, connected, listens
+
 from hangdoc.system.tcpstore import StoreReader
 from tests.support.tcp_peers import TcpPeer
 
