@@ -65,13 +65,13 @@ def _facts(case: Case, key: Key) -> RecompilationFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
-    compiling = [look for look in looks if look.spot.phase == "compile"]
+    compiling = [look for look in looks if look.activity.phase == "compile"]
     if not compiling:
         return NEVER
     around = [(look, step) for look in compiling if (step := _looping(look)) is not None]
     turns = [_iteration(step) for _, step in around]
     different = list(dict.fromkeys(turn for turn in turns if turn))
-    own = user_step(compiling[-1].story) if compiling else None
+    own = user_step(compiling[-1].path) if compiling else None
     told = [again for look in compiling if (again := _recompiled(look))]
     before = max((count for count, _ in told), default=None)
     wanted = (FEWER if (before or 0) >= OFTEN else ITERATIONS) if _warm(around) else MORE
@@ -90,7 +90,7 @@ def _facts(case: Case, key: Key) -> RecompilationFacts:
 
 def _recompiled(look: Look) -> tuple[int, str] | None:
     """What `recompile_reason` of torch._dynamo's frames says: `0/3: tensor 'x' size mismatch at index 1. ...`."""
-    for step in look.story:
+    for step in look.path:
         said = step.variables.get("recompile_reason") if "/torch/_dynamo/" in step.file else None
         if said and (found := RECOMPILED.match(said.text.strip('"').replace('\\"', "'"))):
             return int(found[1]) + 1, found[2].partition("  #")[0]
@@ -99,7 +99,7 @@ def _recompiled(look: Look) -> tuple[int, str] | None:
 
 def _looping(look: Look) -> Step | None:
     """The innermost frame of the user's code that stands in a loop: the training loop, or one within it."""
-    own = [step for step in look.story if not is_library(step.file) and step.place and step.place.loops]
+    own = [step for step in look.path if not is_library(step.file) and step.place and step.place.loops]
     return own[0] if own else None
 
 

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Any
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.cpu_clocks import over
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.ranks.cpu_clocks import usage_over
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
@@ -31,7 +31,7 @@ _STATE = attrgetter("state")
 Fields = dict[str, Any]  # some of those of ResourcesFacts
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ResourcesFacts:
     """One rank over the window; shares are 0..1, rates are per second; None: not seen, or seen once only."""
 
@@ -137,15 +137,15 @@ def _process(case: Case, key: Key, host: object, among: JobPlacement) -> Fields:
     if cores:
         told |= {"cores": len(cores), "core_list": _folded(cores), "crowd": among.crowds[key[0], cores]}
         told["bound"] = len(cores) < host.cores if isinstance(host, Host) else None
-    total = over(series)
+    total = usage_over(series)
     if total.seconds < MIN_WINDOW_S:
         return told
     told |= {
         "window_s": total.seconds,
         "cores_used": total.cpu_s / total.seconds,
         "user_cores": _user_s(series) / total.seconds if newest.system_s is not None else None,
-        "demand": total.asked_s / total.seconds if total.delay_s is not None else None,
-        "delay_share": total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
+        "demand": total.demand_s / total.seconds if total.delay_s is not None else None,
+        "delay_share": total.delay_s / total.demand_s if total.delay_s is not None and total.demand_s > 0.0 else None,
         "busy_threads": sum([part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()]),
         "blocked_share": sum(["D" in map(_STATE, process.threads) for _, process in series]) / len(series),
     }

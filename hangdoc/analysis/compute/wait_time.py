@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.analysis.ranks.cpu_clocks import clocks, spent
+from hangdoc.analysis.ranks.cpu_clocks import clocks, usage_between
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
@@ -84,10 +84,10 @@ class _Asleep:
         """None where the kernel does not tell how long threads stand in run queues."""
         told, sums = clocks(series), [0.0]
         for pair in pairwise(told):
-            time = spent(pair)
+            time = usage_between(pair)
             if time.delay_s is None:
                 return None
-            sums.append(sums[-1] + max(0.0, time.seconds - time.asked_s))
+            sums.append(sums[-1] + max(0.0, time.seconds - time.demand_s))
         return cls(tuple(clock.at_s for clock in told), tuple(sums))
 
     def share(self, first: float, last: float) -> float:
@@ -145,14 +145,14 @@ def _came_on(case: Case, key: Key) -> list[bool]:
     known: dict[Key, list[bool]] = case.once("came on", dict)
     if key not in known:
         looks = looks_at(case, key)
-        marks = {id(look.story): _mark(look) for look in {id(one.story): one for one in looks}.values()}
-        known[key] = [marks[id(a.story)] != marks[id(b.story)] for a, b in pairwise(looks)]
+        marks = {id(look.path): _mark(look) for look in {id(one.path): one for one in looks}.values()}
+        known[key] = [marks[id(a.path)] != marks[id(b.path)] for a, b in pairwise(looks)]
     return known[key]
 
 
 def _mark(look: Look) -> tuple[object, ...]:
-    lines = tuple([(step.function, step.line) for step in look.story if not is_library(step.file)])
-    numbers = tuple(v.number for step in look.story for _, v in sorted(step.variables.items()) if v.number is not None)
+    lines = tuple([(step.function, step.line) for step in look.path if not is_library(step.file)])
+    numbers = tuple(v.number for step in look.path for _, v in sorted(step.variables.items()) if v.number is not None)
     return lines, numbers
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.divergence import PositionFacts
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
 from hangdoc.evidence import Environ, Io
 
@@ -152,7 +152,7 @@ def _leads(value: str | None, folder: str) -> bool:
 
 
 def _parted(case: Case, odd: frozenset[Key]) -> bool:
-    position: Mapping[Key, PositionFacts] = case.rank_facts["position"]
+    position: Mapping[Key, DivergenceFacts] = case.rank_facts["position"]
     sides = [{facts.side for key, facts in position.items() if (key in odd) is part} for part in (True, False)]
     return not sides[0] & sides[1] and None not in sides[0] | sides[1]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Code, Step, Story, is_library, tell
+from hangdoc.analysis.ranks.call_path import CallPath, Code, Step, call_path, is_library
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import FileCall, Helper, Io, Place, Process, Source, Stack, Stacks
 
@@ -88,7 +88,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     workers = workers_of(case, key, recent)
     telling = min(workers, key=lambda w: (TELLING.index(w.kind), -w.cores), default=None)
     stack = case.rank_facts["stack"][key]
-    frame = _frame(looks[-1].story)
+    frame = _frame(looks[-1].path)
     # A rank that waits in subprocess.py waits for another program, any other for workers of its own.
     awaited = [w for w in workers if w.ours or "(subprocess.py" in (frame or "")]
     stuck = waits and not stack.waits and _cannot_go_on(case, key, waiting_s or 0.0, recent, awaited)
@@ -141,7 +141,7 @@ def loads(code: Code) -> bool:
     return any(LOADER.search(file) for file, _ in code)
 
 
-def _frame(story: Story) -> str | None:
+def _frame(story: CallPath) -> str | None:
     """The frame that says for what it waits: the loader's, else the innermost of those that wait."""
     waiting = [step for step in story if WAITS.search(name_of(step))]
     loading = [step for step in waiting if LOADER.search(step.file)]
@@ -200,7 +200,7 @@ class Worker:
     cores: float
     kind: str  # one of TELLING
     ours: bool  # multiprocessing made it; else it is another program that the rank started
-    steps: Story  # of its main thread, below where it became a worker
+    steps: CallPath  # of its main thread, below where it became a worker
 
 
 def workers_of(case: Case, key: Key, recent: Sequence[tuple[float, Io]]) -> list[Worker]:
@@ -260,7 +260,7 @@ def _stands(call: FileCall, recent: Sequence[tuple[float, Io]]) -> bool:
     return all(any((c.tid, c.call, c.path, c.switches) == same for c in io.calls) for _, io in recent)
 
 
-def _kind(helper: Helper, active: bool, locked: bool, stands: bool, steps: Story) -> str:
+def _kind(helper: Helper, active: bool, locked: bool, stands: bool, steps: CallPath) -> str:
     if helper.state in "Tt":
         return "stopped"
     if helper.state in "ZX":
@@ -289,7 +289,7 @@ def _stacks(case: Case, key: Key, since_s: float) -> tuple[dict[int, Sequence[St
     return found, Source(places)
 
 
-def worker_story(threads: Sequence[Stack], source: Source | None) -> Story:
+def worker_story(threads: Sequence[Stack], source: Source | None) -> CallPath:
     """The frames of the main thread below where it became a worker: a forked one has its parent's above."""
     main = next((stack for stack in threads if stack.name == "MainThread"), threads[0] if threads else None)
     if main is None:
@@ -297,15 +297,15 @@ def worker_story(threads: Sequence[Stack], source: Source | None) -> Story:
     names = [f"{frame.file}:{frame.function}" for frame in main.frames]
     roots = [i for i, name in enumerate(names) if ROOT.search(name)]
     inner = main.frames[: roots[0] + 1] if roots else main.frames
-    return tell(Stack(main.tid, main.name, inner), source, None)
+    return call_path(Stack(main.tid, main.name, inner), source, None)
 
 
-def starts(steps: Story) -> bool:
+def starts(steps: CallPath) -> bool:
     """It imports what it needs: no data is made yet."""
     return any(step.file.startswith("<frozen importlib") for step in steps)
 
 
-def user_line(steps: Story) -> Step | None:
+def user_line(steps: CallPath) -> Step | None:
     """The innermost line of the user's own code."""
     return next((step for step in reversed(steps) if not is_library(step.file)), None)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import Data, data_connections, mirrored
 from hangdoc.analysis.network.interfaces import faster, holding, narrow, of_rank, told
@@ -26,7 +26,7 @@ _PLACE = attrgetter("local", "interface")
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class NetworkFacts:
     """One rank's connections to other ranks of its job; ages in seconds, sizes in bytes."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network.tcp_counters import asked_s, least
 from hangdoc.analysis.ranks.call_path_cache import chain_in
 from hangdoc.analysis.ranks.phases import Chain
@@ -25,7 +25,7 @@ ELASTIC = "torch/distributed/elastic/"
 RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Arrival:
     """What is known of one that is being set up."""
 
