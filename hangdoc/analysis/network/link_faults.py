@@ -7,12 +7,12 @@ A fault belongs to one direction of a connection: `dead` (nothing passes), `over
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network import tcp_counters
-from hangdoc.analysis.network.blame import blamed
 from hangdoc.analysis.network.data_connections import Data, End, mirrored
 from hangdoc.analysis.network.interfaces import held_by, limit, narrow
 from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start, so_far
@@ -21,6 +21,7 @@ from hangdoc.evidence.network import UNASKED, Echo, Echoes
 
 Node = tuple[str, int | str | None]  # a host's network namespace; of one not seen, its address
 Pair = tuple[Node, Node]  # who sends to whom
+NodeT = TypeVar("NodeT")
 
 MUCH_SEGMENTS = 50  # sent without loss: a good link
 GOOD_LOSS = 0.01
@@ -214,3 +215,24 @@ def _blamed(
             if key is not None and narrow(held_by(case, key, ends[end], sends), sends):
                 known.add(_node(case, key))
     return nodes & known or nodes
+
+
+def blamed(bad: Collection[tuple[NodeT, NodeT]], good: Collection[tuple[NodeT, NodeT]]) -> frozenset[NodeT]:
+    """The hosts to blame for the `bad` links (from, to), where `good` links are seen to be better.
+
+    The one that all bad links have in common; else those at their ends that do no better with others in the same
+    direction. Two hosts alone cannot be told apart: both are named.
+    """
+    if not bad:
+        return frozenset()
+    common = frozenset.intersection(*(frozenset(pair) for pair in bad))
+    if len(common) == 1:
+        return common
+    suspects = {node for pair in bad for node in pair}
+    senders, receivers = {sender for sender, _ in good}, {receiver for _, receiver in good}
+    cleared = {
+        node
+        for node in suspects
+        if all(node in (senders if node == sender else receivers) for sender, to in bad if node in (sender, to))
+    }
+    return frozenset(suspects - cleared or suspects)
