@@ -18,9 +18,9 @@ from hangdoc.commands.options import (
     Nodes,
     Playbooks,
     Selector,
-    ViaWhat,
+    ViaOption,
+    fleet_options,
     parse_ask,
-    wish,
 )
 from hangdoc.commands.output import reader_gone, say, stdout_console, write
 
@@ -56,7 +56,7 @@ def command(
     ] = 1.0,
     ask: Ask = None,
     nodes: Nodes = None,
-    via: ViaWhat = None,
+    via: ViaOption = None,
     agent_command: AgentCommand = "hangdoc",
     jobid: JobId = None,
     selector: Selector = None,
@@ -78,7 +78,7 @@ def command(
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     wanted = parse_pids(pids or [], context.args)
-    fleet = wish(nodes, via, agent_command, jobid, selector, namespace, container)
+    fleet = fleet_options(nodes, via, agent_command, jobid, selector, namespace, container)
     if fleet and wanted:
         raise typer.BadParameter("PIDs are of this host: leave --pids or --nodes out", param_hint="--pids")
     if not fleet:

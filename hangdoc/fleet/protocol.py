@@ -18,7 +18,7 @@ from hangdoc import __version__
 from hangdoc.evidence import End, Unseen, Variable
 from hangdoc.evidence.limits import RANKS_MOST
 
-SCHEMA = "hangdoc.watch.agent/1"
+SCHEMA = "hangdoc.agent/1"
 KEEP = 16  # answers
 # What a host may write. A rank takes some 40 KB at first and 5 KB a round (512 ranks: 20 MB, then 3 MB a round).
 LINE_MOST = 32 << 20  # bytes of a line, and of all lines that answer one question

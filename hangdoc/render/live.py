@@ -13,9 +13,10 @@ from rich.text import Text
 
 from hangdoc.formatting import seconds
 from hangdoc.render.page import Page
-from hangdoc.render.rank_lines import name
-from hangdoc.render.terminal import job_name, job_text, lines, ranks, status_text
-from hangdoc.render.text import clean
+from hangdoc.render.rank_groups import name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.terminal import lines, ranks, status_text
+from hangdoc.render.verdict_text import job_name, job_text
 from hangdoc.verdict import EXIT, Verdict
 
 if TYPE_CHECKING:

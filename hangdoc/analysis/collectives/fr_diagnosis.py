@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.collectives.fr_calls import Node, Scene, circle
-from hangdoc.analysis.collectives.fr_crossing import crossed
 from hangdoc.analysis.collectives.fr_divergence import Parting, parting
-from hangdoc.analysis.collectives.fr_history import RankCalls, Transfer, site
-from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch
+from hangdoc.analysis.collectives.fr_history import Node, RankCalls, Scene, Transfer, circle, site
+from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, crossed, mismatch
 from hangdoc.analysis.culprits import Suspect
 from hangdoc.evidence import FlightRecorder, Recorded
 from hangdoc.evidence.logs import Logs

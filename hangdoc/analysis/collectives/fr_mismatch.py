@@ -7,7 +7,7 @@ not a scatter's inputs, a gather's outputs, the parts of an all_to_all.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,6 +18,7 @@ KINDS = ("operation", "all_to_all", "size", "dtype")  # of mismatches, the plain
 _STRICT = re.compile(r"^_?(all_?reduce|broadcast|reduce(_scatter)?)(?!.*_v$)")  # what cannot go well with unequal sizes
 _OWN_INPUTS, _OWN_OUTPUTS = ("scatter",), ("gather",)  # sizes that only one rank has
 _DIMS = re.compile(r"\[([\d, ]*)\]")
+MOST_LATER = 16  # collectives by which one thread may have been ahead of the other
 
 Signature = tuple[object, ...]
 
@@ -122,6 +123,26 @@ def _sides(ledger: Ledger, kind: str, number: int, here: Sequence[tuple[RankCall
     return Mismatch(ledger, kind, number, ordered, len(ordered) > 1 and len(ordered[0]) == len(ordered[1]))
 
 
-def sides_of(found: Mismatch) -> Mapping[int, int]:
-    """By rank the number of its side."""
-    return {rank: number for number, side in enumerate(found.sides) for rank in side}
+def crossed(found: Mismatch) -> tuple[int, ...]:
+    """The ranks that made the same calls from two threads each, in another order than other ranks; empty: no race."""
+    books = [book for side in found.sides if (book := found.ledger.book(side[0])) is not None]
+    ranks: set[int] = set()
+    for book in books[1:]:
+        if _swapped(books[0], book, found.sequence) and _swapped(book, books[0], found.sequence):
+            ranks.update(rank for side in found.sides for rank in side)
+    return tuple(sorted(ranks))
+
+
+def _swapped(mine: RankCalls, others: RankCalls, number: int) -> bool:
+    """What the others called under this number I called a little later, from another thread."""
+    here, wanted = mine.calls.get(number), others.calls.get(number)
+    if here is None or wanted is None or here[0].thread is None:
+        return False
+    later = (mine.calls.get(number + ahead) for ahead in range(1, MOST_LATER + 1))
+    return any(call is not None and _same(call, wanted) and call[0].thread != here[0].thread for call in later)
+
+
+def _same(one: Calls, other: Calls) -> bool:
+    return [(call.op, call.sizes, call.dtypes) for call in one] == [
+        (call.op, call.sizes, call.dtypes) for call in other
+    ]

@@ -17,7 +17,7 @@ Shaped = tuple[Name, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFacts:
+class BatchSizeFacts:
     """One rank's batch dimension against the others'."""
 
     odd: bool | None = None  # it differs from most ranks'; None: no common variable was read often enough
@@ -27,20 +27,20 @@ class BatchFacts:
     agreeing: int = 0  # variables that say the same
 
 
-UNSEEN, ALIKE = BatchFacts(), BatchFacts(False)
+UNSEEN, ALIKE = BatchSizeFacts(), BatchSizeFacts(False)
 
 
 @dataclass(slots=True)
-class BatchAnalysis:
+class BatchSizeAnalysis:
     name: str = "batch"
     order: int = 50
-    rank_facts: type | None = BatchFacts
+    rank_facts: type | None = BatchSizeFacts
     job_facts: type | None = None
     on_demand: bool = True
 
-    def derive(self, case: Case) -> tuple[dict[Key, BatchFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, BatchSizeFacts], None]:
         seen = {key: _usual(case, key) for key in case.ranks}
-        odd: dict[Key, list[BatchFacts]] = defaultdict(list)
+        odd: dict[Key, list[BatchSizeFacts]] = defaultdict(list)
         compared: set[Key] = set()
         for name in {name for sizes in seen.values() for name in sizes}:
             holders = {key: sizes[name] for key, sizes in seen.items() if name in sizes}
@@ -52,15 +52,15 @@ class BatchAnalysis:
             )  # of a tie, the larger
             for key, shape in holders.items():
                 if shape[0] != common[0] and shape[1:] == common[1:]:
-                    odd[key].append(BatchFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0]))
+                    odd[key].append(BatchSizeFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0]))
         return {key: _facts(odd.get(key, []), key in compared) for key in case.ranks}, None
 
 
-def _facts(odd: list[BatchFacts], compared: bool) -> BatchFacts:
+def _facts(odd: list[BatchSizeFacts], compared: bool) -> BatchSizeFacts:
     if not odd:
         return ALIKE if compared else UNSEEN
     first = min(odd, key=lambda facts: facts.name or "")
-    return BatchFacts(True, first.name, first.size, first.size_others, len(odd))
+    return BatchSizeFacts(True, first.name, first.size, first.size_others, len(odd))
 
 
 def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
@@ -92,4 +92,4 @@ def _shapes(case: Case, look: Look) -> Iterator[Shaped]:
         yield from found
 
 
-ANALYSIS = BatchAnalysis()
+ANALYSIS = BatchSizeAnalysis()

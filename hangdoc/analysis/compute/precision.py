@@ -29,7 +29,7 @@ BF16_ISA = re.compile(r"BF16|AMX|AVX512_CORE_FP16|AVX10|DEFAULT|ALL", re.IGNOREC
 
 
 @dataclass(frozen=True, slots=True)
-class ComputeFacts:
+class PrecisionFacts:
     """One rank; None: no tensor or no CPU flags were seen."""
 
     dtype: str | None  # the floating type most of its tensors on the CPU have
@@ -44,19 +44,19 @@ class ComputeFacts:
 
 
 @dataclass(slots=True)
-class ComputeAnalysis:
+class PrecisionAnalysis:
     name: str = "compute"
     order: int = 45
-    rank_facts: type | None = ComputeFacts
+    rank_facts: type | None = PrecisionFacts
     job_facts: type | None = None
     on_demand: bool = True
 
-    def derive(self, case: Case) -> tuple[dict[Key, ComputeFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, PrecisionFacts], None]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
         return {key: _facts(case, key, hosts.get(key[0])) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
+def _facts(case: Case, key: Key, host: object) -> PrecisionFacts:
     found = _tensors(case, key)
     on_cpu = [(t, where) for t, where in found if (t.device == "cpu" and "float" in t.dtype) or t.dtype == "half"]
     kinds = [t.dtype for t, _ in on_cpu]
@@ -64,7 +64,7 @@ def _facts(case: Case, key: Key, host: object) -> ComputeFacts:
     kernel = _bf16_kernel(case, key)
     environ, types = case.record(key, "environ"), case.record(key, "types")
     limit = _limit(environ.variables) if isinstance(environ, Environ) else None
-    return ComputeFacts(
+    return PrecisionFacts(
         dtype=max(dict.fromkeys(kinds), key=kinds.count) if kinds else None,
         bf16=where is not None or kernel is not None if found or kernel else None,
         bf16_units=_units(host, limit),
@@ -146,4 +146,4 @@ def _units(host: object, limit: str | None) -> bool | None:
     return bool(BF16_FLAGS & host.cpu_flags)
 
 
-ANALYSIS = ComputeAnalysis()
+ANALYSIS = PrecisionAnalysis()

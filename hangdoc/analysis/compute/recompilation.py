@@ -32,7 +32,7 @@ Iteration = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CompilingFacts:
+class RecompilationFacts:
     """One rank; None: not seen."""
 
     share: float | None = None  # of the looks in which it compiled
@@ -46,22 +46,22 @@ class CompilingFacts:
     advancing: bool | None = None  # it waits for compilers that work
 
 
-UNSEEN = CompilingFacts()
-NEVER = CompilingFacts(share=0.0, again=False, iterations=0, advancing=False)
+UNSEEN = RecompilationFacts()
+NEVER = RecompilationFacts(share=0.0, again=False, iterations=0, advancing=False)
 
 
 @dataclass(slots=True)
-class CompilingAnalysis:
+class RecompilationAnalysis:
     name: str = "compiling"
     order: int = 43
-    rank_facts: type | None = CompilingFacts
+    rank_facts: type | None = RecompilationFacts
     job_facts: type | None = None
 
-    def derive(self, case: Case) -> tuple[dict[Key, CompilingFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, RecompilationFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key) -> CompilingFacts:
+def _facts(case: Case, key: Key) -> RecompilationFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
@@ -75,7 +75,7 @@ def _facts(case: Case, key: Key) -> CompilingFacts:
     told = [again for look in compiling if (again := _recompiled(look))]
     before = max((count for count, _ in told), default=None)
     wanted = (FEWER if (before or 0) >= OFTEN else ITERATIONS) if _warm(around) else MORE
-    return CompilingFacts(
+    return RecompilationFacts(
         share=len(compiling) / len(looks),
         again=len(different) >= wanted,
         iterations=len(different),
@@ -146,4 +146,4 @@ def _helpers_work(case: Case, key: Key) -> bool:
     return grown >= BUSY_SHARE * (recent[-1][0] - recent[0][0])
 
 
-ANALYSIS = CompilingAnalysis()
+ANALYSIS = RecompilationAnalysis()

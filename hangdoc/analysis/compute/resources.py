@@ -15,7 +15,8 @@ from typing import Any
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.cpu_clocks import over, processes
+from hangdoc.analysis.ranks.cpu_clocks import over
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 from hangdoc.formatting import fold_ranks
@@ -91,7 +92,7 @@ class ResourcesAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, ResourcesFacts], ResourcesJob]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
         beside = {host: _beside(case, host) for host in {host for host, _ in case.ranks}}
-        among = Among.of(case)
+        among = JobPlacement.of(case)
         facts = {key: _facts(case, key, hosts.get(key[0]), beside[key[0]], among) for key in case.ranks}
         by_host: dict[str, list[ResourcesFacts]] = {}
         for key, one in facts.items():
@@ -102,21 +103,21 @@ class ResourcesAnalysis:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class JobPlacement:
     """What only the ranks together tell."""
 
     least_nice: int
     crowds: Mapping[tuple[str, tuple[int, ...]], int]  # host and cores: how many ranks may run on none but these
 
     @classmethod
-    def of(cls, case: Case) -> Among:
+    def of(cls, case: Case) -> JobPlacement:
         alive = (key for key in case.ranks if case.ranks[key].alive is not False)
         newest = [(key[0], one) for key in alive if isinstance(one := case.record(key, "cpu"), Process)]
         crowds = Counter((host, one.affinity) for host, one in newest if one.affinity)
         return cls(min((one.nice for _, one in newest if one.nice is not None), default=0), crowds)
 
 
-def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], among: Among) -> ResourcesFacts:
+def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], among: JobPlacement) -> ResourcesFacts:
     fields = _process(case, key, host, among)
     if "window_s" in fields:
         fields.update(_cgroup(case, key))
@@ -125,8 +126,8 @@ def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], amo
     return ResourcesFacts(**fields)
 
 
-def _process(case: Case, key: Key, host: object, among: Among) -> Fields:
-    series = processes(case, key)
+def _process(case: Case, key: Key, host: object, among: JobPlacement) -> Fields:
+    series = process_looks(case, key)
     if not series or case.ranks[key].alive is False:
         return {}
     newest = series[-1][1]
@@ -247,7 +248,7 @@ def _beside(case: Case, host: str) -> list[Neighbours]:
 
 def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
     """What the processes beside the job took of this rank's cores, on average over the looks."""
-    series = processes(case, key)
+    series = process_looks(case, key)
     mine = set(series[-1][1].affinity or ()) if series else set()
     total: dict[int, float] = defaultdict(float)
     known: dict[int, Neighbour] = {}

@@ -7,11 +7,11 @@ one that sleeps waits for something itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.compute.leave_one_out import Values
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import SLICE_S, Waiting, steps, stood, waiting
 from hangdoc.analysis.compute.workload import more_work, same_code
@@ -33,7 +33,7 @@ LESS = 1.4  # times less of the CPU time it asks for than the others get, to be 
 
 
 @dataclass(frozen=True, slots=True)
-class PaceFacts:
+class StragglerFacts:
     """One rank over the window; None: not seen long enough."""
 
     waits: float | None = None  # share of the time it waited for other ranks
@@ -58,15 +58,15 @@ class PaceFacts:
 
 
 @dataclass(slots=True)
-class PaceAnalysis:
+class StragglerAnalysis:
     name: str = "pace"
     order: int = 55
-    rank_facts: type | None = PaceFacts
+    rank_facts: type | None = StragglerFacts
     job_facts: type | None = None
 
-    def derive(self, case: Case) -> tuple[dict[Key, PaceFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, StragglerFacts], None]:
         resources: dict[Key, ResourcesFacts] = case.rank_facts["resources"]
-        unseen = {advancing: PaceFacts(advancing=advancing) for advancing in (True, None)}
+        unseen = {advancing: StragglerFacts(advancing=advancing) for advancing in (True, None)}
         facts = {key: unseen[_advancing(case, key, resources[key])] for key in case.ranks}
         waits = {key: found for key in case.ranks if (found := waiting(case, key))}
         if len(waits) < 2 or len(waits) < len(case.ranks):
@@ -82,21 +82,41 @@ class PaceAnalysis:
         return facts, None
 
 
+class RankValues:
+    """A number of each rank."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        self.sorted = sorted(values)
+
+    def median(self, but: float | None = None) -> float:
+        """Of all but one that is `but`; raises IndexError where none is left."""
+        skipped = len(self.sorted) if but is None else bisect_left(self.sorted, but)
+        count = len(self.sorted) - (but is not None)
+        low, high = (self.sorted[i + (i >= skipped)] for i in ((count - 1) // 2, count // 2))
+        return low if count % 2 else (low + high) / 2
+
+    def up_to(self, limit: float) -> int:
+        """How many do not exceed it."""
+        return bisect_right(self.sorted, limit)
+
+
 class Peers:
     """All the ranks, to compare each with the others."""
 
     def __init__(self, case: Case, waits: Mapping[Key, Waiting]) -> None:
         resources: Sequence[ResourcesFacts] = [case.rank_facts["resources"][key] for key in waits]
-        self.parts = [Values(values) for values in zip(*(one.parts for one in waits.values()), strict=True)]
+        self.parts = [RankValues(values) for values in zip(*(one.parts for one in waits.values()), strict=True)]
         slices = [one.slices for one in waits.values() if one.slices is not None]
         # As many as every rank has; none where one of them has none.
-        self.slices = [Values(values) for values in zip(*slices, strict=False)] if len(slices) == len(waits) else None
+        self.slices = (
+            [RankValues(values) for values in zip(*slices, strict=False)] if len(slices) == len(waits) else None
+        )
         self.stood = {key: stood(case, key) for key in waits}
-        self.all_stood = Values(self.stood.values())
+        self.all_stood = RankValues(self.stood.values())
         self.of_users = all(one.user_cores is not None for one in resources)
-        self.used = Values(used for one in resources if (used := self.cores_used(one)))
-        self.gets = Values(1.0 - one.delay_share for one in resources if one.delay_share is not None)
-        self.cores = Values(one.cores or 0 for one in resources)
+        self.used = RankValues(used for one in resources if (used := self.cores_used(one)))
+        self.gets = RankValues(1.0 - one.delay_share for one in resources if one.delay_share is not None)
+        self.cores = RankValues(one.cores or 0 for one in resources)
         self.nice = any(one.nicer == 0 for one in resources)
         self.spins = any(one.spins for one in waits.values())
         self.mutual = {key: _mutual(case, key) for key in waits}
@@ -106,7 +126,7 @@ class Peers:
         return rank.user_cores if self.of_users else rank.cores_used
 
 
-def _facts(case: Case, key: Key, mine: Waiting, crowd: Peers, facts: PaceFacts) -> PaceFacts:
+def _facts(case: Case, key: Key, mine: Waiting, crowd: Peers, facts: StragglerFacts) -> StragglerFacts:
     parts = _lateness(mine.parts, crowd.parts)
     share = sum(parts) / len(parts)
     period = case.job_facts["progress"].period_s
@@ -136,17 +156,17 @@ def _facts(case: Case, key: Key, mine: Waiting, crowd: Peers, facts: PaceFacts) 
     return replace(facts, cause=_cause(facts, own, crowd)) if share >= LATE / 2 else facts
 
 
-def _of_others(values: Values, but: float | None) -> float | None:
+def _of_others(values: RankValues, but: float | None) -> float | None:
     """The median of the others; None where of none of them it is known."""
     return values.median(but) if len(values.sorted) > (but is not None) else None
 
 
-def _lateness(mine: Sequence[float], every: Sequence[Values]) -> list[float]:
+def _lateness(mine: Sequence[float], every: Sequence[RankValues]) -> list[float]:
     """By how much the others waited more, in each part of the window."""
     return [one.median(share) - share for one, share in zip(every, mine, strict=False)]
 
 
-def _steadiness(mine: Sequence[float] | None, every: Sequence[Values] | None, share: float) -> float | None:
+def _steadiness(mine: Sequence[float] | None, every: Sequence[RankValues] | None, share: float) -> float | None:
     """Of these parts of the window, those in which the others waited a third as long for it as on average."""
     if mine is None or every is None or share <= 0.0:
         return None
@@ -154,7 +174,7 @@ def _steadiness(mine: Sequence[float] | None, every: Sequence[Values] | None, sh
     return sum(one >= share / 3 for one in late) / len(late)
 
 
-def _late(facts: PaceFacts, period_s: float | None) -> bool:
+def _late(facts: StragglerFacts, period_s: float | None) -> bool:
     """Whether that rank sets the pace."""
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
     if facts.slept or facts.doing == "idle" or not _in_every_step(facts, period_s):
@@ -163,7 +183,7 @@ def _late(facts: PaceFacts, period_s: float | None) -> bool:
     return enough is not None and share >= enough and least >= LATE_IN_PART * enough
 
 
-def _enough(facts: PaceFacts) -> float | None:
+def _enough(facts: StragglerFacts) -> float | None:
     """The share of the time from which on it is worth saying; None: never, nothing accounts for it."""
     if (facts.more_cpu or 0.0) >= HEAVIER:
         return LATE / 2 if facts.cause == "work" else LATE
@@ -172,7 +192,7 @@ def _enough(facts: PaceFacts) -> float | None:
     return LATE if facts.cause not in (None, "queue") else LATE_UNEXPLAINED
 
 
-def _in_every_step(facts: PaceFacts, period_s: float | None) -> bool:
+def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
     """Not an evaluation now and then, which is at lines of its own and between steps that stand still meanwhile."""
     if facts.same_code:
         return True
@@ -181,7 +201,7 @@ def _in_every_step(facts: PaceFacts, period_s: float | None) -> bool:
     return facts.steadiness is None or facts.steadiness >= STEADY
 
 
-def _cause(facts: PaceFacts, mine: ResourcesFacts, crowd: Peers) -> str | None:
+def _cause(facts: StragglerFacts, mine: ResourcesFacts, crowd: Peers) -> str | None:
     """What the rank that is waited for has that the others have not."""
     if (facts.less or 0.0) >= LESS:
         if (mine.nicer or 0) > 0 and crowd.nice:
@@ -220,4 +240,4 @@ def _advancing(case: Case, key: Key, resources: ResourcesFacts) -> bool | None:
     return True if asks or (resources.major_faults or 0.0) > 20.0 else None
 
 
-ANALYSIS = PaceAnalysis()
+ANALYSIS = StragglerAnalysis()

@@ -6,14 +6,15 @@ Asleep is what neither runs nor queues for a core; its stacks tell what it sleep
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.analysis.ranks.cpu_clocks import clocks, processes, spent
+from hangdoc.analysis.ranks.cpu_clocks import clocks, spent
 from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Process
 
@@ -39,7 +40,7 @@ class Waiting:
 
 def waiting(case: Case, key: Key) -> Waiting | None:
     """None where it was not seen enough."""
-    looks, series = looks_at(case, key), processes(case, key)
+    looks, series = looks_at(case, key), process_looks(case, key)
     if len(looks) < MIN_LOOKS or len(series) < MIN_LOOKS or series[-1][0] - series[0][0] < MIN_WINDOW_S:
         return None
     start, end = looks[0].at_s, looks[-1].at_s
@@ -153,3 +154,28 @@ def _mark(look: Look) -> tuple[object, ...]:
     lines = tuple([(step.function, step.line) for step in look.story if not is_library(step.file)])
     numbers = tuple(v.number for step in look.story for _, v in sorted(step.variables.items()) if v.number is not None)
     return lines, numbers
+
+
+class WaitingRanks:
+    """How many ranks wait, at the times since each was looked at first: clocks of hosts are not compared."""
+
+    def __init__(self, ranks: Iterable[Sequence[Look]]) -> None:
+        at_first = 0
+        changes: list[tuple[float, int]] = []
+        for looks in ranks:
+            at_first += bool(looks) and _waits(looks[0])
+            for before, after in pairwise(looks):
+                if _waits(before) != _waits(after):  # from half way on the later look is the nearer one
+                    middle = (before.at_s + after.at_s) / 2 - looks[0].at_s
+                    changes.append((middle, 1 if _waits(after) else -1))
+        changes.sort()
+        self.times = [at for at, _ in changes]
+        self.counts = list(accumulate((by for _, by in changes), initial=at_first))
+
+    def at(self, after_s: float) -> int:
+        """By the look at each that is nearest to that time."""
+        return self.counts[bisect_left(self.times, after_s)]
+
+
+def _waits(look: Look) -> bool:
+    return look.phase in WAITING

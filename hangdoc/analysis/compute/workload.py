@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.compute.leave_one_out import Waiters
+from hangdoc.analysis.compute.wait_time import WaitingRanks
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
@@ -83,7 +83,7 @@ def same_code(case: Case, key: Key) -> bool | None:
     None where it was seen so too seldom.
     """
     every = {one: looks_at(case, one) for one in case.ranks}
-    waiters = case.once("waiters", lambda: Waiters(every.values()))
+    waiters = case.once("waiters", lambda: WaitingRanks(every.values()))
     lines = case.once("lines of looks", lambda: {one: {_chain(look) for look in every[one]} for one in every})
     seen_at = case.once("ranks seen at lines", lambda: Counter(chain for one in lines.values() for chain in one))
     mine = every[key]

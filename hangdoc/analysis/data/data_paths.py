@@ -26,7 +26,7 @@ Place = tuple[str, int]  # folder and number of its entries
 
 
 @dataclass(frozen=True, slots=True)
-class SkewFacts:
+class DataPathFacts:
     """One rank's data against the others'; None: no folder of data was seen on every rank, or they agree."""
 
     odd: bool | None = None  # it reads another folder than most; of two equal parts: that is waited for, or with less
@@ -42,15 +42,15 @@ class SkewFacts:
 
 
 @dataclass(slots=True)
-class SkewAnalysis:
+class DataPathAnalysis:
     name: str = "skew"
     order: int = 48
-    rank_facts: type | None = SkewFacts
+    rank_facts: type | None = DataPathFacts
     job_facts: type | None = None
     on_demand: bool = True
 
-    def derive(self, case: Case) -> tuple[dict[Key, SkewFacts], None]:
-        facts = dict.fromkeys(case.ranks, SkewFacts())
+    def derive(self, case: Case) -> tuple[dict[Key, DataPathFacts], None]:
+        facts = dict.fromkeys(case.ranks, DataPathFacts())
         sources = {key: _sources(case, key) for key in case.ranks}
         for name in _common(sources):
             places = {key: sources[key][name] for key in case.ranks}
@@ -114,11 +114,11 @@ def _wait(case: Case, keys: Sequence[Key]) -> bool:
 
 def _facts(
     case: Case, key: Key, name: str, places: Mapping[Key, Place], odd: frozenset[Key], other: Key, parted: bool
-) -> SkewFacts:
+) -> DataPathFacts:
     """Of one rank, beside one of the `other` part."""
     (folder, entries), (folder_others, entries_others) = places[key], places[other]
     variable = _variable(case, key, other, folder, folder_others)
-    return SkewFacts(
+    return DataPathFacts(
         odd=key in odd,
         folder=folder,
         entries=entries,
@@ -157,4 +157,4 @@ def _parted(case: Case, odd: frozenset[Key]) -> bool:
     return not sides[0] & sides[1] and None not in sides[0] | sides[1]
 
 
-ANALYSIS = SkewAnalysis()
+ANALYSIS = DataPathAnalysis()

@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.data.helpers import LOADER, loads, waits_for_helpers
-from hangdoc.analysis.data.workers import starts, user_line, worker_story
+from hangdoc.analysis.data.workers import LOADER, loads, starts, user_line, waits_for_helpers, worker_story
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
 from hangdoc.analysis.ranks.call_path import Code, Step
@@ -30,7 +29,7 @@ PREPARES = re.compile(r"/datasets/(arrow_dataset|dataset_dict|iterable_dataset|b
 
 
 @dataclass(frozen=True, slots=True)
-class InputFacts:
+class DataLoadingFacts:
     """One rank over the looks; None: its stacks were not seen."""
 
     share: float | None = None  # of the looks that found it in its loader
@@ -47,23 +46,23 @@ class InputFacts:
     advancing: bool | None = None  # it sleeps in its loader, for a time that it set itself
 
 
-UNSEEN = InputFacts()
+UNSEEN = DataLoadingFacts()
 
 
 @dataclass(slots=True)
-class InputAnalysis:
+class DataLoadingAnalysis:
     name: str = "inputs"
     order: int = 44
-    rank_facts: type | None = InputFacts
+    rank_facts: type | None = DataLoadingFacts
     job_facts: type | None = None
 
-    def derive(self, case: Case) -> tuple[dict[Key, InputFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, DataLoadingFacts], None]:
         waits = {key: _waits(case, key) for key in case.ranks}
         waiting = sum(waits.values())
         return {key: _facts(case, key, waiting > waits[key]) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
+def _facts(case: Case, key: Key, awaited: bool) -> DataLoadingFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
@@ -75,7 +74,9 @@ def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
     return case.once(("inputs", id(code), awaited), lambda: _told(case, key, code, (), awaited))
 
 
-def _told(case: Case, key: Key, code: _Code, workers: Sequence[tuple[int | None, Step]], awaited: bool) -> InputFacts:
+def _told(
+    case: Case, key: Key, code: _Code, workers: Sequence[tuple[int | None, Step]], awaited: bool
+) -> DataLoadingFacts:
     looks = looks_at(case, key)
     loading = [looks[at] for at in code.loading]
     made = [*code.made, *workers]
@@ -83,7 +84,7 @@ def _told(case: Case, key: Key, code: _Code, workers: Sequence[tuple[int | None,
     gaps = _gaps(case, key, loading)
     starved_s = max(_later(case, key, gaps), default=0.0) if gaps else None
     batch_s = _batch_s(looks) if loading else None
-    return InputFacts(
+    return DataLoadingFacts(
         share=len(loading) / len(looks),
         starved_s=starved_s,
         batch_s=batch_s,
@@ -226,4 +227,4 @@ def _by_workers(case: Case, key: Key) -> Iterator[tuple[int | None, Step]]:
                 yield pid, own
 
 
-ANALYSIS = InputAnalysis()
+ANALYSIS = DataLoadingAnalysis()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.data.helpers import HelperFacts, sure
+from hangdoc.analysis.data.workers import HelperFacts, sure
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts

@@ -26,7 +26,7 @@ SLEEPS = frozenset({"sleep", "wait"})
 
 
 @dataclass(frozen=True, slots=True)
-class LocksFacts:
+class MutexFacts:
     """One rank; None: not seen."""
 
     stuck: bool | None = None  # its main thread waits for what no thread of the process will ever do
@@ -37,22 +37,22 @@ class LocksFacts:
     lines: tuple[str, ...] = ()  # one for each thread that cannot go on
 
 
-UNSEEN = LocksFacts()
-FREE = LocksFacts(stuck=False)
+UNSEEN = MutexFacts()
+FREE = MutexFacts(stuck=False)
 
 
 @dataclass(slots=True)
-class LocksAnalysis:
+class MutexAnalysis:
     name: str = "locks"
     order: int = 40
-    rank_facts: type | None = LocksFacts
+    rank_facts: type | None = MutexFacts
     job_facts: type | None = None
 
-    def derive(self, case: Case) -> tuple[dict[Key, LocksFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, MutexFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key) -> LocksFacts:
+def _facts(case: Case, key: Key) -> MutexFacts:
     stacks, locks = case.record(key, "stacks"), case.record(key, "locks")
     if not isinstance(stacks, Stacks) or not isinstance(locks, Locks):
         return UNSEEN
@@ -65,7 +65,7 @@ def _facts(case: Case, key: Key) -> LocksFacts:
     if not dead or not (main in dead or (stack.phase == "idle" and threads.nobody_can(main, dead))):
         return FREE
     first = threads.waits.get(main) or threads.waits[next(iter(dead))]
-    return LocksFacts(
+    return MutexFacts(
         stuck=True,
         how=dead[first.tid],
         lock=first.name,
@@ -198,4 +198,4 @@ def _locks(case: Case, key: Key) -> Iterator[tuple[float, Locks]]:
             yield at, record
 
 
-ANALYSIS = LocksAnalysis()
+ANALYSIS = MutexAnalysis()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, number, numbers
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, number, numbers
 from hangdoc.evidence.logs import LOST, LogEvent
 
 DEFAULT = ("0", "default_pg")
@@ -37,7 +37,7 @@ class Group:
         return told.most_common(1)[0][0] if told else None
 
 
-def groups(heard: Heard) -> list[Group]:
+def groups(heard: JobLogs) -> list[Group]:
     """Those in which something timed out, or somebody is missed."""
     found: dict[str, Group] = {}
     by_key = {key: rank for rank, key in heard.numbers.items()}
@@ -106,7 +106,7 @@ def _size(fields: Mapping[str, str]) -> str:
     return ""
 
 
-def behind(group: Group, heard: Heard) -> dict[int, str]:
+def behind(group: Group, heard: JobLogs) -> dict[int, str]:
     """The ranks that had not come to the collective that the others waited in, and how that is known."""
     found = dict(group.named)
     front = group.front
@@ -123,13 +123,13 @@ def behind(group: Group, heard: Heard) -> dict[int, str]:
     return found if len(found) < max(heard.size or 0, len(found.keys() | group.timed.keys())) else {}
 
 
-def _cut_off(heard: Heard) -> set[int]:
+def _cut_off(heard: JobLogs) -> set[int]:
     """The ranks that lost a peer: they were there until the first of those that waited gave up."""
     lost = {key for key, _ in heard.of(*LOST)}
     return {rank for rank, key in heard.numbers.items() if key in lost}
 
 
-def complete(group: Group, heard: Heard) -> bool:
+def complete(group: Group, heard: JobLogs) -> bool:
     """All its ranks waited in the same collective: what is missing did not get from one to the other."""
     if group.joined and not group.named:
         return True
@@ -145,7 +145,7 @@ def complete(group: Group, heard: Heard) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class CallMismatch:
     """Ranks of which some called another collective than the rest."""
 
     calls: Mapping[int, Call]
@@ -157,7 +157,7 @@ class Odd:
         return " ".join(part for part in self.calls[rank] if part)
 
 
-def oddities(heard: Heard, found: Sequence[Group]) -> Iterator[Odd]:
+def call_mismatches(heard: JobLogs, found: Sequence[Group]) -> Iterator[CallMismatch]:
     """Where ranks called different collectives, by torch's own check or by the watchdogs' reports."""
     told: dict[int, Call] = {}
     for said in heard.anyone("mismatch"):
@@ -176,7 +176,7 @@ def _shape(fields: Mapping[str, str], side: str) -> str:
     return f"[{shape}] {kind}".strip() if shape is not None else kind
 
 
-def _split(calls: Mapping[int, Call]) -> Iterator[Odd]:
+def _split(calls: Mapping[int, Call]) -> Iterator[CallMismatch]:
     sizes = len({op for op, _ in calls.values()}) == 1
     sides: dict[str | Call, list[int]] = defaultdict(list)
     for rank, call in sorted(calls.items()):
@@ -185,10 +185,10 @@ def _split(calls: Mapping[int, Call]) -> Iterator[Odd]:
         return
     usual, second = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks))[:2]
     odd = [rank for ranks in sides.values() if ranks is not usual for rank in ranks]
-    yield Odd(calls, odd, len(usual) == len(second), sizes)
+    yield CallMismatch(calls, odd, len(usual) == len(second), sizes)
 
 
-def waiting_in(heard: Heard, key: Key) -> LogEvent | None:
+def waiting_in(heard: JobLogs, key: Key) -> LogEvent | None:
     """The line that says in which collective a rank waited until its timeout; the first counts, others follow of it."""
     lines = heard.ranks.get(key, ())
     return next((one for one in lines if one.kind in TIMEOUTS or "timeout" in one.fields), None)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, of_others
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
 TOLD = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
@@ -25,7 +25,7 @@ class Failure:
     first: bool = False
 
 
-def failures(case: Case, heard: Heard) -> dict[Key, Failure]:
+def failures(case: Case, heard: JobLogs) -> dict[Key, Failure]:
     """Of each rank that ended by an exception, or of which a line says that it is a victim."""
     found = {key: one for key, said in heard.ranks.items() if (one := _failure(case, key, said))}
     own = {key: one.own for key, one in found.items() if one.own}
@@ -37,11 +37,15 @@ def _failure(case: Case, key: Key, lines: Sequence[LogEvent]) -> Failure | None:
     ended = case.ranks[key].alive is False
     raised = [one for one in lines if one.kind == "exception"]
     torn = {one.text for one in raised if TEARDOWN in one.fields}  # its own log does not tell that
-    own = [one for one in raised if one.text not in torn and not of_others(one) and (ended or "uncaught" in one.fields)]
+    own = [
+        one
+        for one in raised
+        if one.text not in torn and not caused_by_peer(one) and (ended or "uncaught" in one.fields)
+    ]
     victims = [
         one
         for one in lines
-        if one.kind in TOLD or (one.kind == "exception" and one.text not in torn and of_others(one))
+        if one.kind in TOLD or (one.kind == "exception" and one.text not in torn and caused_by_peer(one))
     ]
     if own and not _later(victims, own[0]):
         return Failure(own[0])
@@ -53,7 +57,7 @@ def _later(victims: Sequence[LogEvent], own: LogEvent) -> bool:
     return any(one.source == own.source and one.line < own.line for one in victims)
 
 
-def _roots(heard: Heard) -> frozenset[Key]:
+def _roots(heard: JobLogs) -> frozenset[Key]:
     """The ranks that their launcher saw fail first."""
     return frozenset(key for key, said in heard.of("failure") if "root" in said.fields)
 

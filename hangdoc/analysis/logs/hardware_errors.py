@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.logs.log_events import Heard
+from hangdoc.analysis.logs.log_events import JobLogs
 from hangdoc.evidence.logs import LogEvent
 
 # Interfaces that lead nowhere outside their host; an address of the first kind does neither.
@@ -26,7 +26,7 @@ HARDWARE = frozenset({46, 48, 61, 62, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120
 
 
 @dataclass(slots=True)
-class Gear:
+class HardwareErrors:
     """By rank, then by host."""
 
     nic: dict[Key, str] = field(default_factory=dict)  # "docker0:172.17.0.1": chosen, and it leads nowhere
@@ -38,8 +38,8 @@ class Gear:
     gpu_hosts: dict[str, str] = field(default_factory=dict)
 
 
-def gear(case: Case, heard: Heard) -> Gear:
-    found = Gear()
+def gear(case: Case, heard: JobLogs) -> HardwareErrors:
+    found = HardwareErrors()
     named: dict[str, set[Key]] = defaultdict(set)
     for key, said in heard.ranks.items():
         if nic := next((name for one in said if (name := _inner(one))), None):

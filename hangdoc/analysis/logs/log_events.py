@@ -11,7 +11,7 @@ from hangdoc.evidence.logs import LogEvent, Logs
 
 TIMEOUTS = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout"})
 # Exceptions that come of what another rank, or the way to it, did.
-OF_OTHERS = re.compile(
+PEER_ERRORS = re.compile(
     r"Dist(?:Backend|Network|Store)Error|NCCL|nccl(?:Remote|System|Internal|UnhandledCuda)Error|gloo|by peer"
     r"|remote peer|pair closure"
     r"|Timed out waiting|[Ss]ocket [Tt]imeout|Broken pipe|monitoredBarrier|connectFullMesh|store_based_barrier"
@@ -22,7 +22,7 @@ OF_OTHERS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class JobLogs:
     """Everything that logs said of one job."""
 
     ranks: Mapping[Key, Sequence[LogEvent]]
@@ -40,7 +40,7 @@ class Heard:
         yield from (one for _, one in self.whole if one.kind in kinds)
 
 
-def heard(case: Case) -> Heard | None:
+def heard(case: Case) -> JobLogs | None:
     """None where no log was read."""
     ranks = {key: record.said for key in case.ranks if isinstance(record := case.record(key, "logs"), Logs)}
     whole: dict[tuple[str, int, str], tuple[str | None, LogEvent]] = {}
@@ -54,7 +54,7 @@ def heard(case: Case) -> Heard | None:
         return None
     numbers = {rank: key for key in case.ranks if (rank := case.ranks[key].target.rank) is not None}
     together = len(numbers) if len(numbers) > 1 and max(numbers) == len(numbers) - 1 else None
-    return Heard(ranks, numbers, list(whole.values()), case.job_facts["world"].size or together)
+    return JobLogs(ranks, numbers, list(whole.values()), case.job_facts["world"].size or together)
 
 
 def last(said: Iterable[LogEvent], *kinds: str) -> LogEvent | None:
@@ -76,7 +76,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,9}", text))
 
 
-def of_others(said: LogEvent) -> bool:
+def caused_by_peer(said: LogEvent) -> bool:
     """An exception that came of what another rank did, by the first in its chain."""
     first = said.fields.get("cause") or f"{said.fields.get('type', '')}: {said.fields.get('message', '')}"
-    return bool(OF_OTHERS.search(first))
+    return bool(PEER_ERRORS.search(first))

@@ -11,11 +11,19 @@ from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.logs.collective_timeouts import Group, Odd, behind, complete, groups, oddities, waiting_in
+from hangdoc.analysis.logs.collective_timeouts import (
+    CallMismatch,
+    Group,
+    behind,
+    call_mismatches,
+    complete,
+    groups,
+    waiting_in,
+)
 from hangdoc.analysis.logs.first_failure import Failure, failures
-from hangdoc.analysis.logs.hardware_errors import Gear, gear
-from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, heard, last, number
-from hangdoc.analysis.logs.rendezvous_errors import Meeting, meeting
+from hangdoc.analysis.logs.hardware_errors import HardwareErrors, gear
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, heard, last, number
+from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, meeting
 from hangdoc.evidence import limits
 
 
@@ -101,7 +109,7 @@ class LogsAnalysis:
         if told is None:
             return dict.fromkeys(case.ranks, LogsFacts()), LogsJob()
         found = groups(told)
-        odds, late = list(oddities(told, found)), _behind(found, told)
+        odds, late = list(call_mismatches(told, found)), _behind(found, told)
         ended, things, met = failures(case, told), gear(case, told), meeting(told)
         of_job = _OfJob(told, late, odds, things, met)
         ranks = {key: _facts(case, key, of_job, ended.get(key)) for key in case.ranks}
@@ -112,14 +120,14 @@ class LogsAnalysis:
 class _OfJob:
     """What is known of the job as a whole."""
 
-    told: Heard
+    told: JobLogs
     late: Mapping[int, str]
-    odds: list[Odd]
-    things: Gear
-    met: Meeting
+    odds: list[CallMismatch]
+    things: HardwareErrors
+    met: RendezvousErrors
 
 
-def _behind(found: list[Group], told: Heard) -> dict[int, str]:
+def _behind(found: list[Group], told: JobLogs) -> dict[int, str]:
     late: dict[int, str] = {}
     for group in sorted(found, key=lambda group: not group.whole):
         for rank, why in behind(group, told).items():
@@ -166,13 +174,19 @@ def _facts(case: Case, key: Key, of_job: _OfJob, how: Failure | None) -> LogsFac
     return _with_call(facts, odd, rank) if odd and rank is not None else facts
 
 
-def _with_call(facts: LogsFacts, odd: Odd, rank: int) -> LogsFacts:
+def _with_call(facts: LogsFacts, odd: CallMismatch, rank: int) -> LogsFacts:
     others = next(one for one in odd.calls if (one in odd.odd) != (rank in odd.odd))
     return replace(facts, odd=rank in odd.odd, call=odd.of_rank(rank), call_others=odd.of_rank(others), sizes=odd.sizes)
 
 
 def _job(
-    case: Case, told: Heard, found: list[Group], late: Mapping[int, str], odds: list[Odd], things: Gear, met: Meeting
+    case: Case,
+    told: JobLogs,
+    found: list[Group],
+    late: Mapping[int, str],
+    odds: list[CallMismatch],
+    things: HardwareErrors,
+    met: RendezvousErrors,
 ) -> LogsJob:
     absent = limits.absent(told.size, told.numbers) if told.size else ()
     kernels = {**things.port_hosts, **things.gpu_hosts}
@@ -201,12 +215,12 @@ def _job(
     )
 
 
-def _unseen(told: Heard, odds: list[Odd]) -> tuple[Suspect, ...]:
+def _unseen(told: JobLogs, odds: list[CallMismatch]) -> tuple[Suspect, ...]:
     """The odd ranks of which others speak, and nothing else is left."""
     return tuple(Suspect(rank) for odd in odds for rank in odd.odd if rank not in told.numbers)
 
 
-def _waited(found: list[Group], told: Heard) -> str | None:
+def _waited(found: list[Group], told: JobLogs) -> str | None:
     """The collective that most ranks waited in."""
     group = max(found, key=lambda group: len(group.timed), default=None)
     if group is None or not group.timed:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.logs.log_events import Heard, number
+from hangdoc.analysis.logs.log_events import JobLogs, number
 from hangdoc.evidence.logs import LogEvent
 
 
-class MeetingFacts(TypedDict, total=False):
+class RendezvousFields(TypedDict, total=False):
     lacks: str
     loopback: str
     port: str
@@ -21,23 +21,23 @@ class MeetingFacts(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class Meeting:
+class RendezvousErrors:
     expected: int | None = None
     come: int | None = None
     place: str | None = None
-    whole: MeetingFacts = field(default_factory=lambda: MeetingFacts())  # said of no rank in particular
-    of_rank: dict[Key, MeetingFacts] = field(default_factory=dict)
+    whole: RendezvousFields = field(default_factory=lambda: RendezvousFields())  # said of no rank in particular
+    of_rank: dict[Key, RendezvousFields] = field(default_factory=dict)
 
 
-def meeting(heard: Heard) -> Meeting:
+def meeting(heard: JobLogs) -> RendezvousErrors:
     """By the lines of stores, sockets and gloo."""
-    found = Meeting()
+    found = RendezvousErrors()
     for said in heard.anyone("clients_missing", "barrier_of_store"):
         joined, expected = number(said, "joined"), number(said, "expected")
         if joined is not None and expected is not None and joined < expected:
             found.come, found.expected = max(joined, found.come or 0), max(expected, found.expected or 0)
     for key, lines in heard.ranks.items():
-        facts = MeetingFacts()
+        facts = RendezvousFields()
         for said in lines:
             _take(facts, said)
         if facts:
@@ -51,7 +51,7 @@ def meeting(heard: Heard) -> Meeting:
     return found
 
 
-def _take(facts: MeetingFacts, said: LogEvent) -> None:
+def _take(facts: RendezvousFields, said: LogEvent) -> None:
     if said.kind == "no_interface":
         facts["lacks"] = said.fields.get("interface", "any interface that was named")
     elif said.kind == "loopback":
@@ -68,14 +68,14 @@ def _take(facts: MeetingFacts, said: LogEvent) -> None:
         facts["unreached"] = _place(said)
 
 
-def _offered(found: Meeting, heard: Heard, said: LogEvent) -> None:
+def _offered(found: RendezvousErrors, heard: JobLogs, said: LogEvent) -> None:
     """Whoever offers others a loopback address: where they are two, the one that the other could not connect to."""
     address, rank = said.fields.get("address", ""), number(said, "from_rank")
     if not address.startswith("127."):
         return
     why = f"others were to connect to it at {address}, which on every host is that host itself"
     peer = heard.numbers.get(1 - rank) if rank in (0, 1) and number(said, "size") == 2 else None
-    facts = found.whole if peer is None else found.of_rank.setdefault(peer, MeetingFacts())
+    facts = found.whole if peer is None else found.of_rank.setdefault(peer, RendezvousFields())
     facts.setdefault("loopback", why)
 
 

@@ -14,8 +14,8 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
 from hangdoc.analysis.fast_dataclass import light
 from hangdoc.analysis.network import tcp_counters
-from hangdoc.analysis.network.data_connections import Data, End, data_connections, mirrored
-from hangdoc.analysis.network.interfaces import faster, holding, narrow, of_rank, told
+from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored
+from hangdoc.analysis.network.interfaces import faster, interface_of, narrow, rank_interfaces, told
 from hangdoc.analysis.network.link_faults import Faults, echo, faults
 from hangdoc.analysis.network.throughput import NOTHING, Flow
 from hangdoc.evidence import Connection, Interface
@@ -64,7 +64,7 @@ class Links(Sequence[LinkFacts]):
 
     case: Case  # without facts: these hold the links, and nothing frees a circle while collections are rare
     period_s: float | None  # of a step
-    data: Sequence[Data]
+    data: Sequence[DataConnection]
     dead: Dead
     wrong: Faults
 
@@ -89,9 +89,9 @@ class Links(Sequence[LinkFacts]):
         return [getattr(one, name) for one in self]
 
 
-def _link(links: Links, data: Data) -> LinkFacts:
+def _link(links: Links, data: DataConnection) -> LinkFacts:
     case, one, sent = links.case, data.connection, links.wrong.flows.get(data.end, NOTHING)
-    heard, interfaces = echo(case, data), of_rank(case, data.owner)
+    heard, interfaces = echo(case, data), rank_interfaces(case, data.owner)
     a_step = sent.bytes / sent.seconds * links.period_s if sent.bytes and sent.seconds and links.period_s else None
     return LinkFacts(
         from_rank=_number(case, data.owner),
@@ -101,7 +101,7 @@ def _link(links: Links, data: Data) -> LinkFacts:
         local=endpoint(one.local, one.local_port),
         remote=endpoint(one.remote, one.remote_port),
         interface=one.interface,
-        interface_up=is_up(one, holding(one, interfaces), interfaces),
+        interface_up=is_up(one, interface_of(one, interfaces), interfaces),
         state=one.state,
         unacked_bytes=one.send_queue,
         receive_queue=one.receive_queue,
@@ -202,7 +202,7 @@ class NetworkAnalysis:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         ends = [one for mine in data.values() for one in mine]
-        looks = {key: tcp_counters.History(case.series(key, "sockets")) for key in data}
+        looks = {key: tcp_counters.SocketHistory(case.series(key, "sockets")) for key in data}
         wrong = faults(case, ends, looks)
         dead = _dead(ends, wrong)
         facts = {
@@ -213,7 +213,7 @@ class NetworkAnalysis:
         return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, wrong))
 
 
-def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
+def _dead(ends: Sequence[DataConnection], wrong: Faults) -> Dead:
     """The connections that are dead at either end, or may be; not those where TCP pauses because packets were lost."""
     found = [
         tcp_counters.dead(one.connection) and "lossy" not in (wrong.of(one.end), wrong.of(mirrored(one.end)))
@@ -226,7 +226,7 @@ def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
 
 
 def _rank(
-    case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp_counters.History, wrong: Faults
+    case: Case, key: Key, data: Sequence[DataConnection], dead: Dead, history: tcp_counters.SocketHistory, wrong: Faults
 ) -> NetworkFacts:
     mine = [one.connection for one in data]
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
@@ -302,12 +302,12 @@ class _Holds(NamedTuple):
 
 def _holds(case: Case, key: Key, mine: Sequence[Connection]) -> _Holds:
     """Told once for all ranks of a host that are connected by the same addresses."""
-    interfaces = of_rank(case, key)
+    interfaces = rank_interfaces(case, key)
     known: dict[object, _Holds] = case.once("holds", dict)
     at = (id(interfaces), *map(_PLACE, mine))
     found = known.get(at)
     if found is None:
-        over = [holding(one, interfaces) for one in mine]
+        over = [interface_of(one, interfaces) for one in mine]
         both = list(zip(mine, over, strict=True))
         down = {one.interface or one.local for one, held in both if is_up(one, held, interfaces) is False}
         found = known[at] = _Holds(
@@ -344,7 +344,7 @@ def _beyond(case: Case, wrong: Faults) -> tuple[Suspect, ...]:
 
 
 def _traffic(
-    mine: Sequence[Connection], history: tcp_counters.History
+    mine: Sequence[Connection], history: tcp_counters.SocketHistory
 ) -> tuple[tcp_counters.Traffic, tcp_counters.Traffic | None]:
     """What crossed over the whole history (ever, where it is a single look) and over its last seconds."""
     looks = history.looks
@@ -356,9 +356,9 @@ def _traffic(
     return overall, tcp_counters.traffic(history.known(recent), mine, newest - looks[recent][0]) if recent else overall
 
 
-def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.History) -> float | None:
+def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.SocketHistory) -> float | None:
     """How long the oldest of them has waited, at least: as we watched, or as it was repeated."""
-    ages = [tcp_counters.asked_s(one) for one in waiting]
+    ages = [tcp_counters.syn_age_s(one) for one in waiting]
     for one in waiting:
         first = history.first(one)
         if first is not None:

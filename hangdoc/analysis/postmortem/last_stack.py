@@ -25,7 +25,7 @@ _LOCK = re.compile(r"^(?:async )?with [\w.\[\]'\"]+(?: as \w+)?:|\.acquire\(")
 
 
 @dataclass(frozen=True, slots=True)
-class MissedFacts:
+class LastStackFacts:
     """One rank; None: it was there, or the job is watched, or nothing tells."""
 
     out: bool | None = None  # it had not come to where the others waited
@@ -33,51 +33,51 @@ class MissedFacts:
     awaits: int | None = None  # it waited for a rank that by the groups of the others does not exist
 
 
-UNSEEN = MissedFacts()
+UNSEEN = LastStackFacts()
 
 
 @dataclass(frozen=True, slots=True)
-class MissedJob:
+class LastStackJob:
     silent: tuple[Suspect, ...] = ()  # ranks without a dump: all that left one waited until a timeout, or lost a peer
     together: bool = False  # every rank waited until its timeout, in the same collective
 
 
 @dataclass(slots=True)
-class MissedAnalysis:
+class LastStackAnalysis:
     name: str = "missed"
     order: int = 59
-    rank_facts: type | None = MissedFacts
-    job_facts: type | None = MissedJob
+    rank_facts: type | None = LastStackFacts
+    job_facts: type | None = LastStackJob
 
-    def derive(self, case: Case) -> tuple[dict[Key, MissedFacts], MissedJob]:
+    def derive(self, case: Case) -> tuple[dict[Key, LastStackFacts], LastStackJob]:
         return {key: _facts(case, key) for key in case.ranks}, _job(case)
 
 
-def _job(case: Case) -> MissedJob:
+def _job(case: Case) -> LastStackJob:
     """gloo's dumps take what has failed for over: that a rank waited is known by its log."""
     dumps, recorder = case.job_facts["dumps"], case.rank_facts["recorder"]
     logs = case.rank_facts["logs"]
     here = [key for key in case.ranks if isinstance(case.record(key, "recorder"), FlightRecorder)]
     if dumps.kind is not None or not dumps.dumps or not all(logs[key].victim for key in here):
-        return MissedJob()
+        return LastStackJob()
     if dumps.silent:
-        return MissedJob(tuple(map(Suspect, dumps.silent)))
+        return LastStackJob(tuple(map(Suspect, dumps.silent)))
     numbers = {recorder[key].sequence for key in here}
     waited = all(logs[key].timed_out for key in here)
     alone = len(here) < 2 or case.job_facts["position"].sides > 1
-    return MissedJob((), waited and not alone and len(numbers) == 1 and None not in numbers)
+    return LastStackJob((), waited and not alone and len(numbers) == 1 and None not in numbers)
 
 
-def _facts(case: Case, key: Key) -> MissedFacts:
+def _facts(case: Case, key: Key) -> LastStackFacts:
     dumps, logs = case.rank_facts["dumps"][key], case.rank_facts["logs"][key]
     if logs.awaits is not None and (job := _everybody(case, key)) and logs.awaits >= job:
-        return MissedFacts(awaits=logs.awaits)
+        return LastStackFacts(awaits=logs.awaits)
     if not (dumps.absent or logs.behind) or logs.timed_out or case.ranks[key].alive is False:
         return UNSEEN
     stack: StackFacts = case.rank_facts["stack"][key]
     if _for_helpers(case, key, stack):
-        return MissedFacts(True, "input")
-    return MissedFacts(True, "lock" if _for_locked(case, key, stack) else _doing(stack))
+        return LastStackFacts(True, "input")
+    return LastStackFacts(True, "lock" if _for_locked(case, key, stack) else _doing(stack))
 
 
 def _everybody(case: Case, key: Key) -> int:
@@ -126,4 +126,4 @@ def _doing(stack: StackFacts) -> str | None:
     return "native" if own and stack.op in (None, "pause") and _CALLS.search(text) else None
 
 
-ANALYSIS = MissedAnalysis()
+ANALYSIS = LastStackAnalysis()

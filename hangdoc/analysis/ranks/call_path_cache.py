@@ -38,7 +38,7 @@ def python_in(case: Case, stack: Stack) -> Chain:
     return found
 
 
-class Standing(NamedTuple):
+class RankRow(NamedTuple):
     """Where the thread stands that a rank is judged by."""
 
     stacks: Stacks
@@ -51,17 +51,17 @@ class Standing(NamedTuple):
         return variables_of(self.stack.frames[self.plan[depth][0]], self.stacks.globals)
 
 
-def standings(case: Case) -> dict[Key, Standing | None]:
+def rank_rows(case: Case) -> dict[Key, RankRow | None]:
     """Of each rank what is known so far."""
     return case.once("standing", dict)
 
 
-def standing(case: Case, key: Key) -> Standing | None:
+def standing(case: Case, key: Key) -> RankRow | None:
     """Of one rank; None where its stacks were not seen."""
-    known = standings(case)
+    known = rank_rows(case)
     if key not in known:
         found = thread_of(case, key)
-        known[key] = found and Standing(
+        known[key] = found and RankRow(
             *found, python_in(case, found[1]), plan_in(case, found[1], case.record(key, "source"))
         )
     return known[key]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import light
 from hangdoc.analysis.ranks.stack import of_harness
 from hangdoc.evidence import Process, ThreadCpu
@@ -36,16 +35,6 @@ class Spent:
 
 
 NOTHING = Spent(0.0, 0.0, None, {})
-
-
-def processes(case: Case, key: Key) -> Sequence[tuple[float, Process]]:
-    """A rank's records of probe `cpu` with their instants, oldest first."""
-    known: dict[Key, Sequence[tuple[float, Process]]] = case.once("processes", dict)
-    found = known.get(key)
-    if found is None:
-        series = case.series(key, "cpu")
-        found = known[key] = [(at, record) for at, record in series if isinstance(record, Process)]
-    return found
 
 
 def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -66,9 +67,14 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
     )
 
 
-def process_looks(case: Case, key: Key) -> list[tuple[float, Process]]:
-    """What was seen of a rank's process and when (s, its host's clock), oldest first."""
-    return [(at_s, record) for at_s, record in case.series(key, "cpu") if isinstance(record, Process)]
+def process_looks(case: Case, key: Key) -> Sequence[tuple[float, Process]]:
+    """A rank's records of probe `cpu` with their instants (s, its host's clock), oldest first."""
+    known: dict[Key, Sequence[tuple[float, Process]]] = case.once("processes", dict)
+    found = known.get(key)
+    if found is None:
+        series = case.series(key, "cpu")
+        found = known[key] = [(at_s, record) for at_s, record in series if isinstance(record, Process)]
+    return found
 
 
 def is_stopped(case: Case, key: Key) -> bool:

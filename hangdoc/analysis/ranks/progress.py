@@ -11,8 +11,8 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import light
 from hangdoc.analysis.ranks.call_path import Code, LazyStory, Step, code_of, is_library
 from hangdoc.analysis.ranks.call_path_cache import chain_in, named, plan_in
-from hangdoc.analysis.ranks.cpu_clocks import processes
 from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.stack import circumstances, is_busy
 from hangdoc.evidence import Process, Source, Stacks, Variable
 
@@ -280,7 +280,7 @@ def _share(seen: Sequence[Spot], phases: Collection[str]) -> float | None:
 
 
 def _cpu_share(case: Case, key: Key) -> float | None:
-    series = processes(case, key)
+    series = process_looks(case, key)
     if len(series) < 2 or series[-1][0] <= series[0][0]:
         return None
     (start, first), (end, last) = series[0], series[-1]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import Plan, Step, Story, user_step
-from hangdoc.analysis.ranks.call_path_cache import Standing, chain_in, named, plan_in, python_in, standings, story_in
+from hangdoc.analysis.ranks.call_path_cache import RankRow, chain_in, named, plan_in, python_in, rank_rows, story_in
 from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
 from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
@@ -67,7 +67,7 @@ def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     if not any(one.native for one in facts.values()):
         return facts
     each = {id(one): one for one in facts.values()}  # few: what is told of many is one object
-    places = {id(one): id(there.lines) for key, one in facts.items() if (there := standings(case).get(key))}
+    places = {id(one): id(there.lines) for key, one in facts.items() if (there := rank_rows(case).get(key))}
     told = {places[at]: one for at, one in each.items() if one.native}
     for at, one in each.items():
         if not one.native and one.phase != "stopped" and places.get(at) in told:
@@ -87,7 +87,7 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
     facts, at = _last_seen(case, key)
     if at is not None:
         stacks: Stacks = case.ranks[key].records["stacks"]
-        standings(case)[key] = Standing(stacks, stacks.threads[at.thread], at.lines, at.plan)
+        rank_rows(case)[key] = RankRow(stacks, stacks.threads[at.thread], at.lines, at.plan)
     return facts
 
 

@@ -317,7 +317,7 @@ def tried(case: Case, key: Key, whose: Mapping[tuple[str, int], int]) -> dict[st
     ]
     if not newest:
         return {}
-    return {_named(one, whose): max(_watched(one, series), asked_s(one)) for one in newest}
+    return {_named(one, whose): max(_watched(one, series), syn_age_s(one)) for one in newest}
 
 
 def whose_addresses(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
 from hangdoc.postmortem.readers._torchrun import who_of
 
 _GLOBAL = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
@@ -39,9 +39,9 @@ class Dumped:
     more: tuple[Piece, ...] = field(default=())  # what else was said of it
 
 
-def dumped(texts: Iterable[str], opening: re.Pattern[str], parser: paste.Make) -> Iterator[Dumped]:
+def dumped(texts: Iterable[str], opening: re.Pattern[str], parser: ParserFactory) -> Iterator[Dumped]:
     """Every dump in these lines; of whom, as far as the lines say."""
-    for piece in paste.read(texts, opening, parser):
+    for piece in parse_channels(texts, opening, parser):
         yield piece.record
 
 

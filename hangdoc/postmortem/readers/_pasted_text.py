@@ -7,6 +7,7 @@ lines with the same one belong together.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from hangdoc.system import input_limits
 
 LINE = 16 * 2**10  # bytes of a line that are kept
 MOST_CHANNELS = 4096
-PREFIX = 80  # characters
+MAX_PREFIX = 80  # characters
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?[ \t]")
@@ -48,9 +49,12 @@ _TITLE = re.compile(rf"\s*[=\-#*]{{2,}}\s*({_NAME})\s*[=\-#*]{{2,}}\s*|==> ({_NA
 _ALONE = re.compile(rf"({_NAME})\s*")
 _ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
 _NOBODY = " \t>|"  # an indent or a quote: of nobody in particular
+_MOST_BROKEN = 50  # documents that are none, after which a text is given up
+_JSON_BEFORE = 200 * 2**10  # characters before a document that are looked at
+_JSON_START = re.compile(r"^[ \t]*(?=(?:\[\s*\{|\{\s*\"))", re.MULTILINE)
 
 
-def lines(source: Source, notes: Notes) -> Iterator[str]:
+def text_lines(source: Source, notes: Notes) -> Iterator[str]:
     """The lines of a source without colours and line ends; long ones are cut. Stops at damage and says so."""
     done, left = 0, input_limits.most_lines(source.size)
     try:
@@ -81,7 +85,7 @@ def _text(raw: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Claim:
+class OwnerHints:
     """Whose the next dump is, as lines before it and prefixes say. A rank holds for one dump, a host until another."""
 
     rank: int | None = None
@@ -142,7 +146,7 @@ def _is_host(word: str) -> bool:
     return bool(_ALONE.fullmatch(word) and re.search(r"[\d.-]", word) and not _FILLER.fullmatch(word))
 
 
-class Parser(Protocol):
+class ChannelParser(Protocol):
     """Takes the lines of one channel, one by one; finished pieces are kept until they are asked for."""
 
     pieces: list[Piece]
@@ -154,20 +158,20 @@ class Parser(Protocol):
     def end(self) -> None: ...
 
 
-class Make(Protocol):
-    def __call__(self, claim: Claim, /) -> Parser: ...
+class ParserFactory(Protocol):
+    def __call__(self, claim: OwnerHints, /) -> ChannelParser: ...
 
 
-def read(texts: Iterable[str], opening: re.Pattern[str], make: Make) -> Iterator[Piece]:
+def parse_channels(texts: Iterable[str], opening: re.Pattern[str], make: ParserFactory) -> Iterator[Piece]:
     """The pieces in these lines. `opening`: how a line begins that opens a dump."""
-    nobodys = Claim()  # an indent or a quote is of nobody: what is said beside them holds within them
+    nobodys = OwnerHints()  # an indent or a quote is of nobody: what is said beside them holds within them
     claims = {"": nobodys}
-    parsers: dict[str, Parser] = {"": make(nobodys)}
+    parsers: dict[str, ChannelParser] = {"": make(nobodys)}
     lengths: list[int] = []
     for text in texts:
         prefix, start = _prefix(text, opening, parsers, lengths)
         if prefix not in parsers:
-            claims[prefix] = Claim(fixed=_whose(prefix)) if prefix.strip(_NOBODY) else nobodys
+            claims[prefix] = OwnerHints(fixed=_whose(prefix)) if prefix.strip(_NOBODY) else nobodys
             parsers[prefix] = make(claims[prefix])
             lengths = sorted({len(one) for one in parsers if one}, reverse=True)
         rest = text[start:]
@@ -181,10 +185,12 @@ def read(texts: Iterable[str], opening: re.Pattern[str], make: Make) -> Iterator
         yield from parser.pieces
 
 
-def _prefix(text: str, opening: re.Pattern[str], known: dict[str, Parser], lengths: list[int]) -> tuple[str, int]:
+def _prefix(
+    text: str, opening: re.Pattern[str], known: dict[str, ChannelParser], lengths: list[int]
+) -> tuple[str, int]:
     """What stands before the line proper, and where that begins."""
-    found = opening.search(text, 0, PREFIX + 400)
-    if found and found.start() <= PREFIX:
+    found = opening.search(text, 0, MAX_PREFIX + 400)
+    if found and found.start() <= MAX_PREFIX:
         prefix = text[: found.start()]
         if prefix in known or (_is_prefix(prefix) and len(known) < MOST_CHANNELS):
             return prefix, found.start()
@@ -214,3 +220,44 @@ def _whose(prefix: str) -> Who:
             break
         rest = rest[: found.start()]
     return Who(rank, host, pid)
+
+
+# --- JSON documents in a text ----------------------------------------------------------------------
+
+
+def json_documents(source: Source, notes: Notes, most: int) -> Iterator[object]:
+    """Every document of a source, of which the first `most` bytes are read."""
+    return (one for _, one in json_documents_with_context(source, notes, most))
+
+
+def json_documents_with_context(source: Source, notes: Notes, most: int) -> Iterator[tuple[list[str], object]]:
+    """The same, with the lines before each."""
+    text = _joined_text(source, notes, most)
+    decoder, at, broken = json.JSONDecoder(), 0, 0
+    while start := _JSON_START.search(text, at):
+        before = text[max(at, start.start() - _JSON_BEFORE) : start.start()].splitlines()[-200:]
+        try:
+            with input_limits.limited_memory(input_limits.most_memory(source.size, len(text))):
+                found, at = decoder.raw_decode(text, start.end())
+        except MemoryError:
+            notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+            return
+        except (ValueError, RecursionError):
+            at, broken = start.end() + 1, broken + 1
+            if broken == 1:
+                notes.problem(f"{source.name}: a part of it is cut off or damaged; the rest is used")
+            if broken > _MOST_BROKEN:
+                return
+            continue
+        yield before, found
+
+
+def _joined_text(source: Source, notes: Notes, most: int) -> str:
+    found, size, most = [], 0, min(most, input_limits.most_whole(source.size))
+    for line in text_lines(source, notes):
+        size += len(line) + 1
+        if size > most:
+            notes.problem(f"{source.name}: only the first {most >> 20} MiB are read")
+            break
+        found.append(line)
+    return "\n".join(found)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from hangdoc.evidence import End
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, python_frame, stacks
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, text_lines
 
 _HEADER = re.compile(
     r"(?:(Current thread|Thread) (0x[0-9a-f]{1,16})(?: \[(.*)\])?|Stack) \(most recent call first\):?\s*"
@@ -51,7 +51,7 @@ class FaulthandlerReader:
         return 3 * mine >= len(rows)  # else a log in which there is a dump
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(dumps(paste.lines(source, notes)), source, notes)
+        return pieces(dumps(text_lines(source, notes)), source, notes)
 
 
 def dumps(texts: Iterable[str]) -> Iterator[Dumped]:
@@ -62,7 +62,7 @@ def dumps(texts: Iterable[str]) -> Iterator[Dumped]:
 class _Parser:
     """One channel of a paste."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
         self._who: Who | None = None

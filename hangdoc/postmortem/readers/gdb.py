@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from hangdoc.evidence import Frame
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks
+from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, text_lines
 
 _THREAD = re.compile(
     r'Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ \()?(?:LWP|process) (\d{1,9})\)?(?: "(.*?)")?\)[^:]{0,80}:?\s*'
@@ -49,7 +49,7 @@ class GdbReader:
 
     def knows(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
-        opened = re.search(rf"^.{{0,{paste.PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
+        opened = re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
         frames = re.findall(
             r"^.{0,80}?#\d{1,5}\s+(?:0x[0-9a-f]+|\w[^\n]* \(.*\)(?: at | from ))"
             r'|^.{0,80}?  File "[^"\n]*", line \d+, in ',
@@ -59,13 +59,13 @@ class GdbReader:
         return opened and bool(frames) and 10 * len(frames) >= head.count("\n")
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
+        return pieces(dumped(text_lines(source, notes), OPENING, _Parser), source, notes)
 
 
 class _Parser:
     """One channel of a paste."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
         self._who: Who | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, parse_channels, text_lines
 
 _BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _TITLE = re.compile(r"\|\s*NVIDIA-SMI\s+(\S{1,40})\s+(?:Driver Version|KMD Version):\s*(\S{1,40}).*")
@@ -77,7 +77,7 @@ class NvidiaSmiReader:
 
     def knows(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
-        if not re.search(rf"^.{{0,{paste.PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE):
+        if not re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE):
             return False
         rows = [row for row in head.splitlines() if row.strip()]
         mine = sum(
@@ -86,7 +86,7 @@ class NvidiaSmiReader:
         return 3 * mine >= len(rows)
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        for piece in paste.read(paste.lines(source, notes), OPENING, _Parser):
+        for piece in parse_channels(text_lines(source, notes), OPENING, _Parser):
             yield from _pieces(piece.who, piece.record, source)
 
 
@@ -94,7 +94,7 @@ class NvidiaSmiReader:
 class _Parser:
     """One channel of a paste."""
 
-    claim: paste.Claim
+    claim: OwnerHints
     pieces: list[Piece] = field(default_factory=list)
     _who: Who | None = None
     _driver: str | None = None

@@ -7,12 +7,12 @@ frames innermost first, `Arguments:` and `Locals:` below each where asked for; n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from hangdoc.evidence import Variable
+from hangdoc.evidence import Frame, Variable
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import (
     MOST_THREADS,
@@ -23,7 +23,7 @@ from hangdoc.postmortem.readers._frames import (
     stacks,
     variable,
 )
-from hangdoc.postmortem.readers._pyspy_json import dumps, is_json
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents_with_context, text_lines
 
 _PROCESS = re.compile(r"(Parent )?Process (\d{1,9}): (.*)")
 _PYTHON = re.compile(r"\s*Python v(\d[\w.+]*)(?: \(.*\))?\s*")
@@ -35,6 +35,8 @@ _SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
 _VARIABLE = re.compile(r"\s*([A-Za-z_.]\w*): (.*)")
 _LINE = re.compile(r"(.*):(\d{1,9})")
 _NATIVE = re.compile(r"(?:\.so(?:[.\d]*)|\.(?:c|cc|cpp|cxx|h|hpp|cu|cuh|rs|pyx|S|a|inc))$")
+_JSON_LIST = re.compile(rb"^[ \t]*\[\s*\{", re.MULTILINE)
+MOST_JSON_BYTES = 64 * 2**20  # a dump of 1,000 threads is 5 MB
 _TEXT = 600  # characters of a variable that are kept before secrets are taken out
 
 
@@ -44,7 +46,7 @@ class PySpyReader:
     help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
 
     def knows(self, source: Source) -> bool:
-        if is_json(source.head):
+        if _is_json(source.head):
             return True
         head = source.head.decode("utf-8", "replace")
         threads = len(re.findall(r"\bThread (?:0x[0-9A-Fa-f]+|\d+) \((?:idle|active)(?:\+gil)?\)", head))
@@ -53,15 +55,15 @@ class PySpyReader:
         )
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        if is_json(source.head):
-            return pieces(dumps(source, notes), source, notes)
-        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
+        if _is_json(source.head):
+            return pieces(_json_dumps(source, notes), source, notes)
+        return pieces(dumped(text_lines(source, notes), OPENING, _Parser), source, notes)
 
 
 class _Parser:
     """One channel of a paste."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
         self._who: Who | None = None  # None: between two processes
@@ -171,6 +173,81 @@ def _of(name: str, where: str, found: list[tuple[str, list[str], bool]] | None):
 
 def _is_python(file: str, line: int | None) -> bool:
     return file.endswith(".py") or file.startswith("<") or (line is not None and not _NATIVE.search(file))
+
+
+# --- py-spy dump --json ---------------------------------------------------------------------------
+
+
+def _is_json(head: bytes) -> bool:
+    return (
+        all(name in head for name in (b'"owns_gil"', b'"frames"', b'"thread_id"'))
+        and _JSON_LIST.search(head) is not None
+    )
+
+
+def _json_dumps(source: Source, notes: Notes) -> Iterator[Dumped]:
+    """Every process in the source, in order."""
+    claim = OwnerHints()
+    for before, threads in json_documents_with_context(source, notes, MOST_JSON_BYTES):
+        for line in before:
+            claim.note(line)
+        if isinstance(threads, list):
+            yield from _json_processes([thread for thread in threads if isinstance(thread, dict)], claim)
+
+
+def _json_processes(threads: list[dict[str, Any]], claim: OwnerHints) -> Iterator[Dumped]:
+    """A list is one process; with `--subprocesses` each thread says which."""
+    by_pid: dict[int | None, list[dict[str, Any]]] = {}
+    for thread in threads[:MOST_THREADS]:
+        by_pid.setdefault(_int(thread.get("pid")), []).append(thread)
+    for number, (pid, mine) in enumerate(by_pid.items()):
+        record = stacks([_json_thread(thread) for thread in mine])
+        main = next((thread for thread in mine if thread.get("thread_name") == "MainThread"), None)
+        if pid is None and main is not None:
+            pid = _int(main.get("os_thread_id"))  # Linux: the main thread's id is the process's
+        if record is not None:
+            yield Dumped(claim.take(pid) if number == 0 else Who(pid=pid), record)
+
+
+def _json_thread(one: dict[str, Any]) -> Thread:
+    name = one.get("thread_name")
+    tid = _int(one.get("os_thread_id")) or _int(one.get("thread_id")) or 0
+    found = Thread(tid, name if isinstance(name, str) else None, one.get("owns_gil") is True, one.get("active") is True)
+    frames = one.get("frames")
+    for frame in frames if isinstance(frames, list) else ():
+        made = _json_frame(frame) if isinstance(frame, dict) else None
+        if made is not None:
+            found.add(made)
+    return found
+
+
+def _json_frame(one: dict[str, Any]) -> Frame | None:
+    name, file, module, line = one.get("name"), one.get("filename"), one.get("module"), _int(one.get("line"))
+    if not isinstance(name, str):
+        return None
+    if isinstance(module, str):
+        return native_frame(name, module, line)
+    if not isinstance(file, str):
+        return None
+    found = one.get("locals")
+    return python_frame(name, file, line, _json_variables(found) if isinstance(found, list) else None)
+
+
+def _json_variables(found: list[Any]) -> list[Variable]:
+    kept: list[Variable] = []
+    for one in found[: 4 * VARIABLES]:
+        if isinstance(one, dict) and isinstance(name := one.get("name"), str):
+            text = one.get("repr")
+            made = variable(
+                name, text if isinstance(text, str) else "", one.get("arg") is True, _int(one.get("addr")) or None
+            )
+            if made is not None:
+                kept.append(made)
+    return kept[:VARIABLES]
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 READER = PySpyReader()

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from hangdoc.evidence import Frame, Variable
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import (
     MOST_THREADS,
@@ -19,6 +18,7 @@ from hangdoc.postmortem.readers._frames import (
     stacks,
     variable,
 )
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, text_lines
 
 _HEADER = re.compile(r"Traceback for thread (\d{1,9})(?: \((.*?)\))? \[(.*?)\] \(most recent call last\):\s*")
 _FRAME = re.compile(
@@ -41,13 +41,13 @@ class PystackReader:
         return bool(OPENING.search(head) and re.search(r'\((?:Python|C)\) File "', head))
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
+        return pieces(dumped(text_lines(source, notes), OPENING, _Parser), source, notes)
 
 
 class _Parser:
     """One channel of a paste."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
         self._who: Who | None = None

@@ -32,7 +32,7 @@ class RecordingReader:
     help = "`hangdoc watch --record DIR` beside the job keeps what it sees of an incident"
 
     def knows(self, source: Source) -> bool:
-        return b'"hangdoc.recording.recorder/' in source.head[:4096]
+        return b'"hangdoc.recording/' in source.head[:4096]
 
     def read(self, source: Source, notes: Notes) -> Iterable[Found]:
         parts = (*source.before, source)

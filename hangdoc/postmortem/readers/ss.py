@@ -17,7 +17,7 @@ from typing import Any
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.evidence.pieces import Piece, Who
 from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
 
 Fields = dict[str, Any]
 
@@ -116,8 +116,8 @@ class SsReader:
 
     def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
         most = min(MOST, MOST_SMALL + source.size // BYTES_A_ROW)
-        texts = paste.lines(source, notes)
-        tables = [piece.record for piece in paste.read(texts, OPENING, lambda claim: _Parser(claim, most))]
+        texts = text_lines(source, notes)
+        tables = [piece.record for piece in parse_channels(texts, OPENING, lambda claim: _Parser(claim, most))]
         if not any(row.users for table in tables for row in table.rows):
             notes.problem(f"{source.name}: no process is named in it; take it with `ss -tinpoe` as root")
         for table in tables:
@@ -127,7 +127,7 @@ class SsReader:
 class _Parser:
     """One channel of a paste."""
 
-    def __init__(self, claim: paste.Claim, most: int = MOST) -> None:
+    def __init__(self, claim: OwnerHints, most: int = MOST) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
         self._most = most  # connections of a table

@@ -75,6 +75,6 @@ vars(report).update(
     Unrecognised=type("Unrecognised", (HangdocError,), {}),
 )
 sys.modules["hangdoc.postmortem.report"] = report
-vars(incident).update(dossiers=lambda report, hashed: (incident.Dossier(getattr(verdicts, SCENE)()),))
+vars(incident).update(incidents=lambda report, hashed: (incident.Incident(getattr(verdicts, SCENE)()),))
 os.environ.pop("HANGDOC_DEBUG", None)
 cli.main()

@@ -15,7 +15,7 @@ from hangdoc.discovery.dead_ranks import absent_of, uncounted
 from hangdoc.discovery.environment import identity
 from hangdoc.discovery.launcher import launch_of
 from hangdoc.evidence import Process, RankEvidence, Recorded, Snapshot, Target, ThreadCpu, limits
-from hangdoc.incident.incident import dossier
+from hangdoc.incident.incident import build_incident
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.report import report
 from hangdoc.render import html
@@ -194,6 +194,6 @@ def test_a_page_of_a_job_that_claims_a_million_ranks() -> None:
     target = Target(7, 1, "here", 0, world_size=1_000_000, master="10.0.0.1:29500")
     facts = judge().facts([Snapshot("here", 0.0, "", (RankEvidence(target, True),))])
     with cheap():
-        found = dossier(judge().verdict(facts), facts)
+        found = build_incident(judge().verdict(facts), facts)
         assert found.missing == ((1, 999_999),)
     assert "Nothing was seen of ranks 1-999999." in html.page([found])

@@ -17,8 +17,7 @@ from hangdoc.postmortem.readers._logs.attribution import Author, Authors, place_
 from hangdoc.postmortem.readers._logs.exits import ends_of, failure
 from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse
 from hangdoc.postmortem.readers._logs.scan import Spot, Tally
-from hangdoc.postmortem.readers._logs.tracebacks import CHAIN, HEADING, Raised, read
-from hangdoc.postmortem.readers._logs.watchdog_dump import trace
+from hangdoc.postmortem.readers._logs.tracebacks import CHAIN, HEADING, Raised, read, watchdog_stack
 from hangdoc.postmortem.readers.faulthandler import dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
@@ -91,7 +90,7 @@ class Journal:
             fields, text = _fields_of(raised), raised.text
         elif kind == "fatal_error":
             self._crashed(author, spot, line)
-        elif kind == "failed_stack" and (stacks := trace(spot.after(40))):
+        elif kind == "failed_stack" and (stacks := watchdog_stack(spot.after(40))):
             self._page(author).show(2, line.at, stacks)
         elif kind == "failure":
             found = failure(spot)

@@ -16,6 +16,9 @@ HEADING = "Traceback (most recent call last)"
 _FRAME = re.compile(
     r'\s*(?:\| )?File "(?P<file>[^"]{1,1000})", line (?P<line>\d{1,9})(?:, in (?P<function>\S.{0,200}))?'
 )
+_WATCHDOG_FRAME = re.compile(
+    r"(?:^|[\s:])#(\d{1,3}) (?P<function>\S{1,200}) from (?P<file>\S{1,1000}):(?P<line>\d{1,9})\s*$"
+)
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _GOES_ON = re.compile(r"[:,]\s*$|NCCL error|CollectiveFingerPrint|DistBackendError")
@@ -102,3 +105,18 @@ def _message(lines: Iterator[str], first: str) -> tuple[str, bool]:
 def _short(file: str) -> str:
     """The file's name as py-spy shortens it."""
     return re.sub(r".*/(?:site|dist)-packages/|.*/python3\.\d+/", "", file)
+
+
+def watchdog_stack(lines: Iterable[str]) -> Stacks | None:
+    """The stack that NCCL's watchdog prints of the failed collective.
+
+    Frames `#0 all_reduce from FILE:LINE`, innermost first; None if there are none.
+    """
+    frames: list[Frame] = []
+    for text in lines:
+        match = _WATCHDOG_FRAME.search(text)
+        if match is None or int(match[1]) != len(frames):
+            break
+        file = match["file"]
+        frames.append(Frame(match["function"], file, int(match["line"]), file.rpartition("-packages/")[2]))
+    return Stacks((Stack(0, "MainThread", tuple(frames)),)) if frames else None

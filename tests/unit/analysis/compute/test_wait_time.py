@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.compute.wait_time import Waiting, steps, waiting
-from hangdoc.evidence import Process, ThreadCpu
+from hangdoc.analysis.compute.wait_time import Waiting, WaitingRanks, steps, waiting
+from hangdoc.analysis.ranks.call_path import LazyStory
+from hangdoc.analysis.ranks.progress import Look, Spot
+from hangdoc.evidence import Process, Stack, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number
 
 SCRIPT = """\
@@ -71,3 +73,20 @@ def test_steps_go_by_in_every_part_or_it_is_one_long_wait(stage: Stage) -> None:
 
 def test_a_short_look_tells_nothing(stage: Stage, tmp_path: Path) -> None:
     assert seen(stage, *[look(False, 0.1 * i, 0.0, i, "R") for i in range(5)])[1] is None
+
+
+NOWHERE = LazyStory((), Stack(1, None, ()), None, {})
+
+
+def looks(at_s: float, phases: str) -> list[Look]:
+    spots = {phase: Spot(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
+    return [Look(at_s + i, NOWHERE, spots[phase]) for i, phase in enumerate(phases)]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "count"), [(-1.0, 1), (0.0, 1), (0.4, 1), (0.6, 2), (1.4, 2), (1.6, 1), (2.0, 1), (9.0, 1)]
+)
+def test_waiters_by_the_nearest_look_at_each(after_s: float, count: int) -> None:
+    """The clocks of the two have nothing in common."""
+    ranks = [looks(5.0, "cww"), looks(-70.0, "wwc"), [], looks(1e6, "ccc")]
+    assert WaitingRanks(ranks).at(after_s) == count

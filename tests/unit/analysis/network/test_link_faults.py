@@ -12,7 +12,7 @@ import pytest
 import playbooks
 from hangdoc.analysis.facts import Schema, derive, schema
 from hangdoc.analysis.job.world import ANALYSIS as WORLD
-from hangdoc.analysis.network.link_faults import blamed
+from hangdoc.analysis.network.link_faults import nodes_to_blame
 from hangdoc.analysis.network.links import ANALYSIS, NetworkFacts, NetworkJob
 from hangdoc.evidence import AGENT, Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target, Unseen
 from hangdoc.evidence.network import Echo, Echoes
@@ -230,4 +230,4 @@ def test_blamed(bad: str, good: str, expected: str) -> None:
     def pairs(text: str) -> list[tuple[str, str]]:
         return [(one[0], one[1]) for one in text.split()]
 
-    assert blamed(pairs(bad), pairs(good)) == set(expected)
+    assert nodes_to_blame(pairs(bad), pairs(good)) == set(expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
-from hangdoc.analysis.postmortem.last_stack import MissedFacts, MissedJob, _doing
+from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _doing
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
@@ -52,7 +52,7 @@ def test_a_rank_that_waits_for_one_too_many_is_named() -> None:
     found = facts((0, dump(7)), (1, dump(7)), (2, logs(lacks)))
     assert [rank.missed.awaits for rank in found.ranks] == [None, None, 3]
     there = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "1"})
-    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == MissedFacts()
+    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == LastStackFacts()
 
 
 def test_what_the_rank_that_had_not_come_stood_in() -> None:
@@ -103,5 +103,5 @@ def test_what_a_stack_says_it_stood_in(stack: StackFacts, doing: str | None) -> 
 
 def test_nothing_is_said_without_dumps_or_a_line_that_says_so() -> None:
     found = facts((0, logs(WAITED)))
-    assert [rank.missed for rank in found.ranks] == [MissedFacts()]
-    assert found.job.missed == MissedJob()
+    assert [rank.missed for rank in found.ranks] == [LastStackFacts()]
+    assert found.job.missed == LastStackJob()

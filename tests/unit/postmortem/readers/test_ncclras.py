@@ -7,7 +7,7 @@ from pathlib import Path
 from hangdoc.evidence import FlightRecorder
 from hangdoc.evidence.logs import Logs
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers._ncclras_tables import Ras
+from hangdoc.postmortem.readers.ncclras import Ras
 from tests.support.samples import SAMPLES, pieces, text
 
 FOLDER = SAMPLES / "ncclras"

@@ -21,7 +21,7 @@ from hangdoc.system import input_limits
 from hangdoc.verdict import Job, Verdict
 from tests.support.samples import read, source
 
-HEADER = b'{"schema": "hangdoc.recording.recorder/1"}\n'
+HEADER = b'{"schema": "hangdoc.recording/1"}\n'
 
 
 def shot(number: int, job: str = "a", pids: Sequence[int] = (10, 11), dead: Sequence[int] = ()) -> Snapshot:

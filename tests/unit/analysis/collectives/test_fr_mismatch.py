@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.analysis.collectives.fr_crossing import crossed
 from hangdoc.analysis.collectives.fr_history import ledgers
-from hangdoc.analysis.collectives.fr_mismatch import mismatch
+from hangdoc.analysis.collectives.fr_mismatch import crossed, mismatch
 from hangdoc.evidence import FlightRecorder, Recorded
 
 GRADIENTS = Recorded("0", 0, "all_reduce", "[[10]]", ("Float",), False, thread=0)
