@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.diagnose import Judge
+from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
+from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.readers import Found, Notes, Reader, Source, load
 from hangdoc.postmortem.readers._input_file import gather
@@ -19,8 +20,6 @@ from hangdoc.postmortem.readers.recording import with_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import Verdict
-from hangdoc.watch.run import judge_with
-from hangdoc.watch.sampler import of_job
 
 Say = Callable[[str], None]
 PROBLEMS = 20  # said one by one; the rest is counted
@@ -82,7 +81,7 @@ def report(
     jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
     if not jobs and not any(shot.records for shot in shots):
         raise Unrecognised(_nothing(sources, readers))
-    judge = judge or judge_with(playbooks, say)
+    judge = judge or load_judge(playbooks, say)
     accounts = []
     for job in jobs or {"none": None}:
         facts = judge.facts(_of(shots, job))

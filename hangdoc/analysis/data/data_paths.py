@@ -117,7 +117,7 @@ def _all_wait(case: Case, keys: Sequence[Key]) -> bool:
 def _facts(
     case: Case, key: Key, name: str, places: Mapping[Key, Place], outliers: frozenset[Key], other: Key, parted: bool
 ) -> DataPathFacts:
-    """Facts of one rank, comparison_key with `other`, a rank of the other side."""
+    """Facts of one rank, compared with `other`, a rank of the other side."""
     (folder, entries), (folder_others, entries_others) = places[key], places[other]
     variable = _environment_variable(case, key, other, folder, folder_others)
     return DataPathFacts(

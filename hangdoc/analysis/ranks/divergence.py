@@ -100,7 +100,7 @@ class DivergenceAnalysis:
             size = _size(side)
             for place in side:
                 told: dict[Hashable, DivergenceFacts] = {}
-                same = number == 0 and place.lines == model.lines  # nothing of theirs is comparison_key
+                same = number == 0 and place.lines == model.lines  # nothing of theirs is compared
                 for key in place.keys:
                     what = None if same else comparison_key(case, key, model.names)
                     if what not in told:
