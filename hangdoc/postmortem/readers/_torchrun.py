@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from hangdoc.evidence.pieces import Who
+from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers._input_file import Node, Source
 
 APART_S = 300.0  # nodes of one run end together; what ended so much earlier is an earlier run
@@ -23,17 +23,17 @@ _FILE = re.compile(r"^(.*?)/?attempt_(\d{1,6})/(\d{1,6})/(?:stdout|stderr|error)
 _RANK = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
 
 
-def who_of(source: Source) -> Who | None:
+def process_of(source: Source) -> ProcessRef | None:
     """Whose a file in such a folder is; None of any other. A rank that is not known has a PID below zero."""
     found = _FILE.match(source.path.as_posix())
     if found is None:
         return None
     run, local, node = int(found[2]), int(found[3]), source.node
     if node is None:
-        return Who(local, run=run)
+        return ProcessRef(local, run=run)
     if node.first is None:
-        return Who(None, node.name, -1 - local, node.run + run)
-    return Who(node.first + local, node.name, run=node.run + run)
+        return ProcessRef(None, node.name, -1 - local, node.run + run)
+    return ProcessRef(node.first + local, node.name, run=node.run + run)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import IO, cast
 
 import yaml
 
-from hangdoc.postmortem.readers import Found, Notes, Source
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._logs.collect import Journal
 from hangdoc.postmortem.readers._logs.prefixes import Line, habits, parse
 from hangdoc.postmortem.readers._logs.scan import Anchors, Spot, Tally, Unbroken, spots, width_of
@@ -48,17 +48,17 @@ class LogReader:
     order = 90  # takes any text
     help = "keep each rank's output: `torchrun --log-dir DIR --redirects 3 --tee 3`, `srun --output log.%t`"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head[:4096]
         return bool(head) and len(head.translate(None, _CONTROL)) >= len(head) * 0.95
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         tally, counts = Tally(), dict.fromkeys((form.anchor for form in forms()), 0)
         told = habits(source.head.decode("utf-8", "replace"), _written(source.path))
         journal = Journal(source, told)
         with source.open() as file:
             packed = source.head[:64] != _first(source.path)
-            progress = (lambda count: None) if packed else notes.progress
+            progress = (lambda count: None) if packed else context.progress
             stream: IO[bytes] = file
             if source.size <= MOST_UNBROKEN and (width := width_of(source.head)):
                 stream = cast("IO[bytes]", Unbroken(file, width))
@@ -70,13 +70,12 @@ class LogReader:
                 for form, line, match in _understood(spot, parse(spot.text, told), counts):
                     journal.add(form.kind, spot, line, match)
         if packed:
-            notes.progress(source.size)
+            context.progress(source.size)
         if tally.damage:
-            notes.problem(f"{source.name}: {tally.damage}; read up to there")
+            context.warn(f"{source.name}: {tally.damage}; read up to there")
         for anchor, count in counts.items():
             if count > MOST:
-                notes.problem(f"{source.name}: {count} lines with `{anchor}`; read are the first {MOST}")
-        notes.kinds[self.name] = notes.kinds.get(self.name, 0) + 1
+                context.warn(f"{source.name}: {count} lines with `{anchor}`; read are the first {MOST}")
         yield from journal.pieces(tally)
 
 

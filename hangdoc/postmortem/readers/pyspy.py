@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hangdoc.evidence import Frame, Variable
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
 from hangdoc.postmortem.readers._frames import (
     MOST_THREADS,
@@ -45,7 +45,7 @@ class PySpyReader:
     order = 20
     help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         if _is_json(source.head):
             return True
         head = source.head.decode("utf-8", "replace")
@@ -54,10 +54,10 @@ class PySpyReader:
             threads > 2 or bool(re.search(r"\bProcess \d+: |^[^\n]* \([^\n]+:\d+\)\s*$", head, re.MULTILINE))
         )
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if _is_json(source.head):
-            return pieces(_json_dumps(source, notes), source, notes)
-        return pieces(dumped(text_lines(source, notes), OPENING, _Parser), source, notes)
+            return pieces(_json_dumps(source, context), source, context)
+        return pieces(dumped(text_lines(source, context), OPENING, _Parser), source, context)
 
 
 class _Parser:
@@ -66,7 +66,7 @@ class _Parser:
     def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
-        self._who: Who | None = None  # None: between two processes
+        self._process: ProcessRef | None = None  # None: between two processes
         self._command = ""
         self._parent: int | None = None
         self._python: str | None = None
@@ -81,15 +81,15 @@ class _Parser:
                 self._parent = int(found[2])
             else:
                 self.end()
-                self._command, self._who = found[3][:4096], self._claim.take(int(found[2]))
+                self._command, self._process = found[3][:4096], self._claim.take(int(found[2]))
             return True
-        if (found := _PYTHON.fullmatch(text)) and self._who is not None:
+        if (found := _PYTHON.fullmatch(text)) and self._process is not None:
             self._python = found[1]
             return True
         if found := _THREAD.fullmatch(text.strip()):
             return self._thread(found[1], found[2] or "", found[3])
         if not self._threads or not text.strip():
-            return self._who is not None and not text.strip()
+            return self._process is not None and not text.strip()
         if found := _SECTION.fullmatch(text):
             if self._frame is None:
                 return False
@@ -100,14 +100,15 @@ class _Parser:
 
     def _thread(self, tid: str, status: str, name: str | None) -> bool:
         again = name == "MainThread" and any(thread.name == name for thread in self._threads)
-        if self._who is not None and (again or (self._claim.said and self._threads)):
+        if self._process is not None and (again or (self._claim.said and self._threads)):
             self.end()  # a process whose header was not pasted
-        if self._who is None:
-            self._who = self._claim.take()
+        if self._process is None:
+            self._process = self._claim.take()
         self._close()
         number = int(tid, 16 if tid.startswith("0x") else 10)
-        if name == "MainThread" and self._who.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
-            self._who = Who(self._who.rank, self._who.host, number)  # Linux: the main thread's id is the process's
+        if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
+            # Linux: the main thread's TID is the PID.
+            self._process = ProcessRef(self._process.rank, self._process.host, number)
         thread = Thread(number, name, status.endswith("+gil"), status.startswith("active"))
         if len(self._threads) < MOST_THREADS:
             self._threads.append(thread)
@@ -140,10 +141,10 @@ class _Parser:
         """The process is over; also called at the end of the text."""
         self._close()
         record = stacks(self._threads, self._python)
-        if self._who is not None and record is not None:
-            dumped = Dumped(self._who, record, self._command, self._parent)
-            self.pieces.append(Piece(self._who, "stacks", dumped))
-        self._who, self._command, self._parent, self._python, self._threads = None, "", None, None, []
+        if self._process is not None and record is not None:
+            dumped = Dumped(self._process, record, self._command, self._parent)
+            self.pieces.append(Piece(self._process, "stacks", dumped))
+        self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
 
 def _frame(text: str) -> tuple[str, str] | None:
@@ -185,10 +186,10 @@ def _is_json(head: bytes) -> bool:
     )
 
 
-def _json_dumps(source: Source, notes: Notes) -> Iterator[Dumped]:
+def _json_dumps(source: Source, context: ReadContext) -> Iterator[Dumped]:
     """Every process in the source, in order."""
     claim = OwnerHints()
-    for before, threads in json_documents_with_context(source, notes, MOST_JSON_BYTES):
+    for before, threads in json_documents_with_context(source, context, MOST_JSON_BYTES):
         for line in before:
             claim.note(line)
         if isinstance(threads, list):
@@ -206,7 +207,7 @@ def _json_processes(threads: list[dict[str, Any]], claim: OwnerHints) -> Iterato
         if pid is None and main is not None:
             pid = _int(main.get("os_thread_id"))  # Linux: the main thread's id is the process's
         if record is not None:
-            yield Dumped(claim.take(pid) if number == 0 else Who(pid=pid), record)
+            yield Dumped(claim.take(pid) if number == 0 else ProcessRef(pid=pid), record)
 
 
 def _json_thread(one: dict[str, Any]) -> Thread:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from hangdoc.evidence import Snapshot
 from hangdoc.evidence.sharing import share
-from hangdoc.postmortem.readers import Found, Notes, Source
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._recording_windows import ROUNDS, Kept, Windows
 from hangdoc.recording import codec
 from hangdoc.recording.recorder import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
@@ -31,10 +31,10 @@ class RecordingReader:
     order = 0
     help = "`hangdoc watch --record DIR` beside the job keeps what it sees of an incident"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         return b'"hangdoc.recording/' in source.head[:4096]
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         parts = (*source.before, source)
         size = sum(part.size for part in parts)
         windows, found = Windows(input_limits.most_whole(size)), list[Snapshot]()
@@ -53,12 +53,12 @@ class RecordingReader:
         except MemoryError:
             cuts.append(f"{source.name}: takes more memory than a recording of its size can need; read up to there")
         if source.skipped or len(found) < windows.seen:
-            notes.problem(_left_out(source, windows, len(found)))
+            context.warn(_left_out(source, windows, len(found)))
         for problem in (*cuts, *problems[:MOST_PROBLEMS]):
-            notes.problem(problem)
+            context.warn(problem)
         if len(problems) > MOST_PROBLEMS:
-            notes.problem(f"{source.name}: more lines could not be read")
-        notes.progress(size)
+            context.warn(f"{source.name}: more lines could not be read")
+        context.progress(size)
         return found
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hangdoc.evidence.pieces import Who
+from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse
 from hangdoc.postmortem.readers._logs.scan import Tally
-from hangdoc.postmortem.readers._torchrun import who_of
+from hangdoc.postmortem.readers._torchrun import process_of
 
 LOOKED_AT = 40  # lines at the beginning and at the end of a file that tell whether one rank wrote it
 ALL = 20_000  # lines at the end that are looked at where several did
@@ -35,15 +35,15 @@ class Author:
 class Placed:
     """What a file's path says of the lines in it."""
 
-    who: Who = field(default_factory=Who)
+    process: ProcessRef = field(default_factory=ProcessRef)
     torchrun: bool = False
 
 
 def place_of(source: Source) -> Placed:
     """By torchrun's folders (`attempt_0/3/stderr.log`), else by the name."""
-    if who := who_of(source):
-        return Placed(who, torchrun=True)
-    return Placed() if _JOB_ID.match(source.path.name) else Placed(Who(source.rank_in_name))
+    if process := process_of(source):
+        return Placed(process, torchrun=True)
+    return Placed() if _JOB_ID.match(source.path.name) else Placed(ProcessRef(source.rank_in_name))
 
 
 class Authors:
@@ -90,7 +90,7 @@ class Authors:
     @property
     def alone(self) -> bool:
         """One rank wrote the whole file."""
-        return self.sole is not None or (self.place.who.pid is not None and len(self.ranks) < 2)
+        return self.sole is not None or (self.place.process.pid is not None and len(self.ranks) < 2)
 
     @property
     def sole(self) -> int | None:
@@ -99,15 +99,19 @@ class Authors:
             return None
         if self.ranks:
             only = next(iter(self.ranks))
-            return only if self.place.who != Who() or self.ranks[only] >= 3 or self._one_failed == only else None
-        return self.place.who.rank if self.place.who != Who() else self._one_failed
+            return (
+                only
+                if self.place.process != ProcessRef() or self.ranks[only] >= 3 or self._one_failed == only
+                else None
+            )
+        return self.place.process.rank if self.place.process != ProcessRef() else self._one_failed
 
     @property
     def _one_failed(self) -> int | None:
         """The rank of a host that has just one: its torchrun writes of one that failed, and ended no other."""
         return next(iter(self.failed)) if len(self.failed) == 1 and not self.ended else None
 
-    def who(self, author: Author, run: int) -> Who:
+    def resolve(self, author: Author, run: int) -> ProcessRef:
         """The process an author is."""
         known = self.processes.get((author.host, author.pid)) if author.pid is not None else None
         known = known or (self.processes.get((None, author.pid)) if author.pid is not None else None)
@@ -122,10 +126,10 @@ class Authors:
             rank = author.group_rank
         host, pid = author.host, author.pid
         if host is None and self.alone:
-            host = next(iter(self.hosts)) if len(self.hosts) == 1 else self.place.who.host
+            host = next(iter(self.hosts)) if len(self.hosts) == 1 else self.place.process.host
         if (rank, pid) == (None, None) and self.alone:
-            host, pid = self.place.who.host, self.place.who.pid
-        return Who(rank, host, pid, run)
+            host, pid = self.place.process.host, self.place.process.pid
+        return ProcessRef(rank, host, pid, run)
 
     def seen(self, tally: Tally, told: Habits) -> Iterator[tuple[int, float | None]]:
         """The ranks that wrote in the file, and when each wrote last; of those who stopped long before, no time."""
@@ -136,7 +140,7 @@ class Authors:
             found |= {int(rank): None for rank in _RANK.findall(tally.head)}
         for raw in tail[-ALL if several else -LOOKED_AT :]:
             line = parse(raw, told)
-            rank = self.who(self.of(line), 0).rank
+            rank = self.resolve(self.of(line), 0).rank
             if rank is not None and (several or self.alone):
                 found[rank] = line.at if line.at is not None else found.get(rank)
         if self.sole is not None:

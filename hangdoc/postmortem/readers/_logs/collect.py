@@ -11,7 +11,7 @@ from itertools import chain, islice, takewhile
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._logs.attribution import Author, Authors, place_of
 from hangdoc.postmortem.readers._logs.exits import ends_of, failure
@@ -62,7 +62,7 @@ class Journal:
         self.name, self.told = source.name, told
         self.place = place_of(source)
         self.authors = Authors(self.place, source.head.decode("utf-8", "replace"), told)
-        self.run = self.place.who.run
+        self.run = self.place.process.run
         self.pages: dict[tuple[int, Author], _Pages] = defaultdict(_Pages)
         self.ends: list[tuple[int, Author, End]] = []
         self.told_at: dict[int, int] = {}  # PID -> line at which its launcher told it to end
@@ -106,7 +106,7 @@ class Journal:
             author = Author(pid=int(fields["pid"]))
             self.forced.add(int(fields["pid"]))
         else:
-            self.ends += [(self.run, who, end) for who, end in ends_of(kind, fields, line)]
+            self.ends += [(self.run, process, end) for process, end in ends_of(kind, fields, line)]
         if kind in ("clients_missing", "barrier_of_store"):
             self._sized(fields.get("expected"))
         if kind == "exception" and raised is not None and raised.uncaught:
@@ -140,7 +140,7 @@ class Journal:
             return False
         count = fields.get("count")
         if count is not None:
-            self.run = self.place.who.run + int(count[:6])
+            self.run = self.place.process.run + int(count[:6])
         elif kind == "restart" or self.kinds & OVER:
             self.run += 1
         self.kinds = set() if self.kinds & OVER else self.kinds
@@ -181,37 +181,37 @@ class Journal:
         """All that was found; of each author the lines, then the stack, then the end."""
         for rank, at in self.authors.seen(tally, self.told):
             self._page(Author(rank=rank)).timed(at)
-        whose: dict[tuple[int, Who], list[_Pages]] = defaultdict(list)
+        whose: dict[tuple[int, ProcessRef], list[_Pages]] = defaultdict(list)
         for (run, author), page in self.pages.items():
-            whose[run, self.authors.who(author, run)].append(page)
+            whose[run, self.authors.resolve(author, run)].append(page)
         launcher, told = self._launcher(), self._told()
-        for (_, who), pages in whose.items():
+        for (_, process), pages in whose.items():
             said = sorted(chain.from_iterable((*page.first, *page.last) for page in pages), key=lambda one: one.line)
-            if (line := told.get((who.run, who.rank))) is not None:
+            if (line := told.get((process.run, process.rank))) is not None:
                 said = [_torn_down(one) if one.kind == "exception" and one.line > line else one for one in said]
             times = [at for page in pages for at in page.times]
             lines = tally.lines if self.authors.alone else 0
             logs = Logs(tuple(said), lines, min(times, default=None), max(times, default=None))
-            yield Piece(who, "logs", logs, logs.last, self.size, None, launcher)
-            if (who.rank, who.pid) == (None, None):
+            yield Piece(process, "logs", logs, logs.last, self.size, None, launcher)
+            if (process.rank, process.pid) == (None, None):
                 continue
             shown = max((page.stacks for page in pages if page.stacks), key=lambda one: one[0], default=None)
             if shown is not None:
-                yield Piece(who, "stacks", shown[2], shown[1], self.size, None, launcher)
+                yield Piece(process, "stacks", shown[2], shown[1], self.size, None, launcher)
             if _left(said):
-                yield Piece(who, "end", End(code=1), None, self.size, None, launcher)
+                yield Piece(process, "end", End(code=1), None, self.size, None, launcher)
         for run, author, end in self.ends:
-            who = self.authors.who(author, run)
+            process = self.authors.resolve(author, run)
             if author.pid in self.forced and end.signal == signal.SIGKILL:
                 end = End(signal=signal.SIGTERM, at_s=end.at_s)  # its launcher's doing, as with the others
             tasks_are_ranks = not self.seen & TORCHELASTIC or "slurm_task" not in self.seen
-            if (who.rank is not None and tasks_are_ranks) or who.pid is not None:
-                yield Piece(who, "end", end, None, self.size, None, launcher)
+            if (process.rank is not None and tasks_are_ranks) or process.pid is not None:
+                yield Piece(process, "end", end, None, self.size, None, launcher)
 
     def _told(self) -> dict[tuple[int, int | None], int]:
         """By run and rank the line at which its launcher told it to end."""
         ends = ((run, author) for run, author, _ in self.ends if author.rank is not None)
-        return {(run, who.rank): self.told_at[who.pid] for run, who in ends if who.pid in self.told_at}
+        return {(run, process.rank): self.told_at[process.pid] for run, process in ends if process.pid in self.told_at}
 
     def _launcher(self) -> str | None:
         if self.seen & TORCHELASTIC or self.place.torchrun:

@@ -70,8 +70,8 @@ def failure(spot: Spot) -> Failure:
 def ends_of(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple[Author, End]]:
     """The ends that a line tells of."""
     if kind == "mpi_end":
-        who = Author(rank=int(fields["rank"]), host=fields["host"], pid=int(fields["pid"]))
-        yield who, End(signal=int(fields["signal"]))
+        process = Author(rank=int(fields["rank"]), host=fields["host"], pid=int(fields["pid"]))
+        yield process, End(signal=int(fields["signal"]))
     elif kind == "failed" and "pid" in fields:
         code = int(fields["code"])
         end = End(code=code) if code >= 0 else End(signal=-code)

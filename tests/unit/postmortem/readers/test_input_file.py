@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hangdoc.postmortem.readers import Notes, _input_file, load
+from hangdoc.postmortem.readers import ReadContext, _input_file, load
 from hangdoc.postmortem.readers._input_file import gather
 from hangdoc.postmortem.report import Read, _found
 from hangdoc.system import input_limits
@@ -61,7 +61,7 @@ def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_are_given_back_once_their_files_are_read(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.log").write_bytes(pack("zstd"))
-    notes, read = Notes(lambda text: None), list[Read]()
-    list(_found(gather([tmp_path], print), load(), notes, read))
+    context, read = ReadContext(lambda text: None), list[Read]()
+    list(_found(gather([tmp_path], print), load(), context, read))
     assert [one.kind for one in read] == ["training log"] * 3
     assert not any("head" in vars(one.source) for one in read)

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from hangdoc.evidence import RankEvidence, Snapshot, Target
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._input_file import gather
 from hangdoc.postmortem.readers._recording_windows import ROUNDS
 from hangdoc.postmortem.readers.recording import READER, with_segments
@@ -41,8 +41,8 @@ def verdict(status: str = "stalled", job: str = "a") -> Verdict:
 def judged(folder: Path, said: list[str] | None = None) -> list[Snapshot]:
     """What a report of a folder with one recording judges."""
     (found,) = with_segments(gather([folder], print))
-    notes = Notes((said if said is not None else []).append)
-    return [one for one in READER.read(found, notes) if isinstance(one, Snapshot)]
+    context = ReadContext((said if said is not None else []).append)
+    return [one for one in READER.read(found, context) if isinstance(one, Snapshot)]
 
 
 def times(shots: Sequence[Snapshot], job: str = "a") -> list[float]:
@@ -149,7 +149,7 @@ def test_a_segment_alone_is_read(tmp_path: Path) -> None:
             recorder.snapshot(shot(number))
     third = sorted(tmp_path.iterdir())[2]
     (found,) = with_segments(gather([third], print))
-    assert [one.at_s for one in READER.read(found, Notes(print)) if isinstance(one, Snapshot)] == [2.0]
+    assert [one.at_s for one in READER.read(found, ReadContext(print)) if isinstance(one, Snapshot)] == [2.0]
 
 
 def test_a_segment_that_its_recorder_removes_meanwhile_is_said(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_segment_that_its_recorder_removes_meanwhile_is_said(tmp_path: Path) -
     (found,) = with_segments(gather([tmp_path], print))
     found.before[0].path.unlink()
     said: list[str] = []
-    assert [one.at_s for one in READER.read(found, Notes(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
+    assert [one.at_s for one in READER.read(found, ReadContext(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
     assert "its recorder has removed it" in said[0]
 
 
@@ -200,7 +200,7 @@ def test_a_small_bomb_is_cut_in_a_sentence(
         monkeypatch.setattr(input_limits, "STREAM", 8 * input_limits.MIB)
     made = packed(tmp_path / "bomb.jsonl.zst", *lines)
     problems: list[str] = []
-    assert list(READER.read(made, Notes(problems.append))) == []
+    assert list(READER.read(made, ReadContext(problems.append))) == []
     assert any(said in problem for problem in problems), problems
     assert len(problems) < 30
 
