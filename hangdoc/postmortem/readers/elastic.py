@@ -9,8 +9,8 @@ from hangdoc.evidence import End
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
-from hangdoc.postmortem.readers._logs.attribution import place_of
-from hangdoc.postmortem.readers._logs.tracebacks import HEADING, Raised, read
+from hangdoc.postmortem.readers._logs.attribution import file_origin
+from hangdoc.postmortem.readers._logs.tracebacks import HEADING, LoggedException, parse_traceback
 from hangdoc.redaction.text import redact
 from hangdoc.system import input_limits
 
@@ -39,37 +39,37 @@ class ElasticReader:
         except (ValueError, AttributeError):
             context.warn(f"{source.name}: damaged JSON; not read")
             return
-        process = place_of(source).process
+        process = file_origin(source).process
         yield from _pieces(source, process, message if isinstance(message, dict) else {"message": message})
 
 
 def _pieces(source: Source, process: ProcessRef, message: dict[str, Any]) -> Iterable[Piece]:
     extra = message.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
-    raised = _raised(extra.get("py_callstack"))
-    text = str(message.get("message") or (raised.text if raised else ""))
+    exception = _traceback(extra.get("py_callstack"))
+    text = str(message.get("message") or (exception.text if exception else ""))
     at = _number(extra.get("timestamp"))
     kind, _, told = text.partition(": ")
     fields = {"type": kind, "message": told, "uncaught": "yes"}
-    if raised and raised.causes:
-        fields["cause"] = raised.causes[0]
+    if exception and exception.causes:
+        fields["cause"] = exception.causes[0]
     kept = {name: redact(name, value)[:TEXT] for name, value in fields.items()}
     said = LogEvent("exception", redact("", text[: 4 * TEXT])[:TEXT], source.name, 1, at, kept)
     yield Piece(process, "logs", Logs((said,), 1, at, at), at, launcher="torchrun")
     if (process.rank, process.pid) == (None, None):
         return
-    if raised and raised.frames:
-        yield Piece(process, "stacks", raised.stacks, at, launcher="torchrun")
+    if exception and exception.frames:
+        yield Piece(process, "stacks", exception.stacks, at, launcher="torchrun")
     code = _number(message.get("errorCode"))
     end = End(signal=int(-code)) if code is not None and -65 < code < 0 else End(code=int(code or 1))
     yield Piece(process, "end", end, at, launcher="torchrun")
 
 
-def _raised(callstack: object) -> Raised | None:
+def _traceback(callstack: object) -> LoggedException | None:
     if not isinstance(callstack, str):
         return None
     lines = iter(callstack[: 2**20].splitlines())
-    return read(lines) if any(HEADING in line for line in lines) else None
+    return parse_traceback(lines) if any(HEADING in line for line in lines) else None
 
 
 def _number(value: object) -> float | None:

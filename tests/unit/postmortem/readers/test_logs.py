@@ -17,10 +17,10 @@ from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._logs.prefixes import Habits, habits, parse
-from hangdoc.postmortem.readers.logs import READER, forms
+from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle, parse, prefix_style
+from hangdoc.postmortem.readers.logs import READER, line_patterns
 
-YEAR = Habits(year=2026, month=12)
+YEAR = PrefixStyle(year=2026, month=12)
 
 
 def read(path: Path, text: str | bytes, name: str = "train.log") -> list[Piece]:
@@ -319,7 +319,7 @@ def test_a_line_is_understood(line: str, kind: str, fields: dict[str, str], endi
 def test_every_kind_of_line_has_an_example() -> None:
     elsewhere = {"exception", "failure", "restart", "start", "nccl_rank", "ray_worker", "barrier_timeout"}
     elsewhere |= {"ended_from_outside"}
-    assert {form.kind for form in forms()} - {kind for _, kind, _ in LINES} <= elsewhere
+    assert {pattern.kind for pattern in line_patterns()} - {kind for _, kind, _ in LINES} <= elsewhere
 
 
 TIMEOUT = (
@@ -386,8 +386,8 @@ def test_a_prefix_tells_who_wrote(raw: str, told: dict[str, Any]) -> None:
 
 def test_labels_of_srun_are_known_by_the_whole_file() -> None:
     head = "".join(f"{rank}: step {rank} loss 0.5\n" for rank in range(8))
-    assert parse("3: text", habits(head, 0.0)).rank == 3
-    assert parse("3: text", habits("a\nb\nc\n3: text\n", 0.0)).rank is None
+    assert parse("3: text", prefix_style(head, 0.0)).rank == 3
+    assert parse("3: text", prefix_style("a\nb\nc\n3: text\n", 0.0)).rank is None
 
 
 # --- whose lines ----------------------------------------------------------------------------------
