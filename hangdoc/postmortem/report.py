@@ -13,8 +13,8 @@ from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load
-from hangdoc.postmortem.readers._input_file import gather
-from hangdoc.postmortem.readers._torchrun import with_nodes
+from hangdoc.postmortem.readers._input_file import find_sources
+from hangdoc.postmortem.readers._torchrun import assign_nodes
 from hangdoc.postmortem.readers.recording import with_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
@@ -71,7 +71,7 @@ def report(
     problems: list[str] = []
     readers = load()
     read: list[Read] = []
-    files = with_segments(with_nodes(gather(sources, problems.append)))
+    files = with_segments(assign_nodes(find_sources(sources, problems.append)))
     context = ReadContext(problems.append, progress)
     shots = snapshots(_found(files, readers, context, read), problems.append)
     shots = with_source(shots, context.shared.get(SCRIPTS, ()), _written(files), problems.append)
@@ -101,7 +101,7 @@ def _found(
 ) -> Iterator[EvidenceItem]:
     for source in sources:
         reader = next((one for one in readers if one.recognises(source)), None) if source.head else None
-        read.extend(Read(part, reader.name if reader else None) for part in (*source.before, source))
+        read.extend(Read(part, reader.name if reader else None) for part in (*source.earlier_segments, source))
         if reader is None:
             context.warn(f"{source.name}: {'not of a kind that hangdoc reads' if source.head else _empty(source)}")
             context.progress(source.size)
@@ -113,7 +113,7 @@ def _found(
         except (MemoryError, RecursionError):
             context.warn(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
         finally:
-            source.forget_head()
+            source.drop_head()
 
 
 def _written(files: Sequence[Source]) -> float | None:

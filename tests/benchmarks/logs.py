@@ -28,9 +28,9 @@ READ = """
 import json, resource, sys, time
 from pathlib import Path
 from hangdoc.postmortem.readers import Piece, ReadContext
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.logs import READER
-files = gather([Path(sys.argv[1])], print)
+files = find_sources([Path(sys.argv[1])], print)
 began, cpu = time.monotonic(), time.process_time()
 pieces = [piece for source in files if READER.recognises(source) for piece in READER.read(source, ReadContext(print))]
 wall, cpu = time.monotonic() - began, time.process_time() - cpu

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from hangdoc.evidence import Frame
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks
+from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
+from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
 from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, text_lines
 
 _THREAD = re.compile(
@@ -38,7 +38,7 @@ OPENING = re.compile(
 class _Thread:
     tid: int
     number: int | None
-    native: Thread
+    native: ThreadBuilder
     python: list[Frame] = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ class GdbReader:
         return opened and bool(frames) and 10 * len(frames) >= head.count("\n")
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        return pieces(dumped(text_lines(source, context), OPENING, _Parser), source, context)
+        return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
 
 
 class _Parser:
@@ -105,7 +105,7 @@ class _Parser:
         if self._process is None:
             self._process = self._claim.take()
         if tid not in self._threads and len(self._threads) < MOST_THREADS:
-            self._threads[tid] = _Thread(tid, number, Thread(tid, name))
+            self._threads[tid] = _Thread(tid, number, ThreadBuilder(tid, name))
         self._last, self._in_python = self._threads.get(tid), False
         return True
 
@@ -133,17 +133,17 @@ class _Parser:
             pid = self._process.pid
             if pid is None and not self._core:  # gdb numbers the main thread of a process it attaches to 1
                 pid = next((one.tid for one in self._threads.values() if one.number == 1), None)
-            record = stacks([_joined(one, pid) for one in self._threads.values()])
+            record = stacks_record([_joined(one, pid) for one in self._threads.values()])
             process = ProcessRef(self._process.rank, self._process.host, pid)
             if record is not None:
-                self.pieces.append(Piece(process, "stacks", Dumped(process, record, self._command)))
+                self.pieces.append(Piece(process, "stacks", ProcessDump(process, record, self._command)))
         self._process, self._threads, self._last, self._command, self._core = None, {}, None, "", False
 
 
-def _joined(one: _Thread, pid: int | None) -> Thread:
+def _joined(one: _Thread, pid: int | None) -> ThreadBuilder:
     """Native frames down to the interpreter, then those of Python."""
     name = "MainThread" if one.tid == pid or (one.python and one.python[-1].function == "<module>") else one.native.name
-    found = Thread(one.tid, name)
+    found = ThreadBuilder(one.tid, name)
     for frame in one.native.frames:
         if one.python and _EVAL.match(frame.function):
             break

@@ -24,7 +24,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     parse_traceback,
     watchdog_stack,
 )
-from hangdoc.postmortem.readers.faulthandler import dumps
+from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MOST_ORIGINS = 20_000
@@ -171,7 +171,7 @@ class LogCollector:
         """Record the stacks and the signal of a faulthandler dump."""
         # Stop at the next dump: it belongs to another process.
         texts = takewhile(lambda text: FATAL not in text, self._following(matched, line, FATAL))
-        for dump in islice(dumps(chain([line.text], texts)), 1):
+        for dump in islice(faulthandler_dumps(chain([line.text], texts)), 1):
             self._events_of(origin).offer_stack(2, line.at, dump.stacks)
             self.ends += [(self.run, origin, more.record) for more in dump.more if isinstance(more.record, End)]
 

@@ -17,7 +17,7 @@ from hangdoc.evidence import FlightRecorder, Groups, Stacks
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._fr_trace import Kept, flight_recorder
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.flight_recorder import READER
 from tests.support.flight_recorder_traces import C10D, call, trace, write
 
@@ -28,7 +28,7 @@ STEPS = [call("all_reduce", 24), call("broadcast", 26, [[5]])] * 3
 def read(folder: Path, problems: list[str] | None = None, context: ReadContext | None = None) -> list[Piece]:
     context = context or ReadContext((problems if problems is not None else []).append)
     pieces: list[Piece] = []
-    for source in gather([folder], lambda text: None):
+    for source in find_sources([folder], lambda text: None):
         if READER.recognises(source):
             pieces += [piece for piece in READER.read(source, context) if isinstance(piece, Piece)]
     return pieces
@@ -202,7 +202,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path, name: str) ->
 def test_other_files_are_left_to_others(tmp_path: Path) -> None:
     for name, data in {"log.txt": b"step 1\n", "a.json": b'{"loss": 1}', "x": b"\x00\x01", "none": b""}.items():
         (tmp_path / name).write_bytes(data)
-        (source,) = gather([tmp_path / name], lambda text: None)
+        (source,) = find_sources([tmp_path / name], lambda text: None)
         assert not READER.recognises(source)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence.pieces import ProcessRef
-from hangdoc.postmortem.readers._input_file import gather
-from hangdoc.postmortem.readers._torchrun import process_of, with_nodes
+from hangdoc.postmortem.readers._input_file import find_sources
+from hangdoc.postmortem.readers._torchrun import assign_nodes, process_of
 from tests.support.judge import reported
 
 RAISED = """\
@@ -44,7 +44,7 @@ def named(rank: int, text: str) -> str:
 
 
 def whose(folder: Path) -> list[ProcessRef | None]:
-    return [process_of(source) for source in with_nodes(gather([folder], print))]
+    return [process_of(source) for source in assign_nodes(find_sources([folder], print))]
 
 
 @pytest.mark.parametrize(
