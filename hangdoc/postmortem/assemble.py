@@ -67,7 +67,7 @@ def snapshots(found: Iterable[Found], problem: Callable[[str], None] = lambda te
 def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
     """A recorded snapshot without claims of ranks and sizes that no job has."""
     ranks = tuple(
-        rank if (target := limits.believed(rank.target)) is rank.target else replace(rank, target=target)
+        rank if (target := limits.validated(rank.target)) is rank.target else replace(rank, target=target)
         for rank in shot.ranks
     )
     if all(new is old for new, old in zip(ranks, shot.ranks, strict=True)):
@@ -78,7 +78,7 @@ def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
 
 
 def _believable(piece: Piece, refused: dict[str, None]) -> Piece:
-    rank, size = limits.rank(piece.who.rank), limits.world(piece.world_size)
+    rank, size = limits.valid_rank(piece.who.rank), limits.valid_world_size(piece.world_size)
     if rank == piece.who.rank and size == (piece.world_size or None):
         return piece
     _refuse(piece.who.rank, rank, piece.world_size, size, refused)

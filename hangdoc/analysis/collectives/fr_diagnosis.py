@@ -16,7 +16,7 @@ from hangdoc.analysis.collectives.fr_divergence import Parting, parting
 from hangdoc.analysis.collectives.fr_history import Node, RankCalls, Scene, Transfer, circle, site
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, crossed, mismatch
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import Logs
 
 MANY = 8  # calls that tell how long it takes from one to the next
@@ -237,7 +237,7 @@ def _book(scene: Scene, cause: Cause, rank: int | None) -> RankCalls | None:
     return scene.books[cause.ledger].get(rank) if cause.ledger is not None and rank is not None else None
 
 
-def _call(book: RankCalls | None, number: int | None) -> Recorded | None:
+def _call(book: RankCalls | None, number: int | None) -> RecordedCall | None:
     calls = book.calls.get(number) if book is not None and number is not None else None
     return calls[0] if calls else None
 
@@ -247,12 +247,12 @@ def _site_at(book: RankCalls | None, parted: Parting | None) -> str | None:
     return site(call) if call is not None else None
 
 
-def _newest(record: FlightRecorder) -> Recorded | None:
+def _newest(record: FlightRecorder) -> RecordedCall | None:
     """The collective that it began last."""
     return next((entry for entry in reversed(record.entries) if not entry.p2p), None)
 
 
-def _label(scene: Scene, cause: Cause, call: Recorded | None) -> str | None:
+def _label(scene: Scene, cause: Cause, call: RecordedCall | None) -> str | None:
     if cause.ledger is not None:
         return scene.ledgers[cause.ledger].label
     return next((one.label for one in scene.ledgers if call is not None and one.name == call.group), None) or (
@@ -260,7 +260,7 @@ def _label(scene: Scene, cause: Cause, call: Recorded | None) -> str | None:
     )
 
 
-def _told(call: Recorded, transfer: Transfer | None) -> str:
+def _told(call: RecordedCall, transfer: Transfer | None) -> str:
     sizes = f" {call.sizes}" if call.sizes else ""
     types = f" {', '.join(dict.fromkeys(call.dtypes))}" if call.sizes and call.dtypes else ""
     if transfer is not None:

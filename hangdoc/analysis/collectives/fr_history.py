@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.evidence import FlightRecorder, Frame, Recorded
+from hangdoc.evidence import FlightRecorder, Frame, RecordedCall
 from hangdoc.evidence.collectives import pending_call
 
 DEFAULT = "0"  # torch's name of the group of the whole job
-Calls = tuple[Recorded, ...]  # with one number: several where they were coalesced
+Calls = tuple[RecordedCall, ...]  # with one number: several where they were coalesced
 Node = int | tuple[int, int]  # a rank; or a ledger, by its place, and the number of a collective in it
 Edges = Mapping[Node, frozenset[Node]]
 
@@ -64,7 +64,7 @@ class Transfer:
     peer: int
     sends: bool
     group: str
-    call: Recorded
+    call: RecordedCall
 
 
 def ledgers(records: Mapping[int, FlightRecorder]) -> list[Ledger]:
@@ -103,15 +103,15 @@ def _everybody(records: Mapping[int, FlightRecorder]) -> set[int]:
     return set(records).union(*told)
 
 
-def _by_group(entries: Iterable[Recorded]) -> dict[str, list[Recorded]]:
-    found: dict[str, list[Recorded]] = defaultdict(list)
+def _by_group(entries: Iterable[RecordedCall]) -> dict[str, list[RecordedCall]]:
+    found: dict[str, list[RecordedCall]] = defaultdict(list)
     for entry in entries:
         if not entry.p2p:
             found[entry.group].append(entry)
     return found
 
 
-def _book(entries: Sequence[Recorded]) -> RankCalls:
+def _book(entries: Sequence[RecordedCall]) -> RankCalls:
     calls: dict[int, Calls] = {}
     for entry in entries:
         calls[entry.sequence] = (*calls.get(entry.sequence, ()), entry)
@@ -152,7 +152,7 @@ class Scene:
     ledgers: Sequence[Ledger]
     books: Sequence[Mapping[int, RankCalls]]  # of each ledger, by rank
     transfers: Mapping[int, Transfer]  # by rank, the oldest that has no counterpart, else the oldest
-    waits: Mapping[int, Recorded]  # by rank, the oldest that did not end
+    waits: Mapping[int, RecordedCall]  # by rank, the oldest that did not end
     edges: Edges
 
     @classmethod
@@ -199,12 +199,12 @@ def circle(edges: Edges) -> set[Node]:
         left = keep
 
 
-def site(call: Recorded) -> str | None:
+def site(call: RecordedCall) -> str | None:
     """The line of the user's own code that made a call: "train (train.py:24)"; None where no frames are recorded."""
     frame = own(call)
     return f"{frame.function} ({(frame.short or frame.file).rsplit('/', 1)[-1]}:{frame.line})" if frame else None
 
 
-def own(call: Recorded) -> Frame | None:
+def own(call: RecordedCall) -> Frame | None:
     """The innermost frame of the user's own code, else the innermost of all."""
     return next((f for f in call.frames if not is_library(f.file)), call.frames[0] if call.frames else None)

@@ -16,7 +16,7 @@ from typing import Any
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.collectives.wait_targets import Group, Wait, waits
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Groups, limits
+from hangdoc.evidence import ProcessGroups, limits
 
 Node = int | Group  # a rank, or the wait that ranks in a collective of one group share
 Edges = Mapping[Node, frozenset[Node]]
@@ -132,7 +132,7 @@ def _job(picture: Picture) -> GroupJob:
 def _number(case: Case, key: Key) -> int | None:
     record: Any = case.record(key, "groups")
     rank = case.ranks[key].target.rank
-    return rank if rank is not None else record.rank if isinstance(record, Groups) else None
+    return rank if rank is not None else record.rank if isinstance(record, ProcessGroups) else None
 
 
 def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Members:
@@ -141,7 +141,7 @@ def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, Stack
     hidden: list[int] = []
     ranks = group.ranks
     if isinstance(ranks, range):  # as long as somebody claims that it is
-        hidden += limits.absent(len(ranks), seen)
+        hidden += limits.absent_ranks(len(ranks), seen)
         ranks = [rank for rank in seen if rank in ranks]
     for rank in ranks:
         wait = waiting.get(rank)

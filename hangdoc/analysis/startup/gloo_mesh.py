@@ -22,7 +22,7 @@ from hangdoc.analysis.startup.advertised_addresses import (
     unknown_to_gloo,
 )
 from hangdoc.analysis.startup.mesh_members import in_store, incomplete, makes, strangers, tried, whose_addresses
-from hangdoc.evidence.network import Firewall, Held
+from hangdoc.evidence.network import Firewall, InterfaceAddresses
 from hangdoc.evidence.rendezvous import Advertised, Mesh
 from hangdoc.formatting import endpoint, fold_hosts
 
@@ -165,7 +165,7 @@ def _joined(case: Case, key: Key) -> bool:
     return bool(getattr(case.record(key, "groups"), "groups", ()))
 
 
-def _held(one: Held) -> str:
+def _held(one: InterfaceAddresses) -> str:
     addresses = [plain(text) for text in one.addresses if not text.lower().startswith("fe80:")]
     return one.name + (f" ({', '.join(addresses)})" if addresses else " (no address)") + ("" if one.up else ", down")
 

@@ -13,7 +13,7 @@ from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.discovery.launcher import Launch, launch_of
-from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable
+from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Stacks, Variable
 from hangdoc.formatting import endpoint
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
@@ -29,7 +29,7 @@ RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes
 class Arrival:
     """What is known of one that is being set up."""
 
-    meeting: Meeting | None
+    meeting: Rendezvous | None
     launch: Launch | None  # of a launcher
     connected: bool | None  # to the place where it means to meet the others
     tried: str | None  # the address that did not answer, as the socket has it
@@ -67,7 +67,7 @@ def arrival(case: Case, key: Key) -> Arrival:
     frames = _frames(case, key)
     launch, left_s = launch_in(case, key), _left(case, key, frames)
     since = [_standing(case, key), _rendezvous(case, key, frames)]
-    if not isinstance(meeting, Meeting):
+    if not isinstance(meeting, Rendezvous):
         return Arrival(None, launch, None, None, None, _longest(since), left_s, age_s)
     port = meeting.port
     sockets = (record for _, record in case.series(key, "sockets") if isinstance(record, Sockets))

@@ -53,12 +53,12 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
         return Roll(size, None, (), None, False, here, (), busy)
     served = _served(waiting)
     known = here or (served is not None and served <= len(there))  # of those not seen none has come
-    missing = limits.absent(size, there) if known else ()
+    missing = limits.absent_ranks(size, there) if known else ()
     come = max(len(there), served or 0)
     lacking = max(0, size - come) if here or served is not None else None
     # One that was started and has not yet connected is on its way.
     coming = busy or (bool(kin - present) and (served is None or served < len(there)))
-    missed = limits.lacking(size, there) if known else 0
+    missed = limits.count_absent(size, there) if known else 0
     return Roll(size, come, missing, lacking, False, here, (), coming, missed)
 
 
@@ -85,9 +85,9 @@ def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> Roll:
     each = {launch.per_node for launch in launches}
     known = here or (served is not None and served <= there)
     numbered = known and fixed and None not in nodes | each and len(each) == 1
-    absent = limits.absent(fewest, nodes) if numbered else ()
+    absent = limits.absent_ranks(fewest, nodes) if numbered else ()
     per_node = next(iter(each)) or 1
-    missed = limits.lacking(fewest, nodes) * per_node if numbered else 0
+    missed = limits.count_absent(fewest, nodes) * per_node if numbered else 0
     few = len(absent) * per_node <= limits.NAMED_MOST
     missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
     lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
