@@ -188,7 +188,7 @@ def _job(
     things: HardwareErrors,
     met: RendezvousErrors,
 ) -> LogsJob:
-    absent = limits.absent(told.size, told.numbers) if told.size else ()
+    absent = limits.absent_ranks(told.size, told.numbers) if told.size else ()
     kernels = {**things.port_hosts, **things.gpu_hosts}
     return LogsJob(
         read=True,
