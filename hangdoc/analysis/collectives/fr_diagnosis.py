@@ -17,7 +17,7 @@ from hangdoc.analysis.collectives.fr_history import JobHistory, Node, RankCalls,
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch, racing_ranks
 from hangdoc.analysis.collectives.wait_graph import cycle_nodes
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.evidence import FlightRecorder
+from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import Logs
 
 MIN_GAPS = 8  # gaps between calls needed to know how long the next call may take

@@ -1,4 +1,4 @@
-"""Analysis `world`: who should be there and who is."""
+"""Analysis `world`: which ranks the job should have, and which were seen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from hangdoc.evidence import AGENT, limits
 
 @dataclass(frozen=True, slots=True)
 class WorldJob:
-    size: int | None  # world size, where a rank knows it
-    present: int  # ranks whose process lives
-    gone: tuple[int, ...]  # ranks that were watched and ended
-    missing: tuple[int, ...] | None  # ranks never seen, where the size is known; none where they are too many to name
-    hosts: int
-    lost: tuple[str, ...] = ()  # hosts of the fleet that are not seen
+    """The ranks and hosts of the job."""
+
+    size: int | None  # world size; None: no rank knows it
+    present: int  # number of ranks with a living process
+    gone: tuple[int, ...]  # ranks that were watched and have ended
+    missing: tuple[int, ...] | None  # ranks never seen; None: size unknown; (): also if there are too many to list
+    hosts: int  # number of hosts with a rank
+    lost: tuple[str, ...] = ()  # hosts of the fleet that do not report
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Frame, RecordedCall, Stack, Stacks, Variable
+from hangdoc.evidence import FlightRecorder, Frame, ProcessGroups, RecordedCall, Stack, Stacks, Variable
 from hangdoc.evidence.collectives import pending_call
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.evidence.pieces import Piece, ProcessRef
