@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
-from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _doing
+from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _blocked_in
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
@@ -100,7 +100,7 @@ SITE = "load (train.py:7)"
     ],
 )
 def test_what_a_stack_says_it_stood_in(stack: StackFacts, doing: str | None) -> None:
-    assert _doing(stack) == doing
+    assert _blocked_in(stack) == doing
 
 
 def test_nothing_is_said_without_dumps_or_a_line_that_says_so() -> None:
