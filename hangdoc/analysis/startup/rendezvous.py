@@ -8,7 +8,7 @@ from datetime import datetime
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.network.tcp_counters import asked_s, least
+from hangdoc.analysis.network.tcp_counters import syn_age_s, least
 from hangdoc.analysis.ranks.call_path_cache import chain_in
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.progress import ProgressFacts
@@ -138,7 +138,7 @@ def _unanswered(case: Case, key: Key, asked: Sequence[Connection]) -> float:
         for at, record in case.series(key, "sockets")
         if any(one.state == "syn_sent" and one.remote_port == asked[-1].remote_port for one in record.connections)
     )
-    return max(case.series(key, "sockets")[-1][0] - first, *map(asked_s, asked))
+    return max(case.series(key, "sockets")[-1][0] - first, *map(syn_age_s, asked))
 
 
 def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
