@@ -10,10 +10,10 @@ from typing import Any
 from hangdoc.analysis.facts import Facts, Schema, derive
 from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.evidence import Snapshot, Unseen
+from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_ranks, seconds
 from hangdoc.rules.evaluate import FAILED, evaluate
 from hangdoc.rules.loader import Library, load
-from hangdoc.system.garbage_collector import gc_paused
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file

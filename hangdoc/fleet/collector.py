@@ -12,6 +12,7 @@ from typing import Any
 from hangdoc import __version__
 from hangdoc.analysis import Key
 from hangdoc.evidence import AGENT, RankEvidence, Snapshot, Target, Unseen
+from hangdoc.evidence.memory import collect_rarely, trim_heap
 from hangdoc.fleet import protocol
 from hangdoc.fleet.agent_presence import ISSUED
 from hangdoc.fleet.clush import Carrier, Event
@@ -21,7 +22,6 @@ from hangdoc.fleet.transports import FleetOptions, hosts_of, way_of
 from hangdoc.formatting import fold_hosts, name_ranks
 from hangdoc.recording import codec
 from hangdoc.redaction.text import redact_text
-from hangdoc.system.garbage_collector import collect_rarely, give_back
 from probes import Tier
 
 
@@ -144,7 +144,7 @@ class Fleet:
             self._owners.note(host.name, {t: about for t, about in host.about.items() if t not in host.claims})
         self._introduce()
         shots = self._snapshots()
-        give_back()
+        trim_heap()
         return shots
 
     def rediscover(self) -> None:

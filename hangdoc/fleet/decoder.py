@@ -25,7 +25,7 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.evidence.limits import HOST_MOST, believed
-from hangdoc.evidence.sharing import share
+from hangdoc.evidence.memory import share
 from hangdoc.fleet.protocol import (
     KEEP,
     MOST,

@@ -11,9 +11,9 @@ from typing import Any
 
 from hangdoc.discovery.ranks import same_process
 from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
-from hangdoc.evidence.sharing import share
+from hangdoc.evidence.memory import share
 from hangdoc.redaction.records import Mask
-from hangdoc.system.exits import Exits, text
+from hangdoc.system.exits import ExitWatcher, format_exit
 from probes import Observation, Probe, Request, Tier, load
 
 
@@ -30,7 +30,7 @@ class Sampler:
     host: str
     targets: Sequence[Target]
     probes: Sequence[Probe] = field(default_factory=load)
-    exits: Exits = field(default_factory=Exits)
+    exits: ExitWatcher = field(default_factory=ExitWatcher)
     ask: frozenset[str] = frozenset()  # what probes may send (`probes.ASKABLE`)
     _asked: set[tuple[str, int, int]] = field(default_factory=set)  # steady probe, PID and start of living ranks
     _previous: Snapshot | None = None  # unmasked
@@ -64,12 +64,12 @@ class Sampler:
         return self._mask.of(self._previous)
 
     def _alive(self, target: Target) -> bool | None:
-        runs = self.exits.runs(target)
+        runs = self.exits.is_running(target)
         return same_process(target) if runs is None else runs
 
     def _evidence(self, target: Target, alive: bool | None, records: dict[str, Any]) -> RankEvidence:
         end = self.exits.end(target)
-        return RankEvidence(target, alive, records, text(end) if end else None, end)
+        return RankEvidence(target, alive, records, format_exit(end) if end else None, end)
 
     def _wanted(self, probe: Probe, tier: Tier, living: Sequence[Target]) -> list[Target]:
         if probe.tier > tier:

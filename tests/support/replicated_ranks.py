@@ -27,7 +27,7 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from hangdoc.evidence.sharing import share
+from hangdoc.evidence.memory import share
 from hangdoc.fleet import protocol
 from hangdoc.fleet.decoder import Reader
 from hangdoc.fleet.encoder import ADDRESS, Writer

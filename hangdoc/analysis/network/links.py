@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast, overload
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored
 from hangdoc.analysis.network.interfaces import faster, format_interface, interface_of, narrow, rank_interfaces
@@ -141,7 +141,7 @@ _LOCATION = attrgetter("local", "interface")
 RECENT_S = 5.0  # traffic within this time counts as moving
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class NetworkFacts:
     """One rank's connections to other ranks of its job. Ages in seconds, sizes in bytes."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.evidence import Connection, Sockets
 
 LINEAR = 4  # SYN retransmissions at intervals of one second
@@ -133,7 +133,7 @@ class SocketHistory:
                 yield instant, found
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Traffic:
     """Sums over connections between two samples; None: not reported by the kernel."""
 

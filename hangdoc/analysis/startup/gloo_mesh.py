@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.network.tcp_counters import syn_age_s, identity
+from hangdoc.analysis.network.tcp_counters import identity, syn_age_s
 from hangdoc.analysis.startup.advertised_addresses import (
     ELSEWHERE,
     GLOO,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.network.tcp_counters import syn_age_s, least
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.network.tcp_counters import least, syn_age_s
 from hangdoc.analysis.ranks.call_path_cache import chain_in
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.progress import ProgressFacts
@@ -27,7 +27,7 @@ ELASTIC = "torch/distributed/elastic/"
 RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Arrival:
     """What is known of one that is being set up."""
 
