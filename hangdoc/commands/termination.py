@@ -74,7 +74,7 @@ class Termination:
         raise KeyboardInterrupt
 
     def _watch(self, handled: list[int]) -> None:
-        """The second thread. The kernel prefers the main thread, so this one only gets signals that it has not handled."""
+        """The second thread. The kernel prefers the main thread, so only unhandled signals arrive here."""
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         main = threading.main_thread().ident or 0
         while self._code is None or time.monotonic() - self._began_s < CLEANUP_S:
