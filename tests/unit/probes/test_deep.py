@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import struct
 import sys
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from eventually import at_rest
 from hangdoc.evidence import Stacks
 from hangdoc.system import programs
 from probes import Tier, _deep, _pyspy
 from probes._frames import INNERMOST, OUTERMOST
+from probes._interpreter import Interpreter
+from probes._memory import Memory
 from probes.stacks import StacksProbe
 from unit.probes.attach import PROGRAMS, Program, every_python, started
 
@@ -113,3 +119,26 @@ def test_none_where_there_is_no_python() -> None:
         while "sleep" not in Path(f"/proc/{program.pid}/comm").read_text():
             threading.Event().wait(0.01)
         assert _deep.read(program.pid) is None
+
+
+@pytest.mark.parametrize("ring", [1, 2, 700])
+def test_a_ring_of_frames_ends_at_once(ring: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is seen where a stack changes while it is read."""
+    layout = _deep._LAYOUTS[3, 10]
+    read: list[int] = []
+
+    def at(reader: object, address: int) -> bytes:
+        read.append(address)
+        frame = bytearray(_deep._FRAME_BYTES)
+        struct.pack_into("<Q", frame, layout.previous, address % ring + 1)
+        return bytes(frame)
+
+    monkeypatch.setattr(_deep._Reader, "_at", at)
+    memory = Memory(os.getpid())
+    interpreter = Interpreter((3, 10), "3.10", ("", 0), 0, 0, 0)
+    reader = _deep._Reader(memory, interpreter, layout, os.getpid(), time.monotonic() + 60)
+    state = bytearray(4096)
+    struct.pack_into("<Q", state, layout.frame[0], 1)
+    with pytest.raises(_deep._Changed):
+        reader._frames(bytes(state))
+    assert len(read) < 4 * ring + 4
