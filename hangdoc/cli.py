@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hangdoc.commands.termination import INTERRUPTED, Ending
+from hangdoc.commands.termination import INTERRUPTED, Termination
 
 USAGE = 64  # contract; click's own 2 means "stalled" here
 CANNOT_TELL = 3
@@ -38,16 +38,16 @@ def _agent() -> int:
 
 
 def _main(work: Callable[[], int]) -> NoReturn:
-    ending = Ending()
+    termination = Termination()
     try:
         _streams()
-        ending.install()
+        termination.install()
         code = work()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else CANNOT_TELL if stopped.code else 0
-    ending.leave_if_begun()
+    termination.leave_if_begun()
     sys.exit(code)
 
 
@@ -79,7 +79,7 @@ def _complain(error: Exception) -> int:
 
     from hangdoc.errors import HangdocError
     from hangdoc.redaction.text import redact_text
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     usage_error = typer.BadParameter.__base__  # typer carries its own click from 0.29 on, and used the real one before
     if usage_error is not None and isinstance(error, usage_error):
@@ -103,7 +103,7 @@ def _usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         return USAGE
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     command = context.command_path if context else "hangdoc"
     print(f"{command}: {clean(error.format_message())}", file=sys.stderr)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hangdoc.commands.options import AgentCommand, Container, JobId, Namespace, Nodes, Selector, ViaWhat, wish
+from hangdoc.commands.options import (
+    AgentCommand,
+    Container,
+    JobId,
+    Namespace,
+    Nodes,
+    Selector,
+    ViaOption,
+    fleet_options,
+)
 from hangdoc.commands.output import stdout_console, write
 
 if TYPE_CHECKING:
@@ -30,7 +39,7 @@ def command(
         ),
     ] = sys.executable,
     nodes: Nodes = None,
-    via: ViaWhat = None,
+    via: ViaOption = None,
     agent_command: AgentCommand = "hangdoc",
     jobid: JobId = None,
     selector: Selector = None,
@@ -47,7 +56,7 @@ def command(
 
     Exit codes: 0 all is well, 3 something cannot be seen.
     """
-    fleet = wish(nodes, via, agent_command, jobid, selector, namespace, container)
+    fleet = fleet_options(nodes, via, agent_command, jobid, selector, namespace, container)
     if fleet:
         from hangdoc.fleet.doctor import reach
 

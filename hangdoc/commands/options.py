@@ -62,7 +62,7 @@ class Via(str, Enum):
 
 
 Nodes = Annotated[str | None, typer.Option(metavar="NODESET", help="These hosts: node[1-64], n1,n2, @slurmjob:123.")]
-ViaWhat = Annotated[
+ViaOption = Annotated[
     Via | None, typer.Option(help="How to reach the hosts (ssh). By srun, kubectl: their own nodes by default.")
 ]
 AgentCommand = Annotated[str, typer.Option(metavar="COMMAND", help="How hangdoc is called there; %h: the host.")]
@@ -72,7 +72,7 @@ Namespace = Annotated[str | None, typer.Option(metavar="NAME", help="Of the pods
 Container = Annotated[str | None, typer.Option(metavar="NAME", help="In the pods.")]
 
 
-def wish(
+def fleet_options(
     nodes: str | None,
     via: Via | None,
     agent: str,

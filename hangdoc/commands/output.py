@@ -50,7 +50,7 @@ def reader_gone() -> bool:
 def say(text: str) -> None:
     """A line of progress on stderr, without secrets; it stays, since it may be a warning."""
     from hangdoc.redaction.text import redact_text
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     line = f"hangdoc: {clean(redact_text(text))}"
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

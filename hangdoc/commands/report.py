@@ -13,7 +13,7 @@ from hangdoc.commands.output import progress, say, write
 from hangdoc.commands.watch import print_verdicts, worst
 
 if TYPE_CHECKING:
-    from hangdoc.incident.incident import Dossier
+    from hangdoc.incident.incident import Incident
 
 
 def command(
@@ -47,7 +47,7 @@ def command(
     """
     if json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
-    from hangdoc.incident.incident import dossiers
+    from hangdoc.incident.incident import incidents
     from hangdoc.postmortem.report import Unrecognised, report
 
     def told(text: str) -> None:
@@ -60,7 +60,7 @@ def command(
     except Unrecognised as error:
         told(str(error))
         return 3
-    made = dossiers(found, hashed=bool(html or markdown))
+    made = incidents(found, hashed=bool(html or markdown))
     verdicts, files = [one.verdict for one in made], made[0].files
     if markdown:
         from hangdoc.render.markdown import document
@@ -73,7 +73,7 @@ def command(
     return worst(verdicts)
 
 
-def _write_page(path: Path, made: Sequence[Dossier]) -> None:
+def _write_page(path: Path, made: Sequence[Incident]) -> None:
     """The page; what keeps it from being written is said, and the verdict and its exit code stand."""
     from hangdoc.render.html import page
     from hangdoc.system.private_files import replace_file

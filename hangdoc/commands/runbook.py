@@ -35,7 +35,7 @@ def command(
     hangdoc runbook                  all failures hangdoc knows
     hangdoc runbook uneven-batches   one of them
     """
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
     from hangdoc.rules import runbook
 
     if id is None:
@@ -58,7 +58,7 @@ def command(
 
 def _list(entries: list[Entry]) -> None:
     from hangdoc.render.page import Page
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     page = Page(stdout_console())
     width = max((len(entry.id) for entry in entries), default=0) + 2

@@ -22,7 +22,7 @@ LOOK_S = 0.2  # between looks for a signal that the main thread has not taken
 AGAIN_S = 0.2
 
 
-class Ending:
+class Termination:
     """The handling of the signals that end this process; one a process, made by the main thread."""
 
     def __init__(self) -> None:

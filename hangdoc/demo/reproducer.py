@@ -31,13 +31,13 @@ GONE_WRONG = frozenset({"stalled", "failed"})  # verdicts that a live watch is l
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenJob:
     """The job that a playbook is proved by, and the diagnosis it must get."""
 
     playbook: str
     cls: str
     script: Path
-    told: Reproducer  # how it is started, how soon it must be diagnosed, who is to blame
+    spec: Reproducer  # how it is started, how soon it must be diagnosed, who is to blame
     status: str = "stalled"
     variant: str = ""  # another job that fails so, which the tests run; "": the one that the demo shows
 
@@ -53,11 +53,11 @@ class Broken:
     @property
     def asking(self) -> tuple[str, ...]:
         """The options of `watch` without which it is not told from its look-alikes."""
-        return ("--ask", ",".join(self.told.ask)) if self.told.ask else ()
+        return ("--ask", ",".join(self.spec.ask)) if self.spec.ask else ()
 
     def running(self) -> AbstractContextManager[Trial]:
         """Start it."""
-        return running(self.script, self.told.ranks, self.told.args, self.told.env, self.told.launcher)
+        return running(self.script, self.spec.ranks, self.spec.args, self.spec.env, self.spec.launcher)
 
     def meets(self, verdicts: Iterable[Verdict]) -> bool:
         """True where the best finding of a job is this playbook's, on the expected ranks."""
@@ -65,7 +65,7 @@ class Broken:
 
     def _fits(self, finding: Finding) -> bool:
         culprits = sorted(culprit.rank for culprit in finding.culprits if culprit.rank is not None)
-        wanted = (self.playbook, self.cls, sorted(self.told.expect.culprits))
+        wanted = (self.playbook, self.cls, sorted(self.spec.expect.culprits))
         return (finding.playbook, finding.cls, culprits) == wanted
 
 
@@ -74,7 +74,7 @@ def ids() -> list[str]:
     return sorted(id for id, folder in folders().items() if (folder / SCRIPT).exists())
 
 
-def broken(id: str) -> Broken:
+def broken(id: str) -> BrokenJob:
     """The reproducer of a playbook; raises HangdocError where it has none, or its playbook cannot be read."""
     import yaml
 
@@ -88,7 +88,7 @@ def broken(id: str) -> Broken:
     told = playbook.reproducer
     if told is None or not (folder / SCRIPT).exists():
         raise UsageError(f"{id} has no reproducer; `hangdoc demo --list` shows those that have one")
-    return Broken(id, playbook.cls, folder / told.script, told, told.expect.status or playbook.status)
+    return BrokenJob(id, playbook.cls, folder / told.script, told, told.expect.status or playbook.status)
 
 
 def run(id: str | None, console: Console) -> int:
@@ -100,7 +100,7 @@ def run(id: str | None, console: Console) -> int:
 
     job = broken(id or DEFAULT)
     say, show_line = narrator()
-    say(f"starting {job.told.ranks} ranks of {job.script} (a real job, about to break)")
+    say(f"starting {job.spec.ranks} ranks of {job.script} (a real job, about to break)")
     try:
         with job.running() as trial:
             verdicts = diagnose(job, trial, say, show_line)
@@ -110,7 +110,7 @@ def run(id: str | None, console: Console) -> int:
     except TrialError as error:
         raise HangdocError(f"the demo's job could not be run: {error}") from error
     met = job.meets(verdicts)
-    wanted = f"{job.playbook}, culprits {list(job.told.expect.culprits)}"
+    wanted = f"{job.playbook}, culprits {list(job.spec.expect.culprits)}"
     say(f"the job and all its processes are ended; the diagnosis is {'' if met else 'NOT '}the expected one ({wanted})")
     return 0 if met else 1
 
@@ -129,16 +129,16 @@ def narrator() -> tuple[Callable[[str], None], Callable[[str], None]]:
 
 
 def diagnose(
-    job: Broken, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
+    job: BrokenJob, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
 ) -> tuple[Verdict, ...]:
     """Follow the job's log until it falls silent, then judge as `watch --once` does, until there is a finding."""
-    from hangdoc.watch.once import Options, watch_once
+    from hangdoc.watch.run import WatchOptions, watch_once
 
-    deadline = time.monotonic() + job.told.within_s
+    deadline = time.monotonic() + job.spec.within_s
     log = Log(trial, show_line)
-    if job.told.watch == "live":
+    if job.spec.watch == "live":
         return _watched(job, trial, log, deadline, say)
-    options = Options(pids=(trial.launcher_pid,), ask=frozenset(job.told.ask))
+    options = WatchOptions(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask))
     while True:
         quiet = log.follow(deadline, UNDER_WAY_S if job.goes_on else None)
         say(f"{f'no output for {QUIET_S:.0f} s: ' * quiet}{' '.join(_command(job, trial, '--once'))}")
@@ -147,18 +147,20 @@ def diagnose(
             return verdicts
 
 
-class _Told(Exception):
+class _Done(Exception):
     """The live watch has said what is wrong, or had time enough."""
 
 
-def _command(job: Broken, trial: Trial, *options: str) -> list[str]:
+def _command(job: BrokenJob, trial: Trial, *options: str) -> list[str]:
     return ["hangdoc", "watch", *options, *job.asking, "--pids", str(trial.launcher_pid)]
 
 
-def _watched(job: Broken, trial: Trial, log: Log, deadline: float, say: Callable[[str], None]) -> tuple[Verdict, ...]:
+def _watched(
+    job: BrokenJob, trial: Trial, log: Log, deadline: float, say: Callable[[str], None]
+) -> tuple[Verdict, ...]:
     """Watch it live from its first line on, until it has gone wrong."""
     from hangdoc.render.live import event_text
-    from hangdoc.watch.once import Event, Options, watch
+    from hangdoc.watch.run import Event, WatchOptions, watch
 
     verdicts: list[Verdict] = []
 
@@ -170,12 +172,12 @@ def _watched(job: Broken, trial: Trial, log: Log, deadline: float, say: Callable
     def status(_: Verdict) -> None:
         log.show()
         if verdicts or time.monotonic() >= deadline:
-            raise _Told
+            raise _Done
 
     log.follow(deadline, 0.0)
     say(" ".join(_command(job, trial)))
-    with suppress(_Told):
-        watch(Options(pids=(trial.launcher_pid,), ask=frozenset(job.told.ask)), emit, status, say)
+    with suppress(_Done):
+        watch(WatchOptions(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask)), emit, status, say)
     log.show()
     return tuple(verdicts)
 
@@ -206,7 +208,7 @@ class Log:
 
     def show(self, most: int = SHOWN) -> bool:
         """Show what is new, at most so many lines of it; True where there is something."""
-        from hangdoc.render.text import clean
+        from hangdoc.render.sanitize import clean
 
         lines = self._trial.text().splitlines()
         new = lines[self._seen :]

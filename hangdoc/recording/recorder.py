@@ -32,7 +32,7 @@ from hangdoc.system import input_limits
 from hangdoc.system.private_files import create, open_folder, write_all
 from hangdoc.verdict import Verdict
 
-SCHEMA = "hangdoc.recording.recorder/1"
+SCHEMA = "hangdoc.recording/1"
 SUFFIX = ".jsonl.zst"
 MAX_BYTES = 256 * 2**20  # on disk, all segments of one recorder together
 SEGMENT_BYTES = 8 * 2**20  # on disk; a longer segment is followed by a new one
@@ -331,7 +331,7 @@ def is_header(line: bytes) -> bool:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict) and str(value.get("schema", "")).startswith("hangdoc.recording.recorder/")
+    return isinstance(value, dict) and str(value.get("schema", "")).startswith("hangdoc.recording/")
 
 
 def lines(path: Path, cuts: list[str], longest: int = MAX_LINE) -> Iterator[bytes]:

@@ -13,16 +13,17 @@ from rich.text import Text
 
 from hangdoc.formatting import seconds
 from hangdoc.render.page import Page
-from hangdoc.render.rank_lines import name
-from hangdoc.render.terminal import job_name, job_text, lines, ranks, status_text
-from hangdoc.render.text import clean
+from hangdoc.render.rank_groups import name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.terminal import lines, ranks, status_text
+from hangdoc.render.verdict_text import job_name, job_text
 from hangdoc.verdict import EXIT, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 OVER = frozenset({"started", "healthy", "recovered"})  # an older verdict no longer holds
 EVENTS = 5  # last events on the screen

@@ -68,10 +68,10 @@ def _usual_shapes(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     looks = looks_at(case, key)
     if len(looks) < MIN_LOOKS:
         return {}
-    stories = [id(look.story) for look in looks]
+    stories = [id(look.path) for look in looks]
     shapes: dict[Name, dict[tuple[int, ...], int]] = {}
     for look in distinct(looks):
-        times = stories.count(id(look.story))
+        times = stories.count(id(look.path))
         for name, shape in _shapes(case, look):
             seen = shapes.setdefault(name, {})
             seen[shape] = seen.get(shape, 0) + times

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.progress import Look, looks_at, spots
+from hangdoc.analysis.ranks.progress import Look, activities, looks_at
 from hangdoc.evidence import Environ, Frame, Host, Stacks, Tensor, Variable
 from hangdoc.evidence.software import Types
 
@@ -119,11 +119,11 @@ def _is_bf16_kernel(function: str) -> bool:
 def _busiest(case: Case, key: Key) -> str | None:
     """The innermost sites where a rank computed most often."""
     looks = looks_at(case, key)
-    return case.once(("busiest", spots(looks)), lambda: _busiest_sites(looks))
+    return case.once(("busiest", activities(looks)), lambda: _busiest_sites(looks))
 
 
 def _busiest_sites(looks: Sequence[Look]) -> str | None:
-    computing = [look.story[-1] for look in looks if look.phase == "compute" and look.story]
+    computing = [look.path[-1] for look in looks if look.phase == "compute" and look.path]
     names = Counter("code of torch.compile" if COMPILED.search(step.file) else step.site for step in computing)
     return ", ".join(name for name, _ in names.most_common(MOST_KERNELS)) or None
 

@@ -66,12 +66,12 @@ def _facts(case: Case, key: Key) -> RecompilationFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
-    compiling = [look for look in looks if look.spot.phase == "compile"]
+    compiling = [look for look in looks if look.activity.phase == "compile"]
     if not compiling:
         return NEVER
     around = [(look, step) for look in compiling if (step := _loop_step(look)) is not None]
     iterations = {iteration for _, step in around if (iteration := _iteration(step))}
-    own = user_step(compiling[-1].story) if compiling else None
+    own = user_step(compiling[-1].path) if compiling else None
     recompilations = [found for look in compiling if (found := _recompiled(look))]
     before = max((count for count, _ in recompilations), default=None)
     enough = (ITERATIONS_RECOMPILED if (before or 0) >= OFTEN else ITERATIONS) if _warm(around) else ITERATIONS_EARLY
@@ -93,7 +93,7 @@ def _recompiled(look: Look) -> tuple[int, str] | None:
 
     For example `0/3: tensor 'x' size mismatch at index 1. ...`.
     """
-    for step in look.story:
+    for step in look.path:
         reason = step.variables.get("recompile_reason") if "/torch/_dynamo/" in step.file else None
         if reason and (found := RECOMPILED.match(reason.text.strip('"').replace('\\"', "'"))):
             return int(found[1]) + 1, found[2].partition("  #")[0]
@@ -102,7 +102,7 @@ def _recompiled(look: Look) -> tuple[int, str] | None:
 
 def _loop_step(look: Look) -> Step | None:
     """The outermost user frame inside a loop: usually the training loop."""
-    own = [step for step in look.story if not is_library(step.file) and step.place and step.place.loops]
+    own = [step for step in look.path if not is_library(step.file) and step.place and step.place.loops]
     return own[0] if own else None
 
 

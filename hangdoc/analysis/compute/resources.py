@@ -14,8 +14,9 @@ from operator import attrgetter
 from typing import Any
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.cpu_clocks import over, processes
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.ranks.cpu_clocks import usage_over
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 from hangdoc.formatting import fold_ranks
@@ -30,7 +31,7 @@ _STATE = attrgetter("state")
 Fields = dict[str, Any]  # a subset of the fields of ResourcesFacts
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ResourcesFacts:
     """One rank over the window. Shares are 0..1, rates per second. None: not seen, or seen only once."""
 
@@ -126,7 +127,7 @@ def _facts(
 
 
 def _process(case: Case, key: Key, host: object, placement: JobPlacement) -> Fields:
-    series = processes(case, key)
+    series = process_looks(case, key)
     if not series or case.ranks[key].alive is False:
         return {}
     newest = series[-1][1]
@@ -136,15 +137,15 @@ def _process(case: Case, key: Key, host: object, placement: JobPlacement) -> Fie
     if cores:
         fields |= {"cores": len(cores), "core_list": _folded(cores), "crowd": placement.crowds[key[0], cores]}
         fields["bound"] = len(cores) < host.cores if isinstance(host, Host) else None
-    total = over(series)
+    total = usage_over(series)
     if total.seconds < MIN_WINDOW_S:
         return fields
     fields |= {
         "window_s": total.seconds,
         "cores_used": total.cpu_s / total.seconds,
         "user_cores": _user_s(series) / total.seconds if newest.system_s is not None else None,
-        "demand": total.asked_s / total.seconds if total.delay_s is not None else None,
-        "delay_share": total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
+        "demand": total.demand_s / total.seconds if total.delay_s is not None else None,
+        "delay_share": total.delay_s / total.demand_s if total.delay_s is not None and total.demand_s > 0.0 else None,
         "busy_threads": sum([part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()]),
         "blocked_share": sum(["D" in map(_STATE, process.threads) for _, process in series]) / len(series),
     }
@@ -247,7 +248,7 @@ def _neighbours(case: Case, host: str) -> list[Neighbours]:
 
 def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
     """CPU time that processes outside the job took on this rank's cores, averaged over the looks."""
-    series = processes(case, key)
+    series = process_looks(case, key)
     own_cores = set(series[-1][1].affinity or ()) if series else set()
     total: dict[int, float] = defaultdict(float)
     known: dict[int, Neighbour] = {}

@@ -12,8 +12,9 @@ from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.analysis.ranks.cpu_clocks import clocks, processes, spent
+from hangdoc.analysis.ranks.cpu_clocks import clocks, usage_between
 from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Process
 
@@ -39,7 +40,7 @@ class WaitTime:
 
 def wait_time(case: Case, key: Key) -> WaitTime | None:
     """Wait time of one rank. None: too few looks or too short a window."""
-    looks, series = looks_at(case, key), processes(case, key)
+    looks, series = looks_at(case, key), process_looks(case, key)
     if len(looks) < MIN_LOOKS or len(series) < MIN_LOOKS or series[-1][0] - series[0][0] < MIN_WINDOW_S:
         return None
     start, end = looks[0].at_s, looks[-1].at_s
@@ -83,10 +84,10 @@ class _Asleep:
         """None: the kernel does not report run-queue delay."""
         readings, sums = clocks(series), [0.0]
         for pair in pairwise(readings):
-            time = spent(pair)
+            time = usage_between(pair)
             if time.delay_s is None:
                 return None
-            sums.append(sums[-1] + max(0.0, time.seconds - time.asked_s))
+            sums.append(sums[-1] + max(0.0, time.seconds - time.demand_s))
         return cls(tuple(clock.at_s for clock in readings), tuple(sums))
 
     def share(self, first: float, last: float) -> float:
@@ -145,15 +146,15 @@ def _moved(case: Case, key: Key) -> list[bool]:
     known: dict[Key, list[bool]] = case.once("moved", dict)
     if key not in known:
         looks = looks_at(case, key)
-        positions = {id(look.story): _position(look) for look in {id(look.story): look for look in looks}.values()}
-        known[key] = [positions[id(a.story)] != positions[id(b.story)] for a, b in pairwise(looks)]
+        positions = {id(look.path): _position(look) for look in {id(look.path): look for look in looks}.values()}
+        known[key] = [positions[id(a.path)] != positions[id(b.path)] for a, b in pairwise(looks)]
     return known[key]
 
 
 def _position(look: Look) -> tuple[object, ...]:
     """Lines of the user's own code, and the numbers in all frames."""
-    lines = tuple([(step.function, step.line) for step in look.story if not is_library(step.file)])
-    numbers = tuple(v.number for step in look.story for _, v in sorted(step.variables.items()) if v.number is not None)
+    lines = tuple([(step.function, step.line) for step in look.path if not is_library(step.file)])
+    numbers = tuple(v.number for step in look.path for _, v in sorted(step.variables.items()) if v.number is not None)
     return lines, numbers
 
 

@@ -55,7 +55,7 @@ def _sizes(case: Case, key: Key) -> dict[Name, float]:
     """Usual size of each of a rank's variables over the looks."""
     seen: dict[Name, list[float]] = {}
     for look in looks_at(case, key):
-        for step in look.story:
+        for step in look.path:
             for variable in () if is_library(step.file) else step.variables.values():
                 size = _size(variable)
                 if size is not None:
@@ -99,9 +99,9 @@ def same_code(case: Case, key: Key) -> bool | None:
 
 def _chain(look: Look) -> tuple[tuple[str, str, int], ...]:
     """Call chain down to the innermost user code, with lines; lines inside a model or a library are ignored."""
-    own = [number for number, step in enumerate(look.story) if not is_library(step.file)]
+    own = [number for number, step in enumerate(look.path) if not is_library(step.file)]
     chain, in_model = [], False
-    for step in look.story[: own[-1] + 1] if own else ():
+    for step in look.path[: own[-1] + 1] if own else ():
         in_model = in_model or MODEL in step.file
         chain.append((step.file, step.function, 0 if in_model or is_library(step.file) else step.line))
     return tuple(chain)

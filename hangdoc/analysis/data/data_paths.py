@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.divergence import PositionFacts
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
 from hangdoc.evidence import Environ, Io
 
@@ -156,7 +156,7 @@ def _contains(path: str | None, folder: str) -> bool:
 
 def _parted(case: Case, outliers: frozenset[Key]) -> bool:
     """The outliers and the other ranks are at different code positions."""
-    position: Mapping[Key, PositionFacts] = case.rank_facts["position"]
+    position: Mapping[Key, DivergenceFacts] = case.rank_facts["position"]
     sides = [{facts.side for key, facts in position.items() if (key in outliers) is side} for side in (True, False)]
     return not sides[0] & sides[1] and None not in sides[0] | sides[1]
 

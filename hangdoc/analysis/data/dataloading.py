@@ -18,7 +18,7 @@ from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
 from hangdoc.analysis.ranks.call_path import Code, Step
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.progress import Look, ProgressFacts, looks_at, spots
+from hangdoc.analysis.ranks.progress import Look, ProgressFacts, activities, looks_at
 from hangdoc.evidence import Process, Sockets, Source, Stacks
 
 WAITS = 0.8  # share of the looks
@@ -66,7 +66,7 @@ def _facts(case: Case, key: Key, awaited: bool) -> DataLoadingFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
-    code = case.once(("inputs", spots(looks)), lambda: _code(looks))
+    code = case.once(("inputs", activities(looks)), lambda: _code(looks))
     workers = list(_by_workers(case, key))
     if code.loading or workers:
         return _derive(case, key, code, workers, awaited)
@@ -169,7 +169,7 @@ def _without_first_batch(case: Case, key: Key, gaps: Sequence[tuple[Look, float]
 
 def _batch_s(looks: Sequence[Look]) -> float | None:
     """Seconds per batch, from the fastest loop counter outside the loader's frames."""
-    if looks[0].story is looks[-1].story:
+    if looks[0].path is looks[-1].path:
         return None
     first, last = _counters(looks[0]), _counters(looks[-1])
     grown = max((last[name] - first[name] for name in last if name in first), default=0.0)
@@ -178,11 +178,11 @@ def _batch_s(looks: Sequence[Look]) -> float | None:
 
 def _counters(look: Look) -> dict[str, float]:
     """Loop counters outside the loader's frames, by function and name."""
-    if not look.spot.counters:
+    if not look.activity.counters:
         return {}
-    files = [step.file for step in look.story]
+    files = [step.file for step in look.path]
     inside = next((at for at, file in enumerate(files) if _is_loader_file(file)), len(files))
-    steps = [(look.story[at], name) for at, name in look.spot.counters if at < inside]
+    steps = [(look.path[at], name) for at, name in look.activity.counters if at < inside]
     return {
         f"{step.function}.{name}": variable.number
         for step, name in steps
@@ -209,8 +209,8 @@ def _most_frequent(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None,
 def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[None, Step]]:
     """User code that the loader called in the rank itself."""
     for look in (look for look in looks if is_loading(look.code)):
-        inside = [i for i, step in enumerate(look.story) if LOADER.search(step.file)]
-        own = user_line(look.story[inside[0] + 1 :])
+        inside = [i for i, step in enumerate(look.path) if LOADER.search(step.file)]
+        own = user_line(look.path[inside[0] + 1 :])
         if own is not None:
             yield None, own
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Code, Step, Story, is_library, tell
+from hangdoc.analysis.ranks.call_path import CallPath, Code, Step, call_path, is_library
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import FileCall, Helper, Io, Place, Process, Source, Stack, Stacks
 
@@ -89,7 +89,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     workers = workers_of(case, key, recent)
     shown = min(workers, key=lambda w: (KINDS.index(w.kind), -w.cores), default=None)
     stack = case.rank_facts["stack"][key]
-    frame = _frame(looks[-1].story)
+    frame = _frame(looks[-1].path)
     # In subprocess.py a rank waits for another program; elsewhere it waits for workers of its own.
     awaited = [w for w in workers if w.own or "(subprocess.py" in (frame or "")]
     stuck = waits and not stack.waits and _cannot_go_on(case, key, waiting_s or 0.0, recent, awaited)
@@ -143,7 +143,7 @@ def is_loading(code: Code) -> bool:
     return any(LOADER.search(file) for file, _ in code)
 
 
-def _frame(story: Story) -> str | None:
+def _frame(story: CallPath) -> str | None:
     """The frame that shows the reason for the wait: the loader's, else the innermost waiting frame."""
     waiting = [step for step in story if WAITS.search(name_of(step))]
     loading = [step for step in waiting if LOADER.search(step.file)]
@@ -202,7 +202,7 @@ class Worker:
     cores: float  # cores used
     kind: str  # one of KINDS
     own: bool  # created by multiprocessing; false: another program that the rank started
-    steps: Story  # call path of its main thread, from where it became a worker
+    steps: CallPath  # call path of its main thread, from where it became a worker
 
 
 def workers_of(case: Case, key: Key, recent: Sequence[tuple[float, Io]]) -> list[Worker]:
@@ -262,7 +262,7 @@ def _is_blocked(call: FileCall, recent: Sequence[tuple[float, Io]]) -> bool:
     return all(any((c.tid, c.call, c.path, c.switches) == same for c in io.calls) for _, io in recent)
 
 
-def _kind(helper: Helper, active: bool, locked: bool, blocked: bool, steps: Story) -> str:
+def _kind(helper: Helper, active: bool, locked: bool, blocked: bool, steps: CallPath) -> str:
     if helper.state in "Tt":
         return "stopped"
     if helper.state in "ZX":
@@ -291,7 +291,7 @@ def _stacks(case: Case, key: Key, since_s: float) -> tuple[dict[int, Sequence[St
     return found, Source(places)
 
 
-def worker_story(threads: Sequence[Stack], source: Source | None) -> Story:
+def worker_story(threads: Sequence[Stack], source: Source | None) -> CallPath:
     """Call path of the main thread, from where it became a worker: a forked worker keeps its parent's frames."""
     main = next((stack for stack in threads if stack.name == "MainThread"), threads[0] if threads else None)
     if main is None:
@@ -299,15 +299,15 @@ def worker_story(threads: Sequence[Stack], source: Source | None) -> Story:
     names = [f"{frame.file}:{frame.function}" for frame in main.frames]
     roots = [i for i, name in enumerate(names) if ROOT.search(name)]
     inner = main.frames[: roots[0] + 1] if roots else main.frames
-    return tell(Stack(main.tid, main.name, inner), source, None)
+    return call_path(Stack(main.tid, main.name, inner), source, None)
 
 
-def is_importing(steps: Story) -> bool:
+def is_importing(steps: CallPath) -> bool:
     """The worker still imports modules, so it makes no data yet."""
     return any(step.file.startswith("<frozen importlib") for step in steps)
 
 
-def user_line(steps: Story) -> Step | None:
+def user_line(steps: CallPath) -> Step | None:
     """The innermost step in the user's own code."""
     return next((step for step in reversed(steps) if not is_library(step.file)), None)
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import tell, user_step
+from hangdoc.analysis.ranks.call_path import call_path, user_step
 from hangdoc.analysis.ranks.phases import WAITING, chain_of, phase_of
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import circumstances
+from hangdoc.analysis.ranks.stack import process_context
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
 
 ASLEEP_S = 1.9  # the same as the shortest stall that `stall` reports
@@ -94,7 +94,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
     )
     if not stuck:
         return FREE
-    user = user_step(tell(owner, case.record(key, "source"), stacks.globals))
+    user = user_step(call_path(owner, case.record(key, "source"), stacks.globals))
     thread = _thread(processes[-1][1], owner.tid)
     return GilFacts(
         stuck=True,
@@ -143,8 +143,8 @@ def _thread(process: Process, tid: int) -> ThreadCpu | None:
 
 
 def _phase(case: Case, key: Key, stacks: Stacks, owner: Stack) -> str:
-    story = tell(owner, case.record(key, "source"), stacks.globals)
-    return phase_of(chain_of(owner), story, circumstances(case, key, None, stacks))[0]
+    story = call_path(owner, case.record(key, "source"), stacks.globals)
+    return phase_of(chain_of(owner), story, process_context(case, key, None, stacks))[0]
 
 
 def _native(owner: Stack) -> tuple[Frame, ...]:

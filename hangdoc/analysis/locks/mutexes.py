@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Step, is_library, tell, user_step
+from hangdoc.analysis.ranks.call_path import Step, call_path, is_library, user_step
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Process, Source, Stack, Stacks
@@ -166,7 +166,7 @@ class Threads:
 
 
 def _call_paths(stacks: Stacks, source: Source | None) -> dict[int, list[Step]]:
-    return {stack.tid: tell(stack, source, stacks.globals) for stack in stacks.threads}
+    return {stack.tid: call_path(stack, source, stacks.globals) for stack in stacks.threads}
 
 
 def _parked(case: Case, key: Key) -> frozenset[int]:

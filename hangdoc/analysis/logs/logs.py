@@ -198,7 +198,7 @@ def _with_call(facts: LogsFacts, mismatch: CallMismatch, rank: int) -> LogsFacts
 
 def _job_facts(job: _Findings) -> LogsJob:
     logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
-    absent = limits.absent(logs.size, logs.keys) if logs.size else ()
+    absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
     host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
     return LogsJob(

@@ -7,18 +7,19 @@ lines with the same one belong together.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.system import input_limits
 
 LINE = 16 * 2**10  # bytes of a line that are kept
 MOST_CHANNELS = 4096
-PREFIX = 80  # characters
+MAX_PREFIX = 80  # characters
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?[ \t]")
@@ -48,9 +49,12 @@ _TITLE = re.compile(rf"\s*[=\-#*]{{2,}}\s*({_NAME})\s*[=\-#*]{{2,}}\s*|==> ({_NA
 _ALONE = re.compile(rf"({_NAME})\s*")
 _ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
 _NOBODY = " \t>|"  # an indent or a quote: of nobody in particular
+_MOST_BROKEN = 50  # documents that are none, after which a text is given up
+_JSON_BEFORE = 200 * 2**10  # characters before a document that are looked at
+_JSON_START = re.compile(r"^[ \t]*(?=(?:\[\s*\{|\{\s*\"))", re.MULTILINE)
 
 
-def lines(source: Source, notes: Notes) -> Iterator[str]:
+def text_lines(source: Source, context: ReadContext) -> Iterator[str]:
     """The lines of a source without colours and line ends; long ones are cut. Stops at damage and says so."""
     done, left = 0, input_limits.most_lines(source.size)
     try:
@@ -64,11 +68,11 @@ def lines(source: Source, notes: Notes) -> Iterator[str]:
                 while raw and not raw.endswith(b"\n") and (raw := file.readline(LINE)):
                     done += len(raw)
                 if done >= 2**20:
-                    notes.progress(done)
+                    context.progress(done)
                     done = 0
     except OSError as error:
-        notes.problem(f"{source.name}: {error.strerror or error}; what came before is used")
-    notes.progress(done)
+        context.warn(f"{source.name}: {error.strerror or error}; what came before is used")
+    context.progress(done)
 
 
 def _text(raw: bytes) -> str:
@@ -81,26 +85,26 @@ def _text(raw: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Claim:
+class OwnerHints:
     """Whose the next dump is, as lines before it and prefixes say. A rank holds for one dump, a host until another."""
 
     rank: int | None = None
     pid: int | None = None
     host: str | None = None
-    fixed: Who = field(default_factory=Who)  # of the prefix: for every dump
+    fixed: ProcessRef = field(default_factory=ProcessRef)  # of the prefix: for every dump
     said: bool = False  # something was said since the last dump
     _before: tuple[str, str] = ("", "")
 
-    def take(self, pid: int | None = None) -> Who:
+    def take(self, pid: int | None = None) -> ProcessRef:
         """Who the dump that begins here is of."""
-        who = Who(
+        process = ProcessRef(
             self.fixed.rank if self.fixed.rank is not None else self.rank,
             self.fixed.host or self.host,
             pid if pid is not None else self.pid if self.pid is not None else self.fixed.pid,
         )
         self.rank = self.pid = None
         self.said = False
-        return who
+        return process
 
     def note(self, text: str) -> None:
         """A line between dumps; most are prose and say nothing that could be trusted."""
@@ -142,7 +146,7 @@ def _is_host(word: str) -> bool:
     return bool(_ALONE.fullmatch(word) and re.search(r"[\d.-]", word) and not _FILLER.fullmatch(word))
 
 
-class Parser(Protocol):
+class ChannelParser(Protocol):
     """Takes the lines of one channel, one by one; finished pieces are kept until they are asked for."""
 
     pieces: list[Piece]
@@ -154,20 +158,20 @@ class Parser(Protocol):
     def end(self) -> None: ...
 
 
-class Make(Protocol):
-    def __call__(self, claim: Claim, /) -> Parser: ...
+class ParserFactory(Protocol):
+    def __call__(self, claim: OwnerHints, /) -> ChannelParser: ...
 
 
-def read(texts: Iterable[str], opening: re.Pattern[str], make: Make) -> Iterator[Piece]:
+def parse_channels(texts: Iterable[str], opening: re.Pattern[str], make: ParserFactory) -> Iterator[Piece]:
     """The pieces in these lines. `opening`: how a line begins that opens a dump."""
-    nobodys = Claim()  # an indent or a quote is of nobody: what is said beside them holds within them
+    nobodys = OwnerHints()  # an indent or a quote is of nobody: what is said beside them holds within them
     claims = {"": nobodys}
-    parsers: dict[str, Parser] = {"": make(nobodys)}
+    parsers: dict[str, ChannelParser] = {"": make(nobodys)}
     lengths: list[int] = []
     for text in texts:
         prefix, start = _prefix(text, opening, parsers, lengths)
         if prefix not in parsers:
-            claims[prefix] = Claim(fixed=_whose(prefix)) if prefix.strip(_NOBODY) else nobodys
+            claims[prefix] = OwnerHints(fixed=_whose(prefix)) if prefix.strip(_NOBODY) else nobodys
             parsers[prefix] = make(claims[prefix])
             lengths = sorted({len(one) for one in parsers if one}, reverse=True)
         rest = text[start:]
@@ -181,10 +185,12 @@ def read(texts: Iterable[str], opening: re.Pattern[str], make: Make) -> Iterator
         yield from parser.pieces
 
 
-def _prefix(text: str, opening: re.Pattern[str], known: dict[str, Parser], lengths: list[int]) -> tuple[str, int]:
+def _prefix(
+    text: str, opening: re.Pattern[str], known: dict[str, ChannelParser], lengths: list[int]
+) -> tuple[str, int]:
     """What stands before the line proper, and where that begins."""
-    found = opening.search(text, 0, PREFIX + 400)
-    if found and found.start() <= PREFIX:
+    found = opening.search(text, 0, MAX_PREFIX + 400)
+    if found and found.start() <= MAX_PREFIX:
         prefix = text[: found.start()]
         if prefix in known or (_is_prefix(prefix) and len(known) < MOST_CHANNELS):
             return prefix, found.start()
@@ -197,15 +203,15 @@ def _prefix(text: str, opening: re.Pattern[str], known: dict[str, Parser], lengt
 
 def _is_prefix(text: str) -> bool:
     """Whether each line may have this before it: an indent, a quote, a host, a rank."""
-    return not text.strip(_NOBODY) or _whose(text) != Who()
+    return not text.strip(_NOBODY) or _whose(text) != ProcessRef()
 
 
-def _whose(prefix: str) -> Who:
+def _whose(prefix: str) -> ProcessRef:
     """Whom a prefix names."""
     rest, rank, pid, host = prefix, None, None, None
     for _ in range(3):
         if ray := _RAY_PREFIX.search(rest):
-            return Who(rank, ray[2] or host, int(ray[1]))
+            return ProcessRef(rank, ray[2] or host, int(ray[1]))
         if found := _RANK_PREFIX.search(rest):
             rank = int(next(group for group in found.groups() if group))
         elif (found := _POD_PREFIX.search(rest)) or (found := _HOST_PREFIX.search(rest)):
@@ -213,4 +219,45 @@ def _whose(prefix: str) -> Who:
         else:
             break
         rest = rest[: found.start()]
-    return Who(rank, host, pid)
+    return ProcessRef(rank, host, pid)
+
+
+# --- JSON documents in a text ----------------------------------------------------------------------
+
+
+def json_documents(source: Source, context: ReadContext, most: int) -> Iterator[object]:
+    """Every document of a source, of which the first `most` bytes are read."""
+    return (one for _, one in json_documents_with_context(source, context, most))
+
+
+def json_documents_with_context(source: Source, context: ReadContext, most: int) -> Iterator[tuple[list[str], object]]:
+    """The same, with the lines before each."""
+    text = _joined_text(source, context, most)
+    decoder, at, broken = json.JSONDecoder(), 0, 0
+    while start := _JSON_START.search(text, at):
+        before = text[max(at, start.start() - _JSON_BEFORE) : start.start()].splitlines()[-200:]
+        try:
+            with input_limits.limited_memory(input_limits.most_memory(source.size, len(text))):
+                found, at = decoder.raw_decode(text, start.end())
+        except MemoryError:
+            context.warn(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+            return
+        except (ValueError, RecursionError):
+            at, broken = start.end() + 1, broken + 1
+            if broken == 1:
+                context.warn(f"{source.name}: a part of it is cut off or damaged; the rest is used")
+            if broken > _MOST_BROKEN:
+                return
+            continue
+        yield before, found
+
+
+def _joined_text(source: Source, context: ReadContext, most: int) -> str:
+    found, size, most = [], 0, min(most, input_limits.most_whole(source.size))
+    for line in text_lines(source, context):
+        size += len(line) + 1
+        if size > most:
+            context.warn(f"{source.name}: only the first {most >> 20} MiB are read")
+            break
+        found.append(line)
+    return "\n".join(found)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
-from hangdoc.postmortem.readers._ncclras_tables import Communicator, Ras, RasRank, pieces
-from hangdoc.postmortem.readers._pasted_json import whole
+from hangdoc.evidence import FlightRecorder, RecordedCall
+from hangdoc.evidence.logs import LogEvent, Logs
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents, parse_channels, text_lines
 
 _COMMUNICATOR = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)\s*")
 _OPERATION = re.compile(
@@ -38,6 +39,42 @@ _START = re.compile(r"NCCL version [\d.]+.*|Job summary\s*")
 OPENING = re.compile(r"NCCL version \d[\d.]* compiled with CUDA|Job summary\s*$")
 MOST = 64 * 2**20  # bytes of JSON
 MOST_RANKS = 1_000_000
+_OPS = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
+    "Reduce": "reduce", "SendRecv": "send/recv", "Send": "send", "Recv": "recv", "AlltoAll": "all_to_all",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RasRank:
+    """A rank as RAS knows it; its number is that in the communicator."""
+
+    rank: int
+    host: str | None = None
+    pid: int | None = None
+    launched: Mapping[str, int] = field(default_factory=dict)  # by operation; empty: not told
+    dead: bool | None = None  # not reachable for a minute; None: it answered
+    said: str | None = None  # status or error
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A communicator; of a text only the ranks that it names, as RAS names outliers only."""
+
+    hash: str
+    size: int | None
+    ranks: tuple[RasRank, ...]
+    missing: tuple[RasRank, ...] = ()
+    most: Mapping[str, int] = field(default_factory=dict)  # operations that most ranks had launched
+
+
+@dataclass(frozen=True, slots=True)
+class Ras:
+    """One query (record of `ras`)."""
+
+    communicators: tuple[Communicator, ...]
+    dead: tuple[tuple[str, int], ...] = ()  # host and PID of processes that RAS holds for dead
+    world_size: int | None = None
 
 
 class NcclRasReader:
@@ -45,24 +82,24 @@ class NcclRasReader:
     order = 34
     help = "`ncclras -v` beside a rank of the job (NCCL 2.24 or later), twice, ten seconds apart"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head
         if b'"communicators_count"' in head and b'"nccl_version"' in head:
             return True
         return b"Job summary" in head and b"Communicators..." in head and b"======" in head
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if b'"communicators_count"' in source.head:
-            queries = [ras for one in whole(source, notes, MOST) if (ras := _of_json(one)) is not None]
+            queries = [ras for one in json_documents(source, context, MOST) if (ras := _of_json(one)) is not None]
         else:
-            queries = [piece.record for piece in paste.read(paste.lines(source, notes), OPENING, _Parser)]
+            queries = [piece.record for piece in parse_channels(text_lines(source, context), OPENING, _Parser)]
         return pieces(queries, source)
 
 
 class _Parser:
     """The text form."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
         self._open = False
@@ -126,7 +163,7 @@ class _Parser:
                 Communicator(name, one["size"], _ranks(one["ranks"]), _ranks(one["missing"], dead), one["most"])
                 for name, one in self._found.items()
             )
-            self.pieces.append(Piece(Who(), "ras", Ras(communicators, tuple(self._dead), self._size)))
+            self.pieces.append(Piece(ProcessRef(), "ras", Ras(communicators, tuple(self._dead), self._size)))
         self._open = False
         self._reset()
 
@@ -196,6 +233,80 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+# --- from a query to evidence ---------------------------------------------------------------------
+
+
+def pieces(queries: Sequence[Ras], source: Source) -> Iterator[Piece]:
+    for ras in queries:
+        yield Piece(ProcessRef(), "ras", ras, world_size=ras.world_size)
+        for communicator in ras.communicators:
+            yield from _launched(communicator, ras)
+    said = [*_lost(queries[-1:], source), *_behind(queries, source)]
+    if said:
+        yield Piece(ProcessRef(), "logs", Logs(tuple(said)))
+
+
+def _launched(one: Communicator, ras: Ras) -> Iterator[Piece]:
+    """How far each rank has come in the operation in which they differ; of the whole job's communicator only."""
+    if not _is_whole(one, ras) or len(one.ranks) != one.size:  # a text names only those that differ
+        return
+    differ = [op for op in one.most if len({rank.launched.get(op, 0) for rank in one.ranks}) > 1]
+    if len(differ) != 1:
+        return
+    (op,) = differ
+    for rank in one.ranks:
+        count = rank.launched.get(op, 0)
+        entry = RecordedCall(one.hash, count, _OPS.get(op, op.lower()), "", (), False)
+        record = FlightRecorder("ras", (entry,), {one.hash: count}, {})
+        yield Piece(ProcessRef(rank.rank, rank.host, rank.pid), "recorder", record, world_size=one.size)
+
+
+def _lost(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
+    """Processes that do not answer."""
+    for ras in queries:
+        for host, pid in ras.dead:
+            text = f"RAS: process {pid} on node {host} is considered dead"
+            yield LogEvent("ras_dead", text, source.name, 0, None, {"host": host, "pid": str(pid)})
+        for one in ras.communicators:
+            for rank in one.missing:
+                fields = {"rank": str(rank.rank), "host": rank.host or "", "pid": str(rank.pid or "")}
+                text = f"RAS: no data from rank {rank.rank} of communicator {one.hash}"
+                told = {name: value for name, value in fields.items() if value}
+                yield LogEvent("ras_missing", text, source.name, 0, None, told | _group(one, ras))
+
+
+def _behind(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
+    """Ranks that have launched less than most; `lagging` where nothing was launched between two queries."""
+    if not queries:
+        return
+    still = len(queries) > 1 and _counts(queries[-1]) == _counts(queries[-2])
+    for one in queries[-1].communicators:
+        for op, most in one.most.items():
+            slow = [rank for rank in one.ranks if rank.launched.get(op, most) < most]
+            for count in sorted({rank.launched[op] for rank in slow})[:64]:
+                numbers = ", ".join(str(rank.rank) for rank in slow if rank.launched[op] == count)[:2000]
+                text = f"RAS: rank {numbers} has launched {count} {op}, most of communicator {one.hash} {most}"
+                fields = {"ranks": numbers, "completed": str(count), "sequence": str(count + 1), "op": op}
+                fields |= _group(one, queries[-1])
+                yield LogEvent("lagging" if still else "ras_behind", text, source.name, 0, None, fields)
+
+
+def _group(one: Communicator, ras: Ras) -> dict[str, str]:
+    """What a line says of its group; none where that is the whole job's, as with torch's own lines."""
+    return {} if _is_whole(one, ras) else {"group": one.hash}
+
+
+def _is_whole(one: Communicator, ras: Ras) -> bool:
+    return one.size is not None and one.size == ras.world_size
+
+
+def _counts(ras: Ras) -> object:
+    return [
+        (one.hash, dict(one.most), [(rank.rank, dict(rank.launched)) for rank in one.ranks])
+        for one in ras.communicators
+    ]
 
 
 READER = NcclRasReader()

@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 
 LIMIT_S, LIMIT_MB = 10.0, 300.0
 SMALL = 100_000  # bytes
-HEADER = b'{"schema": "hangdoc.recording.recorder/1"}\n'
+HEADER = b'{"schema": "hangdoc.recording/1"}\n'
 LOOK = b'{"snapshot":{"host":"n","at_s":%d,"time":"","ranks":[%b]}}\n'
 CONNECTION = b'{"local":"10.0.0.1","local_port":%d,"remote":"10.0.0.2","remote_port":%d,"state":"established"}'
 EVERYBODY = {"name": "0", "desc": "default_pg", "ranks": str(list(range(40_000)))}

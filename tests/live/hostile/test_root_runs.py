@@ -107,7 +107,7 @@ def test_the_agent_takes_no_argument(folder: Path) -> None:
     with subprocess.Popen([command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
-        assert agent.stdout.readline().startswith(b'{"schema":"hangdoc.watch.agent/1"')
+        assert agent.stdout.readline().startswith(b'{"schema":"hangdoc.agent/1"')
         agent.stdin.write(b'{"do":"stop"}\n')
         agent.stdin.flush()
         assert agent.wait(60) == 0

@@ -334,7 +334,7 @@ def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
 
 def test_lines_of_newer_versions_and_bad_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "plain.jsonl"
-    header = '{"schema": "hangdoc.recording.recorder/2", "new": 1}\n'
+    header = '{"schema": "hangdoc.recording/2", "new": 1}\n'
     good = '{"snapshot": {"host": "h", "at_s": 1, "time": "t", "ranks": [], "new": 2}}\n'
     path.write_text(header + '{"later": 1}\n' + '{"snapshot": 3}\n' + good + "}{\n" + '{"end": 5}\n')
     found = read(path)
@@ -347,7 +347,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     import zstandard
 
     path = tmp_path / "bomb.jsonl.zst"
-    text = b'{"schema": "hangdoc.recording.recorder/1"}\n' + b"0" * 50_000_000
+    text = b'{"schema": "hangdoc.recording/1"}\n' + b"0" * 50_000_000
     path.write_bytes(zstandard.compress(text))
     monkeypatch.setattr(recording, "MAX_LINE", 1_000_000)
     found = read(path)

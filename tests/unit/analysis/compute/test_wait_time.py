@@ -8,8 +8,8 @@ import pytest
 
 from hangdoc.analysis import Case
 from hangdoc.analysis.compute.wait_time import WaitingRanks, WaitTime, moves_throughout, wait_time
-from hangdoc.analysis.ranks.call_path import LazyStory
-from hangdoc.analysis.ranks.progress import Look, Spot
+from hangdoc.analysis.ranks.call_path import LazyCallPath
+from hangdoc.analysis.ranks.progress import Activity, Look
 from hangdoc.evidence import Process, Stack, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number
 
@@ -75,12 +75,14 @@ def test_unknown_with_too_few_looks(stage: Stage, tmp_path: Path) -> None:
     assert seen(stage, *[look(False, 0.1 * i, 0.0, i, "R") for i in range(5)])[1] is None
 
 
-NOWHERE = LazyStory((), Stack(1, None, ()), None, {})
+NOWHERE = LazyCallPath((), Stack(1, None, ()), None, {})
 
 
 def looks(at_s: float, phases: str) -> list[Look]:
-    spots = {phase: Spot(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))}
-    return [Look(at_s + i, NOWHERE, spots[phase]) for i, phase in enumerate(phases)]
+    activities = {
+        phase: Activity(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))
+    }
+    return [Look(at_s + i, NOWHERE, activities[phase]) for i, phase in enumerate(phases)]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _blocked_in
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
+from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
 
 TYPES = schema()
@@ -20,13 +20,15 @@ TORCH = "/x/site-packages/torch/"
 
 
 def dump(calls: int, retired: bool = True) -> FlightRecorder:
-    entries = [Recorded("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)]
+    entries = [
+        RecordedCall("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)
+    ]
     return FlightRecorder("2.10", tuple(entries), {}, {}, final=True, groups=EVERYBODY)
 
 
 def facts(*pieces: tuple[int, object]) -> Facts:
     names = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
-    return derive(list(snapshots([Piece(Who(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
+    return derive(list(snapshots([Piece(ProcessRef(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
 
 
 def logs(said: LogEvent) -> Logs:
