@@ -1,4 +1,4 @@
-"""The file in which torchelastic keeps the exception of a worker that failed: `error.json`, `@record`."""
+"""torchelastic's error file with the exception of a failed worker: `error.json`, written by `@record`."""
 
 from __future__ import annotations
 
