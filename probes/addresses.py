@@ -17,8 +17,7 @@ from dataclasses import replace
 
 from hangdoc.evidence import Target, Unseen
 from hangdoc.evidence.network import Addresses, Held
-from hangdoc.system.hosts_file import HOSTS, MOST, naming
-from hangdoc.system.netns import call_inside, namespace
+from hangdoc.system.netns import HOSTS, MOST_HOSTS_BYTES, call_inside, hosts_entries, namespace
 from hangdoc.system.target_files import TargetFiles, why
 from probes import Observation, Request, Tier
 
@@ -63,7 +62,7 @@ def _look(pid: int, net: int) -> tuple[Addresses, str | None]:
     held = tuple(replace(one, default=one.name in leading) for one in found.interfaces)
     name = call_inside(pid, socket.gethostname, ("uts",))
     try:
-        lines = list(naming(TargetFiles(pid).read(HOSTS, MOST).data.decode(errors="replace"), name))
+        lines = list(hosts_entries(TargetFiles(pid).read(HOSTS, MOST_HOSTS_BYTES).data.decode(errors="replace"), name))
     except FileNotFoundError:
         return Addresses(held, net, name), None
     except OSError as error:

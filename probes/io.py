@@ -55,7 +55,7 @@ class IoProbe:
             if not isinstance(process, Process):
                 continue
             old = before.get(target.pid, {})
-            counted = pipes.transfer(target.pid)
+            counted = procfs.io_counters(target.pid)
             if counted is None:
                 why = f"the bytes and files of PID {target.pid} may not be read; {remedy(target.pid)}"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
@@ -117,7 +117,7 @@ def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[He
     for child in islice(children, _MOST_HELPERS):
         call = _syscalls.of(child.pid, child.pid) if child.state in "SD" else None
         switches = _switches(child.pid)
-        moved = pipes.moved(child.pid)
+        moved = procfs.moved_bytes(child.pid)
         old = known.get(child.pid)
         # Costs a read for each thread: only where the process has not run at all.
         quiet = old is not None and (old.cpu_s, old.moved) == (child.cpu_s, moved)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from hangdoc.evidence import Connection, Sockets, Target, Unseen
 from hangdoc.system import procfs
 from hangdoc.system.netns import call_inside, namespace
-from hangdoc.system.own_sockets import inodes_of
 from hangdoc.system.permissions import remedy
+from hangdoc.system.process_sockets import socket_inodes
 from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
 from probes import Observation, Request, Tier
 
@@ -60,7 +60,7 @@ class SocketsProbe:
         for target in request.targets:
             try:
                 where = namespace(target.pid)
-                opened, whole = inodes_of(target.pid)
+                opened, whole = socket_inodes(target.pid)
             except OSError as error:
                 unseen.append(_unseen(target, _why_not(error, target.pid)))
                 continue

@@ -21,10 +21,9 @@ from hangdoc.discovery.job_processes import Relatives
 from hangdoc.evidence import Kin, Meeting, Sockets, Stacks, Target, Unseen
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.system.hosts_file import HOSTS, MOST, naming
-from hangdoc.system.netns import call_inside, namespace
+from hangdoc.system.netns import HOSTS, MOST_HOSTS_BYTES, call_inside, hosts_entries, namespace
+from hangdoc.system.process_sockets import SocketHolders
 from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
-from hangdoc.system.socket_holders import Holders
 from hangdoc.system.target_files import TargetFiles
 from probes import DNS, Observation, Request, Tier
 
@@ -47,7 +46,7 @@ class StoreProbe:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[float, tuple[str, ...] | None]] = {}
-        self._holders = Holders()
+        self._holders = SocketHolders()
         self._relatives = Relatives()
 
     def observe(self, request: Request) -> Observation:
@@ -92,7 +91,7 @@ class StoreProbe:
         listening = [one for one in sockets if one["state"] == "listen" and _hears(one["local"], resolved or ())]
         if not listening:
             return found
-        holder = self._holders.of(target, listening[0])
+        holder = self._holders.find(target, listening[0])
         kin = self._relatives.belongs(holder.pid, target, here) if holder.pid else None
         talking = sum(one["state"] in ("established", "close_wait") for one in sockets)
         return replace(found, holder=replace(holder, kin=kin), clients=talking)
@@ -135,7 +134,7 @@ def resolve(pid: int, name: str, ask: bool = False) -> tuple[str, ...] | None:
     hosts = _file(pid, HOSTS)
     if hosts is None:
         return None
-    found = tuple(dict.fromkeys(address for address, _, _ in naming(hosts, name)))
+    found = tuple(dict.fromkeys(address for address, _, _ in hosts_entries(hosts, name)))
     if found or name == "localhost":
         return found or ("127.0.0.1", "::1")
     if not ask or not _same_resolver(pid):
@@ -174,7 +173,7 @@ def _same_resolver(pid: int) -> bool:
 def _file(pid: int, path: str) -> str | None:
     """Its text, as far as it is read; empty where there is none, None where it cannot be read."""
     try:
-        return TargetFiles(pid).read(path, MOST).data.decode(errors="replace")
+        return TargetFiles(pid).read(path, MOST_HOSTS_BYTES).data.decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError:

@@ -120,7 +120,7 @@ def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> f
     """Bytes/s to and from peers since `since_s`: earlier traffic is the wrapper's broadcast of the model."""
     if not data:
         return None
-    history = tcp_counters.History(case.series(key, "sockets"))
+    history = tcp_counters.SocketHistory(case.series(key, "sockets"))
     since = next((at for at, (instant, _) in enumerate(history.looks) if instant >= since_s), len(history.looks))
     if len(history.looks) - since < 2:
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Stacks
-from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.evidence.logs import Aftermath
 
 TELLING = frozenset({"stacks", "recorder", "sockets"})
 

@@ -26,7 +26,7 @@ from hangdoc.analysis.ranks.call_path_cache import (
 from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
 from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
-from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
