@@ -193,7 +193,7 @@ CASES = (
     Case("mtu-blackhole", (2,), (r"repeated \d+ times in vain", "pings of 64 bytes were answered"), begins=narrow),
     Case("firewall-blocked", (1, 2), ("SYN-SENT from rank", "-j DROP"), begins=closed),
     Case(
-        "wrong-nic", (0, 1, 2), (r"advertises 172.17.1.1:\d+, on docker0; eth0 .10.77.0.1. leads to the others",),
+        "wrong-nic", (0, 1, 2), (r"advertises 172.17.1.1:\d+, on docker0; eth0 .10.77.0.1. reaches the other hosts",),
         begins=containers, told=dict.fromkeys(range(3), ("GLOO_SOCKET_IFNAME=docker0",)),
     ),
     Case(
