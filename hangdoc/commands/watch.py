@@ -27,7 +27,7 @@ from hangdoc.commands.output import reader_gone, say, stdout_console, write
 if TYPE_CHECKING:
     from hangdoc.incident.incident import File
     from hangdoc.verdict import Verdict
-    from hangdoc.watch.once import Options
+    from hangdoc.watch.run import WatchOptions
 
 
 Pids = Annotated[
@@ -93,9 +93,9 @@ def command(
         raise typer.BadParameter("PIDs refer to this host; give --pids or --nodes, not both", param_hint="--pids")
     if not fleet:
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
-    from hangdoc.watch.once import Options
+    from hangdoc.watch.run import WatchOptions
 
-    options = Options(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
+    options = WatchOptions(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
     return _once(options, json) if once else _live(options, json)
 
 
@@ -116,8 +116,8 @@ def _no_pids(why: str) -> typer.BadParameter:
     return typer.BadParameter(why, param_hint="--pids")
 
 
-def _once(options: Options, json: bool) -> int:
-    from hangdoc.watch.once import watch_once
+def _once(options: WatchOptions, json: bool) -> int:
+    from hangdoc.watch.run import watch_once
 
     verdicts = watch_once(options, say)
     print_verdicts(verdicts, json)
@@ -145,9 +145,9 @@ def worst(verdicts: Sequence[Verdict]) -> int:
     return next((code for code in (2, 1, 3, 0) if code in codes), 3)
 
 
-def _live(options: Options, json: bool) -> int:
+def _live(options: WatchOptions, json: bool) -> int:
     from hangdoc.render.live import Closed, view
-    from hangdoc.watch.once import watch
+    from hangdoc.watch.run import watch
 
     with view(stdout_console, write, reader_gone, json) as shown:
         try:

@@ -15,7 +15,7 @@ from hangdoc.errors import HangdocError
 
 if TYPE_CHECKING:
     from hangdoc.verdict import Verdict
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 ID = "healthy"
 RANKS = 2
@@ -53,7 +53,7 @@ def run(write: Callable[[str], None]) -> int:
 def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
     """Watch the ranks of the job until it ends; returns the kinds of false alarms."""
     from hangdoc.discovery.ranks import discover
-    from hangdoc.watch.once import Options, watch
+    from hangdoc.watch.run import WatchOptions, watch
 
     raised: list[str] = []
 
@@ -75,5 +75,5 @@ def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
             time.sleep(0.2)
             continue
         with suppress(HangdocError):  # they ended before the first sample
-            watch(Options(pids=ranks, interval_s=PULSE_S), emit, status, lambda text: None)
+            watch(WatchOptions(pids=ranks, interval_s=PULSE_S), emit, status, lambda text: None)
     return raised

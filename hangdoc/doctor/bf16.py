@@ -78,12 +78,12 @@ def user_of(python: str) -> int | None:
     `nobody` if several users own them or anybody can write there; None (root) if only root can reach it.
     """
     try:
-        owners = {owner for owner, _ in programs.stations(python)} - {0}
+        owners = {owner for owner, _ in programs.path_owners(python)} - {0}
     except OSError:
         return NOBODY  # running it will report the error
     if len(owners) == 1:
         return owners.pop()
-    return None if not owners and programs.of_root_alone(python) and _out_of_reach(python) else NOBODY
+    return None if not owners and programs.only_root_may_change(python) and _out_of_reach(python) else NOBODY
 
 
 def _out_of_reach(python: str) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.system import procfs, programs
-from hangdoc.system.hidepid import hidden_processes
+from hangdoc.system.permissions import hidden_processes
 
 _SYS_PTRACE = 19  # bit of linux/capability.h
 _OLDEST_PYTHON = (3, 10)

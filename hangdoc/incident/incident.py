@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
-from hangdoc.analysis.network.link_facts import LinkFacts
+from hangdoc.analysis.network.links import LinkFacts
 from hangdoc.evidence import limits
+from hangdoc.evidence.memory import gc_paused
 from hangdoc.incident.stack_diff import Side, sides
 from hangdoc.incident.timeline import Member, Timeline, member, timeline
 from hangdoc.redaction.records import hidden, masked
-from hangdoc.system.garbage_collector import gc_paused
 from hangdoc.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def build_incident(
             problems=tuple(problems),
             rank_rows=_rank_rows(facts, blamed),
             blamed=tuple(i for i, rank in enumerate(facts.ranks) if (rank.host, rank.pid) in blamed),
-            missing=limits.gaps(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
+            missing=limits.absent_ranges(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
             sides=sides(facts, blamed),
             timeline=timeline(facts, blamed),
             links=tuple(links[:shown]),

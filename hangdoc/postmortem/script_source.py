@@ -13,14 +13,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.evidence import Place, RankEvidence, Snapshot, Source, Stacks
+from hangdoc.evidence import Frame, Place, RankEvidence, Snapshot, Source, Stack, Stacks, Variable
+from hangdoc.introspect.p2p_peers import ARGUMENTS
 from hangdoc.introspect.place_records import places_of
-from hangdoc.postmortem.p2p_peers import Call, call_of, with_partners
 from hangdoc.system import sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content
+
+C10D = "torch/distributed/distributed_c10d.py"
+
+
+class Call(NamedTuple):
+    """A send or receive on a stack: what is called, and from where in the user's own code."""
+
+    file: str
+    line: int
+    function: str
+
 
 Frames = set[tuple[str, str | None]]  # function, and the one of the user's own code that it is seen to call
 Lines = Mapping[str, Mapping[int, Frames]]  # file -> line -> frames there
@@ -171,7 +182,7 @@ def _parsed(
             asked[one] = [call for call in calls if size and call.file == one.file]
             own = [[call.line, call.function, calls[call], size] for call in asked[one]]
             questions.append((file.data, {"lines": list(lines[one.file]), "calls": own}))
-    answers = sandbox.each(_LEFT, questions, _PARSING_S) if questions else []
+    answers = sandbox.run_each(_LEFT, questions, _PARSING_S) if questions else []
     for (one, own_calls), answer in zip(asked.items(), answers, strict=True):
         if isinstance(answer, sandbox.Failed):
             found[one] = f"{one.path}: could not be parsed ({answer.why}); its loops are not used"
@@ -238,3 +249,34 @@ def _within(function: str, line: int, around: tuple[int, int, str] | None) -> bo
     if function.startswith("<"):
         return True
     return around is not None and around[2] == function and (line > around[0] or around[0] == around[1])
+
+
+# --- peers of sends and receives ------------------------------------------------------------------
+
+
+def call_of(stack: Stack) -> tuple[int, Call] | None:
+    """The innermost one of which no variable is known, and the index of its frame."""
+    for i, frame in enumerate(stack.frames):
+        if frame.file.endswith(C10D) and frame.function in ARGUMENTS and not frame.variables:
+            own = next((one for one in stack.frames[i + 1 :] if not is_library(one.file)), None)
+            if own is not None:
+                return i, Call(own.file, own.line or 0, frame.function)
+    return None
+
+
+def with_partners(stacks: Stacks, partners: Mapping[Call, int]) -> Stacks:
+    """The stacks of a rank, with the other rank as a variable of each send and receive of which it is known."""
+    threads = tuple(_told(stack, partners) for stack in stacks.threads)
+    return stacks if threads == stacks.threads else replace(stacks, threads=threads)
+
+
+def _told(stack: Stack, partners: Mapping[Call, int]) -> Stack:
+    found = call_of(stack)
+    if found is None or found[1] not in partners:
+        return stack
+    frames: list[Frame] = list(stack.frames)
+    i, call = found
+    peer = partners[call]
+    told = Variable(ARGUMENTS[call.function], str(peer), argument=True, number=float(peer), kind="int")
+    frames[i] = replace(frames[i], variables=(told,))
+    return replace(stack, frames=tuple(frames))

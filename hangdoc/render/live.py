@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 CLEARING = frozenset({"started", "healthy", "recovered"})  # events that make an older verdict obsolete
 EVENTS = 5  # newest events on the screen

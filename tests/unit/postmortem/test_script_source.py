@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Source, Stack, Stacks, Target
-from hangdoc.evidence.aftermath import Aftermath
-from hangdoc.postmortem.script_source import with_source
+from hangdoc.evidence.logs import Aftermath
+from hangdoc.postmortem.script_source import Call, with_partners, with_source
 
+C10D = "/env/site-packages/torch/distributed/distributed_c10d.py"
 SCRIPT = """import torch.distributed as dist
 
 
@@ -95,3 +96,13 @@ def test_what_was_watched_stays_as_it_is(tmp_path: Path) -> None:
     (rank,) = live.ranks
     watched = Snapshot("a", 0.0, "", (RankEvidence(rank.target, None, {"stacks": rank.records["stacks"]}),))
     assert places(watched, [written(tmp_path)])[0] == {}
+
+
+def test_peer_of_a_receive_becomes_a_variable_of_its_frame() -> None:
+    frames = (Frame("recv", C10D, 9), Frame("wrapper", "/env/site-packages/torch/x.py", 3), Frame("f", "/t.py", 1))
+    stacks = Stacks((Stack(1, "MainThread", frames),))
+    known = {Call("/t.py", 1, "recv"): 1}
+    ((told,),) = [[frame.variables for frame in stack.frames[:1]] for stack in with_partners(stacks, known).threads]
+    assert told is not None
+    assert [(one.name, one.number) for one in told] == [("src", 1.0)]
+    assert with_partners(stacks, {}) is stacks

@@ -9,7 +9,7 @@ import pytest
 from hangdoc.render.json import event_line
 from hangdoc.render.live import FAILED, Closed, Lines, Screen, event_parts
 from hangdoc.verdict import Verdict
-from hangdoc.watch.once import Event
+from hangdoc.watch.run import Event
 from tests.support.verdicts import HOSTILE, MakeConsole, dead_link, healthy, uneven, written
 
 TIME = "2026-11-21T01:37:00.123+00:00"

@@ -7,11 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from hangdoc.evidence import Frame, Stack, Stacks
 from hangdoc.introspect.p2p_peers import Script, partners
-from hangdoc.postmortem.p2p_peers import Call, with_partners
-
-TORCH = "/env/site-packages/torch/distributed/distributed_c10d.py"
 
 
 def found(source: str, rank: int, size: int = 4, function: str = "recv") -> int | None:
@@ -56,13 +52,3 @@ def test_the_partner_is_what_the_source_says(source: str, wanted: list[int | Non
 
 def test_a_send_names_its_destination() -> None:
     assert found("dist.send(x, dst=rank + 1)", 0, function="send") == 1
-
-
-def test_it_is_written_where_the_call_is_on_the_stack() -> None:
-    frames = (Frame("recv", TORCH, 9), Frame("wrapper", "/env/site-packages/torch/x.py", 3), Frame("f", "/t.py", 1))
-    stacks = Stacks((Stack(1, "MainThread", frames),))
-    known = {Call("/t.py", 1, "recv"): 1}
-    ((told,),) = [[frame.variables for frame in stack.frames[:1]] for stack in with_partners(stacks, known).threads]
-    assert told is not None
-    assert [(one.name, one.number) for one in told] == [("src", 1.0)]
-    assert with_partners(stacks, {}) is stacks
