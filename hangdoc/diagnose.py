@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hangdoc.analysis.facts import Facts, Schema, derive
+from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_ranks, seconds
 from hangdoc.rules.evaluate import FAILED, evaluate
-from hangdoc.rules.loader import Library
+from hangdoc.rules.loader import Library, load
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file
@@ -43,6 +45,17 @@ class Judge:
         note = _note(facts, status, findings) or (_pace(facts, usual_s) if status == "slow" else "")
         unseen = (*_unseen(facts), *_failed(considered))
         return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered)
+
+
+def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
+    """The judge with the shipped playbooks and those in the folders `playbooks`; `say` gets the problems of each."""
+    import playbooks as shipped
+
+    types = load_schema()
+    library = load((shipped.ROOT, *playbooks), types)
+    for problem in library.problems:
+        say(str(problem))
+    return Judge(library, types)
 
 
 def _status(facts: Facts, findings: Sequence[Finding]) -> str:

@@ -27,7 +27,7 @@ from hangdoc.commands.output import reader_gone, say, stdout_console, write
 if TYPE_CHECKING:
     from hangdoc.incident.incident import File
     from hangdoc.verdict import Verdict
-    from hangdoc.watch.run import Options
+    from hangdoc.watch.run import WatchOptions
 
 
 Pids = Annotated[
@@ -83,9 +83,9 @@ def command(
         raise typer.BadParameter("PIDs are of this host: leave --pids or --nodes out", param_hint="--pids")
     if not fleet:
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
-    from hangdoc.watch.run import Options
+    from hangdoc.watch.run import WatchOptions
 
-    options = Options(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
+    options = WatchOptions(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
     return _once(options, json) if once else _live(options, json)
 
 
@@ -106,7 +106,7 @@ def _no_pids(why: str) -> typer.BadParameter:
     return typer.BadParameter(why, param_hint="--pids")
 
 
-def _once(options: Options, json: bool) -> int:
+def _once(options: WatchOptions, json: bool) -> int:
     from hangdoc.watch.run import watch_once
 
     verdicts = watch_once(options, say)
@@ -135,7 +135,7 @@ def worst(verdicts: Sequence[Verdict]) -> int:
     return next((code for code in (2, 1, 3, 0) if code in codes), 3)
 
 
-def _live(options: Options, json: bool) -> int:
+def _live(options: WatchOptions, json: bool) -> int:
     from hangdoc.render.live import Closed, view
     from hangdoc.watch.run import watch
 

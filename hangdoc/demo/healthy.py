@@ -53,7 +53,7 @@ def run(write: Callable[[str], None]) -> int:
 def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
     """Watch whatever ranks the job has until it ends; the kinds of events that should not have been."""
     from hangdoc.discovery.ranks import discover
-    from hangdoc.watch.run import Options, watch
+    from hangdoc.watch.run import WatchOptions, watch
 
     raised: list[str] = []
 
@@ -75,5 +75,5 @@ def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
             time.sleep(0.2)
             continue
         with suppress(HangdocError):  # they ended before they could be looked at
-            watch(Options(pids=ranks, interval_s=PULSE_S), emit, status, lambda text: None)
+            watch(WatchOptions(pids=ranks, interval_s=PULSE_S), emit, status, lambda text: None)
     return raised

@@ -132,13 +132,13 @@ def diagnose(
     job: BrokenJob, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
 ) -> tuple[Verdict, ...]:
     """Follow the job's log until it falls silent, then judge as `watch --once` does, until there is a finding."""
-    from hangdoc.watch.run import Options, watch_once
+    from hangdoc.watch.run import WatchOptions, watch_once
 
     deadline = time.monotonic() + job.spec.within_s
     log = Log(trial, show_line)
     if job.spec.watch == "live":
         return _watched(job, trial, log, deadline, say)
-    options = Options(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask))
+    options = WatchOptions(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask))
     while True:
         quiet = log.follow(deadline, UNDER_WAY_S if job.goes_on else None)
         say(f"{f'no output for {QUIET_S:.0f} s: ' * quiet}{' '.join(_command(job, trial, '--once'))}")
@@ -160,7 +160,7 @@ def _watched(
 ) -> tuple[Verdict, ...]:
     """Watch it live from its first line on, until it has gone wrong."""
     from hangdoc.render.live import event_text
-    from hangdoc.watch.run import Event, Options, watch
+    from hangdoc.watch.run import Event, WatchOptions, watch
 
     verdicts: list[Verdict] = []
 
@@ -177,7 +177,7 @@ def _watched(
     log.follow(deadline, 0.0)
     say(" ".join(_command(job, trial)))
     with suppress(_Done):
-        watch(Options(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask)), emit, status, say)
+        watch(WatchOptions(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask)), emit, status, say)
     log.show()
     return tuple(verdicts)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class ProcessRef:
     """As much as a source says of the process that a piece is about; None: it does not say."""
 
     rank: int | None = None  # global rank
@@ -24,7 +24,7 @@ class Piece:
     ended. `who` with neither rank nor PID speaks of the host, else of the job as a whole.
     """
 
-    who: Who
+    process: ProcessRef
     probe: str
     record: Any
     at: float | None = None  # Unix time (s) by the clock of its host

@@ -26,8 +26,21 @@ from hangdoc.evidence import (
 )
 from hangdoc.evidence.limits import HOST_MOST, validated
 from hangdoc.evidence.memory import share
-from hangdoc.fleet.protocol import KEEP, UNSEEN_MOST, WHY_MOST, Answer, Seen, parse
-from hangdoc.fleet.protocol_forms import MOST, Code, GroupsForm, StacksForm, ThreadForm, length, members
+from hangdoc.fleet.protocol import (
+    KEEP,
+    MOST,
+    UNSEEN_MOST,
+    WHY_MOST,
+    Answer,
+    Code,
+    GroupsForm,
+    Seen,
+    StacksForm,
+    ThreadForm,
+    length,
+    members,
+    parse,
+)
 
 SOME = 1024  # frames that many ranks have alike; what only one has passes through
 KEPT_MOST = 96 << 20  # bytes of JSON that a host's parts may have in all; 512 ranks have some 50 MB

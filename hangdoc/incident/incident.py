@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
-from hangdoc.analysis.network.link_facts import LinkFacts
+from hangdoc.analysis.network.links import LinkFacts
 from hangdoc.evidence import limits
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.incident.stack_diff import Side, sides

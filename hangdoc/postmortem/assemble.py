@@ -12,7 +12,7 @@ from typing import Any
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Aftermath, Logs
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Found
+from hangdoc.postmortem.readers import EvidenceItem
 from hangdoc.redaction.records import Mask
 
 UNKNOWN_HOST = "unknown host"
@@ -35,15 +35,17 @@ class _Rank:
     end: End | None = None
 
     def add(self, piece: Piece) -> None:
-        self.host = self.host or piece.who.host
-        self.pid = self.pid if self.pid is not None else piece.who.pid
+        self.host = self.host or piece.process.host
+        self.pid = self.pid if self.pid is not None else piece.process.pid
         if isinstance(piece.record, End):
             self.end = _told_twice(self.end, piece.record) if self.end else piece.record
         else:
             self.looks[piece.probe].append((piece.at, piece.record))
 
 
-def snapshots(found: Iterable[Found], problem: Callable[[str], None] = lambda text: None) -> tuple[Snapshot, ...]:
+def snapshots(
+    found: Iterable[EvidenceItem], problem: Callable[[str], None] = lambda text: None
+) -> tuple[Snapshot, ...]:
     """A history such as a watched job has, without secrets; the runs of a job that was restarted are jobs of their own.
 
     `problem` hears a sentence for each rank and world size that is not believed.
@@ -56,7 +58,7 @@ def snapshots(found: Iterable[Found], problem: Callable[[str], None] = lambda te
         if isinstance(one, Snapshot):
             taken.append(_believed(one, refused))
         else:
-            runs[one.who.run].append(_believable(one, refused))
+            runs[one.process.run].append(_believable(one, refused))
     known = _known(taken)
     for text in refused:
         problem(text)
@@ -78,11 +80,11 @@ def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
 
 
 def _believable(piece: Piece, refused: dict[str, None]) -> Piece:
-    rank, size = limits.valid_rank(piece.who.rank), limits.valid_world_size(piece.world_size)
-    if rank == piece.who.rank and size == (piece.world_size or None):
+    rank, size = limits.valid_rank(piece.process.rank), limits.valid_world_size(piece.world_size)
+    if rank == piece.process.rank and size == (piece.world_size or None):
         return piece
-    _refuse(piece.who.rank, rank, piece.world_size, size, refused)
-    return replace(piece, who=replace(piece.who, rank=rank), world_size=size)
+    _refuse(piece.process.rank, rank, piece.world_size, size, refused)
+    return replace(piece, process=replace(piece.process, rank=rank), world_size=size)
 
 
 def _refuse(
@@ -119,8 +121,8 @@ def _run(pieces: Sequence[Piece], run: int | None, known: Mapping[int, Target]) 
         hosts[target.host].append((target, one))
     whole: dict[str | None, list[Piece]] = defaultdict(list)
     for piece in pieces:
-        if piece.who.rank is None and piece.who.pid is None:
-            whole[piece.who.host].append(piece)
+        if piece.process.rank is None and piece.process.pid is None:
+            whole[piece.process.host].append(piece)
     for host in whole.keys() - hosts.keys() - {None}:
         hosts[host or UNKNOWN_HOST] = []
     return [shot for host, mine in (hosts or {UNKNOWN_HOST: []}).items() for shot in _looks(host, mine, whole)]
@@ -130,16 +132,16 @@ def _ranks(pieces: Sequence[Piece]) -> list[_Rank]:
     """One for each process; what says only a PID belongs to the rank of which another piece tells both."""
     number: dict[int, set[int]] = defaultdict(set)
     for piece in pieces:
-        if piece.who.rank is not None and piece.who.pid is not None:
-            number[piece.who.pid].add(piece.who.rank)
+        if piece.process.rank is not None and piece.process.pid is not None:
+            number[piece.process.pid].add(piece.process.rank)
     found: dict[Identity, _Rank] = {}
     for piece in pieces:
-        rank, pid = piece.who.rank, piece.who.pid
+        rank, pid = piece.process.rank, piece.process.pid
         if rank is None and pid is None:
             continue
         if rank is None and pid is not None and len(told := number.get(pid, set())) == 1:
             (rank,) = told
-        key: Identity = (rank, None, None) if rank is not None else (None, piece.who.host, pid)
+        key: Identity = (rank, None, None) if rank is not None else (None, piece.process.host, pid)
         found.setdefault(key, _Rank(rank)).add(piece)
     return list(found.values())
 

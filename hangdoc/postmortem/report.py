@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.diagnose import Judge
+from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
+from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
-from hangdoc.postmortem.readers import Found, Notes, Reader, Source, load
-from hangdoc.postmortem.readers._input_file import gather
-from hangdoc.postmortem.readers._torchrun import with_nodes
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load
+from hangdoc.postmortem.readers._input_file import find_sources
+from hangdoc.postmortem.readers._torchrun import assign_nodes
 from hangdoc.postmortem.readers.recording import with_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import Verdict
-from hangdoc.watch.run import judge_with
-from hangdoc.watch.sampler import of_job
 
 Say = Callable[[str], None]
 PROBLEMS = 20  # said one by one; the rest is counted
@@ -71,10 +70,10 @@ def report(
     problems: list[str] = []
     readers = load()
     read: list[Read] = []
-    files = with_segments(with_nodes(gather(sources, problems.append)))
-    notes = Notes(problems.append, progress)
-    shots = snapshots(_found(files, readers, notes, read), problems.append)
-    shots = with_source(shots, notes.shared.get(SCRIPTS, ()), _written(files), problems.append)
+    files = with_segments(assign_nodes(find_sources(sources, problems.append)))
+    context = ReadContext(problems.append, progress)
+    shots = snapshots(_found(files, readers, context, read), problems.append)
+    shots = with_source(shots, context.shared.get(SCRIPTS, ()), _written(files), problems.append)
     for problem in problems[:PROBLEMS]:
         say(problem)
     if len(problems) > PROBLEMS:
@@ -82,7 +81,7 @@ def report(
     jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
     if not jobs and not any(shot.records for shot in shots):
         raise Unrecognised(_nothing(sources, readers))
-    judge = judge or judge_with(playbooks, say)
+    judge = judge or load_judge(playbooks, say)
     accounts = []
     for job in jobs or {"none": None}:
         facts = judge.facts(_of(shots, job))
@@ -96,22 +95,24 @@ def _of(shots: Sequence[Snapshot], job: str) -> list[Snapshot]:
     return [part for part, shot in zip(mine, shots, strict=True) if part.ranks or not shot.ranks]
 
 
-def _found(sources: Sequence[Source], readers: Sequence[Reader], notes: Notes, read: list[Read]) -> Iterator[Found]:
+def _found(
+    sources: Sequence[Source], readers: Sequence[Reader], context: ReadContext, read: list[Read]
+) -> Iterator[EvidenceItem]:
     for source in sources:
-        reader = next((one for one in readers if one.knows(source)), None) if source.head else None
-        read.extend(Read(part, reader.name if reader else None) for part in (*source.before, source))
+        reader = next((one for one in readers if one.recognises(source)), None) if source.head else None
+        read.extend(Read(part, reader.name if reader else None) for part in (*source.earlier_segments, source))
         if reader is None:
-            notes.problem(f"{source.name}: {'not of a kind that hangdoc reads' if source.head else _empty(source)}")
-            notes.progress(source.size)
+            context.warn(f"{source.name}: {'not of a kind that hangdoc reads' if source.head else _empty(source)}")
+            context.progress(source.size)
             continue
         try:
-            yield from reader.read(source, notes)
+            yield from reader.read(source, context)
         except OSError as error:
-            notes.problem(f"{source.name}: {error.strerror or error}; read up to there")
+            context.warn(f"{source.name}: {error.strerror or error}; read up to there")
         except (MemoryError, RecursionError):
-            notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+            context.warn(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
         finally:
-            source.forget_head()
+            source.drop_head()
 
 
 def _written(files: Sequence[Source]) -> float | None:

@@ -123,11 +123,3 @@ def _told(target: Target, record: Any) -> Target:
         local_rank=target.local_rank if target.local_rank is not None else record.local_rank,
         master=target.master or record.master,
     )
-
-
-def of_job(shot: Snapshot, job: str) -> Snapshot:
-    """The part of a snapshot that belongs to one job."""
-    ranks = tuple(rank for rank in shot.ranks if rank.target.job == job)
-    pids = {rank.target.pid for rank in ranks}
-    unseen = tuple(lack for lack in shot.unseen if lack.pid is None or lack.pid in pids)
-    return replace(shot, ranks=ranks, unseen=unseen)

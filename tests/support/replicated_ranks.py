@@ -30,8 +30,7 @@ from hangdoc.evidence import (
 from hangdoc.evidence.memory import share
 from hangdoc.fleet import protocol
 from hangdoc.fleet.decoder import Reader
-from hangdoc.fleet.encoder import Writer
-from hangdoc.fleet.object_addresses import ADDRESS
+from hangdoc.fleet.encoder import ADDRESS, Writer
 from hangdoc.recording import codec
 
 PER_HOST = 8

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hangdoc.postmortem.readers import Notes, Reader, Source, load
+from hangdoc.postmortem.readers import ReadContext, Reader, Source, load
 from tests.support import samples
 
 LIMIT_S = 5.0
@@ -155,10 +155,10 @@ def attempt(reader: Reader, content: bytes, folder: Path, name: str = "rank_3.tx
     file = folder / name
     file.write_bytes(content)
     source = Source(file, str(file), len(content))
-    reader.knows(source)
+    reader.recognises(source)
     began = time.monotonic()
     try:
-        found = list(reader.read(source, Notes(lambda text: None)))
+        found = list(reader.read(source, ReadContext(lambda text: None)))
     except OSError:
         return 0
     took = time.monotonic() - began

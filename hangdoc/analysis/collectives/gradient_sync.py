@@ -15,7 +15,7 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.ranks.call_path import Step
-from hangdoc.analysis.ranks.progress import Look, looks_at, own_steps, spots
+from hangdoc.analysis.ranks.progress import Look, activities, looks_at, own_steps
 from hangdoc.evidence import Connection
 
 WRAPPER = re.compile(r"<(DistributedDataParallel|FullyShardedDataParallel|DDP|FSDP) at ")
@@ -25,13 +25,13 @@ NO_FORWARD = re.compile(
     r"^((load_)?state_dict|(named_)?(parameters|modules|buffers|children)|train|eval|to|cpu|cuda|half|float|bfloat16"
     r"|zero_grad|requires_grad_|register_\w+|apply|compile|generate|save\w*|load\w*)$"
 )
-ON_PURPOSE = re.compile(r"(^|\.)no_sync$")
-OFTEN = 2  # looks: on a busy host a thread within backward may sleep a moment for reasons of its own
-TRAINS = re.compile(r"(^|\.)backward$")
+DEFERRED = re.compile(r"(^|\.)no_sync$")
+MIN_LOOKS = 2  # looks: on a busy host a thread within backward may sleep a moment for reasons of its own
+BACKWARD = re.compile(r"(^|\.)backward$")
 
 
 @dataclass(frozen=True, slots=True)
-class SyncFacts:
+class GradientSyncFacts:
     """One rank, over the looks."""
 
     wrapped: str | None = None  # variable that holds a wrapped model
@@ -43,31 +43,31 @@ class SyncFacts:
     deferred: bool | None = None  # its code defers synchronisation on purpose (no_sync, join)
 
 
-UNSEEN = SyncFacts()
+UNSEEN = GradientSyncFacts()
 
 
 @dataclass(slots=True)
-class SyncAnalysis:
+class GradientSyncAnalysis:
     name: str = "sync"
     order: int = 50
-    rank_facts: type | None = SyncFacts
+    rank_facts: type | None = GradientSyncFacts
     job_facts: type | None = None
     on_demand: bool = True
 
-    def derive(self, case: Case) -> tuple[dict[Key, SyncFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, GradientSyncFacts], None]:
         data = data_connections(case)
         return {key: _facts(case, key, [one.connection for one in data.get(key, ())]) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key, data: Sequence[Connection]) -> SyncFacts:
+def _facts(case: Case, key: Key, data: Sequence[Connection]) -> GradientSyncFacts:
     looks = looks_at(case, key)
     if not looks:
         return UNSEEN
     own = own_steps(looks)
     known: dict[int, str | None] = case.once("wrapped", dict)  # by identity: ranks that are alike share steps
     wraps = [(step, wrapped) for step in own if (wrapped := _wrapped(step, known))]
-    code = case.once(("sync", spots(looks)), lambda: _code(looks, own))
-    return SyncFacts(
+    code = case.once(("sync", activities(looks)), lambda: _code(looks, own))
+    return GradientSyncFacts(
         wrapped=wraps[0][1] if wraps else None,
         bypass=code.bypass,
         uncalled=next((site for step, wrapped in wraps if (site := _uncalled(step, wrapped))), None) if wraps else None,
@@ -94,7 +94,7 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
     return _Code(
         bypass=next((site for step in own if (site := _bypass(step))), None),
         trains=any(_calls_backward(calls) for calls in around),
-        reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= OFTEN,
+        reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= MIN_LOOKS,
         deferred=any(_defers(calls) for calls in around),
         since=next((at for at, look in enumerate(looks) if _trains(look)), None),
     )
@@ -108,19 +108,19 @@ def _trains(look: Look) -> bool:
 
 @lru_cache(maxsize=1024)
 def _calls_backward(around: tuple[str, ...]) -> bool:
-    return any(TRAINS.search(name) for name in around)
+    return any(BACKWARD.search(name) for name in around)
 
 
 @lru_cache(maxsize=1024)
 def _defers(around: tuple[str, ...]) -> bool:
-    return any(ON_PURPOSE.search(name) for name in around)
+    return any(DEFERRED.search(name) for name in around)
 
 
 def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> float | None:
     """Before it trains a wrapper sends the whole model round: that is no gradient."""
     if not data:
         return None
-    history = tcp_counters.History(case.series(key, "sockets"))
+    history = tcp_counters.SocketHistory(case.series(key, "sockets"))
     since = next((at for at, (instant, _) in enumerate(history.looks) if instant >= since_s), len(history.looks))
     if len(history.looks) - since < 2:
         return None
@@ -130,7 +130,7 @@ def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> f
 
 
 def _in_backward(look: Look) -> bool:
-    return any(step.function == "_engine_run_backward" for step in look.story)
+    return any(step.function == "_engine_run_backward" for step in look.path)
 
 
 def _wrapped(step: Step, known: dict[int, str | None]) -> str | None:
@@ -144,7 +144,7 @@ def _wrapped(step: Step, known: dict[int, str | None]) -> str | None:
 def _bypass(step: Step) -> str | None:
     """The call of an unwrapped model in a function that never calls the wrapper itself."""
     call = _unwrapped(step.place.around) if step.place else None
-    return f"{call} in {_where(step)}" if call else None
+    return f"{call} in {_format_site(step)}" if call else None
 
 
 @lru_cache(maxsize=1024)
@@ -159,11 +159,11 @@ def _unwrapped(around: tuple[str, ...]) -> str | None:
 def _uncalled(step: Step, wrapped: str) -> str | None:
     """A wrapped model that is not called in a function which calls backward."""
     calls = step.place.around if step.place else ()
-    return f"{wrapped} in {_where(step)}" if wrapped not in calls and _calls_backward(calls) else None
+    return f"{wrapped} in {_format_site(step)}" if wrapped not in calls and _calls_backward(calls) else None
 
 
-def _where(step: Step) -> str:
+def _format_site(step: Step) -> str:
     return f"{step.function} ({step.short.rsplit('/', 1)[-1]})"
 
 
-ANALYSIS = SyncAnalysis()
+ANALYSIS = GradientSyncAnalysis()

@@ -39,12 +39,12 @@ class RecorderAnalysis:
         here = {key: entry for key, entry in newest.items() if entry.group == common[0][0]} if common else {}
         if len(here) < 2:
             return dict.fromkeys(case.ranks, UNSEEN), None
-        all_ranks = Level.of(here.values())
-        return {key: _facts(here[key], all_ranks) if key in here else UNSEEN for key in case.ranks}, None
+        newest_calls = NewestCalls.of(here.values())
+        return {key: _facts(here[key], newest_calls) if key in here else UNSEEN for key in case.ranks}, None
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class NewestCalls:
     """The newest collective of all ranks."""
 
     front: int
@@ -53,12 +53,12 @@ class Level:
     told: tuple[tuple[str, int], ...]  # the two that most ranks began last, and how many
 
     @classmethod
-    def of(cls, here: Collection[RecordedCall]) -> Level:
+    def of(cls, here: Collection[RecordedCall]) -> NewestCalls:
         calls: dict[int, Counter[Call]] = defaultdict(Counter)
         for entry in here:
             calls[entry.sequence][_call(entry)] += 1
         usual = {number: began.most_common(1)[0][0] for number, began in calls.items()}
-        return cls(max(calls), calls, usual, tuple(Counter(map(_told, here)).most_common(2)))
+        return cls(max(calls), calls, usual, tuple(Counter(map(_format_call, here)).most_common(2)))
 
     def of_others(self, mine: str) -> str:
         """What most of the ranks but one began last."""
@@ -70,13 +70,13 @@ def _newest(record: object) -> RecordedCall | None:
     return max(entries, key=lambda entry: entry.sequence, default=None)
 
 
-def _facts(mine: RecordedCall, all_ranks: Level) -> RecorderFacts:
-    level, usual = all_ranks.calls[mine.sequence], all_ranks.usual[mine.sequence]
+def _facts(mine: RecordedCall, newest_calls: NewestCalls) -> RecorderFacts:
+    level, usual = newest_calls.calls[mine.sequence], newest_calls.usual[mine.sequence]
     return RecorderFacts(
         sequence=mine.sequence,
-        last=_told(mine),
-        last_others=all_ranks.of_others(_told(mine)),
-        behind=mine.sequence < all_ranks.front,
+        last=_format_call(mine),
+        last_others=newest_calls.of_others(_format_call(mine)),
+        behind=mine.sequence < newest_calls.front,
         differs=level[_call(mine)] < level[usual],
     )
 
@@ -85,7 +85,7 @@ def _call(entry: RecordedCall) -> Call:
     return entry.op, entry.sizes, entry.dtypes
 
 
-def _told(entry: RecordedCall) -> str:
+def _format_call(entry: RecordedCall) -> str:
     return f"collective {entry.sequence}, {entry.op}{' ' + entry.sizes if entry.sizes else ''}"
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.analysis.ranks.call_path_cache import named, python_in
+from hangdoc.analysis.ranks.call_path_cache import python_chain, thread_named
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Frame, ProcessGroup, ProcessGroups, Source, Stack, Stacks, Variable, limits
 
@@ -24,7 +24,7 @@ _LOCAL = ("group_src", "group_dst", "group_peer")  # numbered within the group
 _SENDS = ("send", "isend", "send_object_list")
 _STARTS = ("isend", "irecv", "P2POp", "batch_isend_irecv")
 _BUFFER = "UnboundBuffer::wait"  # gloo: a send or receive that has been started before
-_LEAVES = ("destroy_process_group", "abort_process_group")
+_TEARDOWN = ("destroy_process_group", "abort_process_group")
 
 
 Native = Mapping[int, Sequence[str]]  # by the identity of the Python frames over them, which the case keeps
@@ -42,10 +42,10 @@ class Group:
         return hash((self.name, len(self.ranks), self.default))  # not of every rank in it, for every rank in it
 
 
-Known = Mapping[int, Group]  # the groups of one rank, by the address of the object there
+GroupsByAddress = Mapping[int, Group]  # the groups of one rank, by the address of the object there
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Wait:
     """What one rank waits in."""
 
@@ -63,9 +63,9 @@ class Wait:
 def waits(case: Case) -> dict[Key, Wait]:
     """What each rank that waits for others waits in."""
     stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
-    whole = _whole(case)
+    default = _default_group(case)
     native = _native(case, stack)
-    return {key: _wait(case, key, facts, whole, native) for key, facts in stack.items() if facts.waits}
+    return {key: _wait(case, key, facts, default, native) for key, facts in stack.items() if facts.waits}
 
 
 def _native(case: Case, stack: Mapping[Key, StackFacts]) -> Native:
@@ -73,8 +73,8 @@ def _native(case: Case, stack: Mapping[Key, StackFacts]) -> Native:
     found: dict[int, tuple[str, ...]] = {}
     for key, facts in stack.items():
         if facts.native:
-            thread = named(case.record(key, "stacks"), facts.thread)
-            place = id(python_in(case, thread))
+            thread = thread_named(case.record(key, "stacks"), facts.thread)
+            place = id(python_chain(case, thread))
             if place not in found:
                 found[place] = tuple([frame.function for frame in thread.frames if frame.native])
     return found
@@ -92,7 +92,7 @@ def c10d_frame(stack: Stack) -> Frame | None:
     return innermost
 
 
-def _whole(case: Case) -> Group | None:
+def _default_group(case: Case) -> Group | None:
     """The default group of the job: what a rank knows of it, or every rank there is."""
     for key in case.ranks:
         for group in _groups(case, key):
@@ -119,21 +119,23 @@ def _group(case: Case, known: ProcessGroup) -> Group:
     return told[at]
 
 
-def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: Native) -> Wait:
+def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native: Native) -> Wait:
     stacks, groups = case.record(key, "stacks"), _groups(case, key)
     known = {group.address: _group(case, group) for group in groups}
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return Wait(facts.phase == "p2p", facts.op, None)
-    stack = named(stacks, facts.thread)
+    stack = thread_named(stacks, facts.thread)
     frame = c10d_frame(stack)
     if frame is None:
         if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # the reducer of DDP
-            return Wait(False, facts.op, whole)
-        return _hidden(stack, facts, known, case.record(key, "source"), native.get(id(python_in(case, stack)), ()))
-    found = _of_frame(frame, known, whole)
+            return Wait(False, facts.op, default)
+        return _without_c10d_frame(
+            stack, facts, known, case.record(key, "source"), native.get(id(python_chain(case, stack)), ())
+        )
+    found = _group_of_frame(frame, known, default)
     argument = _variable(frame, _GROUPS)
     label = _label(argument.address, stack, stacks.globals or ()) if argument and argument.kind != "none" else None
-    threads = _threads(stacks.threads, stack, frame, known, whole, found) if found else 1
+    threads = _threads(stacks.threads, stack, frame, known, default, found) if found else 1
     if facts.phase != "p2p":
         return Wait(False, facts.op, found, label, threads=threads)
     number, inner = _number(frame, _GLOBAL), _number(frame, _LOCAL)
@@ -145,7 +147,9 @@ def _wait(case: Case, key: Key, facts: StackFacts, whole: Group | None, native: 
     return Wait(True, facts.op, found, label, peer, anyone, sends, _number(frame, ("tag",)), threads)
 
 
-def _hidden(stack: Stack, facts: StackFacts, known: Known, source: Source | None, native: Sequence[str]) -> Wait:
+def _without_c10d_frame(
+    stack: Stack, facts: StackFacts, known: GroupsByAddress, source: Source | None, native: Sequence[str]
+) -> Wait:
     """A wait without a frame of c10d: for an asynchronous operation, or in MPI. A group that is alone is the one."""
     of_torch = facts.op in ("wait", "wait_tensor") or any(name.startswith(("c10d::", "gloo::")) for name in native)
     only = next(iter(known.values())) if len(known) == 1 and of_torch else None
@@ -160,27 +164,27 @@ def _starts_p2p(stack: Stack, source: Source | None) -> bool:
     return any(name.rpartition(".")[2] in _STARTS for name in (place.around if place is not None else ()))
 
 
-def _of_frame(frame: Frame, known: Known, whole: Group | None) -> Group | None:
+def _group_of_frame(frame: Frame, known: GroupsByAddress, default: Group | None) -> Group | None:
     """The group of an operation's frame."""
     if frame.variables is None:
         return None
     argument = _variable(frame, _GROUPS)
     if argument is None or argument.kind == "none":
-        return whole
+        return default
     return None if argument.address is None else known.get(argument.address)
 
 
 def _threads(
-    threads: Sequence[Stack], stack: Stack, frame: Frame, known: Known, whole: Group | None, group: Group
+    threads: Sequence[Stack], stack: Stack, frame: Frame, known: GroupsByAddress, default: Group | None, group: Group
 ) -> int:
     """How many threads of a rank are in an operation of the `group` that `stack` is in, at `frame`."""
-    others = sum([_in_group(other, known, whole, group) for other in threads if other is not stack])
-    return others + (frame.function not in _LEAVES)
+    others = sum([_in_group(other, known, default, group) for other in threads if other is not stack])
+    return others + (frame.function not in _TEARDOWN)
 
 
-def _in_group(stack: Stack, known: Known, whole: Group | None, group: Group) -> bool:
+def _in_group(stack: Stack, known: GroupsByAddress, default: Group | None, group: Group) -> bool:
     frame = c10d_frame(stack)
-    return frame is not None and frame.function not in _LEAVES and _of_frame(frame, known, whole) == group
+    return frame is not None and frame.function not in _TEARDOWN and _group_of_frame(frame, known, default) == group
 
 
 def _label(address: int | None, stack: Stack, module: Iterable[Variable]) -> str | None:

@@ -20,7 +20,7 @@ from hangdoc.evidence.resources import Cgroup
 KINDS = ("killed", "crashed", "aborted", "failed", "told", "finished")  # the more telling first
 _RANKING = (*KINDS, "unknown")
 FAULTS = frozenset({"killed", "crashed", "aborted", "failed"})
-TOLD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
+REQUESTED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _kind(end: End) -> str | None:
         return "killed"
     if end.signal == signal.SIGABRT:
         return "aborted"
-    return "told" if end.signal in TOLD else "crashed"
+    return "told" if end.signal in REQUESTED else "crashed"
 
 
 def _first(ends: dict[Key, tuple[str | None, End | None]]) -> set[Key]:

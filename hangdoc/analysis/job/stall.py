@@ -3,7 +3,7 @@
 A stall is: no rank makes progress AND some rank waits. A rank that computes makes progress, whatever it computes;
 one that sleeps or waits for the outside on its way to the others (a request, the next file) is idle, not stuck.
 Other analyses may know better (`hangdoc.analysis`): `stuck`, it cannot go on by itself; `advancing`, something works
-for it although it stands still.
+for it although it blocked still.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.divergence import PositionFacts
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 
@@ -23,7 +23,7 @@ MIN_LOOKS = 3
 STILL_S = 2.0  # and unchanged for that long
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class StallFacts:
     """One rank's part in a stall."""
 
@@ -50,7 +50,7 @@ class StallAnalysis:
     job_facts: type | None = StallJob
 
     def derive(self, case: Case) -> tuple[dict[Key, StallFacts], StallJob]:
-        ranks = {key: _rank(case, key) for key in case.ranks}
+        ranks = {key: _facts(case, key) for key in case.ranks}
         stack: dict[Key, StackFacts] = case.rank_facts["stack"]
         waiting = sum(bool(facts.waits) for facts in stack.values())
         seen = [facts for facts in ranks.values() if facts.still is not None]
@@ -59,10 +59,10 @@ class StallAnalysis:
         # What crossed seconds ago is no sign of life where a link has died since.
         moving = getattr(network, "moving", None) if not getattr(network, "dead_links", 0) else False
         works = any(facts.works for facts in ranks.values())
-        stuck = any(_says(case, key, "stuck") for key in case.ranks)
+        stuck = any(_flagged(case, key, "stuck") for key in case.ranks)
         still = complete and all(facts.still for facts in seen)
-        stands = still and (waiting > 0 or stuck) and not works
-        stalled = stands and moving is not True
+        blocked = still and (waiting > 0 or stuck) and not works
+        stalled = blocked and moving is not True
         standing = [p.standing_s for p in case.rank_facts["progress"].values() if p.standing_s is not None]
         idle_s = getattr(network, "idle_s", None)
         idle_s = idle_s if idle_s is not None else getattr(case.job_facts.get("startup"), "waited_s", None)
@@ -74,7 +74,7 @@ class StallAnalysis:
             waiting=waiting,
             parked=still and not stalled and moving is not True and _quiet(case) and _unexplained(case, stack),
             idle=still and works and not any(facts.still is False for facts in ranks.values()),
-            settled=complete and not (stands and moving is True and (idle_s or 0.0) >= STILL_S),
+            settled=complete and not (blocked and moving is True and (idle_s or 0.0) >= STILL_S),
             hidden=sum(facts.waits is None for facts in stack.values()),
         )
 
@@ -98,29 +98,31 @@ def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
     )
 
 
-def _rank(case: Case, key: Key) -> StallFacts:
+def _facts(case: Case, key: Key) -> StallFacts:
     stack: StackFacts = case.rank_facts["stack"][key]
     progress: ProgressFacts = case.rank_facts["progress"][key]
-    position: PositionFacts = case.rank_facts["position"][key]
-    if stack.phase in ("stopped", "exited") or _says(case, key, "stuck"):
+    position: DivergenceFacts = case.rank_facts["position"][key]
+    if stack.phase in ("stopped", "exited") or _flagged(case, key, "stuck"):
         return StallFacts(True, False)
     if progress.looks == 0:  # its stacks are hidden from us: its CPU time must tell
         quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_SHARE
         return StallFacts(quiet, None if quiet is None else not quiet)
-    burns = progress.cpu_share is not None and progress.cpu_share >= BUSY_SHARE
+    uses_cpu = progress.cpu_share is not None and progress.cpu_share >= BUSY_SHARE
     comes = stack.phase == "idle" and position.will_arrive is True
-    works = (burns and not stack.waits) or comes or _says(case, key, "advancing")
+    works = (uses_cpu and not stack.waits) or comes or _flagged(case, key, "advancing")
     still = progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= STILL_S
     return StallFacts(still if progress.looks >= MIN_LOOKS else None, works)
 
 
-def _says(case: Case, key: Key, what: str) -> bool:
+def _flagged(case: Case, key: Key, what: str) -> bool:
     """Whether an analysis that ran before says so of a rank."""
-    said: Mapping[str, set[Key]] = case.once("said", lambda: {one: _said(case, one) for one in ("stuck", "advancing")})
+    said: Mapping[str, set[Key]] = case.once(
+        "said", lambda: {one: _flagged_ranks(case, one) for one in ("stuck", "advancing")}
+    )
     return key in said[what]
 
 
-def _said(case: Case, what: str) -> set[Key]:
+def _flagged_ranks(case: Case, what: str) -> set[Key]:
     groups = [facts for facts in case.rank_facts.values() if hasattr(next(iter(facts.values()), None), what)]
     return {key for facts in groups for key, one in facts.items() if getattr(one, what) is True}
 

@@ -15,7 +15,7 @@ SERVICES = 1024  # ports below belong to services (https, NFS, ssh): collectives
 End = tuple[str, str, int, str, int]  # where ("" unless loopback), local, port, remote, port
 
 
-class Data(NamedTuple):  # of which there are many: it is made faster than a frozen dataclass
+class DataConnection(NamedTuple):  # of which there are many: it is made faster than a frozen dataclass
     """One rank's end of a connection that carries data to another rank."""
 
     owner: Key
@@ -24,12 +24,12 @@ class Data(NamedTuple):  # of which there are many: it is made faster than a fro
     end: End
 
 
-def data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
+def data_connections(case: Case) -> dict[Key, tuple[DataConnection, ...]]:
     """The data connections of every rank whose sockets were seen, by rank."""
     return case.once("data_connections", lambda: _data_connections(case))
 
 
-def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
+def _data_connections(case: Case) -> dict[Key, tuple[DataConnection, ...]]:
     seen = {key: record for key in case.ranks if isinstance(record := case.record(key, "sockets"), Sockets)}
     jobs = {key: evidence.target.job for key, evidence in case.ranks.items()}
     stores = _stated_ports(case)
@@ -37,11 +37,11 @@ def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
     owners = {end: key for key, mine in ends.items() for _, end in mine}
     served = _served_ports(jobs, seen, ends, owners)
     complete = _complete(case, seen)
-    found: dict[Key, tuple[Data, ...]] = {}
+    found: dict[Key, tuple[DataConnection, ...]] = {}
     for key, mine in ends.items():
         store = served[jobs[key]]
         data = [
-            Data(key, one, owners.get(mirrored(end)), end)
+            DataConnection(key, one, owners.get(mirrored(end)), end)
             for one, end in mine
             if one.state in OPEN and one.local_port not in store and one.remote_port not in store
         ]
@@ -71,7 +71,9 @@ def _end(key: Key, record: Sockets, one: Connection) -> End:
     return where, one.local, one.local_port, one.remote, one.remote_port
 
 
-def _leads_to_rank(data: Data, own: Collection[str], jobs: Mapping[Key, str], complete: Mapping[str, bool]) -> bool:
+def _leads_to_rank(
+    data: DataConnection, own: Collection[str], jobs: Mapping[Key, str], complete: Mapping[str, bool]
+) -> bool:
     one, peer = data.connection, data.peer
     job = jobs[data.owner]
     if peer is not None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.network.data_connections import Data
+from hangdoc.analysis.network.data_connections import DataConnection
 from hangdoc.evidence import Connection, Interface, Interfaces
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -20,13 +20,13 @@ ANY_RATE = 1e10  # of a radio no speed is expected
 NO_WAY_OUT = ("loopback", "wireless", "bridge", "tunnel")  # no better for data than what it uses
 
 
-def of_rank(case: Case, key: Key) -> tuple[Interface, ...] | None:
+def rank_interfaces(case: Case, key: Key) -> tuple[Interface, ...] | None:
     """The interfaces of a rank's namespace; None: not seen."""
     record = case.record(key, "nics")
     return record.interfaces if isinstance(record, Interfaces) else None
 
 
-def holding(one: Connection, interfaces: Iterable[Interface] | None, local: bool = True) -> Interface | None:
+def interface_of(one: Connection, interfaces: Iterable[Interface] | None, local: bool = True) -> Interface | None:
     """The interface that holds the connection's own address, or (of the other end) the remote one."""
     address = one.local if local else one.remote
     for held in interfaces or ():
@@ -35,15 +35,15 @@ def holding(one: Connection, interfaces: Iterable[Interface] | None, local: bool
     return None
 
 
-def held_by(case: Case, key: Key, data: Data, sends: bool) -> Interface | None:
+def end_interface(case: Case, key: Key, data: DataConnection, sends: bool) -> Interface | None:
     """The interface of rank `key` at one end of a connection: that of the sender, or of the receiver."""
-    return holding(data.connection, of_rank(case, key), local=sends)
+    return interface_of(data.connection, rank_interfaces(case, key), local=sends)
 
 
-def limit(case: Case, data: Data) -> float:
+def limit(case: Case, data: DataConnection) -> float:
     """Bytes per second below which the link is slow when it is busy."""
-    ends = [held_by(case, data.owner, data, True)]
-    ends += [held_by(case, data.peer, data, False)] if data.peer else []
+    ends = [end_interface(case, data.owner, data, True)]
+    ends += [end_interface(case, data.peer, data, False)] if data.peer else []
     rates = [SLOW_BYTES]
     for held in ends:
         if held and held.kind == "wireless":
@@ -77,10 +77,10 @@ def told(held: Interface | None) -> str | None:
 
 def faster(case: Case, key: Key, used: Interface | None, peers: Iterable[Key]) -> str | None:
     """An interface of a rank's host that is faster than the one it uses and reaches all `peers`: "eth1 (10.0.1.2)"."""
-    mine = of_rank(case, key)
+    mine = rank_interfaces(case, key)
     if used is None or not narrow(used) or not mine:
         return None
-    theirs = [_addresses(of_rank(case, peer) or ()) for peer in peers]
+    theirs = [_addresses(rank_interfaces(case, peer) or ()) for peer in peers]
     better = [
         (_speed(other), f"{other.name} ({', '.join([str(subnet.ip), *_told_speed(other)])})")
         for other in mine

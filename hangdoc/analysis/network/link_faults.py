@@ -7,20 +7,21 @@ A fault belongs to one direction of a connection: `dead` (nothing passes), `over
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network import tcp_counters
-from hangdoc.analysis.network.blame import blamed
-from hangdoc.analysis.network.data_connections import Data, End, mirrored
-from hangdoc.analysis.network.interfaces import held_by, limit, narrow
+from hangdoc.analysis.network.data_connections import DataConnection, End, mirrored
+from hangdoc.analysis.network.interfaces import end_interface, limit, narrow
 from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start, so_far
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.evidence.network import UNASKED, Echo, Echoes
 
 Node = tuple[str, int | str | None]  # a host's network namespace; of one not seen, its address
 Pair = tuple[Node, Node]  # who sends to whom
+NodeT = TypeVar("NodeT")
 
 MUCH_SEGMENTS = 50  # sent without loss: a good link
 GOOD_LOSS = 0.01
@@ -44,14 +45,14 @@ class Faults:
         """The fault of what this end sends; empty where there is none."""
         return self.faults.get(end, "")
 
-    def at(self, data: Iterable[Data]) -> tuple[str, ...]:
+    def at(self, data: Iterable[DataConnection]) -> tuple[str, ...]:
         """The faults of what these ends send or receive."""
         if not self.faults:
             return ()
         found = {self.of(end) for one in data for end in (one.end, mirrored(one.end))}
         return tuple(fault for fault in WORST_FIRST if fault in found)
 
-    def direction(self, data: Iterable[Data], fault: str) -> str | None:
+    def direction(self, data: Iterable[DataConnection], fault: str) -> str | None:
         """Whether what these ends send has the fault, or what they receive: sends | receives | both."""
         if not self.faults:
             return None
@@ -61,7 +62,7 @@ class Faults:
         return "both" if sends and receives else "sends" if sends else "receives" if receives else None
 
 
-def faults(case: Case, data: Sequence[Data], histories: Mapping[Key, tcp_counters.History]) -> Faults:
+def faults(case: Case, data: Sequence[DataConnection], histories: Mapping[Key, tcp_counters.SocketHistory]) -> Faults:
     """Of all data connections of a job."""
     sent = [_flow(one.connection, histories[one.owner]) for one in data]
     if not any(flow is not NOTHING or one.connection.send_queue for one, flow in zip(data, sent, strict=True)):
@@ -96,7 +97,7 @@ def faults(case: Case, data: Sequence[Data], histories: Mapping[Key, tcp_counter
     return Faults(flows, found, {key: tuple(dict.fromkeys(mine)) for key, mine in by_rank.items()}, tuple(beyond))
 
 
-def _flow(one: Connection, history: tcp_counters.History) -> Flow:
+def _flow(one: Connection, history: tcp_counters.SocketHistory) -> Flow:
     """What was sent over one connection; looked at closely only where the whole window is suspicious."""
     first = history.first(one)
     if first is None or first[1].bytes_sent == one.bytes_sent:
@@ -110,7 +111,7 @@ def _node(case: Case, key: Key) -> Node:
     return key[0], record.namespace if isinstance(record, Sockets) else None
 
 
-def _pair(one: Data, nodes: Mapping[Key, Node]) -> Pair:
+def _pair(one: DataConnection, nodes: Mapping[Key, Node]) -> Pair:
     return nodes[one.owner], ("", one.connection.remote) if one.peer is None else nodes[one.peer]
 
 
@@ -146,7 +147,7 @@ def _answers_late(end: End, found: Mapping[End, str], rates: Mapping[End, float]
     return rates.get(end, 0.0) >= ANSWERS_LATE * rates.get(other, 0.0)
 
 
-def echo(case: Case, one: Data) -> Echo:
+def echo(case: Case, one: DataConnection) -> Echo:
     """What the host at the other end answered, where it was asked."""
     record = case.record(one.owner, "echo")
     if not isinstance(record, Echoes):
@@ -154,7 +155,7 @@ def echo(case: Case, one: Data) -> Echo:
     return next((answer for answer in record.echoes if answer.remote == one.connection.remote), UNASKED)
 
 
-def _fault(case: Case, one: Data, sent: Flow, rate: float, pair: Pair) -> str:
+def _fault(case: Case, one: DataConnection, sent: Flow, rate: float, pair: Pair) -> str:
     if sent is NOTHING and not one.connection.send_queue:
         return ""
     if tcp_counters.oversize(one.connection) and not sent.lossy:  # or one full segment was lost so often by chance
@@ -179,7 +180,7 @@ def _blamed(
     case: Case,
     fault: str,
     found: Mapping[End, str],
-    ends: Mapping[End, Data],
+    ends: Mapping[End, DataConnection],
     flows: Mapping[End, Flow],
     pairs: Mapping[End, Pair],
 ) -> frozenset[Node]:
@@ -189,7 +190,7 @@ def _blamed(
     passes = {pairs[end] for end, one in ends.items() if echo(case, one).passes == "all"}
     if fault in ("oversize", "dead"):  # the same failure, seen at ends that can prove less
         bad |= {end for end, kind in found.items() if kind in ("oversize", "dead")}
-        nodes = blamed({pairs[end] for end in bad}, passes - {pairs[end] for end in bad})
+        nodes = nodes_to_blame({pairs[end] for end in bad}, passes - {pairs[end] for end in bad})
         return _lost_among(case, nodes) or nodes
     worst = flows[min(bad, key=lambda end: flows[end].busy or 0.0)]
     if fault == "lossy":
@@ -199,7 +200,7 @@ def _blamed(
         bad |= {end for end in flows if end not in good and _far(pairs[end]) and since_start(ends[end].connection)}
         bad |= {end for end, one in ends.items() if echo(case, one).passes == "some"}
         lossy = {pairs[end] for end in bad}
-        return blamed(lossy, {pairs[end] for end in good - bad} | (passes - lossy))
+        return nodes_to_blame(lossy, {pairs[end] for end in good - bad} | (passes - lossy))
     # Answers that stand in the same queue make the host's other links seem slow as well: that tells whose queue it is.
     bad |= {end for end, one in flows.items() if one.queue_full and _far(pairs[end])}
     good = {
@@ -207,10 +208,31 @@ def _blamed(
         for end, one in flows.items()
         if (one.bytes or 0) >= GOOD_BYTES * (worst.bytes or 0) and (one.busy or 0.0) <= GOOD_BUSY * (worst.busy or 0.0)
     }
-    nodes = blamed({pairs[end] for end in bad}, {pairs[end] for end in good - bad})
+    nodes = nodes_to_blame({pairs[end] for end in bad}, {pairs[end] for end in good - bad})
     known: set[Node] = set()
     for end in bad:
         for key, sends in ((ends[end].owner, True), (ends[end].peer, False)):
-            if key is not None and narrow(held_by(case, key, ends[end], sends), sends):
+            if key is not None and narrow(end_interface(case, key, ends[end], sends), sends):
                 known.add(_node(case, key))
     return nodes & known or nodes
+
+
+def nodes_to_blame(bad: Collection[tuple[NodeT, NodeT]], good: Collection[tuple[NodeT, NodeT]]) -> frozenset[NodeT]:
+    """The hosts to blame for the `bad` links (from, to), where `good` links are seen to be better.
+
+    The one that all bad links have in common; else those at their ends that do no better with others in the same
+    direction. Two hosts alone cannot be told apart: both are named.
+    """
+    if not bad:
+        return frozenset()
+    common = frozenset.intersection(*(frozenset(pair) for pair in bad))
+    if len(common) == 1:
+        return common
+    suspects = {node for pair in bad for node in pair}
+    senders, receivers = {sender for sender, _ in good}, {receiver for _, receiver in good}
+    cleared = {
+        node
+        for node in suspects
+        if all(node in (senders if node == sender else receivers) for sender, to in bad if node in (sender, to))
+    }
+    return frozenset(suspects - cleared or suspects)

@@ -8,25 +8,140 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast, overload
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
-from hangdoc.analysis.network.data_connections import Data, data_connections, mirrored
-from hangdoc.analysis.network.interfaces import faster, holding, narrow, of_rank, told
-from hangdoc.analysis.network.link_facts import Dead, LinkFacts, Links, is_up
-from hangdoc.analysis.network.link_faults import Faults, faults
+from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored
+from hangdoc.analysis.network.interfaces import faster, interface_of, narrow, rank_interfaces, told
+from hangdoc.analysis.network.link_faults import Faults, echo, faults
+from hangdoc.analysis.network.throughput import NOTHING, Flow
 from hangdoc.evidence import Connection, Interface
+from hangdoc.evidence.network import UNASKED, Echo
 from hangdoc.formatting import endpoint
+
+Dead = Mapping[End, bool | None]  # of data connections, judged at either end; those that are not in it are not
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """One end of a data connection, as `from_rank` sees it; a rank of -1 is not known."""
+
+    from_rank: int
+    to_rank: int
+    from_pid: int
+    to_pid: int | None
+    local: str  # "ip:port"
+    remote: str
+    interface: str | None
+    interface_up: bool | None
+    state: str
+    unacked_bytes: int  # written, not acknowledged by the peer
+    receive_queue: int
+    retransmits: int | None  # of the segment at the head, or probes in its stead, unanswered in a row
+    backoff: int | None
+    last_ack_s: float | None
+    last_receive_s: float | None
+    last_send_s: float | None
+    idle_s: float | None
+    pmtu: int | None
+    dead: bool | None  # at this end or the other: bytes repeated in vain, nothing heard for seconds
+    fault: str = ""  # of what this end sends (see `faults`): oversize dead lossy slow
+    sent: Flow = NOTHING  # what this end sent over the window
+    sent_a_step: float | None = None  # bytes, where the steps of the job are known
+    segment_bytes: int | None = None  # most that one segment carries
+    sacked: int | None = None  # segments that arrived, though one before them did not
+    echo: Echo = UNASKED  # what the other end's host answered to requests of small and of full size
+    passes: str = ""  # of these: all | some | small | none; empty: it was not asked
+    only_full: bool | None = None  # all that is repeated in vain are full segments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Links(Sequence[LinkFacts]):
+    """Both ends of every data connection, each told of when it is asked for: of most nobody asks."""
+
+    case: Case  # without facts: these hold the links, and nothing frees a circle while collections are rare
+    period_s: float | None  # of a step
+    data: Sequence[DataConnection]
+    dead: Dead
+    wrong: Faults
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @overload
+    def __getitem__(self, at: int) -> LinkFacts: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[LinkFacts]: ...
+    def __getitem__(self, at: int | slice) -> LinkFacts | Sequence[LinkFacts]:
+        if isinstance(at, slice):
+            return [_link(self, one) for one in self.data[at]]
+        return _link(self, self.data[at])
+
+    def column(self, name: str) -> list[Any]:
+        """One field of each."""
+        if name == "dead":
+            return [self.dead.get(one.end, False) for one in self.data]
+        if name == "fault":
+            return [self.wrong.of(one.end) for one in self.data]
+        return [getattr(one, name) for one in self]
+
+
+def _link(links: Links, data: DataConnection) -> LinkFacts:
+    case, one, sent = links.case, data.connection, links.wrong.flows.get(data.end, NOTHING)
+    heard, interfaces = echo(case, data), rank_interfaces(case, data.owner)
+    a_step = sent.bytes / sent.seconds * links.period_s if sent.bytes and sent.seconds and links.period_s else None
+    return LinkFacts(
+        from_rank=_number(case, data.owner),
+        to_rank=_number(case, data.peer),
+        from_pid=data.owner[1],
+        to_pid=data.peer[1] if data.peer else None,
+        local=endpoint(one.local, one.local_port),
+        remote=endpoint(one.remote, one.remote_port),
+        interface=one.interface,
+        interface_up=is_up(one, interface_of(one, interfaces), interfaces),
+        state=one.state,
+        unacked_bytes=one.send_queue,
+        receive_queue=one.receive_queue,
+        retransmits=tcp_counters.unanswered(one),
+        backoff=one.backoff,
+        last_ack_s=one.last_ack_s,
+        last_receive_s=one.last_receive_s,
+        last_send_s=one.last_send_s,
+        idle_s=tcp_counters.idle(one),
+        pmtu=one.pmtu,
+        dead=links.dead.get(data.end, False),
+        fault=links.wrong.of(data.end),
+        sent=sent,
+        sent_a_step=a_step,
+        segment_bytes=one.segment_bytes,
+        sacked=one.sacked,
+        echo=heard,
+        passes=heard.passes,
+        only_full=tcp_counters.only_full(one),
+    )
+
+
+def is_up(one: Connection, held: Interface | None, interfaces: tuple[Interface, ...] | None) -> bool | None:
+    """Whether the interface that holds the connection's address is up with a carrier; None: not seen."""
+    if held is not None:
+        return held.up and held.carrier is not False
+    return None if interfaces is None or one.interface is None else False  # the interface is gone altogether
+
+
+def _number(case: Case, key: Key | None) -> int:
+    rank = None if key is None else case.ranks[key].target.rank
+    return -1 if rank is None else rank
+
 
 _QUEUES = attrgetter("state", "send_queue", "receive_queue", "backoff", "retransmits")
 _PLACE = attrgetter("local", "interface")
 RECENT_S = 5.0  # bytes count as moving when some crossed within this time
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class NetworkFacts:
     """One rank's connections to other ranks of its job; ages in seconds, sizes in bytes."""
 
@@ -87,7 +202,7 @@ class NetworkAnalysis:
         # What a rank that has ended had open is gone with it.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
         ends = [one for mine in data.values() for one in mine]
-        looks = {key: tcp_counters.History(case.series(key, "sockets")) for key in data}
+        looks = {key: tcp_counters.SocketHistory(case.series(key, "sockets")) for key in data}
         wrong = faults(case, ends, looks)
         dead = _dead(ends, wrong)
         facts = {
@@ -98,7 +213,7 @@ class NetworkAnalysis:
         return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, wrong))
 
 
-def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
+def _dead(ends: Sequence[DataConnection], wrong: Faults) -> Dead:
     """The connections that are dead at either end, or may be; not those where TCP pauses because packets were lost."""
     found = [
         tcp_counters.dead(one.connection) and "lossy" not in (wrong.of(one.end), wrong.of(mirrored(one.end)))
@@ -111,7 +226,7 @@ def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
 
 
 def _rank(
-    case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp_counters.History, wrong: Faults
+    case: Case, key: Key, data: Sequence[DataConnection], dead: Dead, history: tcp_counters.SocketHistory, wrong: Faults
 ) -> NetworkFacts:
     mine = [one.connection for one in data]
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
@@ -187,12 +302,12 @@ class _Holds(NamedTuple):
 
 def _holds(case: Case, key: Key, mine: Sequence[Connection]) -> _Holds:
     """Told once for all ranks of a host that are connected by the same addresses."""
-    interfaces = of_rank(case, key)
+    interfaces = rank_interfaces(case, key)
     known: dict[object, _Holds] = case.once("holds", dict)
     at = (id(interfaces), *map(_PLACE, mine))
     found = known.get(at)
     if found is None:
-        over = [holding(one, interfaces) for one in mine]
+        over = [interface_of(one, interfaces) for one in mine]
         both = list(zip(mine, over, strict=True))
         down = {one.interface or one.local for one, held in both if is_up(one, held, interfaces) is False}
         found = known[at] = _Holds(
@@ -229,7 +344,7 @@ def _beyond(case: Case, wrong: Faults) -> tuple[Suspect, ...]:
 
 
 def _traffic(
-    mine: Sequence[Connection], history: tcp_counters.History
+    mine: Sequence[Connection], history: tcp_counters.SocketHistory
 ) -> tuple[tcp_counters.Traffic, tcp_counters.Traffic | None]:
     """What crossed over the whole history (ever, where it is a single look) and over its last seconds."""
     looks = history.looks
@@ -241,9 +356,9 @@ def _traffic(
     return overall, tcp_counters.traffic(history.known(recent), mine, newest - looks[recent][0]) if recent else overall
 
 
-def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.History) -> float | None:
+def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.SocketHistory) -> float | None:
     """How long the oldest of them has waited, at least: as we watched, or as it was repeated."""
-    ages = [tcp_counters.asked_s(one) for one in waiting]
+    ages = [tcp_counters.syn_age_s(one) for one in waiting]
     for one in waiting:
         first = history.first(one)
         if first is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.evidence import Connection, Sockets
 
 LINEAR = 4  # repetitions of a SYN, a second apart
@@ -89,7 +89,7 @@ def _only_small(one: Connection, full: int) -> bool:
     return acked <= YOUNG_SEGMENTS * full and acked <= SMALL * full * delivered
 
 
-def asked_s(one: Connection) -> float:
+def syn_age_s(one: Connection) -> float:
     """For how long a connection in syn_sent has been asked for (s), at least, by its repetitions.
 
     Linux >= 6.5 repeats a SYN four times a second apart (tcp_syn_linear_timeouts), then after 1, 2, 4 s.
@@ -108,7 +108,7 @@ def window_shut(one: Connection) -> bool | None:
 
 
 @dataclass(slots=True)
-class History:
+class SocketHistory:
     """The looks at one rank's sockets, oldest first, in each of which a connection can be found."""
 
     looks: Sequence[tuple[float, Sockets]]
@@ -133,7 +133,7 @@ class History:
                 yield instant, found
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Traffic:
     """Sums over connections between two looks; None where the kernel did not say."""
 

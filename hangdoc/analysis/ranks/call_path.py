@@ -12,7 +12,7 @@ ROOT_FUNCTIONS = ("<module>",)
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchinductor_")
 
 
-class Named(Mapping[str, Variable]):
+class FrameVariables(Mapping[str, Variable]):
     """The variables of a frame by name. There are few in each and frames without number: none gets a dict."""
 
     __slots__ = ("of",)
@@ -40,28 +40,28 @@ class Named(Mapping[str, Variable]):
 
 
 class Step(NamedTuple):  # of which there are many: it is made faster than a frozen dataclass
-    """One frame of a story."""
+    """One frame of a path."""
 
     function: str
     file: str
     line: int
     short: str
     place: Place | None
-    variables: Named
+    variables: FrameVariables
 
     @property
     def site(self) -> str:
         return f"{self.function} ({self.short.rsplit('/', 1)[-1]}:{self.line})"
 
 
-Story = Sequence[Step]  # outermost first
+CallPath = Sequence[Step]  # outermost first
 Code = tuple[tuple[str, str], ...]  # file and function of each step: the same on all ranks that do the same
-Plan = tuple[tuple[int, Place | None], ...]  # the frames that a story is made of, outermost first, and their source
+Plan = tuple[tuple[int, Place | None], ...]  # the frames that a path is made of, outermost first, and their source
 Known = dict[int, Step]  # by the identity of the frame that a step is made of, which must live on
 
 
-class LazyStory(Sequence[Step]):
-    """A story whose steps are made when they are first asked for: of most ranks nobody asks."""
+class LazyCallPath(Sequence[Step]):
+    """A path whose steps are made when they are first asked for: of most ranks nobody asks."""
 
     __slots__ = ("_known", "_module", "_stack", "_steps", "plan")
 
@@ -73,7 +73,7 @@ class LazyStory(Sequence[Step]):
         """Those of one of the steps."""
         return variables_of(self._stack.frames[self.plan[depth][0]], self._module)
 
-    def is_same(self, other: LazyStory) -> bool:
+    def is_same(self, other: LazyCallPath) -> bool:
         """Made of the same objects, step by step."""
         mine, others = self._stack.frames, other._stack.frames
         if self.plan is other.plan and self._module is other._module:
@@ -83,8 +83,8 @@ class LazyStory(Sequence[Step]):
             for depth, ((i, place), (j, there)) in enumerate(zip(self.plan, other.plan, strict=True))
         )
 
-    def beside(self, other: LazyStory) -> Iterator[tuple[Sequence[Variable], Sequence[Variable]]]:
-        """The variables of each step, and those of the other story's; not of steps that are one object."""
+    def beside(self, other: LazyCallPath) -> Iterator[tuple[Sequence[Variable], Sequence[Variable]]]:
+        """The variables of each step, and those of the other path's; not of steps that are one object."""
         mine, others = self._stack.frames, other._stack.frames
         alike = self._module is other._module
         for (i, _), (j, _) in zip(self.plan, other.plan, strict=True):
@@ -94,7 +94,7 @@ class LazyStory(Sequence[Step]):
 
     def _made(self) -> list[Step]:
         if self._steps is None:
-            self._steps = follow(self.plan, self._stack, self._module, self._known)
+            self._steps = build_path(self.plan, self._stack, self._module, self._known)
         return self._steps
 
     @overload
@@ -111,32 +111,32 @@ class LazyStory(Sequence[Step]):
         return len(self.plan)
 
 
-def tell(stack: Stack, source: Source | None, module: Sequence[Variable] | None) -> list[Step]:
-    """The story of a thread: its Python frames, outermost first, without the interpreter's own start-up frames."""
-    return follow(plan(stack, source), stack, module, {})
+def call_path(stack: Stack, source: Source | None, module: Sequence[Variable] | None) -> list[Step]:
+    """The path of a thread: its Python frames, outermost first, without the interpreter's own start-up frames."""
+    return build_path(plan(stack, source), stack, module, {})
 
 
 def plan(stack: Stack, source: Source | None) -> Plan:
-    """Which frames a story is made of: the same for all ranks that stand at the same place in the same source."""
+    """Which frames a path is made of: the same for all ranks that stand at the same place in the same source."""
     places = source.places if source else {}
     python = [(i, frame) for i, frame in enumerate(stack.frames) if not frame.native and frame.line is not None][::-1]
     first = next((n for n, (_, frame) in enumerate(python) if not _launching(frame.file)), 0)
     return tuple([(i, places.get(f"{frame.file}:{frame.line}")) for i, frame in python[first:]])
 
 
-def follow(plan: Plan, stack: Stack, module: Sequence[Variable] | None, known: Known) -> list[Step]:
-    """The story by its plan; a step that is `known` already, as it is made of the same objects, is not made anew."""
-    frames, story = stack.frames, []
+def build_path(plan: Plan, stack: Stack, module: Sequence[Variable] | None, known: Known) -> list[Step]:
+    """The path by its plan; a step that is `known` already, as it is made of the same objects, is not made anew."""
+    frames, path = stack.frames, []
     for i, place in plan:
         frame = frames[i]
         variables = frame.variables or variables_of(frame, module)
         step = known.get(id(frame))
         if step is None or step.place is not place or step.variables.of is not variables:
-            named = Named(variables)
+            named = FrameVariables(variables)
             step = Step(frame.function, frame.file, frame.line or 0, frame.short or frame.file, place, named)
             known[id(frame)] = step
-        story.append(step)
-    return story
+        path.append(step)
+    return path
 
 
 def variables_of(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Variable]:
@@ -144,9 +144,9 @@ def variables_of(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Va
     return frame.variables or (module if frame.function in ROOT_FUNCTIONS else None) or ()
 
 
-def code_of(story: Story) -> Code:
+def code_of(path: CallPath) -> Code:
     """What a rank does, whatever its variables and on whichever lines."""
-    return tuple([(step.file, step.function) for step in story])
+    return tuple([(step.file, step.function) for step in path])
 
 
 @lru_cache(maxsize=4096)
@@ -155,15 +155,15 @@ def is_library(file: str) -> bool:
     return any(part in file for part in LIBRARIES) or file.startswith("<")
 
 
-def own_of(story: Story) -> list[Step]:
+def own_of(path: CallPath) -> list[Step]:
     """The steps of the user's own code."""
-    return [step for step in story if not is_library(step.file)]
+    return [step for step in path if not is_library(step.file)]
 
 
-def user_step(story: Story) -> Step | None:
+def user_step(path: CallPath) -> Step | None:
     """The innermost frame of the user's own code, or the innermost of all where there is none."""
-    own = own_of(story)
-    return own[-1] if own else (story[-1] if story else None)
+    own = own_of(path)
+    return own[-1] if own else (path[-1] if path else None)
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Plan, Step, follow, is_library, plan, variables_of
+from hangdoc.analysis.ranks.call_path import Plan, Step, build_path, is_library, plan, variables_of
 from hangdoc.analysis.ranks.conditions import NAME
 from hangdoc.analysis.ranks.phases import Chain, chain_of
 from hangdoc.evidence import Place, Source, Stack, Stacks, Variable
@@ -26,7 +26,7 @@ def chain_in(case: Case, stack: Stack) -> Chain:
     return found
 
 
-def python_in(case: Case, stack: Stack) -> Chain:
+def python_chain(case: Case, stack: Stack) -> Chain:
     """The same without native frames; one object for all that stand there."""
     chain = chain_in(case, stack)
     known: dict[int, Chain] = case.once("python", dict)
@@ -38,7 +38,7 @@ def python_in(case: Case, stack: Stack) -> Chain:
     return found
 
 
-class RankRow(NamedTuple):
+class JudgedThread(NamedTuple):
     """Where the thread stands that a rank is judged by."""
 
     stacks: Stacks
@@ -51,55 +51,55 @@ class RankRow(NamedTuple):
         return variables_of(self.stack.frames[self.plan[depth][0]], self.stacks.globals)
 
 
-def rank_rows(case: Case) -> dict[Key, RankRow | None]:
+def judged_threads(case: Case) -> dict[Key, JudgedThread | None]:
     """Of each rank what is known so far."""
-    return case.once("standing", dict)
+    return case.once("judged_thread", dict)
 
 
-def standing(case: Case, key: Key) -> RankRow | None:
+def judged_thread(case: Case, key: Key) -> JudgedThread | None:
     """Of one rank; None where its stacks were not seen."""
-    known = rank_rows(case)
+    known = judged_threads(case)
     if key not in known:
         found = thread_of(case, key)
-        known[key] = found and RankRow(
-            *found, python_in(case, found[1]), plan_in(case, found[1], case.record(key, "source"))
+        known[key] = found and JudgedThread(
+            *found, python_chain(case, found[1]), plan_in(case, found[1], case.record(key, "source"))
         )
     return known[key]
 
 
-def story_of(case: Case, key: Key) -> list[Step]:
-    """The story of the thread a rank is judged by; empty where its stacks were not seen."""
-    found = standing(case, key)
-    return follow(found.plan, found.stack, found.stacks.globals, case.once("steps", dict)) if found else []
+def path_of(case: Case, key: Key) -> list[Step]:
+    """The path of the thread a rank is judged by; empty where its stacks were not seen."""
+    found = judged_thread(case, key)
+    return build_path(found.plan, found.stack, found.stacks.globals, case.once("steps", dict)) if found else []
 
 
 def lines_of(case: Case, key: Key) -> Chain:
-    """The lines of Python at which that thread stands; none where there is no story."""
-    found = standing(case, key)
+    """The lines of Python at which that thread stands; none where there is no path."""
+    found = judged_thread(case, key)
     return found.lines if found else ()
 
 
 def variables_at(case: Case, key: Key, depth: int) -> Sequence[Variable]:
     """The variables of one step of it."""
-    found = standing(case, key)
+    found = judged_thread(case, key)
     return found.variables(depth) if found and depth < len(found.plan) else ()
 
 
-def compared(case: Case, key: Key, model: frozenset[str]) -> Hashable:
+def comparison_key(case: Case, key: Key, model: frozenset[str]) -> Hashable:
     """What of a rank's variables a comparison can turn on: of two ranks at one place where it is equal, one tells all.
 
     Of the user's own code all variables but those that say which rank it is; of a library's, those that its loops count
     with and its conditions name. `model`: the names of that kind on the other side (`names_in`).
     """
-    found = standing(case, key)
+    found = judged_thread(case, key)
     if found is None:
         return None
     rank = case.ranks[key].target.rank
-    known: dict[tuple[int, frozenset[str]], list[_Turns]] = case.once("compared names", dict)
+    known: dict[tuple[int, frozenset[str]], list[_ComparedNames]] = case.once("comparison_key names", dict)
     turns = known.get((id(found.plan), model))
     if turns is None:
         frames = [(found.stack.frames[i], place) for i, place in found.plan]
-        turns = [_Turns(_named_in(place) | model, not is_library(frame.file)) for frame, place in frames]
+        turns = [_ComparedNames(_named_in(place) | model, not is_library(frame.file)) for frame, place in frames]
         known[id(found.plan), model] = turns
     told = []
     for depth, on in enumerate(turns):
@@ -110,7 +110,7 @@ def compared(case: Case, key: Key, model: frozenset[str]) -> Hashable:
     return tuple(told)
 
 
-class _Turns(dict[str, bool]):
+class _ComparedNames(dict[str, bool]):
     """By the name of a variable of one step: whether a comparison can turn on it."""
 
     def __init__(self, wanted: frozenset[str], own: bool) -> None:
@@ -122,9 +122,9 @@ class _Turns(dict[str, bool]):
         return told
 
 
-def names_in(story: Sequence[Step]) -> frozenset[str]:
-    """The names that the loops of a story count with, and those in the conditions around its lines."""
-    return frozenset[str]().union(*(_named_in(step.place) for step in story))
+def names_in(path: Sequence[Step]) -> frozenset[str]:
+    """The names that the loops of a path count with, and those in the conditions around its lines."""
+    return frozenset[str]().union(*(_named_in(step.place) for step in path))
 
 
 def _named_in(place: Place | None) -> frozenset[str]:
@@ -139,10 +139,10 @@ def thread_of(case: Case, key: Key) -> tuple[Stacks, Stack] | None:
     stacks = case.record(key, "stacks")
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return None
-    return stacks, named(stacks, case.rank_facts["stack"][key].thread)
+    return stacks, thread_named(stacks, case.rank_facts["stack"][key].thread)
 
 
-def named(stacks: Stacks, name: str | None) -> Stack:
+def thread_named(stacks: Stacks, name: str | None) -> Stack:
     """The thread of this name, or the first."""
     for stack in stacks.threads:
         if stack.name == name:
@@ -150,13 +150,13 @@ def named(stacks: Stacks, name: str | None) -> Stack:
     return stacks.threads[0]
 
 
-def story_in(case: Case, stack: Stack, source: Source | None, stacks: Stacks) -> list[Step]:
-    """The story of one of the threads of `stacks`, which is a record of the case."""
-    return follow(plan_in(case, stack, source), stack, stacks.globals, case.once("steps", dict))
+def path_in(case: Case, stack: Stack, source: Source | None, stacks: Stacks) -> list[Step]:
+    """The path of one of the threads of `stacks`, which is a record of the case."""
+    return build_path(plan_in(case, stack, source), stack, stacks.globals, case.once("steps", dict))
 
 
 def plan_in(case: Case, stack: Stack, source: Source | None) -> Plan:
-    """The plan of a thread's story; one object for all ranks that stand at the same place."""
+    """The plan of a thread's path; one object for all ranks that stand at the same place."""
     known: dict[tuple[int, int], Plan] = case.once("plans", dict)
     at = (id(chain_in(case, stack)), id(source.places) if source else 0)
     found = known.get(at)

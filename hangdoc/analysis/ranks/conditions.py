@@ -17,12 +17,12 @@ TARGETS = re.compile(r"^(?:async )?for (.+?) in ")
 KEYWORDS = frozenset(
     {"and", "or", "not", "in", "is", "None", "True", "False", "if", "else", "len", "int", "bool", "any"}
 )
-OF_THE_RANK = re.compile(r"rank|is_main|is_master|is_primary|is_leader|is_global_zero|process_index", re.IGNORECASE)
-OF_THE_MOMENT = re.compile(r"^(time|datetime|random|secrets|uuid)\b|\brandom\b|monotonic|perf_counter")
+RANK_DEPENDENT = re.compile(r"rank|is_main|is_master|is_primary|is_leader|is_global_zero|process_index", re.IGNORECASE)
+TIME_OR_RANDOM = re.compile(r"^(time|datetime|random|secrets|uuid)\b|\brandom\b|monotonic|perf_counter")
 
-OF_THE_JOB = re.compile(r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count)$")
+JOB_WIDE = re.compile(r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count)$")
 # what a model is made of: a loop over it runs as often on every rank
-OF_THE_MODEL = re.compile(r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers)\b")
+MODEL_PARTS = re.compile(r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers)\b")
 
 
 def uniform(test: str, step: Step, there: Mapping[str, Variable] | None) -> bool | None:
@@ -35,7 +35,7 @@ def uniform(test: str, step: Step, there: Mapping[str, Variable] | None) -> bool
     loops = step.place.loops if step.place else ()
     counters = {name for loop in loops for name in loop.counters}
     bound = {name for loop in loops for name in targets(loop.header)} - counters
-    known = [_alike(name, counters, bound, step.variables, there) for name in _names(test)]
+    known = [_agrees(name, counters, bound, step.variables, there) for name in _names(test)]
     if False in known:
         return False
     return None if None in known else True
@@ -51,13 +51,13 @@ def targets(header: str) -> set[str]:
     return set(re.findall(r"\w+", found.group(1))) if found else set()
 
 
-def _alike(
+def _agrees(
     name: str, counters: set[str], bound: set[str], here: Mapping[str, Variable], there: Mapping[str, Variable] | None
 ) -> bool | None:
     root = name.split(".")[0]
-    if OF_THE_RANK.search(name) or OF_THE_MOMENT.search(name) or root in bound:
+    if RANK_DEPENDENT.search(name) or TIME_OR_RANDOM.search(name) or root in bound:
         return False
-    if root in counters or OF_THE_JOB.search(name):
+    if root in counters or JOB_WIDE.search(name):
         return True
     mine = here.get(root)
     if mine is None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.stack import of_harness
 from hangdoc.evidence import Process, ThreadCpu
 
 _RAN_S = 0.001
 
 
-@light(frozen=True, slots=True)
-class Clock:
+@fast_dataclass(frozen=True, slots=True)
+class CpuClocks:
     """The threads' clocks at an instant, by thread (s, since each started)."""
 
     at_s: float
@@ -20,8 +20,8 @@ class Clock:
     delay_s: Mapping[int, float]  # in a run queue; without the threads of which the kernel does not tell
 
 
-@light(frozen=True, slots=True)
-class Spent:
+@fast_dataclass(frozen=True, slots=True)
+class CpuUsage:
     """CPU time that a rank's threads got, and waited for in run queues, between two instants (s)."""
 
     seconds: float
@@ -30,24 +30,24 @@ class Spent:
     by_thread: Mapping[int, float]  # both together
 
     @property
-    def asked_s(self) -> float:
+    def demand_s(self) -> float:
         return self.cpu_s + (self.delay_s or 0.0)
 
 
-NOTHING = Spent(0.0, 0.0, None, {})
+NO_USAGE = CpuUsage(0.0, 0.0, None, {})
 
 
-def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
+def clocks(series: Sequence[tuple[float, Process]]) -> list[CpuClocks]:
     """The clocks at each instant."""
     return [_clock(series, at) for at in range(len(series))]
 
 
-def over(series: Sequence[tuple[float, Process]]) -> Spent:
-    """What was spent over all of it: by the first and the last of its clocks, without those in between."""
-    return spent([_clock(series, 0), _clock(series, len(series) - 1)]) if len(series) > 1 else NOTHING
+def usage_over(series: Sequence[tuple[float, Process]]) -> CpuUsage:
+    """What was usage_between usage_over all of it: by the first and the last of its clocks, without those in between."""
+    return usage_between([_clock(series, 0), _clock(series, len(series) - 1)]) if len(series) > 1 else NO_USAGE
 
 
-def _clock(series: Sequence[tuple[float, Process]], number: int) -> Clock:
+def _clock(series: Sequence[tuple[float, Process]], number: int) -> CpuClocks:
     """The clocks at one of the instants.
 
     The threads of a process group are left out: they wake for every message, and a busy host delays them all. The
@@ -59,7 +59,7 @@ def _clock(series: Sequence[tuple[float, Process]], number: int) -> Clock:
     for tid, queued_s in _queued_s(series, number, threads).items():
         if tid in delays:
             delays[tid] += queued_s
-    return Clock(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays)
+    return CpuClocks(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays)
 
 
 def _queued_s(series: Sequence[tuple[float, Process]], number: int, threads: Sequence[ThreadCpu]) -> dict[int, float]:
@@ -82,10 +82,10 @@ def _ran_s(before: ThreadCpu, after: ThreadCpu) -> float:
     return after.cpu_s - before.cpu_s + (after.run_delay_s or 0.0) - (before.run_delay_s or 0.0)
 
 
-def spent(found: Sequence[Clock]) -> Spent:
-    """What was spent between the first of these instants and the last; threads that ended in between are left out."""
+def usage_between(found: Sequence[CpuClocks]) -> CpuUsage:
+    """What was usage_between between the first of these instants and the last; threads that ended in between are left out."""
     if len(found) < 2:
-        return NOTHING
+        return NO_USAGE
     first, last = found[0], found[-1]
     cpu_s = delay_s = 0.0
     whole: dict[int, float] = {}
@@ -96,4 +96,4 @@ def spent(found: Sequence[Clock]) -> Spent:
             queued = max(0.0, last.delay_s[tid] - first.delay_s.get(tid, 0.0))
             delay_s += queued
             whole[tid] += queued
-    return Spent(last.at_s - first.at_s, cpu_s, delay_s if last.delay_s else None, whole)
+    return CpuUsage(last.at_s - first.at_s, cpu_s, delay_s if last.delay_s else None, whole)

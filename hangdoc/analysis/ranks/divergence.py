@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Step, Story, is_library
-from hangdoc.analysis.ranks.call_path_cache import compared, lines_of, names_in, story_of, variables_at
+from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
+from hangdoc.analysis.ranks.call_path_cache import comparison_key, lines_of, names_in, path_of, variables_at
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -21,13 +21,13 @@ Signature = tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PositionFacts:
+class DivergenceFacts:
     """One rank against the reference side."""
 
     side: int | None = None  # number of its side, 0 is the reference; None: its stacks were not seen
     side_size: int | None = None
     odd: bool | None = None  # not on the reference side
-    relation: str | None = None  # kind of story.Relation, seen from this rank; "same" on the reference side
+    relation: str | None = None  # kind of path.Relation, seen from this rank; "same" on the reference side
     parted: str | None = None  # this rank's line in the function where they parted: "main (train.py:31)"
     parted_other: str | None = None  # the reference's line there
     loop: str | None = None  # source of the loop that one side has left: "for step, batch in enumerate(loader):"
@@ -50,7 +50,7 @@ class PositionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionJob:
+class DivergenceJob:
     sides: int  # different places at which ranks stand
     reference: tuple[int, ...]  # ranks of the reference side
     odd: tuple[int, ...]
@@ -81,32 +81,32 @@ class Difference:
 
 
 @dataclass(slots=True)
-class PositionAnalysis:
+class DivergenceAnalysis:
     name: str = "position"
     order: int = 30
-    rank_facts: type | None = PositionFacts
-    job_facts: type | None = PositionJob
+    rank_facts: type | None = DivergenceFacts
+    job_facts: type | None = DivergenceJob
 
-    def derive(self, case: Case) -> tuple[dict[Key, PositionFacts], PositionJob]:
+    def derive(self, case: Case) -> tuple[dict[Key, DivergenceFacts], DivergenceJob]:
         stack: dict[Key, StackFacts] = case.rank_facts["stack"]
-        places = _places(case, stack)
+        places = _cohorts(case, stack)
         sides = _sides(case, places)
-        facts = dict.fromkeys(case.ranks, PositionFacts())
+        facts = dict.fromkeys(case.ranks, DivergenceFacts())
         if not sides:
-            return facts, PositionJob(0, (), (), False)
+            return facts, DivergenceJob(0, (), (), False)
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
-        model = Model(case, [key for place in sides[0] for key in place.keys])
+        model = Reference(case, [key for place in sides[0] for key in place.keys])
         for number, side in enumerate(sides):
             size = _size(side)
             for place in side:
-                told: dict[Hashable, PositionFacts] = {}
+                told: dict[Hashable, DivergenceFacts] = {}
                 same = number == 0 and place.lines == model.lines  # nothing of theirs is compared
                 for key in place.keys:
-                    what = None if same else compared(case, key, model.names)
+                    what = None if same else comparison_key(case, key, model.names)
                     if what not in told:
                         told[what] = _facts(key, number, size, model, stack, ranks)
                     facts[key] = told[what]
-        return facts, PositionJob(
+        return facts, DivergenceJob(
             sides=len(sides),
             reference=_numbers(model.keys, ranks),
             odd=_numbers([key for side in sides[1:] for place in side for key in place.keys], ranks),
@@ -115,7 +115,7 @@ class PositionAnalysis:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Cohort:
     """Ranks that stand at the same lines, and do the same there."""
 
     keys: list[Key]
@@ -123,28 +123,28 @@ class Place:
     facts: StackFacts
 
 
-Side = Sequence[Place]
+Side = Sequence[Cohort]
 
 
-def _places(case: Case, stack: dict[Key, StackFacts]) -> list[Place]:
-    found: dict[tuple[int, int], Place] = {}  # by identity: the case has one object a place
+def _cohorts(case: Case, stack: dict[Key, StackFacts]) -> list[Cohort]:
+    found: dict[tuple[int, int], Cohort] = {}  # by identity: the case has one object a place
     for key, facts in stack.items():
         lines = lines_of(case, key)
         if lines:
             at = (id(lines), id(facts))
             if at not in found:
-                found[at] = Place([], lines, facts)
+                found[at] = Cohort([], lines, facts)
             found[at].keys.append(key)
     return list(found.values())
 
 
-def _sides(case: Case, places: Sequence[Place]) -> list[Side]:
+def _sides(case: Case, places: Sequence[Cohort]) -> list[Side]:
     """The sides, the reference first."""
-    by_signature: dict[tuple[Signature, str | None], list[Place]] = {}
+    by_signature: dict[tuple[Signature, str | None], list[Cohort]] = {}
     for place in places:
-        signature = _signature(story_of(case, place.keys[0]))
+        signature = _signature(path_of(case, place.keys[0]))
         by_signature.setdefault((signature, place.facts.op), []).append(place)
-    fronts = {id(side): story_of(case, side[0].keys[0]) for side in by_signature.values()}
+    fronts = {id(side): path_of(case, side[0].keys[0]) for side in by_signature.values()}
 
     def standing(side: Side) -> tuple[bool, int, int]:
         others = (front for number, front in fronts.items() if number != id(side))
@@ -158,19 +158,19 @@ def _size(side: Side) -> int:
     return sum(len(place.keys) for place in side)
 
 
-def _signature(story: Story) -> Signature:
+def _signature(path: CallPath) -> Signature:
     """The lines of the user's own code and its frameworks; torch's inner lines vary without meaning."""
-    lines = [(step.file, step.function, step.line) for step in story]
+    lines = [(step.file, step.function, step.line) for step in path]
     return tuple([line for line in lines if "/torch/" not in line[0]] or lines)
 
 
-class Model:
+class Reference:
     """The reference side, with what its ranks agree on."""
 
     def __init__(self, case: Case, keys: Sequence[Key]) -> None:
         self.case, self.keys = case, keys
-        self.story, self.lines = story_of(case, keys[0]), lines_of(case, keys[0])
-        self.names = names_in(self.story)
+        self.path, self.lines = path_of(case, keys[0]), lines_of(case, keys[0])
+        self.names = names_in(self.path)
         self._agreed: dict[tuple[int, str], bool] = {}
 
     def agreed(self, depth: int, label: str) -> bool:
@@ -183,9 +183,9 @@ class Model:
 
 
 def _facts(
-    key: Key, number: int, size: int, reference: Model, stack: dict[Key, StackFacts], ranks: dict[Key, int | None]
-) -> PositionFacts:
-    mine, model, first = story_of(reference.case, key), reference.story, reference.keys[0]
+    key: Key, number: int, size: int, reference: Reference, stack: dict[Key, StackFacts], ranks: dict[Key, int | None]
+) -> DivergenceFacts:
+    mine, model, first = path_of(reference.case, key), reference.path, reference.keys[0]
     relation = relate(mine, model)
     odd = number > 0
     inside = _count(relation.loop, model if relation.kind == "left_loop" else mine) if relation.loop else None
@@ -193,7 +193,7 @@ def _facts(
     itself = (ranks[key], ranks[first])  # a variable that holds the rank differs by right
     sizes = (one for one in _sizes(mine, reference) if (one.here, one.there) != itself) if odd else iter(())
     length = next((one for one in sizes if counter is None or one.name != counter.name), None)
-    return PositionFacts(
+    return DivergenceFacts(
         side=number,
         side_size=size,
         odd=odd,
@@ -220,9 +220,9 @@ def _facts(
     )
 
 
-def _count(loop: Loop, story: Story) -> tuple[str, float] | None:
+def _count(loop: Loop, path: CallPath) -> tuple[str, float] | None:
     """How far the rank inside a loop has come, by the loop's counter."""
-    for step in story:
+    for step in path:
         if step.place and loop in step.place.loops:
             values = ((name, step.variables[name].number) for name in loop.counters if name in step.variables)
             return next(((name, value) for name, value in values if value is not None), None)
@@ -237,7 +237,7 @@ def _will_arrive(relation: Relation) -> bool | None:
     return relation.mine.line <= relation.other.line or bool(relation.common)
 
 
-def _aligned(a: Story, b: Story) -> Iterator[tuple[Step, Step]]:
+def _aligned(a: CallPath, b: CallPath) -> Iterator[tuple[Step, Step]]:
     """Frames of the same function at the same depth, from the outermost inwards."""
     for mine, other in zip(a, b, strict=False):
         if (mine.file, mine.function) != (other.file, other.function):
@@ -245,7 +245,7 @@ def _aligned(a: Story, b: Story) -> Iterator[tuple[Step, Step]]:
         yield mine, other
 
 
-def _counters(a: Story, b: Story) -> Iterator[Difference]:
+def _counters(a: CallPath, b: CallPath) -> Iterator[Difference]:
     """Loop counters, of loops they are in or have passed, that differ between two ranks; passed loops first."""
     found: list[Difference] = []
     for mine, other in _aligned(a, b):
@@ -260,9 +260,9 @@ def _counters(a: Story, b: Story) -> Iterator[Difference]:
     yield from sorted(found, key=lambda difference: not difference.passed)
 
 
-def _sizes(story: Story, reference: Model) -> Iterator[Difference]:
+def _sizes(path: CallPath, reference: Reference) -> Iterator[Difference]:
     """Other numbers and lengths that the reference side agrees on and this rank does not."""
-    for depth, (mine, other) in enumerate(_aligned(story, reference.story)):
+    for depth, (mine, other) in enumerate(_aligned(path, reference.path)):
         if is_library(mine.file):
             continue
         for name, variable in mine.variables.items():
@@ -296,4 +296,4 @@ def _numbers(keys: Sequence[Key], ranks: dict[Key, int | None]) -> tuple[int, ..
     return tuple(sorted(rank for key in keys if (rank := ranks[key]) is not None))
 
 
-ANALYSIS = PositionAnalysis()
+ANALYSIS = DivergenceAnalysis()

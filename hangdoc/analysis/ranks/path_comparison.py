@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis.ranks.call_path import Step, Story, is_library
-from hangdoc.analysis.ranks.conditions import OF_THE_MODEL, uniform
+from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
+from hangdoc.analysis.ranks.conditions import MODEL_PARTS, uniform
 from hangdoc.evidence import Branch, Loop, Place
 
 
@@ -30,9 +30,9 @@ class Relation:
     common: tuple[Loop, ...] = ()  # loops around both
 
 
-def relate(a: Story, b: Story) -> Relation:
+def relate(a: CallPath, b: CallPath) -> Relation:
     """How `a` stands to `b` (see `Relation`)."""
-    depth = _parting(a, b)
+    depth = _divergence_depth(a, b)
     if depth is None:
         return Relation("same" if _lines(a) == _lines(b) else "apart")
     mine, other = a[depth], b[depth]
@@ -45,7 +45,7 @@ def relate(a: Story, b: Story) -> Relation:
     return _by_callees(found, a, b, depth) if found.kind in ("ahead", "behind", "left_loop", "in_loop") else found
 
 
-def _by_callees(found: Relation, a: Story, b: Story, depth: int) -> Relation:
+def _by_callees(found: Relation, a: CallPath, b: CallPath, depth: int) -> Relation:
     """What the functions called from there add: a loop one is in further down, a condition it went through."""
     it_is_in, i_am_in = _in_loop(b[depth + 1 :]), _in_loop(a[depth + 1 :])
     if it_is_in and _has_left(found, "ahead", it_is_in):
@@ -62,7 +62,7 @@ def _by_callees(found: Relation, a: Story, b: Story, depth: int) -> Relation:
     return found
 
 
-def _condition_in(inside: Story, loop: Loop) -> Branch | None:
+def _condition_in(inside: CallPath, loop: Loop) -> Branch | None:
     """The innermost condition of its own, within the loop, under which a rank came to where it waits."""
     for step in reversed(inside):
         branch = next((b for b in _own_branches(step) if b.line > loop.first), None)
@@ -71,7 +71,7 @@ def _condition_in(inside: Story, loop: Loop) -> Branch | None:
     return None
 
 
-def _condition_of(rest: Story) -> Branch | None:
+def _condition_of(rest: CallPath) -> Branch | None:
     return next((branch for step in rest for branch in _own_branches(step)), None)
 
 
@@ -82,14 +82,16 @@ def _own_branches(step: Step) -> list[Branch]:
     return [b for b in reversed(step.place.branches) if b.test and uniform(b.test, step, None) is False]
 
 
-def _in_loop(rest: Story) -> tuple[Step, Loop] | None:
+def _in_loop(rest: CallPath) -> tuple[Step, Loop] | None:
     """The outermost of these frames that stands in a loop, and the innermost of its loops."""
-    return next(((step, of_data[-1]) for step in rest if step.place and (of_data := _of_data(step.place.loops))), None)
+    return next(
+        ((step, of_data[-1]) for step in rest if step.place and (of_data := _data_loops(step.place.loops))), None
+    )
 
 
-def _of_data(loops: Sequence[Loop]) -> tuple[Loop, ...]:
+def _data_loops(loops: Sequence[Loop]) -> tuple[Loop, ...]:
     """The loops that may run more often on one rank than on another: not those over the parts of a model."""
-    return tuple(loop for loop in loops if not OF_THE_MODEL.search(loop.header))
+    return tuple(loop for loop in loops if not MODEL_PARTS.search(loop.header))
 
 
 def _has_left(found: Relation, beyond: str, inside: tuple[Step, Loop]) -> bool:
@@ -104,11 +106,11 @@ def _under_way(inside: tuple[Step, Loop]) -> bool:
     return any(count is not None and count >= 2 for count in counts)
 
 
-def _lines(story: Story) -> list[tuple[str, str, int]]:
-    return [(step.file, step.function, step.line) for step in story]
+def _lines(path: CallPath) -> list[tuple[str, str, int]]:
+    return [(step.file, step.function, step.line) for step in path]
 
 
-def _parting(a: Story, b: Story) -> int | None:
+def _divergence_depth(a: CallPath, b: CallPath) -> int | None:
     """Depth of the deepest function both are in before their lines part; None where nothing differs or is shared."""
     common: int | None = None
     for depth, (mine, other) in enumerate(zip(a, b, strict=False)):
@@ -122,9 +124,9 @@ def _parting(a: Story, b: Story) -> int | None:
 
 def _by_lines(mine: Step, other: Step, here: Place, there: Place, again: bool) -> Relation:
     """From the loops, the branches and the order of two lines of one function; `again`: it is called in a loop."""
-    shared = _shared([loop.first for loop in here.loops], [loop.first for loop in there.loops])
+    shared = _common_prefix([loop.first for loop in here.loops], [loop.first for loop in there.loops])
     common = here.loops[:shared]
-    mine_in, other_in = _of_data(here.loops[shared:]), _of_data(there.loops[shared:])
+    mine_in, other_in = _data_loops(here.loops[shared:]), _data_loops(there.loops[shared:])
     if mine_in and other_in:  # two loops one after the other: the later one's rank has left the earlier loop
         later = mine_in[0].first > other_in[0].first
         kind, loop = ("left_loop", other_in[0]) if later else ("in_loop", mine_in[0])
@@ -140,7 +142,7 @@ def _by_lines(mine: Step, other: Step, here: Place, there: Place, again: bool) -
     return _by_branches(mine, other, here, there, common)
 
 
-def _by_order(calls: Sequence[str], mine: Story, other: Story) -> str:
+def _by_order(calls: Sequence[str], mine: CallPath, other: CallPath) -> str:
     """Of two functions called in one line, which comes first."""
     names = [call.rsplit(".", 1)[-1] for call in calls]
     places = [names.index(rest[0].function) if rest and rest[0].function in names else -1 for rest in (mine, other)]
@@ -150,9 +152,9 @@ def _by_order(calls: Sequence[str], mine: Story, other: Story) -> str:
 
 
 def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tuple[Loop, ...]) -> Relation:
-    forks = _shared([(b.line, b.arm) for b in here.branches], [(b.line, b.arm) for b in there.branches])
-    my_branch = next((b for b in here.branches[forks:] if _tells(b, mine, other)), None)
-    its_branch = next((b for b in there.branches[forks:] if _tells(b, other, mine)), None)
+    forks = _common_prefix([(b.line, b.arm) for b in here.branches], [(b.line, b.arm) for b in there.branches])
+    my_branch = next((b for b in here.branches[forks:] if _may_diverge(b, mine, other)), None)
+    its_branch = next((b for b in there.branches[forks:] if _may_diverge(b, other, mine)), None)
     if my_branch and its_branch and my_branch.line == its_branch.line:
         return Relation("other_arm", mine, other, branch=my_branch, common=common)
     if my_branch and my_branch.leaves and other.line > my_branch.line:
@@ -168,13 +170,13 @@ def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tup
     return Relation("ahead" if mine.line > other.line else "behind", mine, other, common=common)
 
 
-def _tells(branch: Branch, step: Step, other: Step) -> bool:
+def _may_diverge(branch: Branch, step: Step, other: Step) -> bool:
     """Whether ranks may part at a branch: a library's own conditions are uniform unless they are seen not to be."""
     alike = uniform(branch.test, step, other.variables)
     return alike is False or (alike is None and not (branch.test and is_library(step.file)))
 
 
-def _shared(a: Sequence[object], b: Sequence[object]) -> int:
+def _common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the common beginning."""
     count = 0
     for mine, other in zip(a, b, strict=False):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hangdoc.analysis.ranks.call_path import Story, is_library
+from hangdoc.analysis.ranks.call_path import CallPath, is_library
 from hangdoc.evidence import Stack
 
 PHASES = (
@@ -22,11 +22,11 @@ PHASES = (
 WAITING = frozenset({"collective", "p2p"})
 
 Chain = tuple[tuple[str, str, int | None, bool], ...]  # frames, innermost first: function, file, line, native
-_LINK = attrgetter("function", "file", "line", "native")
+_FRAME_KEY = attrgetter("function", "file", "line", "native")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PhaseRule:
     """One line of phases.yaml."""
 
     phase: str
@@ -41,7 +41,7 @@ class Entry:
     weak: bool
 
 
-class Circumstances(NamedTuple):  # it is looked up by for every rank: a tuple is hashed faster than a dataclass
+class ProcessContext(NamedTuple):  # it is looked up by for every rank: a tuple is hashed faster than a dataclass
     """What else decides which entries of the table may fit."""
 
     busy: bool | None
@@ -51,17 +51,17 @@ class Circumstances(NamedTuple):  # it is looked up by for every rank: a tuple i
 
 
 @lru_cache(maxsize=1)
-def table() -> tuple[Entry, ...]:
+def table() -> tuple[PhaseRule, ...]:
     """The entries of phases.yaml, in order."""
     rows = yaml.safe_load(files("hangdoc.analysis.ranks").joinpath("phases.yaml").read_text())
-    return tuple(_entry(row) for row in rows)
+    return tuple(_rule(row) for row in rows)
 
 
-def _entry(row: dict[str, Any]) -> Entry:
+def _rule(row: dict[str, Any]) -> PhaseRule:
     def pattern(name: str) -> re.Pattern[str] | None:
         return re.compile(row[name]) if name in row else None
 
-    return Entry(
+    return PhaseRule(
         phase=row["phase"],
         op=row["op"],
         function=pattern("function"),
@@ -77,34 +77,34 @@ def _entry(row: dict[str, Any]) -> Entry:
 
 def chain_of(stack: Stack) -> Chain:
     """Where a thread stands; equal for all ranks that stand there."""
-    return tuple(map(_LINK, stack.frames))
+    return tuple(map(_FRAME_KEY, stack.frames))
 
 
-def phase_of(chain: Chain, story: Story, about: Circumstances) -> tuple[str, str | None]:
+def phase_of(chain: Chain, path: CallPath, context: ProcessContext) -> tuple[str, str | None]:
     """Phase and operation of one thread."""
-    last = story[-1] if story else None
+    last = path[-1] if path else None
     calls = last.place.calls if last and last.place else ()
-    return _phase(chain, calls, bool(last and is_library(last.file)), about)
+    return _phase(chain, calls, bool(last and is_library(last.file)), context)
 
 
 @lru_cache(maxsize=1024)  # many ranks stand where others do, and most where they stood before
-def _phase(chain: Chain, calls: tuple[str, ...], in_library: bool, about: Circumstances) -> tuple[str, str | None]:
+def _phase(chain: Chain, calls: tuple[str, ...], in_library: bool, context: ProcessContext) -> tuple[str, str | None]:
     """From its frames, and what the innermost line of Python calls."""
     for entry in table():
-        if _allowed(entry, about):
+        if _allowed(entry, context):
             op = _fit(entry, chain, () if entry.weak and in_library else calls)
             if op is not None:
                 return entry.phase, op
-    return ("compute" if about.busy else "idle" if about.busy is False else "unknown"), None
+    return ("compute" if context.busy else "idle" if context.busy is False else "unknown"), None
 
 
-def _allowed(entry: Entry, about: Circumstances) -> bool:
-    if (entry.when == "idle" and about.busy is not False) or (entry.when == "busy" and not about.busy):
+def _allowed(entry: PhaseRule, context: ProcessContext) -> bool:
+    if (entry.when == "idle" and context.busy is not False) or (entry.when == "busy" and not context.busy):
         return False
-    return not ((entry.mpi and not about.mpi) or (entry.group and not about.group))
+    return not ((entry.mpi and not context.mpi) or (entry.group and not context.group))
 
 
-def _fit(entry: Entry, chain: Chain, calls: Sequence[str]) -> str | None:
+def _fit(entry: PhaseRule, chain: Chain, calls: Sequence[str]) -> str | None:
     names: dict[str, str] = {}
     if entry.function or entry.file:
         python = ((name.rsplit(".", 1)[-1], file) for name, file, _, native in chain if not native)
@@ -125,7 +125,7 @@ def _fit(entry: Entry, chain: Chain, calls: Sequence[str]) -> str | None:
     return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), entry.op).lower()
 
 
-def _fits(entry: Entry, name: str, file: str) -> bool:
+def _fits(entry: PhaseRule, name: str, file: str) -> bool:
     if entry.function and not entry.function.search(name):
         return False
     return not (entry.file and not entry.file.search(file))

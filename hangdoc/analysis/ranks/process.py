@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.evidence import Process
 
 STOPPED = ("T", "t")
@@ -15,7 +15,7 @@ HELD_S = 3.0  # without having run: another's py-spy stops it for a moment, and 
 THREADS = 4  # of a process, all of which have run between two looks: some always sleep, unless all were stopped
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """One rank's process; None: not seen."""
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.call_path import Code, LazyStory, Step, code_of, is_library
-from hangdoc.analysis.ranks.call_path_cache import chain_in, named, plan_in
-from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.ranks.call_path import Code, LazyCallPath, Step, code_of, is_library
+from hangdoc.analysis.ranks.call_path_cache import chain_in, plan_in, thread_named
+from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import circumstances, is_busy
+from hangdoc.analysis.ranks.stack import is_busy, process_context
 from hangdoc.evidence import Process, Source, Stacks, Variable
 
 SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
@@ -21,7 +21,7 @@ COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
 MIN_RECENT = 6  # looks that tell how long a step takes now
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ProgressFacts:
     """One rank over the time we watched; shares are 0..1, times seconds."""
 
@@ -52,7 +52,7 @@ class ProgressJob:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spot:
+class Activity:
     """Where a thread stands and what it does there: one object for all ranks and looks of a case that find the same."""
 
     phase: str
@@ -65,25 +65,25 @@ class Spot:
 
 class Look(NamedTuple):
     at_s: float
-    story: LazyStory
-    spot: Spot
+    path: LazyCallPath
+    activity: Activity
 
     @property
     def own(self) -> Sequence[Step]:
         """Those steps of it that are the user's own code."""
-        return [self.story[at] for at in self.spot.own]
+        return [self.path[at] for at in self.activity.own]
 
     @property
     def phase(self) -> str:
-        return self.spot.phase
+        return self.activity.phase
 
     @property
     def op(self) -> str | None:
-        return self.spot.op
+        return self.activity.op
 
     @property
     def code(self) -> Code:
-        return self.spot.code
+        return self.activity.code
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ def distinct(looks: Sequence[Look]) -> list[Look]:
     """Of the looks that found the same only the first."""
     found: dict[int, Look] = {}
     for look in looks:
-        found.setdefault(id(look.story), look)
+        found.setdefault(id(look.path), look)
     return list(found.values())
 
 
@@ -139,10 +139,10 @@ def _looks(case: Case, key: Key) -> list[Look]:
             busy = is_busy(process) if isinstance(process, Process) else None
             before, seen = seen, (id(stacks), id(source), busy)
             if seen == before:  # nothing of it has changed: it need not be told again
-                found.append(Look(shot.at_s, found[-1].story, found[-1].spot))
+                found.append(Look(shot.at_s, found[-1].path, found[-1].activity))
             else:
-                about = circumstances(case, key, busy, stacks)
-                found.append(_look(case, shot.at_s, stacks, source, thread, about, found[-1] if found else None))
+                context = process_context(case, key, busy, stacks)
+                found.append(_look(case, shot.at_s, stacks, source, thread, context, found[-1] if found else None))
     return found
 
 
@@ -152,42 +152,42 @@ def _look(
     stacks: Stacks,
     source: Source | None,
     thread: str | None,
-    about: Circumstances,
+    context: ProcessContext,
     before: Look | None,
 ) -> Look:
     """A look; what it has in common with the one before is one object."""
-    stack = named(stacks, thread)
+    stack = thread_named(stacks, thread)
     chain, plan = chain_in(case, stack), plan_in(case, stack, source)
-    story = LazyStory(plan, stack, stacks.globals, case.once("steps", dict))
-    spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
-    return Look(at_s, before.story if before and story.is_same(before.story) else story, spot)
+    path = LazyCallPath(plan, stack, stacks.globals, case.once("steps", dict))
+    activity = case.once((id(chain), id(plan), context), lambda: _spot(chain, path, context))
+    return Look(at_s, before.path if before and path.is_same(before.path) else path, activity)
 
 
-def _spot(chain: Chain, story: Sequence[Step], about: Circumstances) -> Spot:
+def _spot(chain: Chain, path: Sequence[Step], context: ProcessContext) -> Activity:
     counters = [
         (at, name)
-        for at, step in enumerate(story)
+        for at, step in enumerate(path)
         if step.place and not is_library(step.file)
         for loop in step.place.loops
         for name in loop.counters
     ]
-    lines = tuple([(step.function, step.line) for step in story])
-    own = tuple([at for at, step in enumerate(story) if not is_library(step.file)])
-    return Spot(*phase_of(chain, story, about), code_of(story), lines, own, tuple(counters))
+    lines = tuple([(step.function, step.line) for step in path])
+    own = tuple([at for at, step in enumerate(path) if not is_library(step.file)])
+    return Activity(*phase_of(chain, path, context), code_of(path), lines, own, tuple(counters))
 
 
-def spots(looks: Sequence[Look]) -> tuple[Spot, ...]:
+def activities(looks: Sequence[Look]) -> tuple[Activity, ...]:
     """Equal for ranks that were at the same places, look after look."""
-    return tuple([look.spot for look in looks])
+    return tuple([look.activity for look in looks])
 
 
 def rank_facts(case: Case, key: Key) -> ProgressFacts:
     """What changed on one rank."""
     looks = looks_at(case, key)
-    changes = [b.at_s for a, b in pairwise(looks) if a.story is not b.story and _differ(a, b)]
+    changes = [b.at_s for a, b in pairwise(looks) if a.path is not b.path and _differ(a, b)]
     window = looks[-1].at_s - looks[0].at_s if len(looks) > 1 else None
     last = changes[-1] if changes else looks[0].at_s if looks else None
-    seen = spots(looks)
+    seen = activities(looks)
     shares = case.once(("shares", seen), lambda: _shares(seen))
     counter, period = _step(looks)
     recent = looks[-max(MIN_RECENT, len(looks) // 3) :]
@@ -212,9 +212,9 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
 
 def _differ(a: Look, b: Look) -> bool:
     """In the lines of the whole chain, or the numbers in its variables."""
-    if a.spot is not b.spot and a.spot.lines != b.spot.lines:
+    if a.activity is not b.activity and a.activity.lines != b.activity.lines:
         return True
-    return any(_count_on(old, new) for old, new in a.story.beside(b.story))
+    return any(_count_on(old, new) for old, new in a.path.beside(b.path))
 
 
 def _count_on(old: Sequence[Variable], new: Sequence[Variable]) -> bool:
@@ -239,7 +239,7 @@ def _numbers(variables: Sequence[Variable]) -> dict[str, float]:
 def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
     """The loop counter that grew most over the looks, and the seconds one of its steps takes."""
     grown: dict[str, float] = {}
-    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.story is not b.story]]
+    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.path is not b.path]]
     if len(moved) < 2:
         return None, None
     for old, new in pairwise(map(_counters, moved)):
@@ -255,8 +255,8 @@ def _counters(look: Look) -> dict[str, float]:
     """Values of the counters of the loops a rank is in, outside libraries."""
     return {
         name: variable.number
-        for at, name in look.spot.counters
-        for variable in look.story.variables(at)
+        for at, name in look.activity.counters
+        for variable in look.path.variables(at)
         if variable.name == name and variable.number is not None
     }
 
@@ -270,13 +270,13 @@ class _Shares(NamedTuple):
     sites: int
 
 
-def _shares(seen: Sequence[Spot]) -> _Shares:
+def _shares(seen: Sequence[Activity]) -> _Shares:
     waits, computes, reads = (_share(seen, phases) for phases in (WAITING, COMPUTES, READS))
-    return _Shares(waits, computes, reads, len({spot.lines for spot in seen}))
+    return _Shares(waits, computes, reads, len({activity.lines for activity in seen}))
 
 
-def _share(seen: Sequence[Spot], phases: Collection[str]) -> float | None:
-    return sum([spot.phase in phases for spot in seen]) / len(seen) if seen else None
+def _share(seen: Sequence[Activity], phases: Collection[str]) -> float | None:
+    return sum([activity.phase in phases for activity in seen]) / len(seen) if seen else None
 
 
 def _cpu_share(case: Case, key: Key) -> float | None:

@@ -13,9 +13,17 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Plan, Step, Story, user_step
-from hangdoc.analysis.ranks.call_path_cache import RankRow, chain_in, named, plan_in, python_in, rank_rows, story_in
-from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.ranks.call_path import CallPath, Plan, Step, user_step
+from hangdoc.analysis.ranks.call_path_cache import (
+    JudgedThread,
+    chain_in,
+    judged_threads,
+    path_in,
+    plan_in,
+    python_chain,
+    thread_named,
+)
+from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
 from hangdoc.evidence import Branch, Environ, Frame, Process, ProcessGroups, Source, Stack, Stacks
 from hangdoc.evidence.logs import Aftermath
@@ -44,7 +52,7 @@ class StackFacts:
     native_leaf: str | None = None  # native frames down to the first that tells, innermost first
     native: bool = False  # native frames were seen
     busy: bool | None = None  # a thread of the process was on a core
-    thread: str | None = None  # name of the thread the story is about
+    thread: str | None = None  # name of the thread the path is about
     collective_threads: int = 0  # threads that are in a collective or point-to-point operation
     collectives: tuple[str, ...] = ()  # what each of them is in: "all_gather in Thread-1, save (ckpt.py:30)"
     shared_group: bool | None = None  # two of them use one process group
@@ -67,7 +75,7 @@ def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     if not any(one.native for one in facts.values()):
         return facts
     each = {id(one): one for one in facts.values()}  # few: what is told of many is one object
-    places = {id(one): id(there.lines) for key, one in facts.items() if (there := rank_rows(case).get(key))}
+    places = {id(one): id(there.lines) for key, one in facts.items() if (there := judged_threads(case).get(key))}
     told = {places[at]: one for at, one in each.items() if one.native}
     for at, one in each.items():
         if not one.native and one.phase != "stopped" and places.get(at) in told:
@@ -87,7 +95,7 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
     facts, at = _last_seen(case, key)
     if at is not None:
         stacks: Stacks = case.ranks[key].records["stacks"]
-        rank_rows(case)[key] = RankRow(stacks, stacks.threads[at.thread], at.lines, at.plan)
+        judged_threads(case)[key] = JudgedThread(stacks, stacks.threads[at.thread], at.lines, at.plan)
     return facts
 
 
@@ -103,9 +111,9 @@ def _last_seen(case: Case, key: Key) -> tuple[StackFacts, _Place | None]:
     busy = is_busy(process) if isinstance(process, Process) else None
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return _without_stack("stopped" if stopped else "unknown", busy), None
-    about = circumstances(case, key, busy, stacks)
+    context = process_context(case, key, busy, stacks)
     default = _default_group(records.get("groups"))
-    return _from_stacks(case, stacks, records.get("source"), about, stopped, default)
+    return _from_stacks(case, stacks, records.get("source"), context, stopped, default)
 
 
 def _default_group(groups: ProcessGroups | None) -> int | None:
@@ -123,16 +131,16 @@ class _Place(NamedTuple):
 
 
 def _from_stacks(
-    case: Case, stacks: Stacks, source: Source | None, about: Circumstances, stopped: bool, default: int | None
+    case: Case, stacks: Stacks, source: Source | None, context: ProcessContext, stopped: bool, default: int | None
 ) -> tuple[StackFacts, _Place]:
     """What the stacks of one rank tell; ranks that stand at the same place are told once."""
     chains = [chain_in(case, stack) for stack in stacks.threads]
     names = tuple([(stack.name or stack.tid) for stack in stacks.threads])
-    where = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, about, stopped)
+    where = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, context, stopped)
     known: dict[object, _Place] = case.once("stack facts", dict)
     at = known.get(where)
     if at is None:
-        at = known[where] = _place(case, stacks, source, chains, about, stopped)
+        at = known[where] = _place(case, stacks, source, chains, context, stopped)
     if len(at.together) < 2:
         return at.facts, at
     groups = {_group(stacks.threads[i].frames, default) for i in at.together}
@@ -144,17 +152,17 @@ def _place(
     stacks: Stacks,
     source: Source | None,
     chains: Sequence[Chain],
-    about: Circumstances,
+    context: ProcessContext,
     stopped: bool,
 ) -> _Place:
-    stories = [story_in(case, stack, source, stacks) for stack in stacks.threads]
-    told = list(zip(stacks.threads, stories, strict=True))
-    phases = [phase_of(chain, story, about) for chain, story in zip(chains, stories, strict=True)]
+    paths = [path_in(case, stack, source, stacks) for stack in stacks.threads]
+    told = list(zip(stacks.threads, paths, strict=True))
+    phases = [phase_of(chain, path, context) for chain, path in zip(chains, paths, strict=True)]
     chosen = _main(told, phases)
-    (stack, story), (phase, op) = told[chosen], phases[chosen]
+    (stack, path), (phase, op) = told[chosen], phases[chosen]
     if stopped:
         phase = "stopped"
-    user = user_step(story)
+    user = user_step(path)
     branch = guard(user)
     together = [i for i, (phase, _) in enumerate(phases) if phase in WAITING]
     facts = StackFacts(
@@ -168,24 +176,24 @@ def _place(
         branch=branch.test if branch else None,
         branch_line=branch.line if branch else None,
         waits=phase in WAITING,
-        in_backward=any(step.function == "_engine_run_backward" for step in story),
-        leaf=story[-1].site if story else None,
+        in_backward=any(step.function == "_engine_run_backward" for step in path),
+        leaf=path[-1].site if path else None,
         native_leaf=_native_leaf(stack),
         native=stacks.native,
-        busy=about.busy,
+        busy=context.busy,
         thread=stack.name,
         collective_threads=len(together),
         collectives=tuple(_told(*told[i], phases[i][1]) for i in together),
         shared_group=False if together else None,
-        spins=about.busy if phase in WAITING else None,
+        spins=context.busy if phase in WAITING else None,
     )
-    judged = named(stacks, facts.thread)
+    judged = thread_named(stacks, facts.thread)
     thread = next(i for i, stack in enumerate(stacks.threads) if stack is judged)
-    return _Place(facts, together, thread, python_in(case, judged), plan_in(case, judged, source))
+    return _Place(facts, together, thread, python_chain(case, judged), plan_in(case, judged, source))
 
 
-def _told(stack: Stack, story: Story, op: str | None) -> str:
-    user = user_step(story)
+def _told(stack: Stack, path: CallPath, op: str | None) -> str:
+    user = user_step(path)
     return f"{op} in {stack.name or f'thread {stack.tid}'}" + (f", {user.site}" if user else "")
 
 
@@ -215,8 +223,8 @@ def of_harness(comm: str) -> bool:
     return bool(HARNESS_THREADS.search(comm))
 
 
-def circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Circumstances:
-    known: dict[Key, tuple[bool, bool]] = case.once("circumstances", dict)
+def process_context(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> ProcessContext:
+    known: dict[Key, tuple[bool, bool]] = case.once("process_context", dict)
     if key not in known:
         process, environ = case.record(key, "cpu"), case.record(key, "environ")
         mpi = isinstance(environ, Environ) and not MPI_LAUNCH.isdisjoint(environ.variables)
@@ -229,8 +237,8 @@ def circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Ci
 
 
 @lru_cache(maxsize=32)
-def _circumstances(busy: bool | None, mpi: bool, group: bool, native: bool) -> Circumstances:
-    return Circumstances(busy, mpi, group, native)
+def _circumstances(busy: bool | None, mpi: bool, group: bool, native: bool) -> ProcessContext:
+    return ProcessContext(busy, mpi, group, native)
 
 
 @lru_cache(maxsize=1024)
@@ -238,8 +246,8 @@ def _of_group(comm: str) -> bool:
     return bool(GROUP_THREADS.search(comm))
 
 
-def _main(told: Sequence[tuple[Stack, Story]], phases: Sequence[tuple[str, str | None]]) -> int:
-    """The thread that tells the rank's story: the main one, unless it merely waits for another that works."""
+def _main(told: Sequence[tuple[Stack, CallPath]], phases: Sequence[tuple[str, str | None]]) -> int:
+    """The thread that tells the rank's path: the main one, unless it merely waits for another that works."""
     main = next((i for i, (stack, _) in enumerate(told) if stack.name == "MainThread"), 0)
     if phases[main][0] in ("idle", "unknown"):
         works = [i for i, (phase, _) in enumerate(phases) if phase in WAITING or phase in ("input", "checkpoint")]

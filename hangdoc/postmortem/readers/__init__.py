@@ -17,16 +17,15 @@ from hangdoc.evidence import End, Snapshot
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers._input_file import Source
 
-Found = Piece | Snapshot
+EvidenceItem = Piece | Snapshot
 
 
 @dataclass(slots=True)
-class Notes:
+class ReadContext:
     """What readers have to say to the user."""
 
-    problem: Callable[[str], None]  # one sentence for each thing that could not be read
+    warn: Callable[[str], None]  # one sentence for each thing that could not be read
     progress: Callable[[int], None] = lambda count: None  # bytes read since the last call
-    kinds: dict[str, int] = field(default_factory=dict)  # reader -> sources read
     shared: dict[str, Any] = field(default_factory=dict)  # what a reader keeps from one source for the next
 
 
@@ -41,11 +40,11 @@ class Reader(Protocol):
     order: int
     help: str  # how to collect one next time, one line
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         """Whether the source is of this format, by its head."""
         ...
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         """What it holds; stops at damage, says so, and keeps what came before."""
         ...
 
@@ -60,4 +59,4 @@ def load() -> tuple[Reader, ...]:
     return tuple(sorted(found, key=lambda reader: (reader.order, reader.name)))
 
 
-__all__ = ["End", "Found", "Notes", "Piece", "Reader", "Source", "Who", "load"]
+__all__ = ["End", "Found", "Notes", "Piece", "Reader", "Source", "load"]

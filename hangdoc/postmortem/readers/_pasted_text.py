@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.system import input_limits
 
 LINE = 16 * 2**10  # bytes of a line that are kept
@@ -54,7 +54,7 @@ _JSON_BEFORE = 200 * 2**10  # characters before a document that are looked at
 _JSON_START = re.compile(r"^[ \t]*(?=(?:\[\s*\{|\{\s*\"))", re.MULTILINE)
 
 
-def text_lines(source: Source, notes: Notes) -> Iterator[str]:
+def text_lines(source: Source, context: ReadContext) -> Iterator[str]:
     """The lines of a source without colours and line ends; long ones are cut. Stops at damage and says so."""
     done, left = 0, input_limits.most_lines(source.size)
     try:
@@ -68,11 +68,11 @@ def text_lines(source: Source, notes: Notes) -> Iterator[str]:
                 while raw and not raw.endswith(b"\n") and (raw := file.readline(LINE)):
                     done += len(raw)
                 if done >= 2**20:
-                    notes.progress(done)
+                    context.progress(done)
                     done = 0
     except OSError as error:
-        notes.problem(f"{source.name}: {error.strerror or error}; what came before is used")
-    notes.progress(done)
+        context.warn(f"{source.name}: {error.strerror or error}; what came before is used")
+    context.progress(done)
 
 
 def _text(raw: bytes) -> str:
@@ -91,20 +91,20 @@ class OwnerHints:
     rank: int | None = None
     pid: int | None = None
     host: str | None = None
-    fixed: Who = field(default_factory=Who)  # of the prefix: for every dump
+    fixed: ProcessRef = field(default_factory=ProcessRef)  # of the prefix: for every dump
     said: bool = False  # something was said since the last dump
     _before: tuple[str, str] = ("", "")
 
-    def take(self, pid: int | None = None) -> Who:
+    def take(self, pid: int | None = None) -> ProcessRef:
         """Who the dump that begins here is of."""
-        who = Who(
+        process = ProcessRef(
             self.fixed.rank if self.fixed.rank is not None else self.rank,
             self.fixed.host or self.host,
             pid if pid is not None else self.pid if self.pid is not None else self.fixed.pid,
         )
         self.rank = self.pid = None
         self.said = False
-        return who
+        return process
 
     def note(self, text: str) -> None:
         """A line between dumps; most are prose and say nothing that could be trusted."""
@@ -203,15 +203,15 @@ def _prefix(
 
 def _is_prefix(text: str) -> bool:
     """Whether each line may have this before it: an indent, a quote, a host, a rank."""
-    return not text.strip(_NOBODY) or _whose(text) != Who()
+    return not text.strip(_NOBODY) or _whose(text) != ProcessRef()
 
 
-def _whose(prefix: str) -> Who:
+def _whose(prefix: str) -> ProcessRef:
     """Whom a prefix names."""
     rest, rank, pid, host = prefix, None, None, None
     for _ in range(3):
         if ray := _RAY_PREFIX.search(rest):
-            return Who(rank, ray[2] or host, int(ray[1]))
+            return ProcessRef(rank, ray[2] or host, int(ray[1]))
         if found := _RANK_PREFIX.search(rest):
             rank = int(next(group for group in found.groups() if group))
         elif (found := _POD_PREFIX.search(rest)) or (found := _HOST_PREFIX.search(rest)):
@@ -219,20 +219,20 @@ def _whose(prefix: str) -> Who:
         else:
             break
         rest = rest[: found.start()]
-    return Who(rank, host, pid)
+    return ProcessRef(rank, host, pid)
 
 
 # --- JSON documents in a text ----------------------------------------------------------------------
 
 
-def json_documents(source: Source, notes: Notes, most: int) -> Iterator[object]:
+def json_documents(source: Source, context: ReadContext, most: int) -> Iterator[object]:
     """Every document of a source, of which the first `most` bytes are read."""
-    return (one for _, one in json_documents_with_context(source, notes, most))
+    return (one for _, one in json_documents_with_context(source, context, most))
 
 
-def json_documents_with_context(source: Source, notes: Notes, most: int) -> Iterator[tuple[list[str], object]]:
+def json_documents_with_context(source: Source, context: ReadContext, most: int) -> Iterator[tuple[list[str], object]]:
     """The same, with the lines before each."""
-    text = _joined_text(source, notes, most)
+    text = _joined_text(source, context, most)
     decoder, at, broken = json.JSONDecoder(), 0, 0
     while start := _JSON_START.search(text, at):
         before = text[max(at, start.start() - _JSON_BEFORE) : start.start()].splitlines()[-200:]
@@ -240,24 +240,24 @@ def json_documents_with_context(source: Source, notes: Notes, most: int) -> Iter
             with input_limits.limited_memory(input_limits.most_memory(source.size, len(text))):
                 found, at = decoder.raw_decode(text, start.end())
         except MemoryError:
-            notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+            context.warn(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
             return
         except (ValueError, RecursionError):
             at, broken = start.end() + 1, broken + 1
             if broken == 1:
-                notes.problem(f"{source.name}: a part of it is cut off or damaged; the rest is used")
+                context.warn(f"{source.name}: a part of it is cut off or damaged; the rest is used")
             if broken > _MOST_BROKEN:
                 return
             continue
         yield before, found
 
 
-def _joined_text(source: Source, notes: Notes, most: int) -> str:
+def _joined_text(source: Source, context: ReadContext, most: int) -> str:
     found, size, most = [], 0, min(most, input_limits.most_whole(source.size))
-    for line in text_lines(source, notes):
+    for line in text_lines(source, context):
         size += len(line) + 1
         if size > most:
-            notes.problem(f"{source.name}: only the first {most >> 20} MiB are read")
+            context.warn(f"{source.name}: only the first {most >> 20} MiB are read")
             break
         found.append(line)
     return "\n".join(found)

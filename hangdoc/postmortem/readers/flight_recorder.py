@@ -15,8 +15,8 @@ from typing import Any
 from hangdoc.evidence import FlightRecorder, Frame, ProcessGroups, RecordedCall, Stack, Stacks, Variable
 from hangdoc.evidence.collectives import pending_call
 from hangdoc.evidence.memory import gc_paused
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Found, Notes, Source
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._fr_dedup import ENTRIES
 from hangdoc.postmortem.readers._fr_trace import TIMED, Kept, about, flight_recorder, text
 from hangdoc.postmortem.readers._safe_pickle import Refused, head, load
@@ -40,7 +40,7 @@ class FlightRecorderReader:
     order = 10
     help = "TORCH_FR_BUFFER_SIZE=2000 in the job's environment: torch writes one a rank when a collective times out"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head
         if not head:
             return source.size == 0 and _NAMED.search(source.path.name) is not None
@@ -48,35 +48,35 @@ class FlightRecorderReader:
             return True
         return head.lstrip()[:1] == b"{" and any(key in head for key in _KEYS)
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         most = input_limits.most_whole(source.size)
         with source.open() as file:
             data = file.read(most + 1)
-        notes.progress(source.size)
+        context.progress(source.size)
         if len(data) > most:
-            notes.problem(f"{source.name}: it unpacks to more than {most >> 20} MiB, too much for its size; not read")
+            context.warn(f"{source.name}: it unpacks to more than {most >> 20} MiB, too much for its size; not read")
             return
         with gc_paused():
-            record = self._record(source, data, notes)
+            record = self._record(source, data, context)
         del data
         if record is not None:
-            yield from _pieces(source, record, notes)
+            yield from _pieces(source, record, context)
 
-    def _record(self, source: Source, data: bytes, notes: Notes) -> FlightRecorder | None:
-        kept = notes.shared.setdefault(__name__, Kept())
+    def _record(self, source: Source, data: bytes, context: ReadContext) -> FlightRecorder | None:
+        kept = context.shared.setdefault(__name__, Kept())
         known = _alike(data, kept)
         if known is not None:
             return known
         trace, lack = _trace(data, source.size)
         if lack:
-            notes.problem(f"{source.name}: {lack}")
+            context.warn(f"{source.name}: {lack}")
         if trace is None:
             return None
         record, bad = flight_recorder(trace, kept)
         if bad:
-            notes.problem(f"{source.name}: {bad} of its entries are not readable and were left out")
+            context.warn(f"{source.name}: {bad} of its entries are not readable and were left out")
         if not re.match(r"2\.", record.version):
-            notes.problem(f"{source.name}: version {record.version} of the dump is not known; it was read as 2.10")
+            context.warn(f"{source.name}: version {record.version} of the dump is not known; it was read as 2.10")
         if not lack and not bad:
             _remember(data, record, kept)
         return record
@@ -194,21 +194,21 @@ def _split(data: bytes) -> tuple[tuple[Mapping[str, Any], Mapping[int, Any]] | N
 # --- from a record to pieces ----------------------------------------------------------------------
 
 
-def _pieces(source: Source, record: FlightRecorder, notes: Notes) -> Iterator[Piece]:
+def _pieces(source: Source, record: FlightRecorder, context: ReadContext) -> Iterator[Piece]:
     rank = _rank(source, record)
     if rank is None:
-        notes.problem(f"{source.name}: neither its name nor what it holds says which rank it is of; not used")
+        context.warn(f"{source.name}: neither its name nor what it holds says which rank it is of; not used")
         return
-    who = Who(rank=rank, host=_host(source))
+    process = ProcessRef(rank=rank, host=_host(source))
     size = next((len(group.ranks) for group in record.groups if group.default), None)
     at = record.begun[-1] if record.begun else None
-    yield Piece(who, "recorder", replace(record, written=source.path.stat().st_mtime), at, size)
+    yield Piece(process, "recorder", replace(record, written=source.path.stat().st_mtime), at, size)
     named = tuple(group for group in record.groups if group.name)
     if named:
-        yield Piece(who, "groups", ProcessGroups(named, rank, size), at, size)
+        yield Piece(process, "groups", ProcessGroups(named, rank, size), at, size)
     pending = pending_call(record)
     if pending is not None:
-        yield Piece(who, "stacks", Stacks((_stack(pending, record),)), at, size)
+        yield Piece(process, "stacks", Stacks((_stack(pending, record),)), at, size)
 
 
 def _rank(source: Source, record: FlightRecorder) -> int | None:

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
+from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
 from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, text_lines
 
 _THREAD = re.compile(
@@ -38,7 +38,7 @@ OPENING = re.compile(
 class _Thread:
     tid: int
     number: int | None
-    native: Thread
+    native: ThreadBuilder
     python: list[Frame] = field(default_factory=list)
 
 
@@ -47,7 +47,7 @@ class GdbReader:
     order = 31
     help = "`gdb -p PID -batch -ex 'thread apply all bt'` (py-spy dump says more, and pauses the process for less time)"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
         opened = re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
         frames = re.findall(
@@ -58,8 +58,8 @@ class GdbReader:
         )
         return opened and bool(frames) and 10 * len(frames) >= head.count("\n")
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(dumped(text_lines(source, notes), OPENING, _Parser), source, notes)
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
 
 
 class _Parser:
@@ -68,7 +68,7 @@ class _Parser:
     def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
-        self._who: Who | None = None
+        self._process: ProcessRef | None = None
         self._command = ""
         self._core = False
         self._threads: dict[int, _Thread] = {}
@@ -78,11 +78,11 @@ class _Parser:
     def feed(self, text: str) -> bool:
         if found := _PROCESS.fullmatch(text.strip()):
             self.end()
-            self._who = self._claim.take(int(found[1] or found[2]))
+            self._process = self._claim.take(int(found[1] or found[2]))
             return True
         if found := _CORE.match(text):
             self.end()
-            self._who, self._command, self._core = self._claim.take(), found[1][:4096], True
+            self._process, self._command, self._core = self._claim.take(), found[1][:4096], True
             return True
         if found := _THREAD.fullmatch(text.strip()):
             return self._thread(int(found[2]), int(found[1]), found[3])
@@ -102,10 +102,10 @@ class _Parser:
         )
         if next(same_number, None) or (self._claim.said and self._threads):
             self.end()
-        if self._who is None:
-            self._who = self._claim.take()
+        if self._process is None:
+            self._process = self._claim.take()
         if tid not in self._threads and len(self._threads) < MOST_THREADS:
-            self._threads[tid] = _Thread(tid, number, Thread(tid, name))
+            self._threads[tid] = _Thread(tid, number, ThreadBuilder(tid, name))
         self._last, self._in_python = self._threads.get(tid), False
         return True
 
@@ -119,9 +119,9 @@ class _Parser:
         if not self._in_python and (found := _NATIVE.fullmatch(text)):
             if found[1] == "0" and self._last.native.frames:  # the same thread again: another look
                 tid, number, name = self._last.tid, self._last.number, self._last.native.name
-                pid = self._who.pid if self._who else None
+                pid = self._process.pid if self._process else None
                 self.end()
-                self._who = self._claim.take(pid)
+                self._process = self._claim.take(pid)
                 self._thread(tid, number, name)
             if self._last is not None:
                 self._last.native.add(_native(found[3] or found[2] or "??"))
@@ -129,21 +129,21 @@ class _Parser:
         return self._in_python
 
     def end(self) -> None:
-        if self._who is not None and self._threads:
-            pid = self._who.pid
+        if self._process is not None and self._threads:
+            pid = self._process.pid
             if pid is None and not self._core:  # gdb numbers the main thread of a process it attaches to 1
                 pid = next((one.tid for one in self._threads.values() if one.number == 1), None)
-            record = stacks([_joined(one, pid) for one in self._threads.values()])
-            who = Who(self._who.rank, self._who.host, pid)
+            record = stacks_record([_joined(one, pid) for one in self._threads.values()])
+            process = ProcessRef(self._process.rank, self._process.host, pid)
             if record is not None:
-                self.pieces.append(Piece(who, "stacks", Dumped(who, record, self._command)))
-        self._who, self._threads, self._last, self._command, self._core = None, {}, None, "", False
+                self.pieces.append(Piece(process, "stacks", ProcessDump(process, record, self._command)))
+        self._process, self._threads, self._last, self._command, self._core = None, {}, None, "", False
 
 
-def _joined(one: _Thread, pid: int | None) -> Thread:
+def _joined(one: _Thread, pid: int | None) -> ThreadBuilder:
     """Native frames down to the interpreter, then those of Python."""
     name = "MainThread" if one.tid == pid or (one.python and one.python[-1].function == "<module>") else one.native.name
-    found = Thread(one.tid, name)
+    found = ThreadBuilder(one.tid, name)
     for frame in one.native.frames:
         if one.python and _EVAL.match(frame.function):
             break

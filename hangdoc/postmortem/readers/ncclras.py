@@ -16,8 +16,8 @@ from typing import Any
 
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents, parse_channels, text_lines
 
 _COMMUNICATOR = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)\s*")
@@ -82,17 +82,17 @@ class NcclRasReader:
     order = 34
     help = "`ncclras -v` beside a rank of the job (NCCL 2.24 or later), twice, ten seconds apart"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head
         if b'"communicators_count"' in head and b'"nccl_version"' in head:
             return True
         return b"Job summary" in head and b"Communicators..." in head and b"======" in head
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if b'"communicators_count"' in source.head:
-            queries = [ras for one in json_documents(source, notes, MOST) if (ras := _of_json(one)) is not None]
+            queries = [ras for one in json_documents(source, context, MOST) if (ras := _of_json(one)) is not None]
         else:
-            queries = [piece.record for piece in parse_channels(text_lines(source, notes), OPENING, _Parser)]
+            queries = [piece.record for piece in parse_channels(text_lines(source, context), OPENING, _Parser)]
         return pieces(queries, source)
 
 
@@ -163,7 +163,7 @@ class _Parser:
                 Communicator(name, one["size"], _ranks(one["ranks"]), _ranks(one["missing"], dead), one["most"])
                 for name, one in self._found.items()
             )
-            self.pieces.append(Piece(Who(), "ras", Ras(communicators, tuple(self._dead), self._size)))
+            self.pieces.append(Piece(ProcessRef(), "ras", Ras(communicators, tuple(self._dead), self._size)))
         self._open = False
         self._reset()
 
@@ -240,12 +240,12 @@ def _number(value: object) -> int | None:
 
 def pieces(queries: Sequence[Ras], source: Source) -> Iterator[Piece]:
     for ras in queries:
-        yield Piece(Who(), "ras", ras, world_size=ras.world_size)
+        yield Piece(ProcessRef(), "ras", ras, world_size=ras.world_size)
         for communicator in ras.communicators:
             yield from _launched(communicator, ras)
     said = [*_lost(queries[-1:], source), *_behind(queries, source)]
     if said:
-        yield Piece(Who(), "logs", Logs(tuple(said)))
+        yield Piece(ProcessRef(), "logs", Logs(tuple(said)))
 
 
 def _launched(one: Communicator, ras: Ras) -> Iterator[Piece]:
@@ -260,7 +260,7 @@ def _launched(one: Communicator, ras: Ras) -> Iterator[Piece]:
         count = rank.launched.get(op, 0)
         entry = RecordedCall(one.hash, count, _OPS.get(op, op.lower()), "", (), False)
         record = FlightRecorder("ras", (entry,), {one.hash: count}, {})
-        yield Piece(Who(rank.rank, rank.host, rank.pid), "recorder", record, world_size=one.size)
+        yield Piece(ProcessRef(rank.rank, rank.host, rank.pid), "recorder", record, world_size=one.size)
 
 
 def _lost(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:

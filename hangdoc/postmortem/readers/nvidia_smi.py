@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, parse_channels, text_lines
 
 _BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
@@ -75,7 +75,7 @@ class NvidiaSmiReader:
     order = 35
     help = "`nvidia-smi` and `nvidia-smi -q` on every host, while the job stands still"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
         if not re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE):
             return False
@@ -85,9 +85,9 @@ class NvidiaSmiReader:
         )
         return 3 * mine >= len(rows)
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        for piece in parse_channels(text_lines(source, notes), OPENING, _Parser):
-            yield from _pieces(piece.who, piece.record, source)
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        for piece in parse_channels(text_lines(source, context), OPENING, _Parser):
+            yield from _pieces(piece.process, piece.record, source)
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Parser:
 
     claim: OwnerHints
     pieces: list[Piece] = field(default_factory=list)
-    _who: Who | None = None
+    _process: ProcessRef | None = None
     _driver: str | None = None
     _gpus: dict[int, Gpu] = field(default_factory=dict)
     _users: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
@@ -114,17 +114,17 @@ class _Parser:
             self._long = True
             return True
         if found := _LOST.search(text):
-            if self._who is None:
+            if self._process is None:
                 self._begin(None)
             self._add(Gpu(len(self._gpus), bus=found[1], lost=True))
             return True
-        if self._who is None:
+        if self._process is None:
             return False
         return self._detail(text) if self._long else self._row(text)
 
     def _begin(self, driver: str | None) -> None:
         self.end()
-        self._who, self._driver = self.claim.take(), driver
+        self._process, self._driver = self.claim.take(), driver
 
     def _add(self, gpu: Gpu) -> None:
         if len(self._gpus) < MOST:
@@ -197,11 +197,11 @@ class _Parser:
             self._gpus[self._last] = replace(self._gpus[self._last], **values)
 
     def end(self) -> None:
-        if self._who is not None and self._gpus:
+        if self._process is not None and self._gpus:
             named = {pid: name for users in self._users.values() for pid, name in users}
             made = [replace(gpu, pids=tuple(pid for pid, _ in self._users[gpu.index])) for gpu in self._gpus.values()]
-            self.pieces.append(Piece(self._who, "gpu", (Gpus(tuple(made), self._driver), named)))
-        self._who, self._driver, self._gpus, self._last, self._long, self._path, self._pid = (
+            self.pieces.append(Piece(self._process, "gpu", (Gpus(tuple(made), self._driver), named)))
+        self._process, self._driver, self._gpus, self._last, self._long, self._path, self._pid = (
             None,
             None,
             {},
@@ -213,16 +213,15 @@ class _Parser:
         self._users = defaultdict(list)
 
 
-def _pieces(who: Who, found: tuple[Gpus, dict[int, str]], source: Source) -> Iterator[Piece]:
+def _pieces(process: ProcessRef, found: tuple[Gpus, dict[int, str]], source: Source) -> Iterator[Piece]:
     """The GPUs of each process that may be a rank, and what is said of those that are broken."""
     every, named = found
-    host = Who(host=who.host)
+    host = ProcessRef(host=process.host)
     yield Piece(host, "gpu", every)
     for pid, name in named.items():
         if _RANKS.search(name.rsplit("/", 1)[-1]):
-            yield Piece(
-                Who(host=who.host, pid=pid), "gpu", Gpus(tuple(g for g in every.gpus if pid in g.pids), every.driver)
-            )
+            own = Gpus(tuple(gpu for gpu in every.gpus if pid in gpu.pids), every.driver)
+            yield Piece(ProcessRef(host=process.host, pid=pid), "gpu", own)
     said = [
         LogEvent(
             "gpu_lost",

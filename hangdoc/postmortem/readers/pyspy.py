@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hangdoc.evidence import Frame, Variable
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
 from hangdoc.postmortem.readers._frames import (
     MOST_THREADS,
-    VARIABLES,
-    Thread,
+    MOST_VARIABLES,
+    ThreadBuilder,
     native_frame,
     python_frame,
-    stacks,
+    stacks_record,
     variable,
 )
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents_with_context, text_lines
@@ -45,7 +45,7 @@ class PySpyReader:
     order = 20
     help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         if _is_json(source.head):
             return True
         head = source.head.decode("utf-8", "replace")
@@ -54,10 +54,10 @@ class PySpyReader:
             threads > 2 or bool(re.search(r"\bProcess \d+: |^[^\n]* \([^\n]+:\d+\)\s*$", head, re.MULTILINE))
         )
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if _is_json(source.head):
-            return pieces(_json_dumps(source, notes), source, notes)
-        return pieces(dumped(text_lines(source, notes), OPENING, _Parser), source, notes)
+            return rank_pieces(_json_dumps(source, context), source, context)
+        return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
 
 
 class _Parser:
@@ -66,11 +66,11 @@ class _Parser:
     def __init__(self, claim: OwnerHints) -> None:
         self.pieces: list[Piece] = []
         self._claim = claim
-        self._who: Who | None = None  # None: between two processes
+        self._process: ProcessRef | None = None  # None: between two processes
         self._command = ""
         self._parent: int | None = None
         self._python: str | None = None
-        self._threads: list[Thread] = []
+        self._threads: list[ThreadBuilder] = []
         self._frame: tuple[str, str] | None = None  # not yet added: its variables come
         self._variables: list[tuple[str, list[str], bool]] | None = None
         self._section: str | None = None
@@ -81,15 +81,15 @@ class _Parser:
                 self._parent = int(found[2])
             else:
                 self.end()
-                self._command, self._who = found[3][:4096], self._claim.take(int(found[2]))
+                self._command, self._process = found[3][:4096], self._claim.take(int(found[2]))
             return True
-        if (found := _PYTHON.fullmatch(text)) and self._who is not None:
+        if (found := _PYTHON.fullmatch(text)) and self._process is not None:
             self._python = found[1]
             return True
         if found := _THREAD.fullmatch(text.strip()):
             return self._thread(found[1], found[2] or "", found[3])
         if not self._threads or not text.strip():
-            return self._who is not None and not text.strip()
+            return self._process is not None and not text.strip()
         if found := _SECTION.fullmatch(text):
             if self._frame is None:
                 return False
@@ -100,15 +100,16 @@ class _Parser:
 
     def _thread(self, tid: str, status: str, name: str | None) -> bool:
         again = name == "MainThread" and any(thread.name == name for thread in self._threads)
-        if self._who is not None and (again or (self._claim.said and self._threads)):
+        if self._process is not None and (again or (self._claim.said and self._threads)):
             self.end()  # a process whose header was not pasted
-        if self._who is None:
-            self._who = self._claim.take()
+        if self._process is None:
+            self._process = self._claim.take()
         self._close()
         number = int(tid, 16 if tid.startswith("0x") else 10)
-        if name == "MainThread" and self._who.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
-            self._who = Who(self._who.rank, self._who.host, number)  # Linux: the main thread's id is the process's
-        thread = Thread(number, name, status.endswith("+gil"), status.startswith("active"))
+        if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
+            # Linux: the main thread's TID is the PID.
+            self._process = ProcessRef(self._process.rank, self._process.host, number)
+        thread = ThreadBuilder(number, name, status.endswith("+gil"), status.startswith("active"))
         if len(self._threads) < MOST_THREADS:
             self._threads.append(thread)
         return True
@@ -116,7 +117,7 @@ class _Parser:
     def _content(self, text: str) -> bool:
         """A frame, a variable of it, or what goes on of one whose text had a line break in it."""
         if self._section is not None and self._variables is not None and (found := _VARIABLE.fullmatch(text)):
-            if len(self._variables) < 4 * VARIABLES:
+            if len(self._variables) < 4 * MOST_VARIABLES:
                 self._variables.append((found[1], [found[2][:_TEXT]], self._section == "Arguments"))
             return True
         if parts := _frame(text):
@@ -139,11 +140,11 @@ class _Parser:
     def end(self) -> None:
         """The process is over; also called at the end of the text."""
         self._close()
-        record = stacks(self._threads, self._python)
-        if self._who is not None and record is not None:
-            dumped = Dumped(self._who, record, self._command, self._parent)
-            self.pieces.append(Piece(self._who, "stacks", dumped))
-        self._who, self._command, self._parent, self._python, self._threads = None, "", None, None, []
+        record = stacks_record(self._threads, self._python)
+        if self._process is not None and record is not None:
+            dump = ProcessDump(self._process, record, self._command, self._parent)
+            self.pieces.append(Piece(self._process, "stacks", dump))
+        self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
 
 def _frame(text: str) -> tuple[str, str] | None:
@@ -167,7 +168,7 @@ def _of(name: str, where: str, found: list[tuple[str, list[str], bool]] | None):
     variables: list[Variable] | None = None
     if found is not None:
         made = (variable(one, "\n".join(text)[:_TEXT], argument) for one, text, argument in found)
-        variables = [one for one in made if one is not None][:VARIABLES]
+        variables = [one for one in made if one is not None][:MOST_VARIABLES]
     return python_frame(name, file, line, variables)
 
 
@@ -185,34 +186,36 @@ def _is_json(head: bytes) -> bool:
     )
 
 
-def _json_dumps(source: Source, notes: Notes) -> Iterator[Dumped]:
+def _json_dumps(source: Source, context: ReadContext) -> Iterator[ProcessDump]:
     """Every process in the source, in order."""
     claim = OwnerHints()
-    for before, threads in json_documents_with_context(source, notes, MOST_JSON_BYTES):
+    for before, threads in json_documents_with_context(source, context, MOST_JSON_BYTES):
         for line in before:
             claim.note(line)
         if isinstance(threads, list):
             yield from _json_processes([thread for thread in threads if isinstance(thread, dict)], claim)
 
 
-def _json_processes(threads: list[dict[str, Any]], claim: OwnerHints) -> Iterator[Dumped]:
+def _json_processes(threads: list[dict[str, Any]], claim: OwnerHints) -> Iterator[ProcessDump]:
     """A list is one process; with `--subprocesses` each thread says which."""
     by_pid: dict[int | None, list[dict[str, Any]]] = {}
     for thread in threads[:MOST_THREADS]:
         by_pid.setdefault(_int(thread.get("pid")), []).append(thread)
     for number, (pid, mine) in enumerate(by_pid.items()):
-        record = stacks([_json_thread(thread) for thread in mine])
+        record = stacks_record([_json_thread(thread) for thread in mine])
         main = next((thread for thread in mine if thread.get("thread_name") == "MainThread"), None)
         if pid is None and main is not None:
             pid = _int(main.get("os_thread_id"))  # Linux: the main thread's id is the process's
         if record is not None:
-            yield Dumped(claim.take(pid) if number == 0 else Who(pid=pid), record)
+            yield ProcessDump(claim.take(pid) if number == 0 else ProcessRef(pid=pid), record)
 
 
-def _json_thread(one: dict[str, Any]) -> Thread:
+def _json_thread(one: dict[str, Any]) -> ThreadBuilder:
     name = one.get("thread_name")
     tid = _int(one.get("os_thread_id")) or _int(one.get("thread_id")) or 0
-    found = Thread(tid, name if isinstance(name, str) else None, one.get("owns_gil") is True, one.get("active") is True)
+    found = ThreadBuilder(
+        tid, name if isinstance(name, str) else None, one.get("owns_gil") is True, one.get("active") is True
+    )
     frames = one.get("frames")
     for frame in frames if isinstance(frames, list) else ():
         made = _json_frame(frame) if isinstance(frame, dict) else None
@@ -235,7 +238,7 @@ def _json_frame(one: dict[str, Any]) -> Frame | None:
 
 def _json_variables(found: list[Any]) -> list[Variable]:
     kept: list[Variable] = []
-    for one in found[: 4 * VARIABLES]:
+    for one in found[: 4 * MOST_VARIABLES]:
         if isinstance(one, dict) and isinstance(name := one.get("name"), str):
             text = one.get("repr")
             made = variable(
@@ -243,7 +246,7 @@ def _json_variables(found: list[Any]) -> list[Variable]:
             )
             if made is not None:
                 kept.append(made)
-    return kept[:VARIABLES]
+    return kept[:MOST_VARIABLES]
 
 
 def _int(value: object) -> int | None:

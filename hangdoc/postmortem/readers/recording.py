@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from hangdoc.evidence import Snapshot
 from hangdoc.evidence.memory import gc_paused, share
-from hangdoc.postmortem.readers import Found, Notes, Source
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._recording_windows import ROUNDS, Kept, Windows
 from hangdoc.recording import codec
 from hangdoc.recording.recorder import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
@@ -30,11 +30,11 @@ class RecordingReader:
     order = 0
     help = "`hangdoc watch --record DIR` beside the job keeps what it sees of an incident"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         return b'"hangdoc.recording/' in source.head[:4096]
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
-        parts = (*source.before, source)
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
+        parts = (*source.earlier_segments, source)
         size = sum(part.size for part in parts)
         windows, found = Windows(input_limits.most_whole(size)), list[Snapshot]()
         cuts, problems = list[str](), list[str]()  # what ends a file early; lines that are passed over
@@ -51,13 +51,13 @@ class RecordingReader:
                     found.append(shot)
         except MemoryError:
             cuts.append(f"{source.name}: takes more memory than a recording of its size can need; read up to there")
-        if source.skipped or len(found) < windows.seen:
-            notes.problem(_left_out(source, windows, len(found)))
+        if source.skipped_segments or len(found) < windows.seen:
+            context.warn(_left_out(source, windows, len(found)))
         for problem in (*cuts, *problems[:MOST_PROBLEMS]):
-            notes.problem(problem)
+            context.warn(problem)
         if len(problems) > MOST_PROBLEMS:
-            notes.problem(f"{source.name}: more lines could not be read")
-        notes.progress(size)
+            context.warn(f"{source.name}: more lines could not be read")
+        context.progress(size)
         return found
 
 
@@ -122,7 +122,7 @@ def _passed_over(problems: list[str], place: str, error: Exception) -> None:
 def _left_out(source: Source, windows: Windows, judged: int) -> str:
     """Which part of a recording is judged, and what verdicts were given before."""
     span = f" from {windows.first} to {windows.last}" if windows.first else ""
-    rest = f"; {source.skipped} segments without a verdict were not read" if source.skipped else ""
+    rest = f"; {source.skipped_segments} segments without a verdict were not read" if source.skipped_segments else ""
     told = "; ".join(
         f"{one.status}{f' ({one.playbook})' if one.playbook else ''} at {one.time}, job {one.job}, in {one.file}"
         for one in windows.told
@@ -149,7 +149,7 @@ def with_segments(sources: Sequence[Source]) -> tuple[Source, ...]:
         chain.sort(key=lambda one: one[0].segment)
         last, source = chain[-1]
         read = [part for head, part in chain if head.segment in last.matters or last.looks - head.looks <= ROUNDS]
-        newest[source] = replace(source, before=tuple(read[:-1]), skipped=len(chain) - len(read))
+        newest[source] = replace(source, earlier_segments=tuple(read[:-1]), skipped_segments=len(chain) - len(read))
     return tuple(newest.get(source, source) for source in sources if source not in headers or source in newest)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.postmortem.readers import ReadContext, Source
 
 SCRIPTS = "scripts"  # where `Notes.shared` keeps the paths
 MOST = 10_000
@@ -19,14 +19,14 @@ class ScriptReader:
     order = 15
     help = "the training script as it ran: `hangdoc report DUMPS train.py` knows its loops and branches"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         return source.path.suffix == ".py" and b"\0" not in source.head and _PYTHON.search(source.head) is not None
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        scripts: dict[Path, None] = notes.shared.setdefault(SCRIPTS, {})
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        scripts: dict[Path, None] = context.shared.setdefault(SCRIPTS, {})
         if len(scripts) < MOST:
             scripts[source.path] = None
-        notes.progress(source.size)
+        context.progress(source.size)
         return ()
 
 

@@ -11,12 +11,12 @@ import ipaddress
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hangdoc.evidence import Connection, Sockets
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
 
 Fields = dict[str, Any]
@@ -96,7 +96,7 @@ class _Row:
 class _Table:
     """One output of ss, of one host."""
 
-    who: Who
+    process: ProcessRef
     rows: list[_Row] = field(default_factory=list)
     timers: bool = False  # asked for
     inodes: bool = False
@@ -107,19 +107,19 @@ class SsReader:
     order = 33
     help = "`ss -tinpoe` on every host, as root, while the job stands still"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
         rows = re.findall(rf"^.{{0,80}}?(?:{_STATE})\s+\d+\s+\d+\s+{_ENDPOINT}\s+{_ENDPOINT}", head, re.MULTILINE)
         return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3) and 10 * len(rows) >= head.count(
             "\n"
         )
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         most = min(MOST, MOST_SMALL + source.size // BYTES_A_ROW)
-        texts = text_lines(source, notes)
+        texts = text_lines(source, context)
         tables = [piece.record for piece in parse_channels(texts, OPENING, lambda claim: _Parser(claim, most))]
         if not any(row.users for table in tables for row in table.rows):
-            notes.problem(f"{source.name}: no process is named in it; take it with `ss -tinpoe` as root")
+            context.warn(f"{source.name}: no process is named in it; take it with `ss -tinpoe` as root")
         for table in tables:
             yield from _pieces(table)
 
@@ -175,7 +175,7 @@ class _Parser:
 
     def end(self) -> None:
         if self._table is not None and self._table.rows:
-            self.pieces.append(Piece(self._table.who, "sockets", self._table))
+            self.pieces.append(Piece(self._table.process, "sockets", self._table))
         self._table = None
 
 
@@ -245,8 +245,9 @@ def _pieces(table: _Table) -> Iterator[Piece]:
             if pid in ranks:
                 mine[pid].append(connection)
     for pid, connections in sorted(mine.items()):
-        who = table.who if table.who.rank is not None and len(mine) == 1 else Who(host=table.who.host)
-        yield Piece(Who(who.rank, who.host, pid, who.run), "sockets", Sockets(tuple(connections)))
+        only_rank = table.process.rank is not None and len(mine) == 1
+        process = table.process if only_rank else ProcessRef(host=table.process.host)
+        yield Piece(replace(process, pid=pid), "sockets", Sockets(tuple(connections)))
 
 
 def _key(one: Fields) -> tuple[str, int, str, int]:

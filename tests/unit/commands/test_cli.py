@@ -182,7 +182,7 @@ def test_live_events_as_plain_lines() -> None:
 @pytest.mark.parametrize(
     ("scene", "told"),
     [
-        ("refused", "hangdoc: no training rank on this host; name one with `hangdoc watch --pids PID`"),
+        ("refused", "hangdoc: no training rank on this host; select a process with `hangdoc watch --pids PID`"),
         ("disk", "hangdoc: No space left on device: /x"),
         ("bug", "hangdoc: internal error, please report it: ZeroDivisionError: a bug. HANGDOC_DEBUG=1 shows where"),
     ],

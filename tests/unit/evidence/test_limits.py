@@ -135,7 +135,7 @@ def test_a_claimed_size_costs_a_judgement_nothing(size: int) -> None:
 
 def test_calls_of_a_flight_recorder_are_numbered_as_it_likes() -> None:
     from hangdoc.analysis.collectives.fr_divergence import _steps
-    from hangdoc.analysis.collectives.fr_history import ledgers
+    from hangdoc.analysis.collectives.fr_history import group_histories
     from hangdoc.analysis.collectives.fr_mismatch import mismatch
     from hangdoc.evidence import FlightRecorder
 
@@ -145,9 +145,9 @@ def test_calls_of_a_flight_recorder_are_numbered_as_it_likes() -> None:
         )
 
     with cheap():
-        (ledger,) = ledgers({0: dump(0, 10**15), 1: dump(1, 10**15)})
-        assert mismatch(ledger) is None
-        assert list(_steps(ledger.books[0], 10**15)) == []
+        (group,) = group_histories({0: dump(0, 10**15), 1: dump(1, 10**15)})
+        assert mismatch(group) is None
+        assert list(_steps(group.histories[0], 10**15)) == []
 
 
 def test_a_file_claims(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.evidence.storage import Files
 from hangdoc.incident.incident import build_incident
 from hangdoc.introspect.local_variables import of_text
@@ -228,7 +228,7 @@ def test_no_sentence_on_stderr_shows_a_secret(capsys: pytest.CaptureFixture[str]
 
 def pieces() -> Iterator[Piece]:
     for seen in probes():
-        yield Piece(Who(0, "node-a", 7), seen.name, seen.value, job="run")
+        yield Piece(ProcessRef(0, "node-a", 7), seen.name, seen.value, job="run")
 
 
 def raw() -> Snapshot:

@@ -11,8 +11,8 @@ import pytest
 
 from hangdoc.analysis.collectives.fr_diagnosis import DumpJob
 from hangdoc.postmortem.assemble import snapshots
-from hangdoc.postmortem.readers import Notes
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers import ReadContext
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.flight_recorder import READER
 from hangdoc.verdict import Finding
 from tests.support.flight_recorder_traces import Call, call, trace, write
@@ -40,8 +40,8 @@ def judged(folder: Path, traces: Traces) -> tuple[DumpJob, Finding | None, str]:
 
 
 def judged_at(folder: Path) -> tuple[DumpJob, Finding | None, str]:
-    notes = Notes(lambda text: None)
-    pieces = [piece for source in gather([folder], print) for piece in READER.read(source, notes)]
+    context = ReadContext(lambda text: None)
+    pieces = [piece for source in find_sources([folder], print) for piece in READER.read(source, context)]
     facts = judge().facts(list(snapshots(pieces)))
     verdict = judge().verdict(facts)
     return facts.job.dumps, verdict.findings[0] if verdict.findings else None, verdict.status

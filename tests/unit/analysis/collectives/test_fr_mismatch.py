@@ -1,4 +1,4 @@
-"""Two threads of a rank in collectives of one group: told from ranks that simply make other calls."""
+"""Races between two threads of a rank, as distinct from ranks that make different calls."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.analysis.collectives.fr_history import ledgers
-from hangdoc.analysis.collectives.fr_mismatch import crossed, mismatch
+from hangdoc.analysis.collectives.fr_history import group_histories
+from hangdoc.analysis.collectives.fr_mismatch import mismatch, racing_ranks
 from hangdoc.evidence import FlightRecorder, RecordedCall
 
 GRADIENTS = RecordedCall("0", 0, "all_reduce", "[[10]]", ("Float",), False, thread=0)
 INDEX = RecordedCall("0", 0, "all_gather", "[[1]]", ("Long",), False, thread=1)
-Story = tuple[RecordedCall, ...]
+Calls = tuple[RecordedCall, ...]
 
 
 def record(*calls: RecordedCall) -> FlightRecorder:
@@ -26,13 +26,13 @@ def record(*calls: RecordedCall) -> FlightRecorder:
         (((GRADIENTS, INDEX), (INDEX, GRADIENTS)), (0, 1)),
         (((GRADIENTS, INDEX), (GRADIENTS, INDEX), (INDEX, GRADIENTS)), (0, 1, 2)),
         (((GRADIENTS, GRADIENTS, INDEX), (INDEX, GRADIENTS, GRADIENTS)), (0, 1)),
-        (((GRADIENTS, INDEX), (INDEX,)), ()),  # the other one did not call what is missing
+        (((GRADIENTS, INDEX), (INDEX,)), ()),  # the peer never makes the missing call
         (((GRADIENTS, replace(INDEX, thread=0)), (replace(INDEX, thread=0), GRADIENTS)), ()),  # one thread each
         (((replace(GRADIENTS, thread=None), INDEX), (INDEX, replace(GRADIENTS, thread=None))), ()),
     ],
 )
-def test_a_race_is_one_of_two_threads_in_opposite_order(ranks: tuple[Story, ...], expected: tuple[int, ...]) -> None:
-    (ledger,) = ledgers({rank: record(*calls) for rank, calls in enumerate(ranks)})
-    found = mismatch(ledger)
+def test_two_threads_in_opposite_order_are_a_race(ranks: tuple[Calls, ...], expected: tuple[int, ...]) -> None:
+    (group,) = group_histories({rank: record(*calls) for rank, calls in enumerate(ranks)})
+    found = mismatch(group)
     assert found is not None
-    assert crossed(found) == expected
+    assert racing_ranks(found) == expected

@@ -95,8 +95,8 @@ def test_a_ring(stage: Stage) -> None:
         False,
         True,
         (
-            "MainThread waits for self.lock at train (job.py:2), which export has since put (cache.py:20)",
-            "export waits for self.guard at export (job.py:6), which MainThread has",
+            "MainThread waits for self.lock at train (job.py:2), held by export since put (cache.py:20)",
+            "export waits for self.guard at export (job.py:6), held by MainThread",
         ),
     )
 

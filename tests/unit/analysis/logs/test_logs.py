@@ -9,7 +9,7 @@ import pytest
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
 
 TYPES = schema()
@@ -35,12 +35,12 @@ def facts(
 ) -> Facts:
     """Of a job of which this was said: by ranks, by hosts (a name), by nobody in particular (None)."""
     pieces = [Piece(who(one), "logs", Logs(tuple(lines)), world_size=size) for one, lines in said]
-    pieces += [Piece(Who(rank), "end", end) for rank, end in (ends or {}).items()]
+    pieces += [Piece(ProcessRef(rank), "end", end) for rank, end in (ends or {}).items()]
     return derive(list(snapshots(pieces)), TYPES)
 
 
-def who(one: int | str | None) -> Who:
-    return Who(host=one) if isinstance(one, str) else Who(rank=one)
+def who(one: int | str | None) -> ProcessRef:
+    return ProcessRef(host=one) if isinstance(one, str) else ProcessRef(rank=one)
 
 
 def ranks(found: Facts, name: str) -> list[int]:
@@ -49,7 +49,7 @@ def ranks(found: Facts, name: str) -> list[int]:
 
 
 def test_without_logs_nothing_is_said() -> None:
-    found = derive(list(snapshots([Piece(Who(0), "end", End(code=0))])), TYPES)
+    found = derive(list(snapshots([Piece(ProcessRef(0), "end", End(code=0))])), TYPES)
     assert not found.job.logs.read
     assert ranks(found, "stuck") == []
 
@@ -176,7 +176,7 @@ def test_of_several_of_their_own_the_first_in_a_common_file() -> None:
 
 def test_clocks_of_two_files_and_hosts_are_not_compared() -> None:
     pieces = [
-        Piece(Who(rank, host), "logs", Logs((error(text, 1, host, at),)))
+        Piece(ProcessRef(rank, host), "logs", Logs((error(text, 1, host, at),)))
         for rank, host, text, at in ((0, "a", "KeyError: x", 9.0), (1, "b", "ValueError: x", 3.0))
     ]
     assert ranks(derive(list(snapshots(pieces)), TYPES), "first") == [0, 1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.network.data_connections import Data
+from hangdoc.analysis.network.data_connections import DataConnection
 from hangdoc.analysis.network.interfaces import ANY_RATE, SLOW_BYTES, faster, limit, narrow, told
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Target
 
@@ -63,7 +63,7 @@ def test_a_shaper_does_not_slow_what_is_received() -> None:
 )
 def test_limit(mine: Interface, theirs: Interface, expected: float) -> None:
     one = Connection("10.0.0.1", 4000, "10.0.0.2", 5000, "established")
-    data = Data(FIRST, one, SECOND, ("", "10.0.0.1", 4000, "10.0.0.2", 5000))
+    data = DataConnection(FIRST, one, SECOND, ("", "10.0.0.1", 4000, "10.0.0.2", 5000))
     assert limit(case((mine,), (there(theirs, "10.0.0.2"),)), data) == expected
 
 

@@ -9,7 +9,7 @@ from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob,
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
 
 TYPES = schema()
@@ -28,7 +28,7 @@ def dump(calls: int, retired: bool = True) -> FlightRecorder:
 
 def facts(*pieces: tuple[int, object]) -> Facts:
     names = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
-    return derive(list(snapshots([Piece(Who(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
+    return derive(list(snapshots([Piece(ProcessRef(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
 
 
 def logs(said: LogEvent) -> Logs:

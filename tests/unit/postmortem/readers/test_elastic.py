@@ -11,7 +11,7 @@ import pytest
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import Logs
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers.elastic import READER
 
 CALLSTACK = """\
@@ -35,13 +35,13 @@ def read(path: Path, content: Any, problems: list[str] | None = None) -> list[An
     file.parent.mkdir(parents=True)
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     source = Source(file, str(file), file.stat().st_size)
-    assert READER.knows(source)
-    return list(READER.read(source, Notes((problems if problems is not None else []).append)))
+    assert READER.recognises(source)
+    return list(READER.read(source, ReadContext((problems if problems is not None else []).append)))
 
 
 def test_the_exception_its_stack_and_the_end(tmp_path: Path) -> None:
     logs, stacks, end = read(tmp_path, ERROR)
-    assert [(piece.who.rank, piece.who.run) for piece in (logs, stacks, end)] == [(2, 1)] * 3
+    assert [(piece.process.rank, piece.process.run) for piece in (logs, stacks, end)] == [(2, 1)] * 3
     assert isinstance(logs, Piece)
     assert isinstance(logs.record, Logs)
     (said,) = logs.record.said

@@ -23,7 +23,7 @@ MAIN = """Thread 0x{tid:016x} (most recent call first):
 
 def test_rank_of_the_file_and_full_names() -> None:
     (found,) = pieces("faulthandler", FOLDER / "rank_2.txt")
-    assert (found.who.rank, found.who.pid) == (2, None)
+    assert (found.process.rank, found.process.pid) == (2, None)
     (main,) = stacks(found).threads
     assert main.name == "MainThread"
     assert [(f.function, f.line) for f in main.frames[:3]] == [
@@ -49,25 +49,25 @@ def test_without_a_module_the_last_thread_that_no_thread_began_is_the_main_one(t
 def test_two_dumps_of_one_process_are_two_looks() -> None:
     found = pieces("faulthandler", FOLDER / "twice.txt")
     assert [[stack.name for stack in stacks(piece).threads] for piece in found] == [[None, "MainThread"]] * 2
-    assert found[0].who == found[1].who
+    assert found[0].process == found[1].process
 
 
 def test_a_crash_is_the_end() -> None:
     dumped, end = pieces("faulthandler", FOLDER / "crash.txt")
     assert stacks(dumped).threads[0].frames[0].function == "string_at"
     assert (end.probe, end.record) == ("end", End(signal=11))
-    assert end.who == dumped.who
+    assert end.process == dumped.process
 
 
 def test_dumps_of_several_processes(tmp_path: Path) -> None:
     found = text("faulthandler", tmp_path, "".join(MAIN.format(tid=tid) + "\n" for tid in (1, 2, 3)))
-    assert len({piece.who for piece in found}) == 3
+    assert len({piece.process for piece in found}) == 3
     found = text(
         "faulthandler",
         tmp_path,
         "".join(f"[rank{rank}]:{line}\n" for rank in (0, 1) for line in MAIN.format(tid=9).splitlines()),
     )
-    assert [piece.who.rank for piece in found] == [0, 1]
+    assert [piece.process.rank for piece in found] == [0, 1]
 
 
 def test_without_thread_ids_and_with_names(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_without_thread_ids_and_with_names(tmp_path: Path) -> None:
     (found,) = text(
         "faulthandler", tmp_path, f"Timeout (0:00:05)!\nStack (most recent call first):\n{frames}", "rank1.txt"
     )
-    assert (found.who.rank, stacks(found).threads[0].frames[0].function) == (1, "f")
+    assert (found.process.rank, stacks(found).threads[0].frames[0].function) == (1, "f")
     (found,) = text(
         "faulthandler", tmp_path, f"Current thread 0x00007f [pump [red]] (most recent call first):\n{frames}  ...\n"
     )
@@ -86,13 +86,13 @@ def test_the_tree_of_torchrun(tmp_path: Path) -> None:
     folder = tmp_path / "none_x" / "attempt_1" / "3"
     folder.mkdir(parents=True)
     (found,) = text("faulthandler", folder, MAIN.format(tid=1), "stderr.log")
-    assert (found.who.rank, found.who.run) == (3, 1)
+    assert (found.process.rank, found.process.run) == (3, 1)
 
 
 def test_a_log_with_a_dump_in_it_is_a_log() -> None:
     from tests.support.samples import reader, source
 
-    assert not reader("faulthandler").knows(source(SAMPLES / "logs" / "with_dump.log"))
+    assert not reader("faulthandler").recognises(source(SAMPLES / "logs" / "with_dump.log"))
 
 
 def test_the_main_thread_of_one_that_waits_for_its_threads_at_the_end(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from hangdoc.evidence import FlightRecorder, ProcessGroups, Stacks
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes
+from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._fr_trace import Kept, flight_recorder
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.flight_recorder import READER
 from tests.support.flight_recorder_traces import C10D, call, trace, write
 
@@ -25,17 +25,17 @@ EVERYBODY = {"0": range(4)}
 STEPS = [call("all_reduce", 24), call("broadcast", 26, [[5]])] * 3
 
 
-def read(folder: Path, problems: list[str] | None = None, notes: Notes | None = None) -> list[Piece]:
-    notes = notes or Notes((problems if problems is not None else []).append)
+def read(folder: Path, problems: list[str] | None = None, context: ReadContext | None = None) -> list[Piece]:
+    context = context or ReadContext((problems if problems is not None else []).append)
     pieces: list[Piece] = []
-    for source in gather([folder], lambda text: None):
-        if READER.knows(source):
-            pieces += [piece for piece in READER.read(source, notes) if isinstance(piece, Piece)]
+    for source in find_sources([folder], lambda text: None):
+        if READER.recognises(source):
+            pieces += [piece for piece in READER.read(source, context) if isinstance(piece, Piece)]
     return pieces
 
 
 def records(pieces: list[Piece]) -> dict[int | None, FlightRecorder]:
-    return {piece.who.rank: piece.record for piece in pieces if piece.probe == "recorder"}
+    return {piece.process.rank: piece.record for piece in pieces if piece.probe == "recorder"}
 
 
 def test_a_dump_tells_what_was_called_by_whom_and_where(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_dump_tells_what_was_called_by_whom_and_where(tmp_path: Path) -> None:
     write(tmp_path, {2: trace(hung, {**EVERYBODY, "1": [2, 3]})})
     recorder, groups, stacks = read(tmp_path)
     assert [piece.probe for piece in (recorder, groups, stacks)] == ["recorder", "groups", "stacks"]
-    assert recorder.who.rank == 2
+    assert recorder.process.rank == 2
     assert recorder.world_size == 4
     assert recorder.at == pytest.approx(1795271955.9, abs=0.1)
     record: FlightRecorder = recorder.record
@@ -97,7 +97,7 @@ def test_the_name_of_the_file_says_whose_it_is(tmp_path: Path, name: str, rank: 
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(pickle.dumps(trace(STEPS), protocol=2))
     (piece, *_) = read(tmp_path)
-    assert (piece.who.rank, piece.who.host) == (rank, host)
+    assert (piece.process.rank, piece.process.host) == (rank, host)
 
 
 def test_a_transfer_says_whose_it_is_where_the_name_does_not(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path, name: str) ->
 def test_other_files_are_left_to_others(tmp_path: Path) -> None:
     for name, data in {"log.txt": b"step 1\n", "a.json": b'{"loss": 1}', "x": b"\x00\x01", "none": b""}.items():
         (tmp_path / name).write_bytes(data)
-        (source,) = gather([tmp_path / name], lambda text: None)
-        assert not READER.knows(source)
+        (source,) = find_sources([tmp_path / name], lambda text: None)
+        assert not READER.recognises(source)
 
 
 def test_hostile_texts_stay_texts_short_and_without_secrets(tmp_path: Path) -> None:
@@ -281,9 +281,9 @@ def of_rank(rank: int, **more: Any) -> Mapping[str, Any]:
 
 def test_dumps_that_are_alike_are_read_as_if_each_had_been_loaded(tmp_path: Path) -> None:
     write(tmp_path / "all", {rank: of_rank(rank) for rank in range(8)})
-    notes = Notes(lambda text: None)
-    found = records(read(tmp_path / "all", notes=notes))
-    (kept,) = notes.shared.values()
+    context = ReadContext(lambda text: None)
+    found = records(read(tmp_path / "all", context=context))
+    (kept,) = context.shared.values()
     assert kept.alike.hits >= 6
     for rank in range(8):
         alone = records(read(write(tmp_path / f"one{rank}", {rank: of_rank(rank)})))[rank]

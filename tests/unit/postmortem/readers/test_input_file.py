@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hangdoc.postmortem.readers import Notes, _input_file, load
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers import ReadContext, _input_file, load
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.report import Read, _found
 from hangdoc.system import input_limits
 from tests.support.samples import source
@@ -25,7 +25,7 @@ def pack(kind: str) -> bytes:
 def test_unpacked(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(pack(kind))
-    assert source(path).head == CONTENT[: _input_file.HEAD]
+    assert source(path).head == CONTENT[: _input_file.HEAD_BYTES]
     with source(path).open() as file:
         assert file.read() == CONTENT
 
@@ -61,7 +61,7 @@ def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_are_given_back_once_their_files_are_read(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.log").write_bytes(pack("zstd"))
-    notes, read = Notes(lambda text: None), list[Read]()
-    list(_found(gather([tmp_path], print), load(), notes, read))
+    context, read = ReadContext(lambda text: None), list[Read]()
+    list(_found(find_sources([tmp_path], print), load(), context, read))
     assert [one.kind for one in read] == ["training log"] * 3
     assert not any("head" in vars(one.source) for one in read)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers._logs.prefixes import Habits, habits, parse
-from hangdoc.postmortem.readers.logs import READER, forms
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle, parse, prefix_style
+from hangdoc.postmortem.readers.logs import READER, line_patterns
 
-YEAR = Habits(year=2026, month=12)
+YEAR = PrefixStyle(year=2026, month=12)
 
 
 def read(path: Path, text: str | bytes, name: str = "train.log") -> list[Piece]:
@@ -33,20 +33,19 @@ def read(path: Path, text: str | bytes, name: str = "train.log") -> list[Piece]:
 
 def pieces(file: Path, problems: list[str] | None = None) -> list[Piece]:
     source = Source(file, str(file), file.stat().st_size)
-    found = (
-        READER.read(source, Notes((problems if problems is not None else []).append)) if READER.knows(source) else ()
-    )
+    context = ReadContext((problems if problems is not None else []).append)
+    found = READER.read(source, context) if READER.recognises(source) else ()
     return [piece for piece in found if isinstance(piece, Piece)]
 
 
 def said(found: Sequence[Piece], rank: int | None = None) -> list[LogEvent]:
     """What one rank said; with None what anyone did."""
-    logs = [one for one in found if isinstance(one.record, Logs) and rank in (None, one.who.rank)]
+    logs = [one for one in found if isinstance(one.record, Logs) and rank in (None, one.process.rank)]
     return [line for piece in logs for line in piece.record.said]
 
 
 def ends(found: Sequence[Piece]) -> dict[int | None, End]:
-    return {piece.who.rank: piece.record for piece in found if isinstance(piece.record, End)}
+    return {piece.process.rank: piece.record for piece in found if isinstance(piece.record, End)}
 
 
 # --- forms of line --------------------------------------------------------------------------------
@@ -320,7 +319,7 @@ def test_a_line_is_understood(line: str, kind: str, fields: dict[str, str], endi
 def test_every_kind_of_line_has_an_example() -> None:
     elsewhere = {"exception", "failure", "restart", "start", "nccl_rank", "ray_worker", "barrier_timeout"}
     elsewhere |= {"ended_from_outside"}
-    assert {form.kind for form in forms()} - {kind for _, kind, _ in LINES} <= elsewhere
+    assert {pattern.kind for pattern in line_patterns()} - {kind for _, kind, _ in LINES} <= elsewhere
 
 
 TIMEOUT = (
@@ -387,8 +386,8 @@ def test_a_prefix_tells_who_wrote(raw: str, told: dict[str, Any]) -> None:
 
 def test_labels_of_srun_are_known_by_the_whole_file() -> None:
     head = "".join(f"{rank}: step {rank} loss 0.5\n" for rank in range(8))
-    assert parse("3: text", habits(head, 0.0)).rank == 3
-    assert parse("3: text", habits("a\nb\nc\n3: text\n", 0.0)).rank is None
+    assert parse("3: text", prefix_style(head, 0.0)).rank == 3
+    assert parse("3: text", prefix_style("a\nb\nc\n3: text\n", 0.0)).rank is None
 
 
 # --- whose lines ----------------------------------------------------------------------------------
@@ -407,7 +406,7 @@ def test_labels_of_srun_are_known_by_the_whole_file() -> None:
 )
 def test_the_file_tells_the_rank(name: str, text: str, rank: int, run: int, tmp_path: Path) -> None:
     (found,) = read(tmp_path, text, name)
-    assert (found.who.rank, found.who.run) == (rank, run)
+    assert (found.process.rank, found.process.run) == (rank, run)
 
 
 def test_the_number_of_a_job_is_no_rank(tmp_path: Path) -> None:
@@ -427,26 +426,26 @@ def test_nccl_tells_which_process_is_which_rank(tmp_path: Path) -> None:
         "node-b:500:700 [1] NCCL WARN NET/IB : Got async event : port error\n"
     )
     (piece,) = [one for one in read(tmp_path, text) if said([one])]
-    assert (piece.who.rank, piece.who.host, piece.who.pid, piece.world_size) == (9, "node-b", 500, 16)
+    assert (piece.process.rank, piece.process.host, piece.process.pid, piece.world_size) == (9, "node-b", 500, 16)
 
 
 def test_restarts_are_runs_of_their_own(tmp_path: Path) -> None:
     failed = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "t.py", line 1, in <module>\n[rank0]: E: x\n'
     banner = "Setting OMP_NUM_THREADS environment variable for each process to be 1\n"
     found = read(tmp_path, banner + failed + banner + failed.replace("E: x", "F: y"))
-    told = {(piece.who.run, line.fields["type"]) for piece in found for line in said([piece])}
+    told = {(piece.process.run, line.fields["type"]) for piece in found for line in said([piece])}
     assert told == {(0, "E"), (1, "F")}
 
 
 def test_a_rank_that_fell_silent_long_ago_is_one_of_them(tmp_path: Path) -> None:
     begin = "".join(f"[rank{rank}]: hello\n" for rank in range(60))
     rest = "".join(f"[rank{n % 59}]: step {n} and so on and so forth\n" for n in range(30_000))
-    assert {piece.who.rank for piece in read(tmp_path, begin + rest)} == set(range(60))
+    assert {piece.process.rank for piece in read(tmp_path, begin + rest)} == set(range(60))
 
 
 def test_times_of_each_ranks_last_line(tmp_path: Path) -> None:
     lines = [f"[rank{rank}]: 2025-03-01 12:00:{rank + step:02} step {step}\n" for step in range(9) for rank in (0, 1)]
-    found = {piece.who.rank: piece.record.last for piece in read(tmp_path, "".join(lines))}
+    found = {piece.process.rank: piece.record.last for piece in read(tmp_path, "".join(lines))}
     assert found == {0: 1740830408.0, 1: 1740830409.0}
 
 
@@ -517,7 +516,7 @@ def test_the_agents_table(tmp_path: Path) -> None:
     text = "Failures:\n" + entry.format(1, 9, 1, 1, 777) + "---\nRoot Cause (first observed failure):\n"
     found = read(tmp_path, text + entry.format(0, 8, 0, -9, 776))
     assert ends(found) == {9: End(code=1, at_s=0.0), 8: End(signal=9)}
-    assert {piece.who.pid for piece in found if piece.who.rank == 8} == {776}
+    assert {piece.process.pid for piece in found if piece.process.rank == 8} == {776}
 
 
 def test_tasks_of_slurm_that_start_torchrun_are_no_ranks(tmp_path: Path) -> None:
@@ -573,7 +572,7 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
 
 def test_a_binary_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(range(256)) * 40)
-    assert not READER.knows(Source(tmp_path / "x", "x", 10240))
+    assert not READER.recognises(Source(tmp_path / "x", "x", 10240))
 
 
 PARTS = st.sampled_from([line for line, _, _ in LINES] + [raw for raw, _ in PREFIXES] + TRACEBACK.splitlines())

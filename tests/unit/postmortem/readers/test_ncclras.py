@@ -61,7 +61,8 @@ def test_the_same_twice_is_lagging() -> None:
         "AllReduce",
     )
     recorded = [piece for piece in found if isinstance(piece.record, FlightRecorder)]
-    assert [(piece.who.rank, piece.who.pid) for piece in recorded[:4]] == [(0, 6000), (1, 6001), (2, 6002), (3, 6003)]
+    processes = [(piece.process.rank, piece.process.pid) for piece in recorded[:4]]
+    assert processes == [(0, 6000), (1, 6001), (2, 6002), (3, 6003)]
     assert [next(iter(piece.record.enqueued.values())) for piece in recorded[:4]] == [101, 100, 101, 101]
     assert {piece.world_size for piece in recorded} == {4}
 

@@ -25,7 +25,7 @@ def one(pid: int, args: str = "train.py", tid: int | None = None) -> str:
 
 
 def who(found: list[Piece]) -> list[tuple[int | None, str | None, int | None]]:
-    return [(piece.who.rank, piece.who.host, piece.who.pid) for piece in found]
+    return [(piece.process.rank, piece.process.host, piece.process.pid) for piece in found]
 
 
 def test_every_process_of_a_paste() -> None:
@@ -205,7 +205,7 @@ def test_workers_belong_to_their_rank(tmp_path: Path) -> None:
     loop = "    _worker_loop (torch/utils/data/_utils/worker.py:252)\n    main (train.py:8)\n"
     worker = f'Thread 99 (idle): "MainThread"\n{loop}'
     (found,) = text("pyspy", tmp_path, one(77) + HEADER.format(pid=99, args="train.py") + worker)
-    assert found.who.pid == 77
+    assert found.process.pid == 77
     assert [pid for pid, _ in stacks(found).children] == [99]
 
 
@@ -225,7 +225,7 @@ def test_json_of_several_processes(tmp_path: Path) -> None:
     assert (len(found), problems) == (3, [])
     (tmp_path / "cut.json").write_text(dumps[0] + dumps[1][:5000] + "\n" + dumps[2])
     found, problems = samples.read("pyspy", tmp_path / "cut.json")
-    assert [piece.who.pid for piece in found if isinstance(piece, Piece)] == [28015, 28017]
+    assert [piece.process.pid for piece in found if isinstance(piece, Piece)] == [28015, 28017]
     assert len(problems) == 1
 
 

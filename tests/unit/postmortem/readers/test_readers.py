@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangdoc.postmortem.readers import Notes, load
+from hangdoc.postmortem.readers import ReadContext, load
 from tests.support import samples
 from tests.support.samples import source
 from tests.tools.fuzz_readers import Corpus, attempt, mutated
@@ -26,13 +26,13 @@ QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 
 @pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
 def test_known_by_its_reader_alone(module: str, path: Path) -> None:
-    taken = [name for name, reader in READERS.items() if name != ANY_TEXT and reader.knows(source(path))]
+    taken = [name for name, reader in READERS.items() if name != ANY_TEXT and reader.recognises(source(path))]
     assert taken == ([] if module in ("none", ANY_TEXT) else [module])
 
 
 @pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
 def test_asked_first(module: str, path: Path) -> None:
-    first = next((type(one).__module__ for one in load() if one.knows(source(path))), None)
+    first = next((type(one).__module__ for one in load() if one.recognises(source(path))), None)
     assert first == (None if module == "none" else f"hangdoc.postmortem.readers.{module}")
 
 
@@ -73,7 +73,7 @@ def test_a_broken_archive(name: str, tmp_path: Path) -> None:
     packed = gzip.compress(b"Process 1: python x.py\n" * 20_000, 1)
     file.write_bytes(packed[: len(packed) // 2])
     with suppress(OSError):
-        list(READERS[name].read(source(file), Notes(lambda text: None)))
+        list(READERS[name].read(source(file), ReadContext(lambda text: None)))
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name not in ("recording",)])
@@ -83,12 +83,12 @@ def test_a_line_of_20_megabytes(name: str, tmp_path: Path) -> None:
         out.write(HEADS.get(name, b""))
         for _ in range(20):
             out.write(b'(: "#0 {[ rank ' * (2**20 // 15))
-    if not READERS[name].knows(source(file)):
+    if not READERS[name].recognises(source(file)):
         return
     began = time.monotonic()
     tracemalloc.start()
     try:
-        list(READERS[name].read(source(file), Notes(lambda text: None)))
+        list(READERS[name].read(source(file), ReadContext(lambda text: None)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -11,8 +11,8 @@ import pytest
 import zstandard
 
 from hangdoc.evidence import RankEvidence, Snapshot, Target
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers._recording_windows import ROUNDS
 from hangdoc.postmortem.readers.recording import READER, with_segments
 from hangdoc.recording import recorder as recording
@@ -40,9 +40,9 @@ def verdict(status: str = "stalled", job: str = "a") -> Verdict:
 
 def judged(folder: Path, said: list[str] | None = None) -> list[Snapshot]:
     """What a report of a folder with one recording judges."""
-    (found,) = with_segments(gather([folder], print))
-    notes = Notes((said if said is not None else []).append)
-    return [one for one in READER.read(found, notes) if isinstance(one, Snapshot)]
+    (found,) = with_segments(find_sources([folder], print))
+    context = ReadContext((said if said is not None else []).append)
+    return [one for one in READER.read(found, context) if isinstance(one, Snapshot)]
 
 
 def times(shots: Sequence[Snapshot], job: str = "a") -> list[float]:
@@ -126,9 +126,9 @@ def test_calm_segments_are_not_read(tmp_path: Path) -> None:
     with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
         for number in range(400):
             recorder.snapshot(shot(number))
-    (found,) = with_segments(gather([tmp_path], print))
-    assert len(found.before) == ROUNDS
-    assert found.skipped == 400 - ROUNDS - 1
+    (found,) = with_segments(find_sources([tmp_path], print))
+    assert len(found.earlier_segments) == ROUNDS
+    assert found.skipped_segments == 400 - ROUNDS - 1
 
 
 def test_recordings_of_two_runs_and_of_one_file_are_apart(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_recordings_of_two_runs_and_of_one_file_are_apart(tmp_path: Path) -> Non
     (tmp_path / "old.jsonl.zst").write_bytes(zstandard.compress(HEADER))
     (tmp_path / "job.log").write_text("a line\n")
     (tmp_path / "broken.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfdnot zstd")
-    found = with_segments(gather([tmp_path], print))
-    assert sorted(len(one.before) for one in found) == [0, 0, 0, 2, 2]
+    found = with_segments(find_sources([tmp_path], print))
+    assert sorted(len(one.earlier_segments) for one in found) == [0, 0, 0, 2, 2]
 
 
 def test_a_segment_alone_is_read(tmp_path: Path) -> None:
@@ -148,18 +148,18 @@ def test_a_segment_alone_is_read(tmp_path: Path) -> None:
         for number in range(5):
             recorder.snapshot(shot(number))
     third = sorted(tmp_path.iterdir())[2]
-    (found,) = with_segments(gather([third], print))
-    assert [one.at_s for one in READER.read(found, Notes(print)) if isinstance(one, Snapshot)] == [2.0]
+    (found,) = with_segments(find_sources([third], print))
+    assert [one.at_s for one in READER.read(found, ReadContext(print)) if isinstance(one, Snapshot)] == [2.0]
 
 
 def test_a_segment_that_its_recorder_removes_meanwhile_is_said(tmp_path: Path) -> None:
     with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
         for number in range(3):
             recorder.snapshot(shot(number))
-    (found,) = with_segments(gather([tmp_path], print))
-    found.before[0].path.unlink()
+    (found,) = with_segments(find_sources([tmp_path], print))
+    found.earlier_segments[0].path.unlink()
     said: list[str] = []
-    assert [one.at_s for one in READER.read(found, Notes(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
+    assert [one.at_s for one in READER.read(found, ReadContext(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
     assert "its recorder has removed it" in said[0]
 
 
@@ -200,7 +200,7 @@ def test_a_small_bomb_is_cut_in_a_sentence(
         monkeypatch.setattr(input_limits, "STREAM", 8 * input_limits.MIB)
     made = packed(tmp_path / "bomb.jsonl.zst", *lines)
     problems: list[str] = []
-    assert list(READER.read(made, Notes(problems.append))) == []
+    assert list(READER.read(made, ReadContext(problems.append))) == []
     assert any(said in problem for problem in problems), problems
     assert len(problems) < 30
 

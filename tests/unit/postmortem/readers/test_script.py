@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.postmortem.readers import Notes, load
+from hangdoc.postmortem.readers import ReadContext, load
 from hangdoc.postmortem.readers.script import SCRIPTS
 from tests.support.samples import SCRIPT, reader, source
 
@@ -15,11 +15,11 @@ from tests.support.samples import SCRIPT, reader, source
 def test_a_script_is_kept_for_later(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     shutil.copy(SCRIPT, path)
-    first = next(one for one in load() if one.knows(source(path)))
-    notes = Notes(lambda text: None)
+    first = next(one for one in load() if one.recognises(source(path)))
+    context = ReadContext(lambda text: None)
     assert first.name == "Python script"
-    assert list(first.read(source(path), notes)) == []
-    assert list(notes.shared[SCRIPTS]) == [path]
+    assert list(first.read(source(path), context)) == []
+    assert list(context.shared[SCRIPTS]) == [path]
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_a_script_is_kept_for_later(tmp_path: Path) -> None:
 def test_what_is_no_script(name: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert not reader("script").knows(source(path))
+    assert not reader("script").recognises(source(path))
