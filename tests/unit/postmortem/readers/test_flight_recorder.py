@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hangdoc.evidence import FlightRecorder, Groups, Stacks
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext
-from hangdoc.postmortem.readers._fr_trace import Kept, flight_recorder
+from hangdoc.postmortem.readers._fr_trace import SharedParts, flight_recorder
 from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.flight_recorder import READER
 from tests.support.flight_recorder_traces import C10D, call, trace, write
@@ -105,7 +105,7 @@ def test_a_transfer_says_whose_it_is_where_the_name_does_not(tmp_path: Path) -> 
     (tmp_path / "other").write_bytes(pickle.dumps(trace(STEPS), protocol=2))
     problems: list[str] = []
     assert list(records(read(tmp_path, problems))) == [7]
-    assert any("says which rank it is of" in problem for problem in problems)
+    assert any("no rank in its name or content" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("version", ["2.0", "2.3", "2.7", "2.9", "2.10", "2.31"])
@@ -172,19 +172,19 @@ def test_of_a_torn_dump_the_whole_entries_are_kept(tmp_path: Path, share: float,
     assert 40 * share < len(record.entries) <= 120
     assert record.entries == tuple(records(read(write(tmp_path / "w", {1: whole})))[1].entries[: len(record.entries)])
     assert len(problems) == 1
-    assert "cut off" in problems[0]
+    assert "truncated" in problems[0]
 
 
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
-    "cut at once": (pickle.dumps(trace(STEPS), protocol=2)[:60], "cut off before its first entry"),
+    "cut at once": (pickle.dumps(trace(STEPS), protocol=2)[:60], "truncated before its first entry"),
     "a class": (b"\x80\x02cos\nsystem\n.", "names os.system"),
-    "no dump": (pickle.dumps([1, 2, 3]), "no Flight Recorder dump"),
-    "no list": (pickle.dumps({"version": "2.10", "entries": {"a": 1}}), "no Flight Recorder dump"),
-    "no JSON": (b'{"pg_config": {', "no sound JSON"),
-    "deep JSON": (b'{"pg_config": ' + b"[" * 30_000, "no sound JSON|too deeply"),
+    "no dump": (pickle.dumps([1, 2, 3]), "not a Flight Recorder dump"),
+    "no list": (pickle.dumps({"version": "2.10", "entries": {"a": 1}}), "not a Flight Recorder dump"),
+    "no JSON": (b'{"pg_config": {', "invalid JSON"),
+    "deep JSON": (b'{"pg_config": ' + b"[" * 30_000, "invalid JSON|too deeply"),
     "version": (pickle.dumps(trace(STEPS, version="7.1"), protocol=2), "version 7.1"),
-    "bad entries": (pickle.dumps({**trace(STEPS), "entries": [1, None, {}, {"frames": 3}]}), "4 of its entries"),
+    "bad entries": (pickle.dumps({**trace(STEPS), "entries": [1, None, {}, {"frames": 3}]}), "4 unreadable entries"),
 }
 
 
@@ -246,7 +246,7 @@ def test_whatever_a_field_holds_nothing_is_raised(data: st.DataObject) -> None:
         targets = places(one)
         target = targets[data.draw(st.integers(0, len(targets) - 1))]
         target[data.draw(st.sampled_from(sorted(target)))] = WRONG[data.draw(st.integers(0, len(WRONG) - 1))]
-    record, bad = flight_recorder(one, Kept())
+    record, bad = flight_recorder(one, SharedParts())
     assert len(record.entries) + bad <= len(one["entries"]) if isinstance(one["entries"], list) else not record.entries
 
 
@@ -283,8 +283,8 @@ def test_dumps_that_are_alike_are_read_as_if_each_had_been_loaded(tmp_path: Path
     write(tmp_path / "all", {rank: of_rank(rank) for rank in range(8)})
     context = ReadContext(lambda text: None)
     found = records(read(tmp_path / "all", context=context))
-    (kept,) = context.shared.values()
-    assert kept.alike.hits >= 6
+    (shared,) = context.shared.values()
+    assert shared.models.hits >= 6
     for rank in range(8):
         alone = records(read(write(tmp_path / f"one{rank}", {rank: of_rank(rank)})))[rank]
         assert found[rank] == alone
