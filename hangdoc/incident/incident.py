@@ -94,11 +94,11 @@ def dossier(verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems
 
 def dossiers(report: Report, hashed: bool = True) -> tuple[Dossier, ...]:
     """One for each job of a report; every file is read once more where its hash is wanted."""
-    read = [(one.source, one.kind) for one in report.read if one.kind]
+    read = [(one.source, one.format) for one in report.sources if one.format]
     files = tuple(
         [fingerprint(source, kind) if hashed else File(source.name, kind, source.size) for source, kind in read]
     )
-    return tuple(dossier(one.verdict, one.facts, files, report.problems) for one in report.accounts)
+    return tuple(dossier(one.verdict, one.facts, files, report.problems) for one in report.jobs)
 
 
 def fingerprint(source: Source, kind: str) -> File:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hangdoc.postmortem.readers import ReadContext, _input_file, load
+from hangdoc.postmortem.readers import ReadContext, _input_file, load_readers
 from hangdoc.postmortem.readers._input_file import find_sources
-from hangdoc.postmortem.report import Read, _found
+from hangdoc.postmortem.report import IdentifiedSource, _read_evidence
 from hangdoc.system import input_limits
 from tests.support.samples import source
 
@@ -61,7 +61,7 @@ def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_are_given_back_once_their_files_are_read(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.log").write_bytes(pack("zstd"))
-    context, read = ReadContext(lambda text: None), list[Read]()
-    list(_found(find_sources([tmp_path], print), load(), context, read))
-    assert [one.kind for one in read] == ["training log"] * 3
+    context, read = ReadContext(lambda text: None), list[IdentifiedSource]()
+    list(_read_evidence(find_sources([tmp_path], print), load_readers(), context, read))
+    assert [one.format for one in read] == ["training log"] * 3
     assert not any("head" in vars(one.source) for one in read)

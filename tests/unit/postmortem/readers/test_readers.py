@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangdoc.postmortem.readers import ReadContext, load
+from hangdoc.postmortem.readers import ReadContext, load_readers
 from tests.support import samples
 from tests.support.samples import source
 from tests.tools.fuzz_readers import Corpus, attempt, mutated
 
 ANY_TEXT = "logs"  # takes what nobody else does
-READERS = {type(one).__module__.rpartition(".")[2]: one for one in load()}
+READERS = {type(one).__module__.rpartition(".")[2]: one for one in load_readers()}
 SAMPLES = list(samples.every())
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -32,7 +32,7 @@ def test_known_by_its_reader_alone(module: str, path: Path) -> None:
 
 @pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
 def test_asked_first(module: str, path: Path) -> None:
-    first = next((type(one).__module__ for one in load() if one.recognises(source(path))), None)
+    first = next((type(one).__module__ for one in load_readers() if one.recognises(source(path))), None)
     assert first == (None if module == "none" else f"hangdoc.postmortem.readers.{module}")
 
 

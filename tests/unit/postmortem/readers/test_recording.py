@@ -14,7 +14,7 @@ from hangdoc.evidence import RankEvidence, Snapshot, Target
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers._recording_windows import ROUNDS
-from hangdoc.postmortem.readers.recording import READER, with_segments
+from hangdoc.postmortem.readers.recording import READER, join_segments
 from hangdoc.recording import recorder as recording
 from hangdoc.recording.recorder import LEADS, Recorder
 from hangdoc.system import input_limits
@@ -40,7 +40,7 @@ def verdict(status: str = "stalled", job: str = "a") -> Verdict:
 
 def judged(folder: Path, said: list[str] | None = None) -> list[Snapshot]:
     """What a report of a folder with one recording judges."""
-    (found,) = with_segments(find_sources([folder], print))
+    (found,) = join_segments(find_sources([folder], print))
     context = ReadContext((said if said is not None else []).append)
     return [one for one in READER.read(found, context) if isinstance(one, Snapshot)]
 
@@ -67,7 +67,7 @@ def test_of_a_long_one_the_end_is_judged_and_it_is_said(tmp_path: Path, segment_
             recorder.snapshot(shot(number))
     assert times(judged(tmp_path, said)) == list(range(400 - ROUNDS, 400))
     assert len(said) == 1
-    assert f"judged are {ROUNDS} of " in said[0]
+    assert f"{ROUNDS} of " in said[0]
 
 
 @pytest.mark.parametrize("segment_s", [0.0, 1e9])
@@ -81,7 +81,7 @@ def test_what_led_to_a_verdict_that_holds_is_judged_as_well(tmp_path: Path, segm
     found = judged(tmp_path, said)
     assert times(found) == [*range(101 - LEADS, 101), *range(400 - ROUNDS, 400)]
     assert times(found, "b") == list(range(400 - ROUNDS, 400))
-    assert "verdicts in it: stalled at 2026-01-01T00:00:0100, job a, in " in said[0]
+    assert "earlier verdicts: stalled at 2026-01-01T00:00:0100, job a, in " in said[0]
 
 
 @pytest.mark.parametrize("over", ["recovered", "slow", "another"])
@@ -126,7 +126,7 @@ def test_calm_segments_are_not_read(tmp_path: Path) -> None:
     with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
         for number in range(400):
             recorder.snapshot(shot(number))
-    (found,) = with_segments(find_sources([tmp_path], print))
+    (found,) = join_segments(find_sources([tmp_path], print))
     assert len(found.earlier_segments) == ROUNDS
     assert found.skipped_segments == 400 - ROUNDS - 1
 
@@ -139,7 +139,7 @@ def test_recordings_of_two_runs_and_of_one_file_are_apart(tmp_path: Path) -> Non
     (tmp_path / "old.jsonl.zst").write_bytes(zstandard.compress(HEADER))
     (tmp_path / "job.log").write_text("a line\n")
     (tmp_path / "broken.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfdnot zstd")
-    found = with_segments(find_sources([tmp_path], print))
+    found = join_segments(find_sources([tmp_path], print))
     assert sorted(len(one.earlier_segments) for one in found) == [0, 0, 0, 2, 2]
 
 
@@ -148,7 +148,7 @@ def test_a_segment_alone_is_read(tmp_path: Path) -> None:
         for number in range(5):
             recorder.snapshot(shot(number))
     third = sorted(tmp_path.iterdir())[2]
-    (found,) = with_segments(find_sources([third], print))
+    (found,) = join_segments(find_sources([third], print))
     assert [one.at_s for one in READER.read(found, ReadContext(print)) if isinstance(one, Snapshot)] == [2.0]
 
 
@@ -156,7 +156,7 @@ def test_a_segment_that_its_recorder_removes_meanwhile_is_said(tmp_path: Path) -
     with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
         for number in range(3):
             recorder.snapshot(shot(number))
-    (found,) = with_segments(find_sources([tmp_path], print))
+    (found,) = join_segments(find_sources([tmp_path], print))
     found.earlier_segments[0].path.unlink()
     said: list[str] = []
     assert [one.at_s for one in READER.read(found, ReadContext(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
@@ -185,8 +185,8 @@ def rank(number: int) -> bytes:
             [b'{"snapshot":{"host":"n","at_s":1,"time":"","records":{"x":"' + b"x" * 100_000_000 + b'"}}}'],
             "longer than",
         ),
-        ([b'{"snapshot":' + b"[" * 1_000_000], "line passed over"),
-        ([b'{"snapshot":{"host":"n","at_s":' + b"1" * 1_000_000 + b"}}"], "line passed over"),
+        ([b'{"snapshot":' + b"[" * 1_000_000], "line skipped"),
+        ([b'{"snapshot":{"host":"n","at_s":' + b"1" * 1_000_000 + b"}}"], "line skipped"),
         ([b"{}"] * 500_000, "more lines than"),
         ([b"x" * 999_999] * 40, "unpacks to more than"),
     ],
@@ -210,7 +210,7 @@ def test_a_verdict_that_is_none_is_passed_over(tmp_path: Path) -> None:
     path.write_bytes(HEADER + b'{"verdict": {"status": 3}}\n{"verdict": []}\n[]\n' + json.dumps({"end": 1}).encode())
     found, problems = read("recording", path)
     assert found == []
-    assert len([problem for problem in problems if "line passed over" in problem]) == 2
+    assert len([problem for problem in problems if "line skipped" in problem]) == 2
 
 
 def test_leads_fit_into_what_is_kept() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.postmortem.readers import ReadContext, load
+from hangdoc.postmortem.readers import ReadContext, load_readers
 from hangdoc.postmortem.readers.script import SCRIPTS
 from tests.support.samples import SCRIPT, reader, source
 
@@ -15,7 +15,7 @@ from tests.support.samples import SCRIPT, reader, source
 def test_a_script_is_kept_for_later(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     shutil.copy(SCRIPT, path)
-    first = next(one for one in load() if one.recognises(source(path)))
+    first = next(one for one in load_readers() if one.recognises(source(path)))
     context = ReadContext(lambda text: None)
     assert first.name == "Python script"
     assert list(first.read(source(path), context)) == []
