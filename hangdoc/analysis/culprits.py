@@ -1,4 +1,4 @@
-"""Someone a rule may blame of whom no process is seen: a rank that never came, a stranger, a host out of sight."""
+"""Culprits without an observed process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """As much as is known of it; `host` may be a mere address."""
+    """A culprit no process was observed for: a rank that never started, a foreign process, a host not watched.
+
+    A rule names a tuple of these under `culprits`. None: unknown; `host` is a host name or an address.
+    """
 
     rank: int | None
     pid: int | None = None

@@ -31,3 +31,10 @@ class Logs:
     lines: int = 0  # read in all
     first: float | None = None  # Unix time of the first line with a time, and of the last
     last: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """The job is gone; its evidence comes from files, not from a watch (record `aftermath`, made by the assembly)."""
+
+    left: tuple[str, ...]  # kinds of records found for this rank: stacks, logs, recorder, ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hangdoc.evidence.target import Target, Unseen
@@ -57,3 +57,11 @@ class Snapshot:
     unseen: tuple[Unseen, ...] = ()
     tier: str = "pulse"  # pulse | look | examine
     elsewhere: tuple[int, ...] = ()  # PIDs: ranks of this host that another host's agent answers for
+
+
+def of_job(shot: Snapshot, job: str) -> Snapshot:
+    """The part of a snapshot that belongs to one job."""
+    ranks = tuple(rank for rank in shot.ranks if rank.target.job == job)
+    pids = {rank.target.pid for rank in ranks}
+    unseen = tuple(lack for lack in shot.unseen if lack.pid is None or lack.pid in pids)
+    return replace(shot, ranks=ranks, unseen=unseen)

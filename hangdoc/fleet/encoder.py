@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from hangdoc.evidence import Frame, Groups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
-from hangdoc.fleet.numbering import Numbers
-from hangdoc.fleet.object_addresses import Objects, numbered
-from hangdoc.fleet.protocol import KEEP, Answer, Seen
-from hangdoc.fleet.protocol_forms import Code, GroupForm, GroupsForm, StacksForm, ThreadForm, runs
+from hangdoc.evidence import Frame, ProcessGroups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
+from hangdoc.fleet.protocol import KEEP, Answer, Code, GroupForm, GroupsForm, Seen, StacksForm, ThreadForm, runs
+
+Thing = TypeVar("Thing", bound=Hashable)
+
+
+@dataclass(slots=True)
+class Numbers(Generic[Thing]):
+    """Numbers of things, in the order in which they were first named; no number is given twice."""
+
+    _known: dict[Thing, list[int]] = field(default_factory=dict)  # its number, the answer that named it last
+    _next: int = 0
+
+    def __contains__(self, thing: Thing) -> bool:
+        return thing in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, thing: Thing, answer: int) -> int:
+        """That of a thing which this answer names."""
+        known = self._known.get(thing)
+        if known is None:
+            self._next += 1
+            known = self._known[thing] = [self._next, answer]
+        known[1] = answer
+        return known[0]
+
+    def forget(self, answer: int) -> None:
+        """Things that no answer since this one has named."""
+        for thing in [thing for thing, (_, last) in self._known.items() if last <= answer]:
+            del self._known[thing]
+
+
+PLAIN = frozenset({"none", "bool", "int", "float", "str"})  # where such values lie says nothing
+ADDRESS = re.compile(r"(?<= at 0x)[0-9a-f]{6,16}\b")  # as the text of an object has it: `<AdamW at 0x7f5642032690>`
+
+Objects = Numbers[int]  # of one process, by address: what lies at one that was forgotten may be another object
+
+
+def numbered(variable: Variable, objects: Objects, answer: int) -> Variable:
+    """A variable with numbers in place of addresses."""
+    if variable.kind in PLAIN:
+        return replace(variable, address=None)
+    address = None if variable.address is None else objects.of(variable.address, answer)
+    text = ADDRESS.sub(lambda found: f"{objects.of(int(found[0], 16), answer):x}", variable.text)
+    return replace(variable, text=text, address=address)
+
 
 CARRIERS = ("/torch/autograd/", "/torch/nn/modules/", "/torch/_tensor.py", "/torch/optim/")
 
@@ -44,7 +89,7 @@ class Writer:
     def _form(self, record: Any, of: Target) -> Any:
         if isinstance(record, Stacks):
             return self._stacks(record, self._of(of))
-        return self._groups(record, self._of(of)) if isinstance(record, Groups) else record
+        return self._groups(record, self._of(of)) if isinstance(record, ProcessGroups) else record
 
     def _of(self, rank: Target) -> Objects:
         return self._objects.setdefault(_process(rank), Objects())
@@ -65,7 +110,7 @@ class Writer:
         part, raw = self._part(code), _raw(variables)
         return ThreadForm(stack.tid, stack.name, part, raw, stack.holds_gil, stack.active, stack.left_out)
 
-    def _groups(self, record: Groups, objects: Objects) -> GroupsForm:
+    def _groups(self, record: ProcessGroups, objects: Objects) -> GroupsForm:
         groups = tuple(
             GroupForm(objects.of(g.address, self._answers), g.name, runs(g.ranks), g.default, g.backend)
             for g in record.groups

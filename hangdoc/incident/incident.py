@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
-from hangdoc.analysis.network.link_facts import LinkFacts
+from hangdoc.analysis.network.links import LinkFacts
 from hangdoc.evidence import limits
+from hangdoc.evidence.memory import gc_paused
 from hangdoc.incident.stack_diff import Side, sides
 from hangdoc.incident.timeline import Member, Timeline, member, timeline
 from hangdoc.redaction.records import hidden, masked
-from hangdoc.system.garbage_collector import gc_paused
 from hangdoc.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankRow:
     """Ranks that do the same at the same place; shares 0..1, None: not seen."""
 
     members: tuple[Member, ...]
@@ -54,13 +54,13 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Dossier:
+class Incident:
     """One job."""
 
     verdict: Verdict  # `considered` and `unseen` are in it
     files: tuple[File, ...] = ()
     problems: tuple[str, ...] = ()  # what readers could not read
-    standings: tuple[Standing, ...] = ()  # culprits first, then the largest
+    rank_rows: tuple[RankRow, ...] = ()  # culprits first, then the largest
     blamed: tuple[int, ...] = ()  # culprits, as indices of `verdict.job.ranks`
     missing: tuple[tuple[int, int], ...] = ()  # ranks of the job that nothing was seen of: first and last of each run
     sides: tuple[Side, ...] = ()
@@ -70,19 +70,21 @@ class Dossier:
     hidden: int = 0  # texts in which a secret is masked
 
 
-def dossier(verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems: Iterable[str] = ()) -> Dossier:
+def build_incident(
+    verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems: Iterable[str] = ()
+) -> Incident:
     """What a report shows of one job; secrets are masked in every text of it, the verdict's too."""
     with gc_paused():
         blamed = frozenset(_culprits(verdict, facts))
         links = sorted(facts.job.network.links, key=_badness)
         shown = min(MOST_LINKS, max(FEW_LINKS, sum(map(_suspicious, links))))
-        made = Dossier(
+        made = Incident(
             verdict=verdict,
             files=tuple(files),
             problems=tuple(problems),
-            standings=_standings(facts, blamed),
+            rank_rows=_standings(facts, blamed),
             blamed=tuple(i for i, rank in enumerate(facts.ranks) if (rank.host, rank.pid) in blamed),
-            missing=limits.gaps(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
+            missing=limits.absent_ranges(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
             sides=sides(facts, blamed),
             timeline=timeline(facts, blamed),
             links=tuple(links[:shown]),
@@ -92,13 +94,13 @@ def dossier(verdict: Verdict, facts: Facts, files: Iterable[File] = (), problems
         return replace(made, hidden=hidden(made))
 
 
-def dossiers(report: Report, hashed: bool = True) -> tuple[Dossier, ...]:
+def incidents(report: Report, hashed: bool = True) -> tuple[Incident, ...]:
     """One for each job of a report; every file is read once more where its hash is wanted."""
     read = [(one.source, one.format) for one in report.sources if one.format]
     files = tuple(
         [fingerprint(source, kind) if hashed else File(source.name, kind, source.size) for source, kind in read]
     )
-    return tuple(dossier(one.verdict, one.facts, files, report.problems) for one in report.jobs)
+    return tuple(build_incident(one.verdict, one.facts, files, report.problems) for one in report.jobs)
 
 
 def fingerprint(source: Source, kind: str) -> File:
@@ -132,13 +134,13 @@ def _culprits(verdict: Verdict, facts: Facts) -> list[Key]:
     return found
 
 
-def _standings(facts: Facts, blamed: frozenset[Key]) -> tuple[Standing, ...]:
+def _standings(facts: Facts, blamed: frozenset[Key]) -> tuple[RankRow, ...]:
     alike = defaultdict(list)
     for rank in facts.ranks:
         stack = rank.stack
         alike[stack.phase, stack.op, stack.site, (rank.host, rank.pid) in blamed].append(rank)
     found = [
-        Standing(
+        RankRow(
             tuple(member(facts.case, (rank.host, rank.pid)) for rank in ranks),
             tuple(sorted({rank.host for rank in ranks})),
             *kind[:3],

@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
-from hangdoc.evidence.aftermath import Aftermath
-from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Logs
+from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Aftermath, Logs
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import EvidenceItem
 from hangdoc.redaction.records import Mask
@@ -70,7 +69,7 @@ def snapshots(
 def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
     """A recorded snapshot without claims of ranks and sizes that no job has."""
     ranks = tuple(
-        rank if (target := limits.believed(rank.target)) is rank.target else replace(rank, target=target)
+        rank if (target := limits.validated(rank.target)) is rank.target else replace(rank, target=target)
         for rank in shot.ranks
     )
     if all(new is old for new, old in zip(ranks, shot.ranks, strict=True)):
@@ -81,7 +80,7 @@ def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
 
 
 def _believable(piece: Piece, refused: dict[str, None]) -> Piece:
-    rank, size = limits.rank(piece.process.rank), limits.world(piece.world_size)
+    rank, size = limits.valid_rank(piece.process.rank), limits.valid_world_size(piece.world_size)
     if rank == piece.process.rank and size == (piece.world_size or None):
         return piece
     _refuse(piece.process.rank, rank, piece.world_size, size, refused)
@@ -177,12 +176,12 @@ def _of_host(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def _evidence(target: Target, one: _Rank, seen: Mapping[int, dict[str, Any]]) -> RankEvidence:
-    from hangdoc.system.exits import text
+    from hangdoc.system.exits import format_exit
 
     records = {**seen.get(target.pid, {}), "aftermath": Aftermath(tuple(sorted(one.looks)))}
     if one.end is None:
         return RankEvidence(target, None, records)
-    return RankEvidence(target, False, records, text(one.end), one.end)
+    return RankEvidence(target, False, records, format_exit(one.end), one.end)
 
 
 def _told_twice(end: End, other: End) -> End:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.diagnose import Judge
+from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
+from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load_readers
 from hangdoc.postmortem.readers._input_file import find_sources
@@ -19,8 +20,6 @@ from hangdoc.postmortem.readers.recording import join_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import Verdict
-from hangdoc.watch.once import judge_with
-from hangdoc.watch.sampler import of_job
 
 Warn = Callable[[str], None]
 MOST_WARNINGS = 20  # the rest is counted
@@ -82,7 +81,7 @@ def report(
     names = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
     if not names and not any(shot.records for shot in shots):
         raise Unrecognised(_unrecognised_text(paths, readers))
-    judge = judge or judge_with(playbooks, warn)
+    judge = judge or load_judge(playbooks, warn)
     jobs = []
     for name in names or {"none": None}:
         facts = judge.facts(_history_of(shots, name))

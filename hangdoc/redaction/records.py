@@ -1,7 +1,7 @@
 """Masks secrets in records, in one place: no record is judged, recorded, sent or shown before it has passed here.
 
 Three callers: `Sampler.round` for live evidence, `assemble.snapshots` for what readers found (and for recordings, since
-an older version may have written them unmasked), and the dossier for everything that a report shows. The mask knows the
+an older version may have written them unmasked), and `build_incident` for all that a report shows. The mask knows the
 structure of records: command lines, environments, variables and source code each have rules of their own
 (`hangdoc/redaction/text.py`). Names of groups and jobs keep their hashes, because analysis compares them. The same text
 is always masked in the same way.
@@ -29,7 +29,7 @@ from hangdoc.evidence import (
     Place,
     Process,
     ProcessGroup,
-    Recorded,
+    RecordedCall,
     Snapshot,
     Source,
     Target,
@@ -176,7 +176,7 @@ _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
     Source: {"places": _places},
     Variable: {"name": _kept, "text": _kept},
     ProcessGroup: {"name": redact_identifier},
-    Recorded: {"group": redact_identifier},
+    RecordedCall: {"group": redact_identifier},
     FlightRecorder: {"enqueued": _identifiers, "completed": _identifiers, "labels": _identifiers},
     LogEvent: {"fields": _fields},
     Target: {"job": redact_identifier, "host": redact_identifier},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from hangdoc.render.page import Page
-from hangdoc.render.text import clean
+from hangdoc.render.sanitize import clean
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from hangdoc import __version__
 from hangdoc.formatting import name_ranks, name_runs, percent, seconds, size
-from hangdoc.incident.incident import Dossier
+from hangdoc.incident.incident import Incident
 from hangdoc.postmortem.assemble import UNKNOWN_HOST
 from hangdoc.render import svg
-from hangdoc.render.rank_lines import WAITING, fold, hosts_text, name
-from hangdoc.render.terminal import culprit_groups, job_name, job_text, link_texts, unseen_texts
-from hangdoc.render.text import clean
+from hangdoc.render.rank_groups import WAITING, culprit_groups, fold, hosts_text, name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.verdict_text import job_name, job_text, link_texts, unseen_texts
 from hangdoc.verdict import CONFIDENCES, STATUSES, Finding
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ MOST_FILES = 500
 MOST_NAMED = 200  # characters
 
 
-def page(dossiers: Sequence[Dossier]) -> str:
+def page(incidents: Sequence[Incident]) -> str:
     """All jobs of a report on one page of HTML."""
-    return _environment().get_template("report.html.j2").render(dossiers=list(dossiers), version=__version__)
+    return _environment().get_template("report.html.j2").render(incidents=list(incidents), version=__version__)
 
 
 @lru_cache(maxsize=1)
@@ -132,7 +132,7 @@ def _hosts(hosts: Sequence[str]) -> str:
     return text if len(text) <= MOST_NAMED else f"{len(hosts)} hosts"
 
 
-def _victims(finding: Finding, dossier: Dossier) -> list[Any]:
+def _victims(finding: Finding, incident: Incident) -> list[Any]:
     """The ranks that are not blamed, folded."""
     blamed = {(one.host, one.pid) for one in finding.culprits}
-    return fold(line for line in dossier.verdict.job.ranks if (line.host, line.pid) not in blamed)
+    return fold(line for line in incident.verdict.job.ranks if (line.host, line.pid) not in blamed)

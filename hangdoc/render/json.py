@@ -9,7 +9,7 @@ from hangdoc.recording.verdict_json import to_json
 from hangdoc.verdict import Verdict
 
 if TYPE_CHECKING:
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 
 def verdict_line(verdict: Verdict) -> str:

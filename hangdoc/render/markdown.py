@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from hangdoc import __version__
 from hangdoc.formatting import seconds
-from hangdoc.render.rank_lines import WAITING, fold, name
-from hangdoc.render.sources import about, summary
-from hangdoc.render.terminal import culprit_groups, job_text, link_texts, unseen_texts
-from hangdoc.render.text import clean
+from hangdoc.render.rank_groups import WAITING, culprit_groups, fold, name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.verdict_text import file_text, files_text, job_text, link_texts, unseen_texts
 from hangdoc.verdict import Finding, Job, Verdict
 
 if TYPE_CHECKING:
@@ -55,12 +54,12 @@ def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str]
 def _rests_on(files: Sequence[File], problems: Sequence[str]) -> list[str]:
     lines = []
     if files:
-        shown = [f"{code(_short(file.name))} ({escape(about(file))})" for file in files[:MOST_FILES]]
+        shown = [f"{code(_short(file.name))} ({escape(file_text(file))})" for file in files[:MOST_FILES]]
         more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
-        lines += ["", f"Rests on {escape(summary(files))}: {', '.join(shown)}{more}."]
+        lines += ["", f"Based on {escape(files_text(files))}: {', '.join(shown)}{more}."]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        lines += ["", f"Not read: {escape(_short(problems[0]))}{more}"]
+        lines += ["", f"Could not read: {escape(_short(problems[0]))}{more}"]
     return lines
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hangdoc.analysis.ranks.phases import PHASES
-from hangdoc.incident.incident import Dossier
+from hangdoc.incident.incident import Incident
 from hangdoc.incident.timeline import Lane
 
 CELL = 20  # units
@@ -61,9 +61,9 @@ def phase_class(phase: str) -> str:
     return phase if phase in PHASES or phase == MISSING else "unknown"
 
 
-def grid(dossier: Dossier) -> Grid | None:
+def grid(incident: Incident) -> Grid | None:
     """The ranks of a job by number; ranks without one, or with that of another, come after."""
-    phases, blamed, numbers = _places(dossier)
+    phases, blamed, numbers = _places(incident)
     if not phases:
         return None
     across = 16 if len(phases) <= NUMBERED else 32 if len(phases) <= 1024 else 64 if len(phases) <= 16384 else 128
@@ -95,11 +95,11 @@ def grid(dossier: Dossier) -> Grid | None:
     )
 
 
-def _places(dossier: Dossier) -> tuple[list[str], list[int], list[tuple[int, str]]]:
+def _places(incident: Incident) -> tuple[list[str], list[int], list[tuple[int, str]]]:
     """The phase of each cell; the cells of culprits; the numbers that fit into the cells."""
-    lines = dossier.verdict.job.ranks
+    lines = incident.verdict.job.ranks
     known = {line.rank for line in lines if line.rank is not None and 0 <= line.rank < WIDEST}
-    size = max([*known, *(min(last, WIDEST - 1) for first, last in dossier.missing if first < WIDEST)], default=-1) + 1
+    size = max([*known, *(min(last, WIDEST - 1) for first, last in incident.missing if first < WIDEST)], default=-1) + 1
     phases = [MISSING] * size
     taken, cell_of = set[int](), dict[int, int]()
     for i, line in enumerate(lines):
@@ -110,7 +110,7 @@ def _places(dossier: Dossier) -> tuple[list[str], list[int], list[tuple[int, str
             cell_of[i] = len(phases)
             phases.append(line.phase)
     numbered = range(size) if len(phases) <= NUMBERED else ()
-    return phases, [cell_of[i] for i in dossier.blamed if i in cell_of], [(i, str(i)) for i in numbered]
+    return phases, [cell_of[i] for i in incident.blamed if i in cell_of], [(i, str(i)) for i in numbered]
 
 
 def _box(x: int, y: int, width: int) -> str:
@@ -140,8 +140,8 @@ def _x(age_s: float, window_s: float) -> float:
     return LANE * (1 + age_s / window_s) if window_s > 0 else LANE
 
 
-def shown_phases(dossier: Dossier) -> Iterable[str]:
+def shown_phases(incident: Incident) -> Iterable[str]:
     """The phases that a legend must explain, in the table's order."""
-    seen = {phase_class(line.phase) for line in dossier.verdict.job.ranks}
-    seen |= {phase_class(phase) for lane in dossier.timeline.lanes for span in lane.spans for phase, _ in span.mix}
-    return [phase for phase in PHASES if phase in seen] + [MISSING] * bool(dossier.missing)
+    seen = {phase_class(line.phase) for line in incident.verdict.job.ranks}
+    seen |= {phase_class(phase) for lane in incident.timeline.lanes for span in lane.spans for phase, _ in span.mix}
+    return [phase for phase in PHASES if phase in seen] + [MISSING] * bool(incident.missing)

@@ -6,19 +6,27 @@ A playbook that fails, or takes longer than its allowance, costs itself only.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from hangdoc.analysis.facts import Facts
+from hangdoc.formatting import name_ranks
 from hangdoc.rules.loader import Library, Playbook
-from hangdoc.rules.selection import View
 from hangdoc.rules.time_limit import TooSlow, allowance
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
+
+if TYPE_CHECKING:
+    from hangdoc.rules.expressions import Expression, Path
 
 MAX_LINES = 8  # that one line of evidence with `each` may become
 CPU_S = 1.0  # that one playbook may take; one that comes with hangdoc takes milliseconds
 CPU_S_PER_RANK = 0.2e-3  # besides: those that come with hangdoc take less than that all together
 FAILED = "its rule failed"
+MAX_SHARED = 64  # different objects of a group of facts that is shared by many ranks
+
+Lacking = tuple[Mapping[int, Sequence[str]], str]  # by rank, as its index, which probes have not seen it; the same told
 
 
 def evaluate(
@@ -47,7 +55,7 @@ def evaluate(
             fired[playbook.id] = outcome
     for id, cause in _consequences(library, fired).items():
         del fired[id]
-        considered.append(Considered(id, "no", f"only a consequence of {cause}"))
+        considered.append(Considered(id, "no", f"explained by {cause}"))
     ranked = sorted(fired.values(), key=lambda f: (-CONFIDENCES.index(f[0].confidence), -f[1], f[0].playbook))
     return tuple(finding for finding, _ in ranked), tuple(sorted(considered, key=lambda c: c.playbook))
 
@@ -113,10 +121,10 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
             if playbook.expressions[("when",)].holds(scope):
                 return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
     except TooSlow:
-        slow[playbook.id] = f"{FAILED}: over {len(view.facts.ranks)} ranks it took more than {cpu_s:.1f} s of CPU time"
+        slow[playbook.id] = f"{FAILED}: it took more than {cpu_s:.1f} s of CPU time on {len(view.facts.ranks)} ranks"
         return Considered(playbook.id, "unknown", slow[playbook.id])
     except Exception as error:  # whatever a rule runs into on facts nobody foresaw, the others must go on
-        return Considered(playbook.id, "unknown", f"{FAILED}: {_told(error)}")
+        return Considered(playbook.id, "unknown", f"{FAILED}: {_error_text(error)}")
     if lacking:
         return Considered(playbook.id, "unknown", unseen)
     return Considered(playbook.id, "no", "its condition does not hold")
@@ -171,7 +179,7 @@ class _Texts:
         except TooSlow:
             raise
         except Exception as error:  # a template over values nobody foresaw
-            self.failures.append(f"{'.'.join(map(str, at))} left out: {_told(error)}")
+            self.failures.append(f"{'.'.join(map(str, at))} left out: {_error_text(error)}")
             return ""
 
     def evidence(self) -> Iterable[Proof]:
@@ -215,5 +223,107 @@ def _number(rank: int | None) -> int | None:
     return None if rank is None or rank < 0 else rank
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(getattr(error, "message", None) or error or type(error).__name__).split())[:200]
+
+
+# --- facts as columns: ranks that share a group of facts are asked once ---------------------------
+
+
+class View:
+    """The facts of a job, with what expressions read of them."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.links: Sequence[Any] = facts.job.network.links if hasattr(facts.job, "network") else ()
+        self._columns: dict[tuple[int, Path], list[Any]] = {}
+        self._lacking: dict[tuple[str, ...], Lacking] = {}
+
+    @cached_property
+    def seen(self) -> Mapping[frozenset[str], list[int]]:
+        """The ranks, by index, by the probes that saw them or their host.
+
+        Of a rank whose process is gone nothing is hidden: there is nothing left to see. It is in none of these.
+        """
+        of_host: dict[str, set[str]] = {}
+        for shot in self.facts.case.history:
+            of_host.setdefault(shot.host, set()).update(shot.records)
+        found: dict[frozenset[str], list[int]] = {}
+        for i, rank in enumerate(self.facts.ranks):
+            if rank.alive is not False:
+                found.setdefault(frozenset(rank.seen).union(of_host.get(rank.host, ())), []).append(i)
+        return found
+
+    def lacking(self, needs: tuple[str, ...]) -> Lacking:
+        """The ranks that not all of the probes needed have seen; the text is empty where all were seen."""
+        if needs not in self._lacking:
+            missed = {seen: [probe for probe in needs if seen.isdisjoint(probe.split("|"))] for seen in self.seen}
+            ranks = sorted((i, missed[seen]) for seen, some in self.seen.items() if missed[seen] for i in some)
+            self._lacking[needs] = dict(ranks), self._lacking_text(dict(ranks)) if ranks else ""
+        return self._lacking[needs]
+
+    def _lacking_text(self, lacking: Mapping[int, Sequence[str]]) -> str:
+        probes = dict.fromkeys(need.removesuffix("|aftermath") for missed in lacking.values() for need in missed)
+        ranks = [self.facts.ranks[i] for i in lacking]
+        numbers = [r.rank for r in ranks if r.rank >= 0]
+        who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
+        return f"{' and '.join(probes).replace('|', ' or ')} of {who} not seen"
+
+    def select(self, expression: Expression, things: Sequence[Any], indices: Sequence[int]) -> tuple[Any, ...]:
+        """Those things, of the ranks or the links, of which the expression is true."""
+        if things is self.facts.ranks and self._kinds.tell(expression):
+            return self._kinds.select(expression, indices)
+        columns = [self._column(things, path) for path in expression.reads if path[0] != "job"]
+        if len(indices) < len(things):
+            columns = [[column[i] for i in indices] for column in columns]
+        rows = list(zip(*columns, strict=True)) if columns else [()] * len(indices)
+        one_of = dict(zip(rows, indices, strict=True))
+        chosen = {row for row, i in one_of.items() if expression.holds(things[i])}
+        return tuple([things[i] for i, row in zip(indices, rows, strict=True) if row in chosen]) if chosen else ()
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return Kinds.of(self.facts.ranks)
+
+    def _column(self, things: Sequence[Any], path: Path) -> list[Any]:
+        at = (id(things), path)
+        if at not in self._columns:
+            column = getattr(things, "column", None)  # of what is made when it is asked for
+            values: list[Any] = column(path[0]) if column else list(map(attrgetter(path[0]), things))
+            for name in path[1:]:
+                values = [None if value is None else getattr(value, name) for value in values]
+            self._columns[at] = values
+        return self._columns[at]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The ranks by those of their groups of facts that many of them share."""
+
+    ranks: Sequence[Any]
+    shared: frozenset[str]  # the names of these groups
+    kinds: Sequence[int]  # of each rank
+    one_of: Mapping[int, Any]  # of each kind, a rank
+
+    @classmethod
+    def of(cls, ranks: Sequence[Any]) -> Kinds:
+        """Of the ranks of `Facts`."""
+        names = [name for name in ranks[0].__dataclass_fields__ if name not in ranks[0].ON_DEMAND] if ranks else []
+        first = ranks[: 4 * MAX_SHARED]
+        maybe = [name for name in names if len({id(getattr(rank, name)) for rank in first}) <= MAX_SHARED]
+        few = {name: list(map(id, map(attrgetter(name), ranks))) for name in maybe}
+        shared = {name: ids for name, ids in few.items() if len(set(ids)) <= MAX_SHARED}
+        numbers: dict[tuple[int, ...], int] = {}
+        kinds = [numbers.setdefault(row, len(numbers)) for row in zip(*shared.values(), strict=True)]
+        return cls(ranks, frozenset(shared), kinds, dict(zip(kinds, ranks, strict=True)))
+
+    def tell(self, expression: Expression) -> bool:
+        """Whether ranks of one kind agree in all that an expression reads."""
+        return all(path[0] in self.shared for path in expression.reads)
+
+    def select(self, expression: Expression, indices: Sequence[int]) -> tuple[Any, ...]:
+        """Those of these ranks, by index, of which it is true."""
+        kinds = self.kinds if len(indices) == len(self.ranks) else [self.kinds[i] for i in indices]
+        chosen = {kind for kind in set(kinds) if expression.holds(self.one_of[kind])}
+        told = zip(indices, kinds, strict=True) if chosen else ()
+        return tuple([self.ranks[i] for i, kind in told if kind in chosen])

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hangdoc.analysis.facts import Schema
-from hangdoc.rules import playbook_files
-from hangdoc.rules.playbook_files import FILE, MAX_PLAYBOOKS
-
 if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
     import yaml
 
+    from hangdoc.analysis.facts import Schema
     from hangdoc.rules.expressions import Compiler, Expression
     from hangdoc.rules.schema import Envelope, Location
     from hangdoc.rules.templates import Text
 
+FILE = "playbook.yaml"
+MAX_PLAYBOOKS = 500  # of one directory
 MAX_BYTES = 256 * 1024  # of a playbook file
 MAX_DEPTH = 20
 MAX_VALUE = 4_000  # characters of a key or a value in the file
@@ -92,7 +93,7 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
 def _files(directory: Path) -> tuple[list[Path], list[Problem]]:
     """The playbook files of a directory, and what is wrong with the directory."""
     try:
-        files = playbook_files.found(directory)
+        files = find_files(directory)
     except OSError as error:
         return [], [Problem(directory, 0, f"holds no playbook ({error.strerror or error})", "name another directory")]
     if not files:
@@ -157,7 +158,7 @@ class _Reader:
         # The safe loader, in C where it is built in; the node tree is kept for the line numbers.
         Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            text = playbook_files.read(self.file, MAX_BYTES)
+            text = read_file(self.file, MAX_BYTES)
             self._events(yaml.parse(text, Loader=Loader))
             if self.problems:
                 return None
@@ -171,7 +172,7 @@ class _Reader:
             mark = error.problem_mark or error.context_mark
             self.lines[()] = mark.line + 1 if mark else 1
             self._say((), f"is not YAML: {error.problem or error.context}", "quote texts that hold `{`, `:` or `#`")
-        except playbook_files.UnfitError as error:
+        except UnreadableFile as error:
             self._say((), str(error), "a playbook is a file of a few kilobytes")
         except OSError as error:
             self._say((), f"cannot be read: {error.strerror or error}", "mend the file or its permissions")
@@ -321,3 +322,35 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names) or 'none'}"
+
+
+# --- the files: a user's directory may hold anything ---------------------------------------------
+
+
+class UnreadableFile(OSError):
+    """A file that hangdoc refuses to read: one sentence."""
+
+
+def find_files(directory: Path) -> list[Path]:
+    """Every `ID/playbook.yaml` in order of name, even beyond MAX_PLAYBOOKS; raises OSError."""
+    files = (Path(entry.path, FILE) for entry in sorted(os.scandir(directory), key=lambda entry: entry.name))
+    return [file for file in files if os.path.lexists(file)]
+
+
+def read_file(file: Path, limit: int) -> bytes:
+    """A regular file of at most `limit` bytes; raises OSError, UnreadableFile for any other.
+
+    Other kinds of files are not even opened: a FIFO would block, and opening a device can trigger it.
+    """
+    _require_regular(os.stat(file))
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as opened:
+        _require_regular(os.fstat(opened.fileno()))
+        data = opened.read(limit + 1)
+    if len(data) > limit:
+        raise UnreadableFile(f"is larger than {limit} bytes")
+    return data
+
+
+def _require_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise UnreadableFile("cannot be read: not a regular file")

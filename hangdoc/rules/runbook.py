@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.errors import HangdocError, UsageError
-from hangdoc.rules import playbook_files
-
-MAX_BYTES = 256 * 1024  # of a runbook, or of a playbook's file
+from hangdoc.rules.loader import FILE, MAX_BYTES, MAX_PLAYBOOKS, find_files, read_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ def folders(extra: Sequence[Path] = ()) -> dict[str, Path]:
 
     found: dict[str, Path] = {}
     for root in (*map(Path, playbooks.__path__), *extra):
-        for file in playbook_files.found(root)[: playbook_files.MAX_PLAYBOOKS]:
+        for file in find_files(root)[:MAX_PLAYBOOKS]:
             found.setdefault(file.parent.name, file.parent)
     return found
 
@@ -44,7 +42,7 @@ def text(id: str, extra: Sequence[Path] = ()) -> str:
     folder = require(id, extra)
     file = folder / "runbook.md"
     try:
-        return playbook_files.read(file, MAX_BYTES).decode(errors="replace")
+        return read_file(file, MAX_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return f"# {_entry(id, folder).title}\n\nThis playbook has no runbook ({file}).\n"
     except OSError as error:
@@ -68,7 +66,7 @@ def _entry(id: str, folder: Path) -> Entry:
 
     told: dict[str, str] = {}
     with suppress(OSError, ValueError, yaml.YAMLError):
-        told = _values(playbook_files.read(folder / playbook_files.FILE, MAX_BYTES))
+        told = _values(read_file(folder / FILE, MAX_BYTES))
     return Entry(id, told.get("class", ""), told.get("title", "(cannot be read)"), folder)
 
 

@@ -9,22 +9,28 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import select
 import signal
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from hangdoc.evidence import End, Target
-from hangdoc.system import kernel_log, oom_kills, procfs
-from hangdoc.system.cgroups import Mount
+from hangdoc.redaction.text import redact_text
+from hangdoc.system import cgroups, procfs
 
 _INFO = "=QQ11Ii"  # struct pidfd_info of the kernel's uapi/linux/pidfd.h, its first 64 bytes; exit_code is the last
 _GET_INFO = (3 << 30) | (struct.calcsize(_INFO) << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
 RENEW_S = 5.0
 _WITH_EXIT = 1 << 3  # PIDFD_INFO_EXIT
+
+_FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: PIDs in the kernel log are those of this namespace
+_CRASH = re.compile(r"[Kk]illed process|segfault|traps:|general protection|unhandled|trap |Machine Check", re.ASCII)
+_MOST_LINES = 4  # of the kernel log, kept for one process
+_LONGEST_LINE = 240  # characters
 
 
 @dataclass(slots=True)
@@ -33,22 +39,22 @@ class _Handle:
 
     target: Target
     fd: int | None  # None: the kernel has no pidfd for us
-    memory: oom_kills.Counter | None = None  # RENEW_S to 2 RENEW_S ago: the kernel counts a kill well before it is over
-    newer: oom_kills.Counter | None = None
+    memory: cgroups.OomCounter | None = None  # as of RENEW_S to 2 RENEW_S ago: a kill is counted well before the exit
+    newer: cgroups.OomCounter | None = None
     renewed_s: float = -math.inf
     tids: Sequence[int] = ()  # a crash is logged under the thread's number
 
 
 @dataclass
-class Exits:
+class ExitWatcher:
     """Watches the processes of the targets; who sleeps with `wait` sees the order in which they end."""
 
     _handles: dict[tuple[int, int], _Handle] = field(default_factory=dict)  # by PID and start
     _ends: dict[tuple[int, int], End] = field(default_factory=dict)
 
     @cached_property
-    def _mounts(self) -> Sequence[Mount]:
-        return oom_kills.mounts()
+    def _mounts(self) -> Sequence[cgroups.Mount]:
+        return cgroups.own_mounts()
 
     def watch(self, targets: Sequence[Target]) -> None:
         """Watch these from now on, no others; renews what must be known before a process ends."""
@@ -64,7 +70,7 @@ class Exits:
             self._ended(key, time.monotonic())
         for handle in self._handles.values():
             if time.monotonic() - handle.renewed_s >= RENEW_S:
-                now = oom_kills.counter(handle.target.pid, self._mounts) or handle.newer
+                now = cgroups.oom_counter(handle.target.pid, self._mounts) or handle.newer
                 handle.memory, handle.newer, handle.renewed_s = handle.newer or now, now, time.monotonic()
             handle.tids = procfs.threads(handle.target.pid) or handle.tids
 
@@ -80,7 +86,7 @@ class Exits:
             self._ended(by_fd[fd], at_s)
         return bool(events)
 
-    def runs(self, target: Target) -> bool | None:
+    def is_running(self, target: Target) -> bool | None:
         """Whether it had not ended when it was asked last; None where only /proc can tell."""
         key = (target.pid, target.start_ticks)
         return False if key in self._ends else True if key in self._handles and self._handles[key].fd else None
@@ -113,19 +119,53 @@ class Exits:
         status = _status(handle)
         code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-        before, after = handle.memory, oom_kills.again(handle.memory)
+        before, after = handle.memory, cgroups.reread(handle.memory)
         self._ends[key] = End(
             code=code,
             signal=number,
             at_s=at_s,
             oom_kills=after.kills - before.kills if before and after else None,
             oom_counter=after.path if after else None,
-            kernel=() if code is not None else kernel_log.about({handle.target.pid, *handle.tids}, handle.target),
+            kernel=() if code is not None else kernel_log_lines({handle.target.pid, *handle.tids}, handle.target),
         )
         _close(handle)
 
 
-def text(end: End) -> str | None:
+def kernel_log_lines(pids: Collection[int], target: Target) -> tuple[str, ...]:
+    """Lines about any of these PIDs or TIDs since the target started; empty also without the right to read them."""
+    if procfs.link("/proc/self/ns/pid") != _FIRST_NAMESPACE:
+        return ()
+    named = re.compile(rf"(?:process |\[)(?:{'|'.join(map(str, sorted(pids)))})\b")
+    since_s = time.monotonic() - procfs.age_s(target.start_ticks) - 1
+    found = [
+        redact_text(line)[:_LONGEST_LINE]
+        for at_s, line in _kernel_log()
+        if at_s >= since_s and _CRASH.search(line) and named.search(line)
+    ]
+    return tuple(found[-_MOST_LINES:])
+
+
+def _kernel_log() -> Iterator[tuple[float, str]]:
+    """Every line that the kernel still has, with its time (s since boot)."""
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        while True:
+            try:
+                record = os.read(fd, 8192)
+            except BrokenPipeError:  # overwritten meanwhile: the next one is still there
+                continue
+            head, _, text = record.decode(errors="replace").partition(";")
+            yield int(head.split(",")[2]) / 1e6, text.partition("\n")[0]
+    except (OSError, ValueError, IndexError):
+        return  # BlockingIOError: that was the last
+    finally:
+        os.close(fd)
+
+
+def format_exit(end: End) -> str | None:
     """ "signal 9 (SIGKILL)" or "exit code 1"; None where it is not known."""
     if end.signal is not None:
         return f"signal {end.signal} ({signal_name(end.signal)})"

@@ -1,17 +1,24 @@
-"""Network namespaces of observed processes: which one a process is in, and how to look around inside it.
+"""Network namespaces of observed processes, and the names that their hosts files resolve.
 
-A namespace is entered by a thread made for it, which ends there: the namespace of no other thread changes.
+A new thread enters the namespace and ends there, so the namespace of every other thread stays the same.
 """
 
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from hangdoc.redaction.text import redact_text
+
 T = TypeVar("T")
+
+HOSTS = "/etc/hosts"
+MOST_HOSTS_BYTES = 1 << 20  # read of a hosts file, whose content the target controls
+_LONGEST_LINE = 160  # characters kept of a line
 
 
 def namespace(pid: int | str, kind: str = "net") -> int:
@@ -58,3 +65,15 @@ def _enter(pid: int, kind: str) -> None:
             raise OSError(code, os.strerror(code))
     finally:
         os.close(descriptor)
+
+
+def hosts_entries(text: str, name: str) -> Iterator[tuple[str, int, str]]:
+    """Address, line number and redacted line of each entry for `name` in the text of a hosts file."""
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#")[0].split()
+        if name.lower() in (word.lower() for word in words[1:]):
+            try:
+                address = str(ipaddress.ip_address(words[0].split("%")[0]))
+            except ValueError:
+                continue
+            yield address, number, redact_text(" ".join(words))[:_LONGEST_LINE]

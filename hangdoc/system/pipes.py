@@ -43,16 +43,4 @@ def _peer(pid: int, own: bool) -> Peer | None:
     words = redact_words(procfs.strings(f"/proc/{pid}/cmdline") or (stat.comm,))
     command = " ".join(" ".join((os.path.basename(words[0]), *words[1:])).split())
     shown = command if len(command) <= _LONGEST else command[: _LONGEST - 3] + "..."
-    return Peer(pid, shown, stat.state, own, stat.cpu_s, moved(pid))
-
-
-def moved(pid: int) -> int | None:
-    """Bytes a process has read and written since it started, from caches and pipes too; None where refused."""
-    counted = transfer(pid)
-    return counted[0] + counted[1] if counted else None
-
-
-def transfer(pid: int) -> tuple[int, int, int, int] | None:
-    """rchar, wchar, read_bytes and write_bytes of /proc/PID/io."""
-    fields = (procfs.read(f"/proc/{pid}/io") or b"").split()
-    return (int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])) if len(fields) >= 12 else None
+    return Peer(pid, shown, stat.state, own, stat.cpu_s, procfs.moved_bytes(pid))

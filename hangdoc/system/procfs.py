@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -141,3 +142,23 @@ def children(pid: int, tids: list[int] | None = None) -> list[int]:
     for tid in threads(pid) if tids is None else tids:
         found.extend(int(child) for child in (read(f"/proc/{pid}/task/{tid}/children") or b"").split())
     return found
+
+
+def lineage(pid: int) -> Iterator[int]:
+    """A process and its ancestors, init excluded."""
+    while pid > 1:
+        yield pid
+        parent = stat(pid)
+        pid = parent.ppid if parent else 0
+
+
+def io_counters(pid: int) -> tuple[int, int, int, int] | None:
+    """rchar, wchar, read_bytes and write_bytes of /proc/PID/io; None: gone or not permitted."""
+    fields = (read(f"/proc/{pid}/io") or b"").split()
+    return (int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])) if len(fields) >= 12 else None
+
+
+def moved_bytes(pid: int) -> int | None:
+    """Bytes read and written since the process started, caches and pipes included; None: gone or not permitted."""
+    counters = io_counters(pid)
+    return counters[0] + counters[1] if counters else None

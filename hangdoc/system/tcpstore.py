@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from hangdoc.system.own_sockets import End, connect
+from hangdoc.system.process_sockets import Endpoint, connect
 
 MAGIC = 0x3C85F7CE
 VALIDATE, GET, CHECK = 0, 3, 5
@@ -29,7 +29,7 @@ class StoreReader:
     """A connection to the store at `end`. Raises OSError where there is none, or a reply is not complete in
     `timeout_s`."""
 
-    def __init__(self, end: End, timeout_s: float = 2.0) -> None:
+    def __init__(self, end: Endpoint, timeout_s: float = 2.0) -> None:
         self._timeout_s = timeout_s
         self._socket = connect(end, timeout_s)
         self._send(struct.pack("<BI", VALIDATE, MAGIC))

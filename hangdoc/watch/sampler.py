@@ -10,10 +10,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hangdoc.discovery.ranks import same_process
-from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
-from hangdoc.evidence.sharing import share
+from hangdoc.evidence import ProcessGroups, RankEvidence, Snapshot, Target, Unseen
+from hangdoc.evidence.memory import share
 from hangdoc.redaction.records import Mask
-from hangdoc.system.exits import Exits, text
+from hangdoc.system.exits import ExitWatcher, format_exit
 from probes import Observation, Probe, Request, Tier, load
 
 
@@ -30,7 +30,7 @@ class Sampler:
     host: str
     targets: Sequence[Target]
     probes: Sequence[Probe] = field(default_factory=load)
-    exits: Exits = field(default_factory=Exits)
+    exits: ExitWatcher = field(default_factory=ExitWatcher)
     ask: frozenset[str] = frozenset()  # what probes may send (`probes.ASKABLE`)
     _asked: set[tuple[str, int, int]] = field(default_factory=set)  # steady probe, PID and start of living ranks
     _previous: Snapshot | None = None  # unmasked
@@ -64,12 +64,12 @@ class Sampler:
         return self._mask.of(self._previous)
 
     def _alive(self, target: Target) -> bool | None:
-        runs = self.exits.runs(target)
+        runs = self.exits.is_running(target)
         return same_process(target) if runs is None else runs
 
     def _evidence(self, target: Target, alive: bool | None, records: dict[str, Any]) -> RankEvidence:
         end = self.exits.end(target)
-        return RankEvidence(target, alive, records, text(end) if end else None, end)
+        return RankEvidence(target, alive, records, format_exit(end) if end else None, end)
 
     def _wanted(self, probe: Probe, tier: Tier, living: Sequence[Target]) -> list[Target]:
         if probe.tier > tier:
@@ -113,7 +113,7 @@ def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Targ
 
 
 def _told(target: Target, record: Any) -> Target:
-    if not isinstance(record, Groups) or target.role == "agent":
+    if not isinstance(record, ProcessGroups) or target.role == "agent":
         return target
     deduced = target.rank is None or target.launcher == "spawn"  # by the order of creation
     return replace(
@@ -123,11 +123,3 @@ def _told(target: Target, record: Any) -> Target:
         local_rank=target.local_rank if target.local_rank is not None else record.local_rank,
         master=target.master or record.master,
     )
-
-
-def of_job(shot: Snapshot, job: str) -> Snapshot:
-    """The part of a snapshot that belongs to one job."""
-    ranks = tuple(rank for rank in shot.ranks if rank.target.job == job)
-    pids = {rank.target.pid for rank in ranks}
-    unseen = tuple(lack for lack in shot.unseen if lack.pid is None or lack.pid in pids)
-    return replace(shot, ranks=ranks, unseen=unseen)

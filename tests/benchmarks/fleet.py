@@ -38,7 +38,7 @@ EVERY_S = 3.0  # between two looks at a healthy job
 ROUND_S, MEGABYTE = 10.0, 1 << 20  # CPU time and bytes of one run through a recording
 
 AGENT = """\
-echo '{"schema":"hangdoc.watch.agent/1","hangdoc":"$VERSION"}'
+echo '{"schema":"hangdoc.agent/1","hangdoc":"$VERSION"}'
 number=0
 while read -r command; do
   case $command in

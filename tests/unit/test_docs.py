@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -274,26 +274,3 @@ def test_only_the_section_of_a_benchmark_changes() -> None:
 def test_a_page_without_the_section_is_refused(page: str) -> None:
     with pytest.raises(SectionError):
         replace_section(page, "one", "x")
-
-
-# --- the rooms ------------------------------------------------------------------------------------
-
-
-def arrows() -> Iterable[tuple[str, list[str]]]:
-    """Each room and those it imports, as docs/architecture.md lists them."""
-    (text,) = (text for _, language, text in blocks(ROOT / "docs/architecture.md") if language == "arrows")
-    for line in text.splitlines():
-        room, _, imported = line.partition(" -> ")
-        yield room, imported.split(", ")
-
-
-def test_the_arrows_are_in_form_and_without_a_circle() -> None:
-    found = dict(arrows())
-    assert len(found) == len(list(arrows()))
-    left = {room: set(imported) for room, imported in found.items()}
-    assert all(re.fullmatch(r"[a-z]+(/[a-z]+)*", room) for line in arrows() for room in (line[0], *line[1]))
-    while left:
-        free = [room for room, imported in left.items() if not imported & set(left)]
-        assert free, f"a circle among {sorted(left)}"
-        for room in free:
-            del left[room]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.network.tcp_counters import asked_s, least
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.network.tcp_counters import least, syn_age_s
 from hangdoc.analysis.ranks.call_path_cache import chain_in
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.discovery.environment import on_loopback
 from hangdoc.discovery.launcher import Launch, launch_of
-from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable
-from hangdoc.formatting import endpoint
+from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Stacks, Variable, limits
+from hangdoc.formatting import endpoint, fold_ranks, name_ranks
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
 UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely slow
@@ -25,11 +27,11 @@ ELASTIC = "torch/distributed/elastic/"
 RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Arrival:
     """What is known of one that is being set up."""
 
-    meeting: Meeting | None
+    meeting: Rendezvous | None
     launch: Launch | None  # of a launcher
     connected: bool | None  # to the place where it means to meet the others
     tried: str | None  # the address that did not answer, as the socket has it
@@ -67,7 +69,7 @@ def arrival(case: Case, key: Key) -> Arrival:
     frames = _frames(case, key)
     launch, left_s = launch_in(case, key), _left(case, key, frames)
     since = [_standing(case, key), _rendezvous(case, key, frames)]
-    if not isinstance(meeting, Meeting):
+    if not isinstance(meeting, Rendezvous):
         return Arrival(None, launch, None, None, None, _longest(since), left_s, age_s)
     port = meeting.port
     sockets = (record for _, record in case.series(key, "sockets") if isinstance(record, Sockets))
@@ -136,7 +138,7 @@ def _unanswered(case: Case, key: Key, asked: Sequence[Connection]) -> float:
         for at, record in case.series(key, "sockets")
         if any(one.state == "syn_sent" and one.remote_port == asked[-1].remote_port for one in record.connections)
     )
-    return max(case.series(key, "sockets")[-1][0] - first, *map(asked_s, asked))
+    return max(case.series(key, "sockets")[-1][0] - first, *map(syn_age_s, asked))
 
 
 def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
@@ -189,3 +191,87 @@ def _frames(case: Case, key: Key) -> list[Timed]:
 def _in_elastic(case: Case, chain: Chain) -> bool:
     # By identity: the case has one chain a place.
     return case.once(("in elastic", id(chain)), lambda: any(ELASTIC in file for _, file, _, _ in chain))
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """How many ranks, or where launchers wait hosts, are to come, and how many have."""
+
+    expected: int | None
+    come: int | None
+    missing: tuple[int, ...]
+    lacking: int | None
+    hosts: bool
+    here: bool
+    nodes: tuple[int, ...]  # numbers of the hosts that have not come, where they are known
+    coming: bool  # one that has not come was started, or a rank is busy with something else before it comes
+    missed: int = 0  # ranks that are known not to have come: those of `missing`, or more than are named
+
+    @property
+    def named(self) -> str | None:
+        """Those that have not come: "ranks 4-5 (node 2)", "1 host"."""
+        if self.missing:
+            ranks = name_ranks(self.missing)
+            return f"{ranks} (node{'s' * (len(self.nodes) > 1)} {fold_ranks(self.nodes)})" if self.nodes else ranks
+        if not self.lacking:
+            return None
+        of = f" of {self.expected:,}" if self.expected and self.lacking > limits.NAMED_MOST else ""
+        return f"{self.lacking:,}{of} {'host' if self.hosts else 'rank'}{'s' * (self.lacking > 1)}"
+
+
+def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> Roll:
+    """The roll of a job of which `seen` are alive, and of these `waiting` stand where all are to meet."""
+    targets = [case.ranks[key].target for key in waiting or seen]
+    here = bool(targets) and all(on_loopback(target.master) for target in targets)
+    if any(one.launch for one in waiting.values()):
+        return _of_hosts(waiting, here)
+    size = case.job_facts["world"].size
+    kin = {one.number for arrived in waiting.values() if arrived.meeting for one in arrived.meeting.kin}
+    present = {n for key in seen if (n := case.ranks[key].target.rank) is not None}
+    there = present | kin
+    busy = len(waiting) < len(seen)
+    if size is None or any(case.ranks[key].target.rank is None for key in seen) or None in kin:
+        return Roll(size, None, (), None, False, here, (), busy)
+    served = _served(waiting)
+    known = here or (served is not None and served <= len(there))  # of those not seen none has come
+    missing = limits.absent_ranks(size, there) if known else ()
+    come = max(len(there), served or 0)
+    lacking = max(0, size - come) if here or served is not None else None
+    # One that was started and has not yet connected is on its way.
+    coming = busy or (bool(kin - present) and (served is None or served < len(there)))
+    missed = limits.count_absent(size, there) if known else 0
+    return Roll(size, come, missing, lacking, False, here, (), coming, missed)
+
+
+def _served(waiting: Mapping[Key, Arrival]) -> int | None:
+    """Ranks that are connected to the store, where a rank of this host serves it: not where a launcher does."""
+    ranks = {pid for _, pid in waiting}
+    for one in waiting.values():
+        if one.meeting is not None and one.meeting.holder is not None:
+            ranks.update(kin.pid for kin in one.meeting.kin if not kin.agent)
+            if one.meeting.holder.pid in ranks:
+                return one.meeting.clients
+    return None
+
+
+def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> Roll:
+    launches = [one.launch for one in waiting.values() if one.launch]
+    fewest = max((launch.fewest or 0 for launch in launches), default=0)
+    kin = [k for one in waiting.values() if one.meeting for k in one.meeting.kin if k.agent]
+    served = next((one.meeting.clients for one in waiting.values() if one.meeting and one.meeting.clients), None)
+    there = len({pid for _, pid in waiting} | {k.pid for k in kin})
+    come = max(there, served or 0)
+    nodes = {launch.node for launch in launches} | {k.number for k in kin}
+    fixed = all(launch.fewest == launch.most for launch in launches)
+    each = {launch.per_node for launch in launches}
+    known = here or (served is not None and served <= there)
+    numbered = known and fixed and None not in nodes | each and len(each) == 1
+    absent = limits.absent_ranks(fewest, nodes) if numbered else ()
+    per_node = next(iter(each)) or 1
+    missed = limits.count_absent(fewest, nodes) * per_node if numbered else 0
+    few = len(absent) * per_node <= limits.NAMED_MOST
+    missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
+    lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
+    # One that was started and has not yet connected is on its way.
+    coming = served is not None and served < there
+    return Roll(fewest or None, come, missing, lacking, True, here, absent, coming, missed)

@@ -12,8 +12,7 @@ from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.startup.rendezvous import UNANSWERED_S, Arrival, arrival, assembles
-from hangdoc.analysis.startup.roll_call import Roll, roll_call
+from hangdoc.analysis.startup.rendezvous import UNANSWERED_S, Arrival, Roll, arrival, assembles, roll_call
 from hangdoc.evidence import Holder, RankEvidence
 
 HERE_S = 6.0  # patience where the missing belong on this host and none of them is on its way

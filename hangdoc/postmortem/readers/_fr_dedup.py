@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 
 ENTRIES = b"X\x07\x00\x00\x00entries"  # torch writes them last
 MOST_BYTES = 32 << 20  # of a dump kept as a model
@@ -37,7 +37,7 @@ class Model:
     mask: int  # bits that must be equal
     used: frozenset[int]  # memo numbers that the entries use
     created: tuple[int, ...]  # offsets of the newest creation times in the body
-    entries: tuple[Recorded, ...]
+    entries: tuple[RecordedCall, ...]
     groups: frozenset[str]
     labels: Mapping[str, str]
     missed: int

@@ -33,7 +33,7 @@ class ElasticReader:
         context.progress(source.size)
         try:
             message = input_limits.parsed_json(data, source.size).get("message")
-        except input_limits.TooMuch as error:
+        except input_limits.InputTooLarge as error:
             context.warn(f"{source.name}: not read: {error}")
             return
         except (ValueError, AttributeError):

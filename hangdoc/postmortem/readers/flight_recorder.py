@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Frame, Groups, Recorded, Stack, Stacks, Variable
+from hangdoc.evidence import FlightRecorder, Frame, ProcessGroups, RecordedCall, Stack, Stacks, Variable
 from hangdoc.evidence.collectives import pending_call
+from hangdoc.evidence.memory import gc_paused
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._fr_dedup import ENTRIES
 from hangdoc.postmortem.readers._fr_trace import TIMED_ENTRIES, SharedParts, flight_recorder, text, trace_header
 from hangdoc.postmortem.readers._safe_pickle import PickleRefused, load_head, load_plain
 from hangdoc.system import input_limits
-from hangdoc.system.garbage_collector import gc_paused
 
 MOST_CUTS = 400  # cut positions tried in a truncated pickle
 MOST_RELOADED = 256 << 20  # bytes loaded in these tries together; at least one try
@@ -128,7 +128,7 @@ def _dict_ends(data: bytes) -> Iterator[int]:
 def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
     try:
         return input_limits.parsed_json(data, packed), ""
-    except input_limits.TooMuch as error:
+    except input_limits.InputTooLarge as error:
         return None, f"not read: {error}"
     except ValueError:
         pass
@@ -166,7 +166,7 @@ def _from_model(data: bytes, shared: SharedParts) -> FlightRecorder | None:
     return replace(made, entries=entries, labels=labels, begun=tuple(begun), missed=model.missed)
 
 
-def _with_group_name(entry: Recorded, names: Mapping[str, str], shared: SharedParts) -> Recorded:
+def _with_group_name(entry: RecordedCall, names: Mapping[str, str], shared: SharedParts) -> RecordedCall:
     """The same call, with the group renamed."""
     name = names.get(entry.group)
     if name is None:
@@ -207,7 +207,7 @@ def _pieces(source: Source, record: FlightRecorder, context: ReadContext) -> Ite
     yield Piece(process, "recorder", replace(record, written=source.path.stat().st_mtime), at, size)
     named = tuple(group for group in record.groups if group.name)
     if named:
-        yield Piece(process, "groups", Groups(named, rank, size), at, size)
+        yield Piece(process, "groups", ProcessGroups(named, rank, size), at, size)
     pending = pending_call(record)
     if pending is not None:
         yield Piece(process, "stacks", Stacks((_stack(pending, record),)), at, size)
@@ -232,7 +232,7 @@ def _host(source: Source) -> str | None:
     return text(host) if re.search(r"[\d.-]", host) else None
 
 
-def _stack(entry: Recorded, record: FlightRecorder) -> Stack:
+def _stack(entry: RecordedCall, record: FlightRecorder) -> Stack:
     """The stack of a call, with group and peer as arguments of torch's function.
 
     The tensor is left out: ranks on one line may be in different calls, which only sequence numbers distinguish.
@@ -247,7 +247,7 @@ def _stack(entry: Recorded, record: FlightRecorder) -> Stack:
     return Stack(0, "MainThread", tuple(frames))
 
 
-def _arguments(entry: Recorded, record: FlightRecorder) -> Iterator[Variable]:
+def _arguments(entry: RecordedCall, record: FlightRecorder) -> Iterator[Variable]:
     group = next((group for group in record.groups if group.name == entry.group), None)
     if group is not None and not group.default:
         yield Variable("group", "ProcessGroup", kind="object", address=group.address)

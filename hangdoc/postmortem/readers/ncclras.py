@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
@@ -262,7 +262,7 @@ def _recorder_pieces(one: Communicator, ras: Ras) -> Iterator[Piece]:
     (op,) = differ
     for rank in one.ranks:
         count = rank.launched.get(op, 0)
-        entry = Recorded(one.hash, count, _OPS.get(op, op.lower()), "", (), False)
+        entry = RecordedCall(one.hash, count, _OPS.get(op, op.lower()), "", (), False)
         record = FlightRecorder("ras", (entry,), {one.hash: count}, {})
         yield Piece(ProcessRef(rank.rank, rank.host, rank.pid), "recorder", record, world_size=one.size)
 

@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 from hangdoc.evidence import Snapshot
-from hangdoc.evidence.sharing import share
+from hangdoc.evidence.memory import gc_paused, share
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._recording_windows import ROUNDS, KeptLine, Windows
 from hangdoc.recording import codec
 from hangdoc.recording.recorder import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
 from hangdoc.system import input_limits
-from hangdoc.system.garbage_collector import gc_paused
 
 MOST_RANKS, BYTES_A_RANK = 4096, 16  # ranks in one look; more need 16 bytes of file size each
 MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for lines

@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Light:
     name: str
     sizes: tuple[int, ...] = ()

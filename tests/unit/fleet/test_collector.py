@@ -120,7 +120,7 @@ def test_a_rank_that_another_agent_answered_for_meanwhile_counts_once(scene: str
         end = time.monotonic() + 20.0
         while time.monotonic() < end:
             session.look()
-            seen = [(rank.host, rank.rank) for rank in session.facts("none", judge()).ranks]
+            seen = [(rank.host, rank.rank) for rank in judge().facts(session.snapshots("none")).ranks]
             assert len({rank for _, rank in seen}) == len(seen), seen
             other = other or ("n1", 1) in seen
             if other and seen == EVERY:

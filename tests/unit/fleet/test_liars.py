@@ -62,7 +62,7 @@ def test_what_an_agent_claims_hides_no_rank_of_another_host(
             assert of_job(shots, "none") == HONEST
             assert [why for why in told(shots, host) if why.startswith(said)], told(shots, host)
             session._add(shots)
-        facts = session.facts("none", judge())
+        facts = judge().facts(session.snapshots("none"))
         assert [(rank.host, rank.rank, rank.alive) for rank in facts.ranks] == [(*one, True) for one in HONEST]
         assert facts.job.world.lost == ()  # that a host is lost is not for its agent to say
         assert all(len(lack.why) <= 400 and len(lack.probe) <= 400 for shot in shots for lack in shot.unseen)

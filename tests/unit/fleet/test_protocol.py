@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from hangdoc.fleet import protocol
 from hangdoc.fleet.decoder import Reader
-from hangdoc.fleet.encoder import CARRIERS, Writer
-from hangdoc.fleet.object_addresses import PLAIN, Objects, numbered
+from hangdoc.fleet.encoder import CARRIERS, PLAIN, Objects, Writer, numbered
 from hangdoc.recording import codec, recorder
 from tests.support.paths import PLAYBOOKS
 

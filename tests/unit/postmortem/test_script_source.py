@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Source, Stack, Stacks, Target
-from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.evidence.logs import Aftermath
 from hangdoc.postmortem.script_source import Call, with_partners, with_source
 
 C10D = "/env/site-packages/torch/distributed/distributed_c10d.py"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.analysis.compute.precision import ANALYSIS, ComputeFacts
+from hangdoc.analysis.compute.precision import ANALYSIS, PrecisionFacts
 from hangdoc.evidence import Environ, Host, Variable
 from hangdoc.evidence.software import Types
 from tests.support.synthetic_evidence import LIB, At, Stage, tensor
@@ -23,7 +23,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
 
 
-def facts(stage: Stage, at: At, flags: frozenset[str] | None = frozenset({"avx2"})) -> ComputeFacts:
+def facts(stage: Stage, at: At, flags: frozenset[str] | None = frozenset({"avx2"})) -> PrecisionFacts:
     """Of one rank on a CPU with these flags."""
     case = stage.facts([at]).case
     host = Host("here", None, "6", 2, "a CPU", flags)

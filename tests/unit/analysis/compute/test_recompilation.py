@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from hangdoc.analysis.compute.recompilation import CompilingFacts
+from hangdoc.analysis.compute.recompilation import RecompilationFacts
 from hangdoc.evidence import ChildProcess, Process, Variable
 from tests.support.synthetic_evidence import LIB, At, Stage, number, tensor
 
@@ -41,9 +41,9 @@ def computes(step: int) -> At:
     )
 
 
-def judged(stage: Stage, looks: Iterable[At]) -> CompilingFacts:
+def judged(stage: Stage, looks: Iterable[At]) -> RecompilationFacts:
     facts = stage.facts(*([at] for at in looks)).ranks[0].compiling
-    assert isinstance(facts, CompilingFacts)
+    assert isinstance(facts, RecompilationFacts)
     return facts
 
 
@@ -70,7 +70,7 @@ def test_again_and_again(stage: Stage, looks: Sequence[At], again: bool) -> None
 
 def test_what_is_told_of_it(stage: Stage) -> None:
     looks = [compiles(7), compiles(8, GUARD, 9), compiles(9, GUARD.replace("0/4", "0/5_1").replace("9", "8"), 8)]
-    assert judged(stage, [*looks, computes(9)]) == CompilingFacts(
+    assert judged(stage, [*looks, computes(9)]) == RecompilationFacts(
         share=0.75,
         again=True,
         iterations=3,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hangdoc.analysis.compute.straggler import RankValues
 from hangdoc.analysis.facts import Facts
 from hangdoc.evidence import Process, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
@@ -183,3 +187,10 @@ def test_work_that_is_one_ranks_alone_is_no_slowness_where_steps_are_not_told(st
     )
     assert facts.ranks[0].pace.late_share > 0.4
     assert (facts.ranks[0].pace.same_code, facts.ranks[0].pace.late) == (False, False)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=2, max_size=9))
+def test_median_of_the_others(values: Sequence[float]) -> None:
+    for i, value in enumerate(values):
+        assert RankValues(values).median(value) == statistics.median([*values[:i], *values[i + 1 :]])
+    assert RankValues(values).median() == statistics.median(values)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.compute.wait_time import Waiting, steps, waiting
-from hangdoc.evidence import Process, ThreadCpu
+from hangdoc.analysis.compute.wait_time import WaitingRanks, WaitTime, moves_throughout, wait_time
+from hangdoc.analysis.ranks.call_path import LazyCallPath
+from hangdoc.analysis.ranks.progress import Activity, Look
+from hangdoc.evidence import Process, Stack, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number
 
 SCRIPT = """\
@@ -33,11 +35,11 @@ def look(waits: bool, cpu_s: float, delay_s: float | None, step: int, state: str
     return At([("train", 3)], variables=variables, records=records)
 
 
-def seen(stage: Stage, *looks: At) -> tuple[Case, Waiting | None]:
+def seen(stage: Stage, *looks: At) -> tuple[Case, WaitTime | None]:
     """One rank, looked at each half second."""
     case = stage.facts(*[[one] for one in looks], every_s=0.5).case
     (key,) = case.ranks
-    return case, waiting(case, key)
+    return case, wait_time(case, key)
 
 
 def test_asleep_is_what_neither_runs_nor_queues(stage: Stage) -> None:
@@ -66,8 +68,27 @@ def test_where_clocks_cannot_tell_the_stacks_do(stage: Stage, delay_s: float | N
 def test_steps_go_by_in_every_part_or_it_is_one_long_wait(stage: Stage) -> None:
     for last, wanted in ((19, True), (9, False)):
         case, _ = seen(stage, *[look(False, 0.0, 0.0, min(i, last), "R") for i in range(19)])
-        assert steps(case, next(iter(case.ranks))) is wanted
+        assert moves_throughout(case, next(iter(case.ranks))) is wanted
 
 
 def test_a_short_look_tells_nothing(stage: Stage, tmp_path: Path) -> None:
     assert seen(stage, *[look(False, 0.1 * i, 0.0, i, "R") for i in range(5)])[1] is None
+
+
+NOWHERE = LazyCallPath((), Stack(1, None, ()), None, {})
+
+
+def looks(at_s: float, phases: str) -> list[Look]:
+    activities = {
+        phase: Activity(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))
+    }
+    return [Look(at_s + i, NOWHERE, activities[phase]) for i, phase in enumerate(phases)]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "count"), [(-1.0, 1), (0.0, 1), (0.4, 1), (0.6, 2), (1.4, 2), (1.6, 1), (2.0, 1), (9.0, 1)]
+)
+def test_waiters_by_the_nearest_look_at_each(after_s: float, count: int) -> None:
+    """The clocks of the two have nothing in common."""
+    ranks = [looks(5.0, "cww"), looks(-70.0, "wwc"), [], looks(1e6, "ccc")]
+    assert WaitingRanks(ranks).at(after_s) == count

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.data.dataloading import InputFacts
+from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.evidence import ChildProcess, Connection, Frame, Process, Sockets, Stack, Stacks, ThreadCpu
 from tests.support.synthetic_evidence import LIB, At, Stage, in_backward, in_c10d, number
 
@@ -46,11 +46,11 @@ def training(step: int = 0) -> At:
     return in_backward(("train", 6), variables={"train": [number("step", step)]})
 
 
-def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> InputFacts:
+def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> DataLoadingFacts:
     """Of rank 1; rank 0 waits for it."""
     other = in_c10d("all_reduce", ("train", 6))
     facts = stage.facts(*([other, look] for look in looks), every_s=every_s).ranks[1].inputs
-    assert isinstance(facts, InputFacts)
+    assert isinstance(facts, DataLoadingFacts)
     return facts
 
 
@@ -169,4 +169,4 @@ def test_a_sleep_in_the_loader_ends_by_itself(stage: Stage, wchan: str | None, a
 
 def test_of_a_rank_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
     gone = At((("train", 5),), alive=False)
-    assert Stage(SCRIPT, tmp_path).facts([waiting(), gone]).ranks[1].inputs == InputFacts()
+    assert Stage(SCRIPT, tmp_path).facts([waiting(), gone]).ranks[1].inputs == DataLoadingFacts()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.data.helpers import HelperFacts
 from hangdoc.analysis.data.storage import ANALYSIS, StorageFacts
+from hangdoc.analysis.data.workers import HelperFacts
 from hangdoc.evidence import FileCall, Helper, Io, Peer, Process, RankEvidence, Snapshot, Target
 
 RANK, OTHER = ("here", 100), ("here", 101)

@@ -8,7 +8,7 @@ import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
-from hangdoc.system.exits import text
+from hangdoc.system.exits import format_exit
 from tests.support.synthetic_evidence import Stage, in_c10d
 
 RUNS = None
@@ -24,7 +24,7 @@ def facts(*ends: End | None, hosts: str = "") -> Facts:
     ranks = []
     for number, end in enumerate(ends):
         target = Target(100 + number, 1, hosts[number] if hosts else "a", number, world_size=len(ends))
-        ranks.append(RankEvidence(target, end is None, {}, text(end) if end else None, end))
+        ranks.append(RankEvidence(target, end is None, {}, format_exit(end) if end else None, end))
     here = sorted({rank.target.host for rank in ranks})
     shots = [Snapshot(host, 10.0, "", tuple(r for r in ranks if r.target.host == host)) for host in here]
     return derive(shots, schema())

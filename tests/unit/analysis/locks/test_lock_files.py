@@ -39,7 +39,7 @@ def test_left_behind(stage: Stage) -> None:
     seen = judged(stage, replace(LEFT, named_pid=12, named_alive=False))
     assert seen == LockFileFacts(
         stuck=True, advancing=False, path="/cache/lock", kind="baton", age_s=4000.0,
-        named="pid 12, no such process any more", sure=True, before=True,
+        named="pid 12, no longer running", sure=True, before=True,
     )  # fmt: skip
 
 

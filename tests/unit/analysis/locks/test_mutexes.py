@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.locks.mutexes import LocksFacts
+from hangdoc.analysis.locks.mutexes import MutexFacts
 from hangdoc.evidence import Frame, Process, Source, Stack, ThreadCpu
 from hangdoc.evidence.locks import Holding, Locks, LockWait
 from tests.support.synthetic_evidence import At, Stage, in_c10d
@@ -67,7 +67,7 @@ def judged(
     looks: int = 4,
     switches: Sequence[int] = (5,) * 9,
     others: Sequence[int] = (1,) * 9,
-) -> LocksFacts:
+) -> MutexFacts:
     """Rank 0, whose main thread waits in `train`; rank 1 waits for it. `switches` of the main thread, by look, and of
     each of the others."""
     shown = []
@@ -80,7 +80,7 @@ def judged(
         at = At([("train", 2)], extra=extra, records={"locks": locks, "cpu": cpu, "source": source(stage)})
         shown.append([at, in_c10d("all_reduce", ("train", 3))])
     facts = stage.facts(*shown).ranks[0].locks
-    assert isinstance(facts, LocksFacts)
+    assert isinstance(facts, MutexFacts)
     return facts
 
 
@@ -88,15 +88,15 @@ def test_a_ring(stage: Stage) -> None:
     waits = (wait(MAIN, LOCK), wait(OTHER, GUARD, "self.guard", reentrant=True, owner=MAIN))
     extra = [thread(stage, OTHER, "export", 6)]
     facts = judged(stage, Locks((MAIN, OTHER), waits, (held(OTHER, LOCK),)), extra)
-    assert facts == LocksFacts(
+    assert facts == MutexFacts(
         True,
         "ring",
         "self.lock",
         False,
         True,
         (
-            "MainThread waits for self.lock at train (job.py:2), which export has since put (cache.py:20)",
-            "export waits for self.guard at export (job.py:6), which MainThread has",
+            "MainThread waits for self.lock at train (job.py:2), held by export since put (cache.py:20)",
+            "export waits for self.guard at export (job.py:6), held by MainThread",
         ),
     )
 
@@ -185,4 +185,4 @@ def test_what_another_s_debugger_woke_has_not_gone_on(stage: Stage) -> None:
 
 
 def test_not_seen(stage: Stage) -> None:
-    assert stage.facts([At([("train", 2)])]).ranks[0].locks == LocksFacts()
+    assert stage.facts([At([("train", 2)])]).ranks[0].locks == MutexFacts()

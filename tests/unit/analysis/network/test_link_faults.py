@@ -12,6 +12,7 @@ import pytest
 import playbooks
 from hangdoc.analysis.facts import Schema, derive, schema
 from hangdoc.analysis.job.world import ANALYSIS as WORLD
+from hangdoc.analysis.network.link_faults import nodes_to_blame
 from hangdoc.analysis.network.links import ANALYSIS, NetworkFacts, NetworkJob
 from hangdoc.evidence import AGENT, Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target, Unseen
 from hangdoc.evidence.network import Echo, Echoes
@@ -192,7 +193,7 @@ def _with(rank: RankEvidence, interface: Mapping[str, Any]) -> RankEvidence:
 @pytest.mark.parametrize(
     ("interface", "culprits", "text"),
     [
-        ({}, [1], "rank 1 uses eth0, held to 2 Mbit/s by tbf, and could use eth1"),
+        ({}, [1], "rank 1 uses eth0, limited to 2 Mbit/s by tbf, and could use eth1"),
         ({"kind": "wireless", "queue_rate": None, "speed_mbit": None}, [1], "eth0, wireless, and could use eth1"),
         ({"queue_rate": None, "speed_mbit": 10}, [1], "eth0, 10 Mbit/s, and could use eth1"),
         ({"queue_rate": None}, [0, 1], "at "),
@@ -203,3 +204,30 @@ def test_the_interface_of_a_slow_line(interface: dict[str, Any], culprits: list[
     assert finding.playbook == "slow-link"
     assert [one.rank for one in finding.culprits] == culprits
     assert text in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "expected"),
+    [
+        ("", "", ""),
+        ("ab", "", "ab"),  # two hosts alone
+        ("ab ba", "", "ab"),
+        ("ab bc", "ca", "b"),  # a ring
+        ("ab bc", "", "b"),
+        ("ab", "ca", "ab"),  # in the other direction: tells nothing
+        ("ab", "ac", "b"),  # the sender does well with another
+        ("ab", "cb", "a"),  # so does the receiver
+        ("ab", "ac cb", "ab"),  # only the two together: the way between them
+        ("ab ba", "ac ca", "b"),
+        ("ab ba", "ac", "ab"),  # cleared in one direction only
+        ("ab cb db", "", "b"),
+        ("ab cd", "", "abcd"),
+        ("ab cd", "ad cb", "abcd"),
+        ("ab bc ca", "", "abc"),
+    ],
+)
+def test_blamed(bad: str, good: str, expected: str) -> None:
+    def pairs(text: str) -> list[tuple[str, str]]:
+        return [(one[0], one[1]) for one in text.split()]
+
+    assert nodes_to_blame(pairs(bad), pairs(good)) == set(expected)

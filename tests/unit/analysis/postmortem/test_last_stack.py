@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
-from hangdoc.analysis.postmortem.last_stack import MissedFacts, MissedJob, _doing
+from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _blocked_in
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
+from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
@@ -20,7 +20,9 @@ TORCH = "/x/site-packages/torch/"
 
 
 def dump(calls: int, retired: bool = True) -> FlightRecorder:
-    entries = [Recorded("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)]
+    entries = [
+        RecordedCall("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)
+    ]
     return FlightRecorder("2.10", tuple(entries), {}, {}, final=True, groups=EVERYBODY)
 
 
@@ -52,7 +54,7 @@ def test_a_rank_that_waits_for_one_too_many_is_named() -> None:
     found = facts((0, dump(7)), (1, dump(7)), (2, logs(lacks)))
     assert [rank.missed.awaits for rank in found.ranks] == [None, None, 3]
     there = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "1"})
-    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == MissedFacts()
+    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == LastStackFacts()
 
 
 def test_what_the_rank_that_had_not_come_stood_in() -> None:
@@ -98,10 +100,10 @@ SITE = "load (train.py:7)"
     ],
 )
 def test_what_a_stack_says_it_stood_in(stack: StackFacts, doing: str | None) -> None:
-    assert _doing(stack) == doing
+    assert _blocked_in(stack) == doing
 
 
 def test_nothing_is_said_without_dumps_or_a_line_that_says_so() -> None:
     found = facts((0, logs(WAITED)))
-    assert [rank.missed for rank in found.ranks] == [MissedFacts()]
-    assert found.job.missed == MissedJob()
+    assert [rank.missed for rank in found.ranks] == [LastStackFacts()]
+    assert found.job.missed == LastStackJob()

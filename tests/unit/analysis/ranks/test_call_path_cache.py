@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.ranks.call_path_cache import chain_in, compared, lines_of, story_of, variables_at
+from hangdoc.analysis.ranks.call_path_cache import chain_in, comparison_key, lines_of, path_of, variables_at
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Branch, Frame, Loop, Place, RankEvidence, Source, Stack, Stacks, Target, Variable
 
@@ -43,10 +43,10 @@ def test_a_place_is_one_object_and_a_story_has_each_ranks_own_variables() -> Non
     assert lines_of(found, first) is lines_of(found, second)
     assert [frame[0] for frame in lines_of(found, first)] == ["wait", "train"]
     for key, value in ((first, 1), (second, 2)):
-        assert [step.function for step in story_of(found, key)] == ["train", "wait"]
-        assert story_of(found, key)[0].variables["n"].number == value
+        assert [step.function for step in path_of(found, key)] == ["train", "wait"]
+        assert path_of(found, key)[0].variables["n"].number == value
         assert [one.number for one in variables_at(found, key, 0)] == [value]
-        assert story_of(found, key)[0] is story_of(found, key)[0]
+        assert path_of(found, key)[0] is path_of(found, key)[0]
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_a_place_is_one_object_and_a_story_has_each_ranks_own_variables() -> Non
 )
 def test_what_is_compared(own: list[Variable], library: list[Variable], same: bool) -> None:
     found = case(([number("n", 5)], [number("step", 5)]), (own, library))
-    first, second = (compared(found, key, frozenset({"asked"})) for key in found.ranks)
+    first, second = (comparison_key(found, key, frozenset({"asked"})) for key in found.ranks)
     assert (first == second) is same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.ranks.call_path import Named, Step
+from hangdoc.analysis.ranks.call_path import FrameVariables, Step
 from hangdoc.analysis.ranks.conditions import uniform
 from hangdoc.evidence import Loop, Place, Tensor, Variable
 
@@ -21,7 +21,7 @@ MINE = {
     "args": Variable("args", "<Namespace at 0x1>", kind="object"),
 }
 OTHER = {**MINE, "seen": Variable("seen", "4", number=4, kind="int")}
-STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), Named(tuple(MINE.values())))
+STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), FrameVariables(tuple(MINE.values())))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.ranks.call_path import Named, Step
+from hangdoc.analysis.ranks.call_path import FrameVariables, Step
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.evidence import Variable
 from tests.support.synthetic_evidence import ParsedSource
@@ -44,7 +44,9 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> ParsedSource:
 
 
 def story(module: ParsedSource, *calls: tuple[str, int]) -> list[Step]:
-    return [Step(function, "job.py", line, "job.py", module.place(line), Named(())) for function, line in calls]
+    return [
+        Step(function, "job.py", line, "job.py", module.place(line), FrameVariables(())) for function, line in calls
+    ]
 
 
 MAIN, TRAIN = ("main", 19), "train"
@@ -79,8 +81,8 @@ def test_relation(
 
 
 def test_without_source_nothing_is_claimed() -> None:
-    here = [Step("main", "job.py", 20, "job.py", None, Named(()))]
-    there = [Step("main", "job.py", 19, "job.py", None, Named(()))]
+    here = [Step("main", "job.py", 20, "job.py", None, FrameVariables(()))]
+    there = [Step("main", "job.py", 19, "job.py", None, FrameVariables(()))]
     assert relate(here, there) == Relation("apart", here[0], there[0])
 
 
@@ -123,9 +125,9 @@ def test_a_library_s_own_condition_does_not_part_ranks(tmp_path: Path, line: int
     library = "/v/lib/python3.11/site-packages/framework/loop.py"
 
     def advance(line: int) -> Step:
-        return Step("advance", library, line, "loop.py", framework.place(line), Named(()))
+        return Step("advance", library, line, "loop.py", framework.place(line), FrameVariables(()))
 
-    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), Named(()))
+    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), FrameVariables(()))
     found = relate([advance(line)], [advance(6), hook])
     assert (found.kind, found.branch and found.branch.test) == ("out_of_branch", "trainer.is_global_zero")
     assert relate([advance(6), hook], [advance(line)]).kind == "in_branch"
@@ -161,7 +163,7 @@ def fit(loader):
 def test_a_rank_before_a_loop_that_is_under_way(tmp_path: Path, caller: int, step: float, kind: str) -> None:
     module = parsed(ROUNDS, tmp_path / "job.py")
     inside = story(module, ("fit", caller), ("epoch", 4))
-    inside[1] = inside[1]._replace(variables=Named((Variable("step", str(step), number=step, kind="int"),)))
+    inside[1] = inside[1]._replace(variables=FrameVariables((Variable("step", str(step), number=step, kind="int"),)))
     mine = story(module, ("fit", caller), ("epoch", 2))
     assert relate(mine, inside).kind == kind
     assert relate(inside, mine).kind == {"left_loop": "in_loop", "behind": "ahead"}[kind]

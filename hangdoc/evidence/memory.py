@@ -1,8 +1,14 @@
-"""Equal parts of two records kept once: most of what a look sees of a rank is what the look before saw."""
+"""Memory for the evidence of thousands of ranks: share equal parts, pause the garbage collector.
+
+Most of a sample equals the sample before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import compress
@@ -54,3 +60,28 @@ def _fields(kind: Any) -> tuple[Sequence[str], attrgetter[Any] | None]:
         return (), None
     names = [field.name for field in fields(kind)]
     return names, attrgetter(*names, *names[:1])  # of one name alone it would not be a tuple
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause cyclic GC while building acyclic data: each collection would traverse all evidence."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.freeze()  # moves the new objects to the oldest generation, so the next collection skips them
+            gc.unfreeze()
+            gc.enable()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system; glibc's malloc keeps the holes that messages of many hosts leave."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def collect_rarely() -> None:
+    """Make GC rare for the rest of this process: with thousands of ranks a collection takes seconds."""
+    gc.set_threshold(100_000, 20, 20)

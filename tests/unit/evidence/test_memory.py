@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
-from hangdoc.evidence.sharing import share
+from hangdoc.evidence.memory import share
 
 
 def frame(name: str, step: int = 0) -> Frame:

@@ -1,4 +1,4 @@
-"""When it is worth a closer look, told of a recorded job with a slow link."""
+"""When an inspection is worth it, on a recorded job with a slow link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import playbooks
 from hangdoc.analysis.facts import derive, schema
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording.recorder import read
-from hangdoc.watch.session import unclear
+from hangdoc.watch.policy import needs_inspection
 
 
 def without_interfaces(rank: RankEvidence, blind: int | None) -> RankEvidence:
@@ -20,10 +20,10 @@ def without_interfaces(rank: RankEvidence, blind: int | None) -> RankEvidence:
 
 
 @pytest.mark.parametrize("blind", [None, 0, 1])
-def test_a_slow_link_whose_other_end_was_not_looked_at(blind: int | None) -> None:
+def test_inspects_a_slow_link_if_one_end_has_not_read_its_interfaces(blind: int | None) -> None:
     (recording,) = read(playbooks.ROOT / "slow-link" / "capture.jsonl.zst")
     shots: list[Snapshot] = [
         replace(shot, ranks=tuple(without_interfaces(rank, blind) for rank in shot.ranks))
         for shot in recording.snapshots
     ]
-    assert unclear(derive(shots, schema())) is (blind is not None)
+    assert needs_inspection(derive(shots, schema())) is (blind is not None)

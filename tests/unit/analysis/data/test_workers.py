@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.data.helpers import HelperFacts
+from hangdoc.analysis.data.workers import HelperFacts
 from hangdoc.evidence import ChildProcess, FileCall, Frame, Helper, Io, Process, Stack
 from tests.support.synthetic_evidence import LIB, At, Stage, in_c10d
 

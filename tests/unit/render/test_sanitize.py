@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.render.text import LIMIT, clean
+from hangdoc.render.sanitize import LIMIT, clean
 
 
 @pytest.mark.parametrize(

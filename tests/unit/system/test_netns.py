@@ -1,10 +1,10 @@
-"""The lines of a hosts file that name a host."""
+"""Entries of a hosts file."""
 
 from __future__ import annotations
 
 import pytest
 
-from hangdoc.system.hosts_file import naming
+from hangdoc.system.netns import hosts_entries
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,10 @@ from hangdoc.system.hosts_file import naming
         ("", []),
     ],
 )
-def test_hosts_file(text: str, addresses: list[str]) -> None:
-    assert [address for address, _, _ in naming(text, "node-a")] == addresses
+def test_addresses_of_a_name(text: str, addresses: list[str]) -> None:
+    assert [address for address, _, _ in hosts_entries(text, "node-a")] == addresses
 
 
-def test_the_lines_are_numbered() -> None:
+def test_line_numbers() -> None:
     text = "127.0.0.1 a\nnonsense a\n10.0.0.1 b  a # both\n"
-    assert list(naming(text, "a")) == [("127.0.0.1", 1, "127.0.0.1 a"), ("10.0.0.1", 3, "10.0.0.1 b a")]
+    assert list(hosts_entries(text, "a")) == [("127.0.0.1", 1, "127.0.0.1 a"), ("10.0.0.1", 3, "10.0.0.1 b a")]

@@ -1,4 +1,4 @@
-"""Dossiers for the renderers: built by hand, and from captures."""
+"""Incidents for the renderers: built by hand, and from captures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.incident.incident import Dossier, File, Standing, dossier
+from hangdoc.incident.incident import File, Incident, RankRow, build_incident
 from hangdoc.incident.stack_diff import Line, Local, Side
 from hangdoc.incident.timeline import Event, Lane, Span, Timeline
 from hangdoc.recording.recorder import read
@@ -33,25 +33,25 @@ def judged(capture: Path, ranks: int = 0, odd: int = 0, blamed: int = 0) -> tupl
     return judge().verdict(facts), facts
 
 
-def captured(playbook: str, ranks: int = 0, odd: int = 0, blamed: int = 0) -> Dossier:
-    """The dossier of a playbook's capture."""
+def captured(playbook: str, ranks: int = 0, odd: int = 0, blamed: int = 0) -> Incident:
+    """The incident of a playbook's capture."""
     file = File("capture.jsonl.zst", "recording", 7774, "6a03bb97bb744c57")
-    return dossier(*judged(ROOT / "playbooks" / playbook / file.name, ranks, odd, blamed), [file])
+    return build_incident(*judged(ROOT / "playbooks" / playbook / file.name, ranks, odd, blamed), [file])
 
 
-def recorded(name: str) -> Dossier:
-    return dossier(*judged(RECORDINGS / f"{name}.jsonl.zst"))
+def recorded(name: str) -> Incident:
+    return build_incident(*judged(RECORDINGS / f"{name}.jsonl.zst"))
 
 
-def full(text: str = ENEMY) -> Dossier:
+def full(text: str = ENEMY) -> Incident:
     """Every part is there, and every text in it is `text`."""
     lines = tuple(Line(text, text, 1, text, i < 2, i == 2, i > 0, (Local(text, text, True),)) for i in range(3))
     spans = (Span(-9, -3, ((text, 0.5), ("compute", 0.5))), Span(-3, 0, ((text, 1.0),)))
-    return Dossier(
+    return Incident(
         hostile(text),
         (File(text, text, 1, text),),
         (text,),
-        (Standing(((0, 1),), (text,), text, text, text, 1.0, 2.0, True),),
+        (RankRow(((0, 1),), (text,), text, text, text, 1.0, 2.0, True),),
         (0,),
         ((2, 3),),
         tuple(Side(title, ((0, 1),), text, text, text, lines, 4) for title in ("Culprit", "Waiting")),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoc.formatting import fold_hosts, name_ranks
-from hangdoc.render.text import clean
-from hangdoc.verdict import RankLine
+from hangdoc.render.sanitize import clean
+from hangdoc.verdict import Culprit, Job, RankLine
 
 # Phases in which a rank stands and waits for another one.
 WAITING = frozenset({"collective", "p2p", "startup", "teardown"})
@@ -55,6 +55,19 @@ def fold(lines: Iterable[RankLine]) -> list[Group]:
     for line in lines:
         found.setdefault((line.phase, line.op, line.site), []).append(line)
     return [Group(tuple(group)) for group in found.values()]
+
+
+def culprit_groups(culprits: Iterable[Culprit], job: Job) -> list[Group]:
+    """Culprits as groups; phase and operation come from the job's own line of that rank."""
+    of = {(line.host, line.pid): line for line in job.ranks if line.pid is not None}
+    by_rank: dict[int | None, RankLine] = {line.rank: line for line in job.ranks if line.rank is not None}
+    found = []
+    for culprit in culprits:
+        line = by_rank.get(culprit.rank) if culprit.pid is None else of.get((culprit.host or "", culprit.pid))
+        if line is None:
+            line = RankLine(culprit.rank, culprit.pid, culprit.host or "", "")
+        found.append(replace(line, site=culprit.site or line.site))
+    return fold(found)
 
 
 def name(ranks: Iterable[tuple[int | None, int | None]]) -> str:
