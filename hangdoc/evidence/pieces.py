@@ -1,4 +1,4 @@
-"""A record read from a file, and the process it is about (post-mortem readers)."""
+"""A record that a post-mortem reader found in a file, and its process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProcessRef:
-    """As much as a source says of the process that a piece is about; None: it does not say."""
+    """A process, as far as a source identifies it; None: not stated."""
 
     rank: int | None = None  # global rank
     host: str | None = None
     pid: int | None = None
-    run: int = 0  # how often the job had been restarted
+    run: int = 0  # number of restarts of the job before
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record of one process, such as a probe would have made; several of one process and probe are successive looks.
+    """A record of one process, as a probe would record it; several of one process and probe are successive looks.
 
-    `probe` is the name of the probe whose record it is, or `logs`, or `end` with an `End` as record: how the process
-    ended. `who` with neither rank nor PID speaks of the host, else of the job as a whole.
+    `probe`: name of a probe, or `logs`, or `end` (the record is an `End`: how the process ended). A `process` without
+    rank and PID stands for its host, or for the whole job.
     """
 
     process: ProcessRef

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hangdoc.evidence import End, Snapshot, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
-from hangdoc.postmortem.assemble import UNKNOWN_HOST, merged, snapshots
+from hangdoc.postmortem.assemble import UNKNOWN_HOST, merge_logs, snapshots
 
 FIRST, SECOND = (Stacks((Stack(1, name, ()),)) for name in ("first", "second"))
 
@@ -105,6 +105,9 @@ def test_pieces_beside_a_recording_belong_to_its_ranks() -> None:
 
 
 def test_logs_of_one_writer() -> None:
-    assert [said.text for said in merged([log("b", 2.0), log("a", 1.0)]).said] == ["a", "b"]
-    assert [said.text for said in merged([log("b"), log("a", 1.0)]).said] == ["b", "a"]
-    assert (merged([log("b", 2.0), log("a", 1.0)]).first, merged([log("b", 2.0), log("a", 1.0)]).lines) == (1.0, 2)
+    assert [said.text for said in merge_logs([log("b", 2.0), log("a", 1.0)]).said] == ["a", "b"]
+    assert [said.text for said in merge_logs([log("b"), log("a", 1.0)]).said] == ["b", "a"]
+    assert (merge_logs([log("b", 2.0), log("a", 1.0)]).first, merge_logs([log("b", 2.0), log("a", 1.0)]).lines) == (
+        1.0,
+        2,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Source, Stack, Stacks, Target
 from hangdoc.evidence.logs import Aftermath
-from hangdoc.postmortem.script_source import Call, with_partners, with_source
+from hangdoc.postmortem.script_source import Call, with_peers, with_source
 
 C10D = "/env/site-packages/torch/distributed/distributed_c10d.py"
 SCRIPT = """import torch.distributed as dist
@@ -85,7 +85,7 @@ def test_neither_libraries_nor_other_names_are_opened(tmp_path: Path) -> None:
     found, problems = places(shot(str(tmp_path / "fifo.py")))
     assert found == {}
     assert problems == [
-        "the source of fifo.py is not here: give it along (`hangdoc report ... fifo.py`), it tells the loops"
+        "the source of fifo.py was not found: add it (`hangdoc report ... fifo.py`) to see loops and branches"
     ]
     assert places(shot("/etc/passwd")) == ({}, [])
     assert places(shot("torch.py"), [tmp_path / "gone" / "torch.py"])[0] == {}
@@ -102,7 +102,7 @@ def test_peer_of_a_receive_becomes_a_variable_of_its_frame() -> None:
     frames = (Frame("recv", C10D, 9), Frame("wrapper", "/env/site-packages/torch/x.py", 3), Frame("f", "/t.py", 1))
     stacks = Stacks((Stack(1, "MainThread", frames),))
     known = {Call("/t.py", 1, "recv"): 1}
-    ((told,),) = [[frame.variables for frame in stack.frames[:1]] for stack in with_partners(stacks, known).threads]
-    assert told is not None
-    assert [(one.name, one.number) for one in told] == [("src", 1.0)]
-    assert with_partners(stacks, {}) is stacks
+    ((arguments,),) = [[frame.variables for frame in stack.frames[:1]] for stack in with_peers(stacks, known).threads]
+    assert arguments is not None
+    assert [(one.name, one.number) for one in arguments] == [("src", 1.0)]
+    assert with_peers(stacks, {}) is stacks
