@@ -1,4 +1,4 @@
-"""Pickles of which nothing is believed."""
+"""Untrusted pickles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_not_plain_is_refused_and_not_run(name: str) -> None:
+def test_code_is_refused_and_not_run(name: str) -> None:
     with pytest.raises(PickleRefused) as refused:
         load_plain(HOSTILE[name])
     assert not os.path.exists(MARKER)
@@ -63,7 +63,7 @@ def test_what_is_not_plain_is_refused_and_not_run(name: str) -> None:
     assert sentence.isprintable()
 
 
-def test_what_it_names_is_told() -> None:
+def test_message_names_the_class() -> None:
     with pytest.raises(PickleRefused, match=r"it names posix\.system"):
         load_plain(HOSTILE["os.system"])
     with pytest.raises(PickleRefused, match=r"it names \?\[31mevil\.x"):
@@ -79,7 +79,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_at_once_and_takes_no_memory(name: str) -> None:
+def test_bomb_is_refused_quickly_without_memory(name: str) -> None:
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(PickleRefused):
@@ -90,7 +90,7 @@ def test_a_bomb_is_refused_at_once_and_takes_no_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [1_000, 300_000, 2_000_000])
-def test_tuples_within_tuples_as_a_key_do_not_overflow_the_stack(depth: int) -> None:
+def test_nested_tuple_keys_do_not_overflow_the_stack(depth: int) -> None:
     """CPython hashes them by recursion in C, without a limit."""
     try:
         load_plain(b"\x80\x02}()" + b"\x85" * depth + b"K\x01u.")
@@ -98,7 +98,7 @@ def test_tuples_within_tuples_as_a_key_do_not_overflow_the_stack(depth: int) -> 
         assert depth > 1_000
 
 
-def test_what_holds_itself_is_only_a_value() -> None:
+def test_self_referencing_value() -> None:
     itself: list[Any] = []
     itself.append(itself)
     assert len(load_plain(pickle.dumps(itself))) == 1
@@ -132,13 +132,13 @@ def test_plain_values_are_read_in_every_protocol(value: Any, protocol: int) -> N
 
 @settings(max_examples=400, deadline=None)
 @given(data=st.binary(max_size=200), head=st.sampled_from([b"", b"\x80\x02", b"\x80\x04", b"\x80\x02}("]))
-def test_any_bytes_are_a_value_or_refused(data: bytes, head: bytes) -> None:
+def test_random_bytes_are_a_value_or_refused(data: bytes, head: bytes) -> None:
     assert sentence(head + data).isprintable()
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_a_damaged_pickle_is_a_value_or_refused(data: st.DataObject) -> None:
+def test_damaged_pickle_is_a_value_or_refused(data: st.DataObject) -> None:
     whole = bytearray(pickle.dumps({"entries": [{"a": [1, 2], "b": ("x", "y")}] * 3, "version": "2.10"}, protocol=2))
     for _ in range(data.draw(st.integers(1, 6))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -147,7 +147,7 @@ def test_a_damaged_pickle_is_a_value_or_refused(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("many", [1, 10_000])
 @pytest.mark.slow("uses up the CPU time that a pickle is allowed")
-def test_a_key_that_takes_years_to_hash_is_refused(many: int) -> None:
+def test_key_that_hashes_for_years_is_refused(many: int) -> None:
     """Each level stands in the next one twice; CPython before 3.14 hashes every one of the 2**60 leaves."""
     padding = b"K\x010" * many
     began = time.process_time()
