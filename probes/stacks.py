@@ -23,7 +23,7 @@ from hangdoc.introspect.module_globals import Globals
 from hangdoc.introspect.objects import Objects, Seen
 from hangdoc.introspect.py_spy import Dump, NativeDumps
 from hangdoc.introspect.tensors import read_tensors
-from hangdoc.introspect.unchanged_stacks import Unmoved
+from hangdoc.introspect.unchanged_stacks import UnchangedStacks
 from hangdoc.system import procfs, programs
 from probes import Observation, Request, Tier
 
@@ -70,7 +70,7 @@ class StacksProbe:
     def __init__(self) -> None:
         self._globals = Globals()
         self._natives = NativeDumps()
-        self._unmoved = Unmoved()
+        self._unchanged = UnchangedStacks()
         self._failing = Backoff()
         self._left_out: dict[int, int] = {}  # threads left out, by PID
         self._stuck: dict[int, Popen[bytes]] = {}
@@ -142,12 +142,12 @@ class StacksProbe:
             if count := self._left_out.get(target.pid):
                 why = f"it has {_THREADS + count} Python threads; only {_THREADS} are shown"
                 unseen.append(_unseen(target, why))
-        self._unmoved.keep(request.targets, lambda target: _read(target, request, by_pid))
+        self._unchanged.keep(request.targets, lambda target: _read(target, request, by_pid))
         return Observation(by_pid, unseen=tuple(unseen))
 
     def _same(self, target: Target, request: Request, helpers: Mapping[int, Sequence[int]]) -> Stacks | None:
         """The previous stacks, if they cannot have changed and no helpers are to be dumped."""
-        return None if helpers[target.pid] else self._unmoved.of(target, _process(target, request))
+        return None if helpers[target.pid] else self._unchanged.of(target, _process(target, request))
 
 
 def _read(target: Target, request: Request, by_pid: Mapping[int, Stacks]) -> tuple[object, Stacks] | None:
@@ -230,7 +230,7 @@ def _frame(frame: Mapping[str, Any], known: Known) -> Frame:
 def _variables(variables: Sequence[Mapping[str, Any]], known: Known) -> tuple[Variable, ...]:
     kept = [v for v in variables if local_variables.is_data(v["name"], v["repr"] or "")][:_VARIABLES]
     return tuple(
-        local_variables.of_text(
+        local_variables.from_text(
             v["name"], v["repr"] or "", v["addr"] or None, bool(v["arg"]), *known.get(v["addr"], (None, None))
         )
         for v in kept

@@ -14,7 +14,7 @@ from typing import Any
 from hangdoc.evidence import Stacks
 from hangdoc.evidence.software import Types
 from hangdoc.introspect.source_files import Sources
-from hangdoc.introspect.source_records import shown
+from hangdoc.introspect.source_records import redacted_source
 from probes import Observation, Request, Tier
 
 _PARSER = "hangdoc.introspect.parsers.bf16_lines:bf16_lines"
@@ -54,7 +54,7 @@ class TypesProbe:
 
 
 def _numbered_lines(answer: Any) -> Iterator[tuple[int, _Lines]]:
-    yield 0, tuple((number, shown(text)) for number, text in answer)
+    yield 0, tuple((number, redacted_source(text)) for number, text in answer)
 
 
 def _files(stacks: Stacks) -> dict[str, None]:

@@ -1,15 +1,14 @@
-"""Runs a program that stops another process (a debugger) so that it cannot outlive us, nor stop that process for long.
+"""Runs a debugger under a deadline: it can neither outlive us nor hold its target for long.
 
-    python -I -S _leash.py OUR_PID SECONDS TARGET COMMAND...
+    python -I -S _ptrace_guard.py OUR_PID SECONDS TARGET COMMAND...
 
-The kernel kills the command when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG), and after SECONDS in any
-case (setitimer(2) survives execve(2)), even while we are stopped ourselves. Before it becomes the command, this program
-touches every file whose code TARGET executes. A debugger opens these to find symbols. On a mount that does not answer
-it would block there, unkillable where the mount is FUSE, with the target stopped. This program blocks before anything
-is stopped.
+The kernel kills the command when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG) and after SECONDS at the
+latest (setitimer(2) survives execve(2)), even if we are stopped. Before exec, the guard touches every file that TARGET
+has mapped executable. A debugger opens these files to find symbols; on a dead mount it would block, unkillable on FUSE,
+while it holds the target. The guard blocks before anything is held.
 
-The leash is a program because nothing but async-signal-safe calls may run between fork and exec in a process with
-threads. It takes about 10 ms. It imports nothing of hangdoc.
+It is a program of its own because only async-signal-safe calls may run between fork and exec in a process with
+threads. It takes about 10 ms and imports nothing of hangdoc.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import stat
 import sys
 from collections.abc import Iterator
 
-NAME = "hangdoc-leash"  # of the process, until it is the command
+NAME = "hangdoc-guard"  # of the process until exec
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_EDGE_BYTES = 4096  # read at both ends of a file: an ELF has its headers there
+_EDGE_BYTES = 4096  # read at both ends of a file, where an ELF has its headers
 
 
 def executed_files(pid: int) -> Iterator[str]:
@@ -34,15 +33,15 @@ def executed_files(pid: int) -> Iterator[str]:
 
 
 def touch(path: str) -> None:
-    """Make the file system answer for `path`. Changes nothing, and returns where there is no regular file."""
+    """Make the filesystem answer for `path`, read only. Does nothing unless it is a regular file."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
-        return  # deleted, or refused: the mount has answered
+        return  # deleted or refused: the mount has answered
     try:
         status = os.fstat(file)
         if stat.S_ISREG(status.st_mode):
-            os.fstatvfs(file)  # never answered from a cache
+            os.fstatvfs(file)  # never cached
             os.pread(file, _EDGE_BYTES, 0)
             os.pread(file, _EDGE_BYTES, max(status.st_size - _EDGE_BYTES, 0))
     except OSError:
@@ -51,8 +50,8 @@ def touch(path: str) -> None:
         os.close(file)
 
 
-def touches(pid: int) -> bool:
-    """Whether the leash with this PID has not become its command yet."""
+def is_touching(pid: int) -> bool:
+    """True if the guard with this PID has not yet called exec."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8") as comm:
             return comm.read() == f"{NAME}\n"
@@ -66,7 +65,7 @@ def main() -> None:
     libc.prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"PR_SET_PDEATHSIG: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != ours:  # it ended before the line above
+    if os.getppid() != ours:  # it ended before the prctl above
         sys.exit("its parent has ended")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
@@ -75,7 +74,7 @@ def main() -> None:
         for path in executed_files(target):
             touch(path)
     except OSError:
-        pass  # it has ended, or may not be read: the command says so
+        pass  # ended, or no permission: the command reports it
     os.execv(command[0], command)
 
 

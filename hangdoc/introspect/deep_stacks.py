@@ -1,11 +1,11 @@
-"""Stacks that py-spy cannot read, read from memory: more than 4,096 frames, or more than 1,024 threads.
+"""Stacks that py-spy cannot read, read from memory: more than 4,096 frames or more than 1,024 threads.
 
-To py-spy a process with more than 4,096 frames or threads is no Python process, and 4,000 threads take it 2 s. Here
-only the ends of a stack are kept, and no variables. The process is not paused: where a stack changed meanwhile, a frame
-has no code object.
+py-spy rejects a process with more than 4,096 frames or threads, and needs 2 s for 4,000 threads. This reader keeps only
+the two ends of a stack, and no variables. It does not pause the process; a stack that changed meanwhile shows as a
+frame without a code object.
 
-Layouts: Include/internal/pycore_{runtime,interp,frame}.h and cpython/{pystate,code}.h of CPython 3.10 to 3.13; the
-thread states must point back to their interpreter, else the layout is another.
+Layouts: Include/internal/pycore_{runtime,interp,frame}.h and cpython/{pystate,code}.h of CPython 3.10 to 3.13. Thread
+states must point back to their interpreter, otherwise the layout is unknown.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
 from hangdoc.system import procfs
 
-MOST_FRAMES = 4096  # of a thread, that py-spy reads
-MOST_THREADS = 1024  # of a process, that are kept
+MAX_FRAMES = 4096  # of a thread that py-spy can read
+MAX_THREADS = 1024  # read of a process
 LIMIT_S = 2.0  # measured 0.3 s for 100,000 frames, 0.5 s for 10,000 threads
-_ATTEMPTS = 3  # at a process whose threads come and go
-_COUNTED = 100_000  # threads
-_PAGE, _PAGES = 4096, 16  # read at once: the callers of a frame lie below it
+_ATTEMPTS = 3  # the process keeps running: its threads come and go
+_MAX_COUNTED = 100_000  # threads
+_PAGE, _PAGES = 4096, 16  # pages read at once: the callers of a frame lie below it
 _STATE_BYTES = 256  # of a PyThreadState
 _FRAME_BYTES = 104
 _TABLE_BYTES, _TEXT_CHARACTERS = 1 << 20, 4096
-_SHIM = 3  # FRAME_OWNED_BY_CSTACK: no frame of Python
+_SHIM = 3  # FRAME_OWNED_BY_CSTACK: not a Python frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class _Layout:
     frame: tuple[int, ...]  # from PyThreadState to its innermost frame
     code: int  # of the frame: its PyCodeObject
     previous: int  # of the frame
-    instruction: int  # of the frame: an address, or in 3.10 a number
+    instruction: int  # of the frame: an address, in 3.10 an index
     owner: int | None  # of the frame
     first_line: int  # of PyCodeObject
     filename: int  # followed by co_name
     table: int  # co_linetable
-    instructions: int  # where they begin in PyCodeObject
+    instructions: int  # their start in PyCodeObject
 
 
 _LAYOUTS = {
@@ -63,30 +63,30 @@ _LAYOUTS = {
 _INTERPRETER = 16  # PyThreadState.interp
 _NEXT = 8  # PyThreadState.next
 
-Frame = tuple[int, int]  # addresses of its code object and its instruction
+Frame = tuple[int, int]  # address of its code object, and its instruction
 
 
 @dataclass(frozen=True, slots=True)
 class Deep:
-    """The threads of a process as py-spy's JSON has them, with what is `left_out` of each stack, the main one first."""
+    """Threads of a process in py-spy's JSON format, main thread first; `left_out`: frames left out of a stack."""
 
     threads: list[dict[str, Any]]
     threads_left_out: int
 
     @property
     def why(self) -> str | None:
-        """What of it is beyond py-spy; None where nothing is."""
+        """Why py-spy cannot read it; None: it can."""
         count = len(self.threads) + self.threads_left_out
-        if count > MOST_THREADS:
-            return f"it has {count:,} threads, of which {len(self.threads):,} are shown, without variables"
+        if count > MAX_THREADS:
+            return f"it has {count:,} threads; only {len(self.threads):,} are shown, without variables"
         deepest = max(len(thread["frames"]) + thread["left_out"] for thread in self.threads)
-        if deepest > MOST_FRAMES:
+        if deepest > MAX_FRAMES:
             return f"a stack is {deepest:,} frames deep: only its two ends are shown, without variables"
         return None
 
 
 def read(pid: int) -> Deep | None:
-    """The stacks of a process; None where they cannot be read, or where the layout is unknown."""
+    """The stacks of a process; None: not readable, or unknown layout."""
     until_s = time.monotonic() + LIMIT_S
     for _ in range(_ATTEMPTS):
         try:
@@ -100,7 +100,7 @@ def read(pid: int) -> Deep | None:
 
 
 class _Changed(Exception):
-    """What was read is not what it should be: another layout, or the stack has changed meanwhile."""
+    """Inconsistent data: an unknown layout, or the stack changed meanwhile."""
 
 
 class _Reader:
@@ -111,9 +111,12 @@ class _Reader:
 
     def read(self) -> Deep:
         states = list(self._states())
-        chosen = states[: -MOST_THREADS - 1 : -1]  # the list begins with the newest thread and ends with the main one
+        chosen = states[: -MAX_THREADS - 1 : -1]  # newest thread first, main thread last
         stacks = [(state, *self._frames(state)) for state in chosen]
-        codes = {code: self._code(code) for code in self._checked({one[0] for _, some, _ in stacks for one in some})}
+        codes = {
+            code: self._code(code)
+            for code in self._code_objects({code for _, frames, _ in stacks for code, _ in frames})
+        }
         found = []
         for number, (state, frames, left_out) in enumerate(stacks):
             if any(code not in codes for code, _ in frames):
@@ -124,13 +127,13 @@ class _Reader:
         return Deep(found, len(states) - len(chosen))
 
     def _states(self) -> Iterator[bytes]:
-        """Every PyThreadState of the main interpreter, the newest first."""
+        """All PyThreadStates of the main interpreter, newest first."""
         at = self._memory.word(self._interpreter.runtime + self._layout.interpreters)
         interpreter = at
         while following := self._memory.word(at + self._next_interpreter):  # the main one is the oldest
             at = interpreter = following
         address = self._memory.word(interpreter + self._layout.threads)
-        for _ in range(_COUNTED):
+        for _ in range(_MAX_COUNTED):
             if not address:
                 return
             state = self._memory.read(address, _STATE_BYTES)
@@ -155,7 +158,7 @@ class _Reader:
         count = passed = seen = 0
         while address:
             passed += 1
-            if address == seen:  # a ring: it ran while it was read (Brent's algorithm)
+            if address == seen:  # a cycle: the stack changed meanwhile (Brent's algorithm)
                 raise _Changed
             if not passed & (passed - 1):
                 seen = address
@@ -173,7 +176,7 @@ class _Reader:
         return [*inner, *outer], count - len(inner) - len(outer)
 
     def _at(self, address: int) -> bytes:
-        """A frame, from pages that are read many at once."""
+        """A frame, from the page cache."""
         page, offset = divmod(address, _PAGE)
         raw = (self._page(page) or b"")[offset : offset + _FRAME_BYTES]
         if len(raw) < _FRAME_BYTES:
@@ -188,12 +191,12 @@ class _Reader:
                 self._pages.clear()
             wanted = range(page, max(page - _PAGES, 0), -1)
             self._pages.update(
-                zip(wanted, self._memory.read_many([(one * _PAGE, _PAGE) for one in wanted]), strict=True)
+                zip(wanted, self._memory.read_many([(number * _PAGE, _PAGE) for number in wanted]), strict=True)
             )
         return self._pages.get(page)
 
-    def _checked(self, addresses: set[int]) -> list[int]:
-        """Those that are code objects."""
+    def _code_objects(self, addresses: set[int]) -> list[int]:
+        """The addresses that hold code objects."""
         return [at for at, (kind, _) in Objects(self._memory).heads(addresses).items() if kind.name == "code"]
 
     def _code(self, address: int) -> _Code:
@@ -240,7 +243,7 @@ class _Code:
     file: str
     first_line: int
     table: bytes
-    start: int  # address of its first instruction; 0 where instructions are counted from it
+    start: int  # address of the first instruction; 0: instructions are offsets
 
     def frame(self, instruction: int) -> dict[str, Any]:
         at = instruction - self.start
@@ -277,7 +280,7 @@ def line_at(table: bytes, first_line: int, at: int) -> int | None:
 
 
 def old_line_at(table: bytes, first_line: int, at: int) -> int | None:
-    """The same from the table of CPython 3.10: PEP 626, Objects/lnotab_notes.txt."""
+    """As `line_at`, from the table of CPython 3.10: PEP 626, Objects/lnotab_notes.txt."""
     line, end = first_line, 0
     for size, delta in struct.iter_unpack("<Bb", table[: len(table) // 2 * 2]):
         start, end = end, end + size
@@ -289,7 +292,7 @@ def old_line_at(table: bytes, first_line: int, at: int) -> int | None:
 
 
 def _varint(table: bytes, i: int) -> tuple[int, int]:
-    """Six bits a byte, the lowest first; bit 6 says that more follow."""
+    """Six bits per byte, lowest first; bit 6 marks a continuation."""
     value = shift = 0
     while i < len(table) and shift < 36:
         value |= (table[i] & 63) << shift

@@ -1,6 +1,6 @@
-"""Exported symbols of a program or library as it lies in another process's memory.
+"""Exported symbols of a program or library, read from another process's memory.
 
-Read from memory and not from the file: the file may be deleted, replaced, or in another mount namespace.
+Not from the file, which may be deleted, replaced, or in another mount namespace.
 Source: System V ABI, 64-bit little-endian ELF with DT_GNU_HASH.
 """
 
@@ -15,26 +15,26 @@ from hangdoc.introspect.memory import Memory, Unreadable
 
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 5, 6, 0x6FFFFEF5
-_CHAIN = 64  # longest chain of a bucket that is followed
-_DYNAMIC = 128  # entries of the dynamic section that are read
-_MAPPINGS = 200_000  # of a process, that are looked at; the kernel allows 65530 by default
+_MAX_CHAIN = 64  # symbols followed in a hash bucket
+_DYNAMIC = 128  # entries read of the dynamic section
+_MAX_MAPPINGS = 200_000  # read of a process; the kernel allows 65530 by default
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A file mapped from its start."""
+    """A file mapped from offset 0."""
 
     path: str
     base: int  # address of its first byte
-    key: tuple[str, int]  # device and inode: the same file in every process of the host
+    key: tuple[str, int]  # device and inode: one file for all processes of the host
 
 
 def images(pid: int) -> list[Image]:
-    """Files mapped into `pid`, lowest mapping first; none where they cannot be read."""
+    """Files mapped into `pid`, lowest address first; none if they cannot be read."""
     found: dict[tuple[str, int], Image] = {}
     try:
         with Path(f"/proc/{pid}/maps").open(errors="replace") as lines:
-            for line in islice(lines, _MAPPINGS):
+            for line in islice(lines, _MAX_MAPPINGS):
                 span, _, offset, device, inode, *path = line.rstrip("\n").split(None, 5)
                 key = (device, int(inode))
                 if path and key[1] and int(offset, 16) == 0 and key not in found:
@@ -48,7 +48,7 @@ class Symbols:
     """The dynamic symbol table of one image."""
 
     def __init__(self, memory: Memory, base: int) -> None:
-        """Raises Unreadable where the image is not 64-bit little-endian ELF with a GNU hash table."""
+        """Raises Unreadable if the image is not 64-bit little-endian ELF with a GNU hash table."""
         self._memory = memory
         header = memory.read(base, 64)
         if header[:6] != b"\x7fELF\x02\x01":
@@ -71,7 +71,7 @@ class Symbols:
         for tag, value in struct.iter_unpack("<2Q", data[: len(data) & ~15]):
             if tag == 0:
                 break
-            # glibc has turned these into addresses, other loaders leave them relative.
+            # glibc relocates these to addresses, other loaders leave them relative.
             found[tag] = value if value >= base else self._bias + value
         if not {_DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH} <= found.keys():
             raise Unreadable("no symbol table")
@@ -90,7 +90,7 @@ class Symbols:
         index = self._int(start + 4 * (hashed % buckets))
         if index < skipped:
             return None
-        for _ in range(_CHAIN):
+        for _ in range(_MAX_CHAIN):
             chained = self._int(start + 4 * buckets + 4 * (index - skipped))
             if chained | 1 == hashed | 1 and (symbol := self._symbol(index, name)) is not None:
                 return symbol
@@ -103,7 +103,7 @@ class Symbols:
         return int.from_bytes(self._memory.read(address, 4), "little")
 
     def _symbol(self, index: int, name: str) -> tuple[int, int] | None:
-        """Symbol number `index`, where it has that name and is defined here."""
+        """Symbol number `index` if it has that name and is defined here."""
         raw = self._memory.read(self._tables[_DT_SYMTAB] + 24 * index, 24)
         string, _, _, section, value, size = struct.unpack("<I2BH2Q", raw)
         wanted = name.encode() + b"\0"

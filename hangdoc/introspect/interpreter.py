@@ -1,8 +1,8 @@
-"""Where an interpreter of another process keeps its modules, found from outside and verified.
+"""The CPython interpreter of another process: its version, `sys.modules`, and its dicts.
 
-`_PyRuntime` and `PyDict_Type` are exported. Among the words of the runtime (or of the interpreter state that it points
-to, before CPython 3.11) one points to the dict that holds `sys`, `builtins` and `__main__`: that is `sys.modules`. Its
-place is the same in every process of the same build, so it is searched for once a build.
+`_PyRuntime` and `PyDict_Type` are exported symbols. One word of the runtime (before CPython 3.11, of the interpreter
+state) points to the dict with `sys`, `builtins` and `__main__`: that is `sys.modules`. Its offset is the same in every
+process of a build, so one search per build is enough.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hangdoc.introspect.elf import Image, Symbols, images
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
 
-OLDEST, NEWEST = (3, 10), (3, 13)  # versions whose layouts were tried
+OLDEST, NEWEST = (3, 10), (3, 13)  # tested versions
 
 _RUNTIME_BYTES = 1 << 21  # _PyRuntime is 0.6 kB in 3.10, 460 kB in 3.12
-_STATE_BYTES = 8192  # of PyInterpreterState that are searched, where it stands apart
+_STATE_BYTES = 8192  # searched of a PyInterpreterState outside the runtime
 _ENTRIES = 1 << 16  # of a dict
 _EARLY = 128  # modules; `__main__` is among the first thirty
 _USER_SPACE = range(1 << 16, 1 << 47)
@@ -28,18 +28,18 @@ _USER_SPACE = range(1 << 16, 1 << 47)
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What is needed to read the modules of one process."""
+    """An interpreter: version and addresses."""
 
     version: tuple[int, int]
-    text: str  # "3.11.7", or "3.10" where the patch level is not told
-    build: tuple[str, int]  # device and inode of the file that holds it
+    text: str  # "3.11.7", or "3.10" if the patch level is unknown
+    build: tuple[str, int]  # device and inode of its file
     runtime: int  # address of _PyRuntime
     size: int
     dict_type: int  # address of PyDict_Type
 
 
 def find(memory: Memory) -> Interpreter | None:
-    """The interpreter of a process; None where there is none of a known version."""
+    """The interpreter of a process; None: none of a known version."""
     mapped = images(memory.pid)
     likely = [image for image in mapped if re.match(r"(?:lib)?python[\d.]*", PurePath(image.path).name)]
     for image in dict.fromkeys(
@@ -73,7 +73,7 @@ def _interpreter(memory: Memory, image: Image) -> Interpreter | None:
 
 
 def modules_path(memory: Memory, interpreter: Interpreter) -> tuple[int, ...] | None:
-    """Offsets that lead from `_PyRuntime` to the address of `sys.modules`; searched for, some ten milliseconds."""
+    """Offsets from `_PyRuntime` to the address of `sys.modules`. The search takes some ten milliseconds."""
     runtime = memory.words(interpreter.runtime, interpreter.size // 8)
     for index in _dicts(memory, interpreter, runtime):
         if main_entry(memory, interpreter, runtime[index]) is not None:
@@ -88,7 +88,7 @@ def modules_path(memory: Memory, interpreter: Interpreter) -> tuple[int, ...] | 
 
 
 def _dicts(memory: Memory, interpreter: Interpreter, words: tuple[int, ...]) -> Iterable[int]:
-    """Indexes of the words that point to a dict with as many entries as `sys.modules` may have."""
+    """Indexes of words that point to a dict of plausible size."""
     inside = range(interpreter.runtime, interpreter.runtime + interpreter.size)
     places = {
         word: index for index, word in enumerate(words) if not word & 7 and word in _USER_SPACE and word not in inside
@@ -102,9 +102,9 @@ def _dicts(memory: Memory, interpreter: Interpreter, words: tuple[int, ...]) -> 
 
 
 def read_dict(memory: Memory, interpreter: Interpreter, address: int) -> list[tuple[int, int]] | None:
-    """Addresses of keys and values, in order of insertion, of a dict with a combined table (every module's is one).
+    """Addresses of keys and values, in order of insertion, of a dict with a combined table (as all module dicts).
 
-    None where it is no such dict. Raises Unreadable.
+    None: not such a dict. Raises Unreadable.
     """
     _, kind, used, _, keys, values = memory.words(address, 6)
     if kind != interpreter.dict_type or values or not 0 <= used <= _ENTRIES:
@@ -125,11 +125,11 @@ def read_dict(memory: Memory, interpreter: Interpreter, address: int) -> list[tu
 
 
 def lookup(memory: Memory, interpreter: Interpreter, address: int, names: Collection[str]) -> dict[str, int]:
-    """Values of these ASCII names in a dict, by name; those that are not in it are left out. Raises Unreadable."""
+    """Addresses of the values of these ASCII names in a dict; missing names are left out. Raises Unreadable."""
     entries = read_dict(memory, interpreter, address) or []
     lengths = {len(name) for name in names}
     heads = memory.read_many([(key, 24) for key, _ in entries])
-    likely = {  # a dict may have thousands of keys: only those of the right length are worth a closer look
+    likely = {  # a dict may have thousands of keys: read only those of the right length
         key: value
         for (key, value), head in zip(entries, heads, strict=True)
         if head is not None and int.from_bytes(head[16:24], "little") in lengths
@@ -147,7 +147,7 @@ def _index_bytes(size: int) -> int:
 
 
 def main_entry(memory: Memory, interpreter: Interpreter, modules: int) -> tuple[int, int] | None:
-    """Key and value of `__main__` in `sys.modules`, where `modules` is that dict. Raises Unreadable."""
+    """Key and value of `__main__` if `modules` is `sys.modules`, else None. Raises Unreadable."""
     objects = Objects(memory, interpreter.version)
     entries = read_dict(memory, interpreter, modules)
     if not entries:

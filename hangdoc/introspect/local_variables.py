@@ -1,4 +1,4 @@
-"""A variable record from what is known of it: py-spy's text, and what its address holds."""
+"""Variable records, from py-spy's text and from the object in memory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DEFINITIONS = frozenset(
 _OBJECT = re.compile(r"<([\w.]+) at 0x[0-9a-f]+>")
 
 
-def of_text(
+def from_text(
     name: str, text: str, address: int | None, argument: bool, seen: Seen | None, tensor: Tensor | None
 ) -> Variable:
-    """A local variable as py-spy printed it.
+    """A local variable printed by py-spy.
 
-    `seen` and `tensor` were read later than the text: they count only where they still agree with it.
+    `seen` and `tensor` were read after the text and are used only if they still agree with it.
     """
     kind = next((kind for kind, pattern in _KINDS if pattern.fullmatch(text)), "object")
     length = seen.length if seen is not None and seen.kind == kind else None
@@ -45,8 +45,8 @@ def of_text(
     return Variable(name, _clean(name, text), argument, _number(kind, text, seen), length, kind, address)
 
 
-def of_object(name: str, address: int, seen: Seen, tensor: Tensor | None) -> Variable:
-    """A variable of which only the object is known."""
+def from_object(name: str, address: int, seen: Seen, tensor: Tensor | None) -> Variable:
+    """A variable read from memory alone."""
     if tensor is not None:
         return Variable(name, _show(tensor, seen), False, None, _first(tensor), "tensor", address, tensor)
     text = seen.text
@@ -59,7 +59,7 @@ def of_object(name: str, address: int, seen: Seen, tensor: Tensor | None) -> Var
 
 
 def is_data(name: str, text: str) -> bool:
-    """Whether it is worth keeping: no dunder, module, function or class."""
+    """False for dunder names, modules, functions and classes."""
     return not is_dunder(name) and _type_name(text) not in _DEFINITIONS
 
 
@@ -72,7 +72,7 @@ def shorten(text: str, limit: int = TEXT) -> str:
 
 
 def _clean(name: str, text: str) -> str:
-    # Redacted before it is shortened, so that a secret keeps its shape; what is far beyond the cut does not matter.
+    # Redact before shortening: a cut secret would not be recognised. Text far beyond the cut does not matter.
     return shorten(redact(name, text[: 4 * TEXT]))
 
 
@@ -96,10 +96,10 @@ def _number(kind: str, text: str, seen: Seen | None) -> float | None:
         return float(text == "True")
     try:
         return _finite(float(text)) if kind in ("int", "float") else None
-    except ValueError:  # a bigint has no digits in py-spy's text
+    except ValueError:  # py-spy prints no digits of a bigint
         return seen.number if seen is not None and seen.kind == "int" else None
 
 
 def _finite(number: float | None) -> float | None:
-    """None for infinities and NaN: neither JSON nor a comparison can carry them."""
+    """None for infinities and NaN, which JSON cannot represent."""
     return number if number is not None and math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""Memory of another process, read only, by process_vm_readv(2): the process is neither paused nor changed."""
+"""Memory of another process by process_vm_readv(2), which neither pauses nor changes it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-_BATCH = 512  # pieces a system call; the kernel takes up to 1024
-_PAGE = 4096  # the smallest there is
-_TOP = 1 << 56  # no user address is above it
-_LONGEST = 1 << 24  # bytes of one piece: a length read from garbage must not make us allocate gigabytes
+_BATCH = 512  # pieces per system call; the kernel accepts up to 1024
+_PAGE = 4096  # the smallest page size
+_TOP = 1 << 56  # above all user addresses
+_LONGEST = 1 << 24  # bytes of one piece: a garbage length must not make us allocate gigabytes
 
 
 class Unreadable(Exception):
@@ -44,9 +44,9 @@ class Memory:
         return struct.unpack(f"<{count}Q", self.read(address, 8 * count))
 
     def read_many(self, pieces: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        """Each (address, size), or None where it is not readable as a whole; few system calls.
+        """Each (address, size), or None if not entirely readable. Few system calls.
 
-        Raises Unreadable where the process itself cannot be read.
+        Raises Unreadable if the process itself cannot be read.
         """
         found: list[bytes | None] = []
         while len(found) < len(pieces):
@@ -62,7 +62,7 @@ class Memory:
         return found
 
     def peek_many(self, pieces: Sequence[tuple[int, int]]) -> list[bytes | None]:
-        """As `read_many`, but a piece that runs into unmapped memory is cut at the end of its page."""
+        """As `read_many`, but cuts a piece that runs into unmapped memory at the end of its first page."""
         found = self.read_many(pieces)
         cut = [(i, min(pieces[i][1], -pieces[i][0] % _PAGE)) for i, data in enumerate(found) if data is None]
         for (i, _), data in zip(cut, self.read_many([(pieces[i][0], size) for i, size in cut]), strict=True):

@@ -1,6 +1,6 @@
-"""Module-level variables of the training script (`__main__`), which py-spy does not show, read from outside.
+"""Module-level variables of the training script (`__main__`), which py-spy does not show, read from memory.
 
-The words of the process's memory are read and nothing is run in it. What cannot be verified is unknown: None.
+Nothing runs in the process. None: not verified.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
 from hangdoc.introspect.tensors import read_tensors
 
-MOST = 60  # variables that are kept: the last defined, which come after the imports
-_NAMES = 1024  # of a module, that are looked at: the last,
-_OWN = 16  # and the first, `__name__` among them
+MAX_VARIABLES = 60  # kept: the last ones defined, which come after the imports
+_LAST_NAMES, _FIRST_NAMES = 1024, 16  # of a module, to be read; `__name__` is among the first
 MODULE_DICT = 16  # offset of md_dict in PyModuleObject
-_SCRIPT = ("__main__", "__mp_main__")  # the second: run again in a process that multiprocessing spawned
-_ATTEMPTS = 3  # looks at a process before its globals are given up: it may only be starting
-_BUILDS = 64  # of interpreters: each image of a container has files of its own
+_SCRIPT = ("__main__", "__mp_main__")  # the second in a process spawned by multiprocessing
+_ATTEMPTS = 3  # failures before a process is given up: it may still be starting
+_BUILDS = 64  # of interpreters: each container image has its own
 
 Process = tuple[int, int]  # PID and start time
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process keeps `sys.modules`, and its key `__main__`."""
+    """Path to `sys.modules` in one process, and the address of its key `__main__`."""
 
     interpreter: Interpreter
     path: tuple[int, ...]
@@ -42,7 +41,7 @@ class Place:
 
 
 class Places:
-    """Finds the places of processes; remembers them, by interpreter build and by process."""
+    """Finds `sys.modules` of processes; caches by interpreter build and by process."""
 
     def __init__(self) -> None:
         self._paths: dict[tuple[str, int], tuple[int, ...]] = {}  # by build
@@ -50,20 +49,20 @@ class Places:
         self._failures: Counter[Process] = Counter()
 
     def hopeless(self, process: Process) -> bool:
-        """Whether it has failed so often that another attempt would be wasted."""
+        """True if it has failed too often for another attempt."""
         return self._failures[process] >= _ATTEMPTS
 
     def keep(self, processes: Collection[Process]) -> None:
-        """Forget all others."""
+        """Forget all other processes."""
         self._places = {process: place for process, place in self._places.items() if process in processes}
         self._failures = Counter({process: n for process, n in self._failures.items() if process in processes})
 
     def find(self, process: Process, memory: Memory) -> Place | None:
-        """The place; None where the interpreter is none that we know. Raises Unreadable."""
+        """The place; None: unknown interpreter. Raises Unreadable."""
         return self._places.get(process) or self._search(memory)
 
     def note(self, process: Process, place: Place | None) -> None:
-        """Remember a place that proved right, until `keep`; None: a failed attempt."""
+        """Record a verified place; None: a failed attempt."""
         if place is None:
             self._places.pop(process, None)
             self._failures[process] += 1
@@ -92,11 +91,11 @@ class Globals:
         self._places = Places()
 
     def keep(self, processes: Collection[Process]) -> None:
-        """Forget all others."""
+        """Forget all other processes."""
         self._places.keep(processes)
 
     def read(self, pid: int, start_ticks: int) -> tuple[str | None, tuple[Variable, ...] | None]:
-        """Version of the interpreter ("3.11.7") and the variables; None each where unknown. Never raises."""
+        """Version of the interpreter ("3.11.7") and the variables; None: unknown. Never raises."""
         process, memory = (pid, start_ticks), Memory(pid)
         if self._places.hopeless(process):
             return None, None
@@ -109,7 +108,7 @@ class Globals:
 
 
 def is_group(type_name: str) -> bool:
-    """Whether a type of this name is torch's ProcessGroup."""
+    """True for the type name of torch's ProcessGroup."""
     return type_name.rpartition(".")[2] == "ProcessGroup"
 
 
@@ -122,14 +121,16 @@ def _follow(memory: Memory, interpreter: Interpreter, path: Sequence[int]) -> in
 
 
 def _read(memory: Memory, place: Place) -> tuple[Variable, ...] | None:
-    """The variables, where the module's dict says that it is `__main__`'s. Raises Unreadable."""
+    """The variables; None: the dict is not that of `__main__`. Raises Unreadable."""
     interpreter = place.interpreter
     module = dict(read_dict(memory, interpreter, place.modules(memory)) or ()).get(place.key)
     if module is None:
         return None
     entries = read_dict(memory, interpreter, memory.word(module + MODULE_DICT)) or []
     objects = Objects(memory, interpreter.version)
-    seen = objects.describe(address for entry in (*entries[:_OWN], *entries[-_NAMES:]) for address in entry)
+    seen = objects.describe(
+        address for entry in (*entries[:_FIRST_NAMES], *entries[-_LAST_NAMES:]) for address in entry
+    )
     named = [
         (name, value, seen[value])
         for key, value in dict(entries).items()
@@ -144,4 +145,7 @@ def _read(memory: Memory, place: Place) -> tuple[Variable, ...] | None:
         if not local_variables.is_dunder(name)
         and (item.kind != "object" or item.length is not None or value in tensors or is_group(item.type.name))
     ]
-    return tuple(local_variables.of_object(name, value, item, tensors.get(value)) for name, value, item in kept[-MOST:])
+    return tuple(
+        local_variables.from_object(name, value, item, tensors.get(value))
+        for name, value, item in kept[-MAX_VARIABLES:]
+    )

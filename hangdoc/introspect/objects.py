@@ -1,7 +1,8 @@
-"""Objects of another process's CPython, 3.10 to 3.13 with a GIL, read by address and never trusted.
+"""Objects of another process's CPython (3.10 to 3.13 with a GIL) and their references, read by address.
 
 Layouts: Include/object.h, cpython/{longintrepr,unicodeobject,listobject,tupleobject,dictobject,object}.h of those
-versions. An object is believed only where its type's type is `type` or derives from it, and its type's name is text.
+versions. Nothing is trusted: an object counts only if the type of its type is `type` or a subclass, and its type has a
+printable name.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 
 from hangdoc.introspect.memory import Memory
 
-HEAD = 64  # bytes of an object that are read: head, size, and the start of its data
+HEAD = 64  # bytes read of an object: head, size, and the start of its data
 _TYPE_BYTES = 264  # PyTypeObject up to tp_base
 _NAME_BYTES = 64
 _TEXT_BYTES = 256  # of a string's data
-_DEEPEST = 16  # bases of a type that are followed
+_DEEPEST = 16  # bases followed of a type
 
 # PyTypeObject.tp_flags: Py_TPFLAGS_*_SUBCLASS
 _INT, _LIST, _TUPLE, _STR, _DICT, _TYPE = (1 << bit for bit in (24, 25, 26, 28, 29, 31))
@@ -28,12 +29,12 @@ _NUMPY_NUMBERS = {
 }  # fmt: skip
 
 # References.
-_BEFORE = 32  # bytes before an object where 3.11 and later keep what leads to its attributes
-_OWN = 48 * 8  # bytes of the object at most: its slots, its dict's address, or (3.13) its attributes
-_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT (3.11): there is something before it
-_VALUES = 96 * 8  # bytes of a table of attributes
+_BEFORE = 32  # bytes before an object with pointers to its attributes (3.11 and later)
+_OWN = 48 * 8  # most bytes of an object: its slots, the address of its dict, or (3.13) its attributes
+_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT (3.11): pointers before the object
+_VALUES = 96 * 8  # bytes read of an attribute table
 _USER_SPACE = range(1 << 16, 1 << 47)
-_MOST = 4096  # objects that are followed
+_MOST = 4096  # objects followed
 
 _Raw = tuple[int, int, str, int, int | None]  # of a type: its type, flags, name, tp_base, extent
 
@@ -46,12 +47,12 @@ class Type:
     name: str  # tp_name: "int", "torch._C.TensorBase", "Parameter"
     flags: int
     bases: tuple[str, ...]  # names of tp_base and its bases
-    extent: int | None = None  # bytes of an instance; None: items or attributes follow, as many as that one has
+    extent: int | None = None  # bytes of an instance; None: varies
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an object is, as far as it could be verified."""
+    """A verified description of an object."""
 
     type: Type
     kind: str  # int float bool str none list tuple dict object
@@ -61,10 +62,10 @@ class Seen:
 
 
 class Objects:
-    """The objects of one process; types are remembered for as long as this reader lives."""
+    """Reads the objects of one process; caches types."""
 
     def __init__(self, memory: Memory, version: tuple[int, int] | None = None) -> None:
-        """`version` of CPython, where known: without it ints and strings have no value, only their kind."""
+        """`version` of CPython; None: unknown, then ints and strings have a kind but no value."""
         self.memory = memory
         self._version = version
         self._types: dict[int, Type | None] = {}
@@ -83,7 +84,7 @@ class Objects:
         }
 
     def describe(self, addresses: Iterable[int]) -> dict[int, Seen]:
-        """What each address holds; addresses that hold no object are left out. Raises Unreadable."""
+        """Each address's object; addresses without an object are left out. Raises Unreadable."""
         heads = self.heads(addresses)
         seen = {address: self._seen(kind, head) for address, (kind, head) in heads.items()}
         self._read_strings(seen, heads)
@@ -91,7 +92,7 @@ class Objects:
         return seen
 
     def _learn(self, pointers: set[int]) -> None:
-        """Read the type objects at `pointers` and, level by level, their bases."""
+        """Read the type objects at `pointers` and, level by level, their metatypes and bases."""
         raw: dict[int, _Raw] = {}
         level = {pointer for pointer in pointers if pointer not in self._types}
         for _ in range(_DEEPEST):
@@ -115,7 +116,7 @@ class Objects:
             metas = {entry[0] for entry in raw.values()} | {entry[3] for entry in raw.values() if entry[3]}
             level = metas - raw.keys()
         for pointer in pointers - self._types.keys():
-            self._types[pointer] = _believed(pointer, raw)
+            self._types[pointer] = _verified(pointer, raw)
 
     def _seen(self, kind: Type, head: bytes) -> Seen:
         size = int.from_bytes(head[16:24], "little", signed=True)
@@ -186,19 +187,19 @@ class Objects:
 
 
 def _name(data: bytes) -> str:
-    """A C string that names a type, or "" where it is none."""
+    """A type name from a C string; "": not printable ASCII."""
     text, end, _ = data.partition(b"\0")
     return text.decode("ascii") if end and text.isascii() and text.decode("ascii").isprintable() else ""
 
 
 def _extent(body: bytes) -> int | None:
-    """tp_basicsize, where neither tp_itemsize nor attributes kept in the object itself (3.13) make it longer."""
+    """tp_basicsize; None: items or inline attributes (3.13) make the object longer."""
     size, items = struct.unpack_from("<2q", body, 32)
     return size if not items and not int.from_bytes(body[168:176], "little") & _INLINE_VALUES else None
 
 
-def _believed(pointer: int, raw: dict[int, _Raw]) -> Type | None:
-    """The type at `pointer`, where its metatype is flagged as a subclass of `type`."""
+def _verified(pointer: int, raw: dict[int, _Raw]) -> Type | None:
+    """The type at `pointer` if its metatype has the flag of a subclass of `type`."""
     entry = raw.get(pointer)
     if entry is None or not entry[2]:
         return None
@@ -213,15 +214,15 @@ def _believed(pointer: int, raw: dict[int, _Raw]) -> Type | None:
     return Type(pointer, entry[2], entry[1], tuple(bases), entry[4])
 
 
-# --- references ----------------------------------------------------------------------------------
-# CPython keeps attributes in one of four ways: a dict at an offset (3.10), values or a dict before the object (3.11 and
-# 3.12), values behind it (3.13). All are read.
+# --- references -----------------------------------------------------------------------------------
+# CPython stores attributes in one of four ways: in a dict at an offset (3.10), in values or a dict before the object
+# (3.11, 3.12), in values after it (3.13). All are read; the caller must recognise the object that it looks for.
 
 
 def references(memory: Memory, address: int, kind: Type) -> list[int]:
-    """Addresses that the object at `address` may refer to, each once. Raises Unreadable where the process is gone.
+    """Addresses that the object at `address` may refer to, each once. Raises Unreadable if the process has ended.
 
-    No further than the object goes, as far as its type tells: another may stand right beside it.
+    Stops at the end of the object, if its type shows it: the next bytes may be another object.
     """
     size = _OWN if kind.extent is None else max(16, min(kind.extent, _OWN))
     before, own = memory.peek_many([(address - _BEFORE, _BEFORE), (address, size)])
@@ -238,20 +239,20 @@ def references(memory: Memory, address: int, kind: Type) -> list[int]:
 
 
 def within(memory: Memory, address: int, hops: int) -> Iterator[list[int]]:
-    """The objects no farther than `hops` attributes from `address`, the nearest first. Raises Unreadable."""
+    """Objects up to `hops` references from `address`, one list per level. Raises Unreadable."""
     level, known = [address], {address}
     yield level
     for _ in range(hops):
         objects = Objects(memory).heads(level)
         followed = list(objects.items())[: _MOST // 64]
-        near = [other for one, (kind, _) in followed for other in references(memory, one, kind)]
-        level = [one for one in dict.fromkeys(near) if one not in known]
+        near = [near for source, (kind, _) in followed for near in references(memory, source, kind)]
+        level = [target for target in dict.fromkeys(near) if target not in known]
         known.update(level)
         yield level
 
 
 def _tables(memory: Memory, addresses: list[int]) -> list[int]:
-    """Where dicts (ma_keys at 32, ma_values at 40) and lists (ob_item at 24) among these objects keep their items."""
+    """Item tables of the dicts (ma_keys at 32, ma_values at 40) and lists (ob_item at 24) among these objects."""
     found: list[int] = []
     for kind, head in Objects(memory).heads(addresses).values():
         if kind.name in ("dict", "list"):

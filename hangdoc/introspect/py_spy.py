@@ -1,7 +1,7 @@
-"""py-spy as a library: one process, one dump, or one sentence that says why not.
+"""py-spy as a library: a dump of one process, or one sentence why there is none; and native dumps.
 
-py-spy has no Python API; it is a binary beside the interpreter or on the PATH. Nobody waits for it beyond a deadline,
-not even where it cannot be killed: one that is blocked on a mount that does not answer is left behind.
+py-spy has no Python API; it is a binary next to the interpreter or on the PATH. Every call has a deadline, even if
+py-spy cannot be killed: one that is blocked on a dead mount is left behind.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from typing import Any
 import msgspec
 
 from hangdoc.introspect import _ptrace_guard, deep_stacks
-from hangdoc.introspect.frames import ends
+from hangdoc.introspect.frames import trim_frames
 from hangdoc.redaction.text import redact_text
 from hangdoc.system import procfs
 from hangdoc.system.permissions import remedy
 
-ATTEMPTS = 3  # a nonblocking dump of a running process now and then reads a torn structure
-AGAIN_S = 1.0  # a torn one is noticed at once: what fails after that fails again
-TIMEOUT_S = 5.0  # measured 5-12 ms; a host with more runnable threads than cores needs longer
-NATIVE_TIMEOUT_S = 8.0  # measured 0.15-0.7 s, nearly all of it symbols, which py-spy reads before it holds the process
-HOLD_S = 2.0  # of these the process is held for at most so long; measured 0.02-0.12 s with torch on a busy host
-TOUCH_S = 2.0  # for the files that the process executes to be touched before; measured 0.01 s
-MOST_BYTES = 64 << 20  # of a dump; measured 4 KB a thread, 400 bytes a frame
+ATTEMPTS = 3  # a nonblocking dump of a running process sometimes reads a torn structure
+RETRY_S = 1.0  # torn reads fail at once; later failures would fail again
+TIMEOUT_S = 5.0  # measured 5-12 ms, longer on an oversubscribed host
+NATIVE_TIMEOUT_S = 8.0  # measured 0.15-0.7 s, mostly for symbols, read before py-spy pauses the process
+PAUSE_S = 2.0  # longest pause within that time; measured 0.02-0.12 s with torch on a busy host
+TOUCH_S = 2.0  # to touch the executed files of the process first; measured 0.01 s
+MAX_BYTES = 64 << 20  # of a dump; measured 4 KB per thread, 400 bytes per frame
 
-_TICK_S = 0.02  # between looks at whether the process is held, and whether the look was interrupted
-_LEAVE_S = 0.5  # for a killed py-spy to be gone
-_COMPLAINT_BYTES = 1 << 16  # of stderr that are kept
-_WORKERS = 4  # each takes 110 MB for the symbols of libtorch, and a core for as long as it pauses the rank
-_BUDGET_S = 2.0  # after which no further one is started in this round
+_TICK_S = 0.02  # interval of checks whether the process is paused and whether we were interrupted
+_EXIT_S = 0.5  # for a killed py-spy to exit
+_STDERR_BYTES = 1 << 16  # kept
+_WORKERS = 4  # each takes 110 MB for the symbols of libtorch, and a core while it pauses the rank
+_BUDGET_S = 2.0  # in a round; no dump starts after it
 _FIELDS = {"thread_id", "thread_name", "os_thread_id", "active", "owns_gil", "frames"}
 
 Dump = list[dict[str, Any]]  # py-spy's JSON
 
 
 class Refused(Exception):
-    """A dump that did not succeed; the text is one sentence for the user, with the remedy."""
+    """No dump; the message is one sentence for the user, with the remedy."""
 
 
 class _Torn(Refused):
-    """Worth another attempt."""
+    """A torn read; another attempt may succeed."""
 
 
 class Beyond(list[dict[str, Any]]):
-    """A dump of a process that py-spy cannot read: without variables, and never with native frames."""
+    """A dump of a process too large for py-spy, without variables and native frames."""
 
     def __init__(self, found: deep_stacks.Deep, why: str) -> None:
         super().__init__(found.threads)
-        self.why = why  # one sentence
+        self.why = why  # part of a sentence
 
 
 class PySpy:
-    """The binary, and the dumps that it is taking.
+    """The binary and its running dumps.
 
-    `stuck` are dumps that were killed and are still there, by the PID they look at. Such a process is not looked at
-    again until they are gone.
+    `stuck`: killed dumps that have not exited, by the PID of their target. Such a target is refused until its dump
+    exits.
     """
 
     def __init__(self, binary: str, stuck: dict[int, subprocess.Popen[bytes]] | None = None) -> None:
@@ -75,16 +75,16 @@ class PySpy:
         self._ended = False
 
     def dump(self, pid: int) -> list[dict[str, Any]]:
-        """All Python threads of `pid` with locals, as py-spy's JSON has them. The process is not paused.
+        """All Python threads of `pid` with locals, in py-spy's JSON format. Does not pause the process.
 
-        `Beyond` where it has more threads or frames than py-spy reads. Raises Refused.
+        Returns `Beyond` if it has more threads or frames than py-spy reads. Raises Refused.
         """
-        if len(procfs.numbers(f"/proc/{pid}/task")) > deep_stacks.MOST_THREADS and (found := _beyond(pid)):
+        if len(procfs.numbers(f"/proc/{pid}/task")) > deep_stacks.MAX_THREADS and (found := _beyond(pid)):
             return found
-        until_s = time.monotonic() + AGAIN_S
+        until_s = time.monotonic() + RETRY_S
         for attempt in range(ATTEMPTS):
             try:
-                return self._run(self._command("--nonblocking", pid), pid, TIMEOUT_S, holds=False)
+                return self._run(self._command("--nonblocking", pid), pid, TIMEOUT_S, pauses=False)
             except _Torn:
                 if attempt == 0 and (found := _beyond(pid)):
                     return found
@@ -93,17 +93,17 @@ class PySpy:
         raise AssertionError("unreachable")
 
     def dump_native(self, pid: int) -> list[dict[str, Any]]:
-        """The same with native frames interleaved. Pauses the process, HOLD_S at most: only for one that stands still.
+        """As `dump`, with native frames. Pauses the process for at most PAUSE_S: only for one that has stopped.
 
-        The pause ends with us, however we end: see `_leash`. Raises Refused.
+        The pause ends with us, however we end: see `_ptrace_guard`. Raises Refused.
         """
-        leash = [sys.executable, "-I", "-S", _ptrace_guard.__file__, str(os.getpid()), str(NATIVE_TIMEOUT_S), str(pid)]
-        return self._run([*leash, *self._command("--native", pid)], pid, NATIVE_TIMEOUT_S, holds=True)
+        guard = [sys.executable, "-I", "-S", _ptrace_guard.__file__, str(os.getpid()), str(NATIVE_TIMEOUT_S), str(pid)]
+        return self._run([*guard, *self._command("--native", pid)], pid, NATIVE_TIMEOUT_S, pauses=True)
 
     def end(self) -> None:
-        """Kill what runs, from any thread; whoever waits for it, or asks for more, is refused.
+        """Kill all dumps, from any thread; they, and later ones, raise Refused.
 
-        py-spy 0.4 attaches with PTRACE_SEIZE, which sends no signal: killed half-way it leaves nothing stopped.
+        py-spy 0.4 attaches with PTRACE_SEIZE, which sends no signal: killed midway it leaves nothing stopped.
         """
         self._ended = True
         for process in tuple(self._running):
@@ -113,40 +113,40 @@ class PySpy:
         # --full-filenames: to shorten names py-spy looks for __init__.py beside each file, and blocks on a dead mount.
         return [self._binary, "dump", "--json", "--locals", "--full-filenames", how, "--pid", str(pid)]
 
-    def _run(self, command: Sequence[str], pid: int, timeout_s: float, holds: bool) -> list[dict[str, Any]]:
+    def _run(self, command: Sequence[str], pid: int, timeout_s: float, pauses: bool) -> list[dict[str, Any]]:
         if (stuck := self._stuck.get(pid)) is not None and stuck.poll() is None:
             raise Refused(_blocked(pid))
         try:
-            # A session of its own: Ctrl-C on our terminal is for us, who end it.
+            # Its own session: Ctrl-C on our terminal reaches only us.
             process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True)
         except OSError as error:
             raise Refused(f"py-spy could not be started ({error}); reinstall it: `pip install py-spy`") from None
         self._running.add(process)
         self._stuck.pop(pid, None)
         try:
-            if self._ended:  # while it was started
+            if self._ended:  # meanwhile
                 process.kill()
-            out, err = self._answer(process, pid, timeout_s, holds)
+            out, err = self._answer(process, pid, timeout_s, pauses)
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise Refused(f"py-spy closed its output for PID {pid} and did not end; reinstall it") from None
+            raise Refused(f"py-spy closed its output for PID {pid} but did not exit; reinstall it") from None
         finally:
             self._running.discard(process)
             if not _ended(process):
                 self._stuck[pid] = process
                 raise Refused(_blocked(pid))
         if self._ended:
-            raise Refused(f"the look at PID {pid} was interrupted")
+            raise Refused(f"the dump of PID {pid} was interrupted")
         return _threads(process.returncode, bytes(out), bytes(err), pid)
 
     def _answer(
-        self, process: subprocess.Popen[bytes], pid: int, timeout_s: float, holds: bool
+        self, process: subprocess.Popen[bytes], pid: int, timeout_s: float, pauses: bool
     ) -> tuple[bytearray, bytearray]:
-        """What it writes to stdout and stderr. Raises Refused where it writes too much, or takes or holds too long."""
+        """Its stdout and stderr. Raises Refused if it writes too much, takes too long, or pauses too long."""
         assert process.stdout is not None
         assert process.stderr is not None
         out, err = bytearray(), bytearray()
-        touched_s, until_s, held = time.monotonic() + TOUCH_S, time.monotonic() + timeout_s, False
+        touched_s, until_s, paused = time.monotonic() + TOUCH_S, time.monotonic() + timeout_s, False
         with selectors.DefaultSelector() as pipes:
             pipes.register(process.stdout, selectors.EVENT_READ, out)
             pipes.register(process.stderr, selectors.EVENT_READ, err)
@@ -155,17 +155,17 @@ class PySpy:
                     piece = os.read(key.fd, 1 << 18)
                     if not piece:
                         pipes.unregister(key.fileobj)
-                    elif key.data is out or len(err) < _COMPLAINT_BYTES:
+                    elif key.data is out or len(err) < _STDERR_BYTES:
                         key.data.extend(piece)
                 now_s = time.monotonic()
-                if holds and not held and _traces(process.pid, pid):
-                    until_s, held = min(until_s, now_s + HOLD_S), True
-                if holds and not held and now_s > touched_s and _ptrace_guard.touches(process.pid):
+                if pauses and not paused and _traces(process.pid, pid):
+                    until_s, paused = min(until_s, now_s + PAUSE_S), True
+                if pauses and not paused and now_s > touched_s and _ptrace_guard.is_touching(process.pid):
                     raise Refused(_blocked(pid))
-                if len(out) > MOST_BYTES:
-                    raise Refused(f"the stacks of PID {pid} take more than {MOST_BYTES >> 20} MiB")
+                if len(out) > MAX_BYTES:
+                    raise Refused(f"the stacks of PID {pid} exceed {MAX_BYTES >> 20} MiB")
                 if now_s > until_s:
-                    raise Refused(_late(pid, HOLD_S if held else timeout_s, held))
+                    raise Refused(_late(pid, PAUSE_S if paused else timeout_s, paused))
         return out, err
 
 
@@ -175,13 +175,13 @@ def _beyond(pid: int) -> Beyond | None:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Kill it. False: it is still there after a while, in a wait that not even SIGKILL interrupts."""
+    """Kill it. False: it has not exited after _EXIT_S, blocked uninterruptibly."""
     process.kill()
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
     try:
-        process.wait(_LEAVE_S)
+        process.wait(_EXIT_S)
     except subprocess.TimeoutExpired:
         return False
     return True
@@ -191,9 +191,9 @@ def _traces(debugger: int, pid: int) -> bool:
     return procfs.status(pid).get("TracerPid") == str(debugger)
 
 
-def _late(pid: int, limit_s: float, held: bool) -> str:
-    late = "took more than" if held else "did not answer within"
-    return f"py-spy {late} {limit_s:g} s for PID {pid}; look again when the host is less busy"
+def _late(pid: int, limit_s: float, paused: bool) -> str:
+    late = "took more than" if paused else "did not answer within"
+    return f"py-spy {late} {limit_s:g} s for PID {pid}; try again when the host is less busy"
 
 
 def _blocked(pid: int) -> str:
@@ -201,9 +201,9 @@ def _blocked(pid: int) -> str:
 
 
 def in_parallel(spy: PySpy, look: Callable[[int], Any], pids: Sequence[int], workers: int) -> dict[int, Any]:
-    """What `look`, which uses `spy`, returned, or the exception it raised, for each process.
+    """For each process, what `look` (which uses `spy`) returned or raised.
 
-    On Ctrl-C no process is held any longer when this returns.
+    After Ctrl-C no process is paused when this returns.
     """
     if not pids:
         return {}
@@ -237,21 +237,21 @@ def _threads(returncode: int, out: bytes, err: bytes, pid: int) -> list[dict[str
 def _shortened(thread: Any) -> Any:
     if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
         return thread
-    frames, left_out = ends(thread["frames"])
+    frames, left_out = trim_frames(thread["frames"])
     return {**thread, "frames": frames, "left_out": left_out}
 
 
 def _refusal(pid: int, stderr: str) -> Refused:
-    """One sentence from py-spy's message; the Rust backtrace is left out."""
+    """One sentence from py-spy's message, without the Rust backtrace."""
     state = _state(pid)
     if state is None:
         return Refused(f"PID {pid} has ended")
     if state in "ZX":
         return Refused(f"PID {pid} is a zombie: it has ended and its parent has not collected it")
     if re.search(r"permission denied|operation not permitted|eperm|eacces", stderr, re.IGNORECASE):
-        return Refused(f"reading PID {pid} was refused{_hindrance(pid)}")
+        return Refused(f"reading PID {pid} was refused{_refusal_reason(pid)}")
     if "Failed to find python version" in stderr or "python interpreter" in stderr:
-        # Also what a process says that is just being started, or whose memory changed under a nonblocking look.
+        # Also the message for a process that has just started, or whose memory changed meanwhile.
         return _Torn(f"PID {pid} is not a Python process, or its interpreter is still starting or unknown to py-spy")
     reason = re.sub(r"\s+", " ", stderr.split("Stack backtrace:")[0]).strip().removeprefix("Error: ")
     reason = redact_text(reason)
@@ -265,8 +265,8 @@ def _state(pid: int) -> str | None:
         return None
 
 
-def _hindrance(pid: int) -> str:
-    """Why a process may not be read, as far as it can be told, and the remedy."""
+def _refusal_reason(pid: int) -> str:
+    """Why a process may not be read, if known, and the remedy."""
     try:
         status = dict(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
@@ -291,7 +291,7 @@ def _hindrance(pid: int) -> str:
 
 
 class NativeDumps:
-    """Takes native dumps; one is kept for as long as none of its threads has run since."""
+    """Takes native dumps. They pause the rank, so a dump is reused until one of its threads runs again."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[dict[int, str], Dump]] = {}
@@ -299,9 +299,9 @@ class NativeDumps:
     def take(
         self, spy: PySpy, pids: Sequence[int], dumps: Mapping[int, Dump | Exception]
     ) -> dict[int, Dump | Exception]:
-        """A native dump, or why there is none, of the processes in `pids` that may be paused, ranks of their own first.
+        """A native dump, or the exception, for the processes in `pids` that may be paused; distinct stacks first.
 
-        `dumps` are their plain dumps: of ranks that stand in the same place a few may be left out for want of time.
+        `dumps`: their plain dumps. When the time is up, ranks with the same Python stacks as others are left out.
         """
         self._kept = {
             pid: (runs, dump)
@@ -311,10 +311,10 @@ class NativeDumps:
         wanted = [pid for pid in pids if pid not in self._kept and _may_pause(pid)]
         deadline = time.monotonic() + _BUDGET_S
 
-        def one(pid: int) -> Dump | None:
+        def dump_in_time(pid: int) -> Dump | None:
             return spy.dump_native(pid) if time.monotonic() < deadline else None
 
-        found = in_parallel(spy, one, _rarest_first(wanted, dumps), min(_WORKERS, os.cpu_count() or 1))
+        found = in_parallel(spy, dump_in_time, _rarest_first(wanted, dumps), min(_WORKERS, os.cpu_count() or 1))
         for pid, dump in found.items():
             if isinstance(dump, list) and (runs := _runs(pid, dump)):
                 self._kept[pid] = runs, dump
@@ -323,7 +323,7 @@ class NativeDumps:
 
 
 def _may_pause(pid: int) -> bool:
-    """Whether ptrace can hold every thread: with one in D the others would be held for long, T and t are stopped."""
+    """True if ptrace can stop every thread: with one in D the others would be paused for long, T and t are stopped."""
     try:
         states = {
             (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
@@ -335,7 +335,7 @@ def _may_pause(pid: int) -> bool:
 
 
 def _runs(pid: int, dump: Dump) -> dict[int, str]:
-    """How often and how long each thread of a dump has run, by thread id; empty where the kernel does not tell."""
+    """schedstat of each thread of a dump, by TID; empty: unknown."""
     try:
         return {
             tid: Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
@@ -346,7 +346,7 @@ def _runs(pid: int, dump: Dump) -> dict[int, str]:
 
 
 def _rarest_first(pids: Sequence[int], dumps: Mapping[int, Dump | Exception]) -> list[int]:
-    """One process of each set of equal Python stacks, then the second of each, and so on."""
+    """One process of each set with equal Python stacks, then the second of each, and so on."""
     places = {pid: _place(dumps.get(pid)) for pid in pids}
     before: Counter[Any] = Counter()
     turns = {}
@@ -357,7 +357,7 @@ def _rarest_first(pids: Sequence[int], dumps: Mapping[int, Dump | Exception]) ->
 
 
 def _place(dump: Dump | Exception | None) -> frozenset[Any]:
-    """Where the threads of a process stand in Python code."""
+    """The Python stacks of a process, comparable between processes."""
     if not isinstance(dump, list):
         return frozenset()
     return frozenset(

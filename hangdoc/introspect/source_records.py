@@ -1,4 +1,4 @@
-"""Answers of `hangdoc.introspect.parsers.line_context` as evidence records."""
+"""Answers of `hangdoc.introspect.parsers` as records: places (`line_context`) and locks (`lock_calls`) of lines."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from hangdoc.evidence import Branch, CollectiveArgument, Loop, Place
 from hangdoc.redaction.text import redact_source
 
-WIDTH = 120  # characters of a line or an expression that are kept
+WIDTH = 120  # characters kept of a line or an expression
 
 
 def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
-    """The answer of `hangdoc.introspect.parsers.line_context.places` as records; equal parts are kept once."""
+    """Places by line, from an answer of `line_context.places`; equal parts are shared."""
     same: dict[Any, Any] = {}
 
-    def one(item: Any) -> Any:
+    def interned(item: Any) -> Any:
         return same.setdefault(item, item)
 
     def loops(rows: Iterable[Any]) -> tuple[Loop, ...]:
-        found: tuple[Loop, ...] = one(
+        found: tuple[Loop, ...] = interned(
             tuple(
-                one(Loop(first, last, shown(header), tuple(map(_cut, counters))))
+                interned(Loop(first, last, redacted_source(header), tuple(map(_cut, counters))))
                 for first, last, header, counters in rows
             )
         )
@@ -31,7 +31,7 @@ def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
     functions = {
         first: (
             last,
-            tuple(map(shown, calls)),
+            tuple(map(redacted_source, calls)),
             tuple(CollectiveArgument(op, _cut(name), line) for op, name, line in hands),
         )
         for first, last, calls, hands in answer["functions"]
@@ -43,12 +43,15 @@ def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
             yield (
                 int(line),
                 Place(
-                    text=shown(text),
+                    text=redacted_source(text),
                     loops=loops(around),
-                    branches=one(
-                        tuple(one(Branch(line, arm, shown(test), leaves)) for line, arm, test, leaves in branches)
+                    branches=interned(
+                        tuple(
+                            interned(Branch(line, arm, redacted_source(test), leaves))
+                            for line, arm, test, leaves in branches
+                        )
                     ),
-                    calls=one(tuple(map(shown, calls))),
+                    calls=interned(tuple(map(redacted_source, calls))),
                     function_first=first,
                     function_last=last,
                     passed=loops(passed),
@@ -58,8 +61,8 @@ def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
             )
 
 
-def shown(text: str) -> str:
-    """A line or an expression without its secrets, short enough to show."""
+def redacted_source(text: str) -> str:
+    """A line or an expression, redacted and shortened."""
     return _cut(redact_source(text))
 
 
@@ -69,14 +72,14 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Expressions like `self.lock`, of `with` statements and of calls of `acquire`, in the order of their lines."""
+    """Locks at a line: expressions such as `self.lock` in `with` statements and `acquire` calls, in line order."""
 
-    acquires: tuple[str, ...]  # by the line itself
-    inside: tuple[str, ...]  # before it, in the same function
+    acquires: tuple[str, ...]  # at the line itself
+    inside: tuple[str, ...]  # held: acquired before it in the same function and not released
 
 
 def guards(table: Sequence[Any], line: int) -> Guards:
-    """Of the innermost function around `line`; `table` as `hangdoc.introspect.parsers.lock_calls.table` has it."""
+    """Locks at `line`, in its innermost function; `table` is an answer of `lock_calls.table`."""
     around = [row for row in table if row[0] < line <= row[1]]
     events = max(around, key=lambda row: row[0])[2] if around else ()
     here: list[str] = []
@@ -84,7 +87,7 @@ def guards(table: Sequence[Any], line: int) -> Guards:
     for kind, first, *rest in events:
         if kind == "with" and first <= line <= rest[0]:
             last, body, name = rest
-            if line < body or line == first:  # the latter: its body stands on the same line
+            if line < body or line == first:  # or its body is on the same line
                 here.append(name)
             else:
                 before.append((first, name))
@@ -92,10 +95,10 @@ def guards(table: Sequence[Any], line: int) -> Guards:
             last, name = rest
             if first <= line <= last:
                 here.append(name)
-            elif first < line and not _given_back(events, name, first, line):
+            elif first < line and not _is_released(events, name, first, line):
                 before.append((first, name))
     return Guards(tuple(dict.fromkeys(here)), tuple(dict.fromkeys(name for _, name in sorted(before))))
 
 
-def _given_back(events: Sequence[Any], name: str, after: int, line: int) -> bool:
+def _is_released(events: Sequence[Any], name: str, after: int, line: int) -> bool:
     return any(event[0] == "give" and event[2] == name and after < event[1] < line for event in events)

@@ -1,8 +1,8 @@
-"""Shape, type and device of torch tensors, read from outside: nothing runs in the process.
+"""Shape, dtype and device of torch tensors, read from memory; nothing runs in the process.
 
-c10::TensorImpl is not a published layout. It is found anew in each object by its own evidence: the object's
-implementation points back to the object (`pyobj_slot_`), what follows is `sizes_and_strides_`, and the product of the
-sizes is the number of elements that is stored apart. Where that does not hold the answer is None: unknown.
+c10::TensorImpl has no published layout, so each object is checked: its implementation points back to it
+(`pyobj_slot_`), `sizes_and_strides_` follows, and the product of the sizes equals the stored number of elements.
+None: a check failed.
 Source: torch 2.13, c10/core/TensorImpl.h, impl/SizesAndStrides.h, ScalarType.h, DeviceType.h.
 """
 
@@ -30,21 +30,21 @@ DEVICES = (
 
 _BASES = frozenset({"torch._C.TensorBase", "torch._C._TensorBase"})
 _IMPL_BYTES = 192
-_BACK = range(32, 80, 8)  # where the pointer back to the Python object may stand: 48 in 2.13, 56 before
-_INLINE = 5  # sizes kept in the implementation itself
+_BACK = range(32, 80, 8)  # possible offsets of the pointer back to the Python object: 48 in 2.13, 56 before
+_INLINE = 5  # sizes stored inline
 _CUSTOM_SIZES = 2  # TensorImpl::SizesStridesPolicy
 _MOST = 64  # dimensions a tensor can have
 
 
 def read_tensor(memory: Memory, address: int) -> Tensor | None:
-    """The tensor at `address`, or None where it is none or cannot be verified. Raises Unreadable."""
+    """The tensor at `address`; None: not a tensor, or not verified. Raises Unreadable."""
     return read_tensors(memory, Objects(memory).describe([address])).get(address)
 
 
 def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:
-    """The tensors among the objects of one process, in a handful of system calls. Raises Unreadable.
+    """The tensors among the objects of one process, in a few system calls. Raises Unreadable.
 
-    The process runs on meanwhile: a tensor that is not the same when read again is left out.
+    The process keeps running, so each tensor is read twice and left out if it changed.
     """
     addresses = [a for a, item in seen.items() if not _BASES.isdisjoint((item.type.name, *item.type.bases))]
     first, again = _read(memory, addresses), _read(memory, addresses)
@@ -75,7 +75,7 @@ def _follow(memory: Memory, pointers: Mapping[int, int]) -> dict[int, Tensor]:
         for address, body in zip(pointers, bodies, strict=True)
         if body is not None and (start := _locate(body, address)) is not None
     }
-    far = {}  # more sizes than fit in the implementation: their address
+    far = {}  # sizes stored out of line: address and bytes
     for address, (body, start) in located.items():
         count, first = struct.unpack_from("<2Q", body, start)
         if _INLINE < count <= _MOST:
@@ -86,7 +86,7 @@ def _follow(memory: Memory, pointers: Mapping[int, int]) -> dict[int, Tensor]:
 
 
 def _locate(body: bytes, address: int) -> int | None:
-    """Where `sizes_and_strides_` starts: after the pointer back to the object (low bit: a tag in older builds)."""
+    """Offset of `sizes_and_strides_`: after the pointer back to the object (low bit: a tag in older builds)."""
     for offset in _BACK:
         if struct.unpack_from("<Q", body, offset)[0] & ~1 == address:
             return offset + 8
@@ -94,7 +94,7 @@ def _locate(body: bytes, address: int) -> int | None:
 
 
 def _tensor(body: bytes, start: int, far: bytes | None) -> Tensor | None:
-    """The record, where everything that can be checked holds."""
+    """The record; None: a check failed."""
     (count,) = struct.unpack_from("<Q", body, start)
     if count <= _INLINE:
         shape = struct.unpack_from(f"<{count}q", body, start + 8)
@@ -105,7 +105,7 @@ def _tensor(body: bytes, start: int, far: bytes | None) -> Tensor | None:
     # After the sizes and strides: storage offset, number of elements, scalar type, optional device.
     tail = start + 8 + 16 * _INLINE
     offset, elements, dtype, device, _, engaged, _, flags = struct.unpack_from("<2qH2b?2B", body, tail)
-    if flags >> 2 & 3 == _CUSTOM_SIZES:  # nested and symbolic tensors: the sizes are kept elsewhere
+    if flags >> 2 & 3 == _CUSTOM_SIZES:  # nested and symbolic tensors store sizes elsewhere
         return None
     if min(shape, default=0) < 0 or offset < 0 or math.prod(shape) != elements:
         return None

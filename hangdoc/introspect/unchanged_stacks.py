@@ -1,9 +1,8 @@
-"""Stacks that cannot have changed: of a process in which no thread that runs Python has run since they were read.
+"""Stacks that cannot have changed, because no Python thread of the process has run since they were read.
 
-The kernel counts for each thread how long it ran, how long it queued for a core and how often it was switched away
-from (probe `cpu`: schedstat, status). A thread whose counts are the same, asleep both times, has not run in between; a
-thread that is new has another number. So a process that runs in bursts between two looks is never taken for one that
-stands still.
+The kernel counts each thread's CPU time, run queue time and context switches (probe `cpu`: schedstat, status). A thread
+that sleeps with the same counts in both rounds has not run in between; a new thread has a new TID. So a process that
+runs in short bursts between two rounds is never mistaken for a stopped one.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from dataclasses import dataclass
 
 from hangdoc.evidence import Process, Stacks, Target, ThreadCpu
 
-LONGEST_S = 20.0  # after which they are read again all the same
-# Threads of the C++ libraries, which poll and never run Python: of gloo, of torch's store, of NCCL.
+MAX_AGE_S = 20.0  # of stacks; then they are read again
+# Native threads that poll and never run Python: those of gloo and of torch's store.
 _NATIVE = re.compile(r"gloo_tcp_loop|pt_gloo_runloop|pt_tcpstore(?:_uv)?")
 _ASLEEP = "SDTt"
 
 _Run = tuple[int, float, float | None, int | None, int | None]
-_Runs = tuple[
-    frozenset[int], frozenset[_Run]
-]  # the threads there are, and how often those have run that may run Python
+_Runs = tuple[frozenset[int], frozenset[_Run]]  # all TIDs; counters of the threads that may run Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +30,24 @@ class _Kept:
     stacks: Stacks
 
 
-class Unmoved:
-    """The stacks of the look before, of each process of which they still hold."""
+class UnchangedStacks:
+    """The previous stacks of each process, if still valid."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._now = now
 
     def of(self, target: Target, process: object) -> Stacks | None:
-        """What is known to hold still, by the record of probe `cpu` in this round."""
+        """The stacks if unchanged, judged by the record of probe `cpu` in this round; else None."""
         kept = self._kept.get((target.pid, target.start_ticks))
-        if kept is None or self._now() - kept.read_s > LONGEST_S:
+        if kept is None or self._now() - kept.read_s > MAX_AGE_S:
             return None
         return kept.stacks if kept.runs == _runs(process, kept.stacks) else None
 
     def keep(self, targets: Collection[Target], read: Callable[[Target], tuple[object, Stacks] | None]) -> None:
-        """Remember what was read in this round of these processes, no others, by their records of probe `cpu`.
+        """Store the stacks of this round with the records of probe `cpu`; forget all other processes.
 
-        Those records are older than the stacks: what ran while the stacks were read counts as having run since.
+        Those records are older than the stacks: a thread that ran in between counts as having run since.
         """
         before, self._kept = self._kept, {}
         for target in targets:
@@ -67,7 +64,7 @@ class Unmoved:
 
 
 def _runs(process: object, stacks: Stacks) -> _Runs | None:
-    """How often and how long each thread that may run Python has run; None where that cannot be told, or one runs."""
+    """Counters of each thread that may run Python; None: unknown, or one of them runs."""
     if not isinstance(process, Process) or not process.threads:
         return None
     python = {stack.tid for stack in stacks.threads}
@@ -75,11 +72,11 @@ def _runs(process: object, stacks: Stacks) -> _Runs | None:
     if not all(thread.state in _ASLEEP and _counted(thread) for thread in asked):
         return None
     threads = frozenset(thread.tid for thread in process.threads)
-    if not python <= threads:  # there are too many, or the C library does not tell which thread it is
+    if not python <= threads:  # too many threads, or unknown TIDs
         return None
     return threads, frozenset((t.tid, t.cpu_s, t.run_delay_s, t.voluntary, t.involuntary) for t in asked)
 
 
 def _counted(thread: ThreadCpu) -> bool:
-    """The kernel counts in nanoseconds, or counts the switches: a clock of ticks alone misses a short run."""
+    """True with nanosecond times or context switches; CPU time in clock ticks misses short runs."""
     return thread.run_delay_s is not None or thread.voluntary is not None

@@ -1,4 +1,4 @@
-"""The lines of a source file that name bfloat16; runs confined, imports little."""
+"""Lines of a source file that name bfloat16."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MOST = 4  # lines of a file
+MAX_LINES = 4  # of a file
 NAMES = frozenset({"bfloat16", "bf16"})
 _TEXTS = frozenset({"bfloat16", "bf16", "torch.bfloat16", "bf16-mixed", "bf16-true"})
 
 
 def bf16_lines(data: bytes, _: object = None) -> list[Any]:
-    """Number and text of the lines that name it in code, assignments and arguments first. Raises as `parsed`."""
+    """Number and text of lines that name bfloat16 in code, assignments and arguments first. Raises as `parsed`."""
     tree, source = parsed(data)
     decided = {
         line
@@ -25,11 +25,11 @@ def bf16_lines(data: bytes, _: object = None) -> list[Any]:
         for line in _named(node)
     }
     lines = sorted(_named(tree), key=lambda number: (number not in decided, number))
-    return [[line, short(source[line - 1])] for line in lines[:MOST]]
+    return [[line, short(source[line - 1])] for line in lines[:MAX_LINES]]
 
 
 def _named(node: ast.AST) -> set[int]:
-    """Lines under a node that hold the type by name or as a text."""
+    """Lines under a node with bfloat16 as a name or a string."""
     return {
         inner.lineno
         for inner in ast.walk(node)

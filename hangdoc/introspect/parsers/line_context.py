@@ -1,7 +1,6 @@
-"""What the source says about a line: the loops and branches around it, what it calls, what its function hands on.
+"""Loops and branches around a line, its calls, and the collectives of its function.
 
-Runs confined (`hangdoc.system.sandbox`) and imports little: what it says is plain lists, in the order of the fields
-of `hangdoc.evidence.Place` and its parts.
+Answers are plain lists, in the field order of `hangdoc.evidence.Place` and its parts.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_CALLS = 60  # of a function, and as many collectives
-MAX_LOOPS = 100  # that ended before a line, the last of them
+MAX_LOOPS = 100  # that end before a line: the last ones
 MAX_COUNTERS = 8  # of a loop
-NEAR = 100  # lines before and behind one, of the same function, that are told with it: the next look may ask for them
-SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})  # every rank hands a tensor of one size and type
+NEAR = 100  # lines before and after, in the same function, answered as well: the next round may need them
+SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})  # all ranks must pass tensors of one size and dtype
 RANGES = frozenset({"range", "trange", "itertools.count", "count"})
 LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def places(data: bytes, lines: list[int]) -> dict[str, Any]:
-    """The places of lines, and of those near them in the same function; None for a line that is in no statement.
+    """Places of lines and of nearby lines in the same function; None: the line is in no statement.
 
-    `functions`: [first line, last line, calls, handed] by first line; `places`: [function, text, loops, branches,
-    calls, passed] by line. Raises as `parsed`.
+    `functions`: [first line, last line, calls, collective arguments] by first line; `places`: [function, text, loops,
+    branches, calls, passed] by line. Raises as `parsed`.
     """
-    return told(*parsed(data), lines, NEAR)
+    return places_in(*parsed(data), lines, NEAR)
 
 
-def told(tree: ast.Module, text: list[str], lines: list[int], near: int) -> dict[str, Any]:
-    """The same of a file that is parsed, with so many lines before and behind each."""
+def places_in(tree: ast.Module, text: list[str], lines: list[int], near: int) -> dict[str, Any]:
+    """As `places`, for a parsed file, with `near` lines before and after each."""
     module = Module(tree, text)
     found: dict[int, list[Any] | None] = {}
     for line in lines:
@@ -45,8 +44,8 @@ def told(tree: ast.Module, text: list[str], lines: list[int], near: int) -> dict
         if place is not None:
             first, last = module.functions[place[0]][:2]
             for beside in range(max(first, line - near, 1), min(last, line + near) + 1):
-                if beside not in found and (other := module.place(beside)) is not None and other[0] == first:
-                    found[beside] = other
+                if beside not in found and (nearby := module.place(beside)) is not None and nearby[0] == first:
+                    found[beside] = nearby
     used = {place[0] for place in found.values() if place is not None}
     return {"functions": [module.functions[first] for first in used], "places": found}
 
@@ -96,7 +95,7 @@ class Module:
         return [self._function(scope), text, loops, branches, calls, passed[-MAX_LOOPS:]]
 
     def _function(self, scope: ast.AST) -> int:
-        """The first line of a function, after what is called in it, and what it hands to collectives, was noted."""
+        """First line of a function, 0 for the module; adds it to `functions`."""
         first: int = getattr(scope, "lineno", 0)
         if first not in self.functions:
             nodes = list(_own_nodes(scope))
@@ -106,7 +105,7 @@ class Module:
                 first,
                 last,
                 list(dict.fromkeys(calls))[:MAX_CALLS],
-                list(_handed(nodes))[:MAX_CALLS],
+                list(_collective_arguments(nodes))[:MAX_CALLS],
             ]
         return first
 
@@ -125,15 +124,15 @@ class Module:
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or module without those of functions and classes within it."""
+    """Nodes of a function or module, without nested functions and classes."""
     for child in ast.iter_child_nodes(scope):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             yield child
             yield from _own_nodes(child)
 
 
-def _handed(nodes: list[ast.AST]) -> Iterator[list[Any]]:
-    """Collectives of the default group whose first argument is a variable with one meaning in the function."""
+def _collective_arguments(nodes: list[ast.AST]) -> Iterator[list[Any]]:
+    """Collectives of the default group with a variable, assigned at most once, as first argument."""
     given = Counter(name.id for node in nodes if isinstance(node, ast.Assign) for name in _stored(*node.targets))
     looped = {name.id for node in nodes if isinstance(node, (ast.For, ast.AsyncFor)) for name in _stored(node.target)}
     for node in nodes:
@@ -174,7 +173,7 @@ def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def _arm(statement: ast.If | ast.Try, line: int) -> tuple[str, list[ast.stmt]]:
-    """Which arm of an `if` or `try` encloses the line, and its body; an empty one for the test itself."""
+    """The arm of an `if` or `try` around the line, and its body; empty for the test itself."""
     parts: list[tuple[str, list[ast.stmt]]] = [("body", statement.body), ("else", statement.orelse)]
     if isinstance(statement, ast.Try):
         parts += [("except", handler.body) for handler in statement.handlers] + [("finally", statement.finalbody)]
@@ -183,7 +182,7 @@ def _arm(statement: ast.If | ast.Try, line: int) -> tuple[str, list[ast.stmt]]:
 
 
 def _counters(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
-    """Names that count this loop's iterations: the index of `enumerate`, the target of `range`, `name += 1`."""
+    """Iteration counters of a loop: the index of `enumerate`, the target of `range`, `name += 1`."""
     names: set[str] = set()
     if not isinstance(loop, ast.While):
         called = {ast.unparse(node.func) for node in ast.walk(loop.iter) if isinstance(node, ast.Call)}
@@ -198,7 +197,7 @@ def _counters(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
 
 
 def _same_loop(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of a loop's body without those of loops and functions within it."""
+    """Nodes of a loop's body, without nested loops and functions."""
     for statement in body:
         yield statement
         if not isinstance(statement, (*_LOOPS, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -207,7 +206,7 @@ def _same_loop(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _calls(statement: ast.stmt) -> list[str]:
-    """Dotted names called in a simple statement, or in the header of a compound one."""
+    """Dotted names called in a simple statement or in the header of a compound one."""
     nodes: list[ast.AST] = [statement]
     if isinstance(statement, (ast.If, ast.While)):
         nodes = [statement.test]
@@ -221,7 +220,7 @@ def _calls(statement: ast.stmt) -> list[str]:
 
 
 def _in_order(node: ast.AST) -> Iterator[str]:
-    """Dotted names called in an expression, in the order in which they are called: arguments first."""
+    """Dotted names called in an expression, in order of execution: arguments first."""
     for child in ast.iter_child_nodes(node):
         yield from _in_order(child)
     if isinstance(node, ast.Call):

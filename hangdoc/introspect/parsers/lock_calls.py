@@ -1,4 +1,4 @@
-"""Where a source file acquires locks and gives them back, function by function; runs confined, imports little."""
+"""Lock acquisitions and releases in a source file, by function."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 MAX_FUNCTIONS = 4000
 MAX_EVENTS = 1000  # of a file
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_GETS = ("acquire", "__enter__", "acquire_lock", "lock")
-_GIVES = ("release", "__exit__", "release_lock", "unlock")
+_ACQUIRE_METHODS = ("acquire", "__enter__", "acquire_lock", "lock")
+_RELEASE_METHODS = ("release", "__exit__", "release_lock", "unlock")
 
 
 def table(data: bytes, _: object = None) -> list[Any]:
-    """[first line, last line, events] of the module, then of each function of several lines.
+    """[first line, last line, events] of the module, then of each multi-line function.
 
     Events, in the order of the tree: ["with", line, last line, first line of the body, name], ["get", line, last line,
-    name], ["give", line, name]. A name is an expression like `self.lock`. Raises as `parsed`, and ValueError where
-    there are too many.
+    name], ["give", line, name]. A name is an expression such as `self.lock`. Raises as `parsed`, and ValueError for
+    too many functions or events.
     """
     tree, text = parsed(data)
     found: list[tuple[int, int, list[Any]]] = [(0, len(text), list(_events(tree)))]
@@ -42,9 +42,9 @@ def _events(scope: ast.AST) -> Iterator[list[Any]]:
                 if name := _dotted(item.context_expr):
                     yield ["with", node.lineno, _last(node), node.body[0].lineno, name]
         elif isinstance(node, ast.Call):
-            if name := _receiver(node, _GETS):
+            if name := _receiver(node, _ACQUIRE_METHODS):
                 yield ["get", node.lineno, _last(node), name]
-            if name := _receiver(node, _GIVES):
+            if name := _receiver(node, _RELEASE_METHODS):
                 yield ["give", node.lineno, name]
 
 
@@ -53,7 +53,7 @@ def _last(node: ast.stmt | ast.expr) -> int:
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or module without those of functions and classes within it."""
+    """Nodes of a function or module, without nested functions and classes."""
     for child in ast.iter_child_nodes(scope):
         if not isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
             yield child
@@ -61,14 +61,14 @@ def _own(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _receiver(call: ast.Call, names: tuple[str, ...]) -> str | None:
-    """`self.lock` of `self.lock.acquire()`."""
+    """`self.lock` in `self.lock.acquire()`."""
     if isinstance(call.func, ast.Attribute) and call.func.attr in names:
         return _dotted(call.func.value)
     return None
 
 
 def _dotted(node: ast.expr) -> str | None:
-    """The text of `self.lock`, `LOCKS[key]` and the like: what starts at a variable and calls nothing."""
+    """Text of an expression such as `self.lock` or `LOCKS[key]`: starts at a variable, calls nothing."""
     root = node
     while isinstance(root, (ast.Attribute, ast.Subscript)):
         root = root.value

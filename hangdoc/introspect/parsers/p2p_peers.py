@@ -1,7 +1,7 @@
-"""The other rank of sends and receives, by a script's own arithmetic on the rank: `recv(x, src=rank - 1)`.
+"""The peer of sends and receives, by the script's own arithmetic on the rank: `recv(x, src=rank - 1)`.
 
-What a name stands for is followed through the source while it is assigned just once, down to the rank and the number of
-ranks; anything else is not known. Runs confined; the source is read, never run.
+Names assigned exactly once are followed through the source down to the rank and the world size; anything else is
+unknown. The source is never run.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ARGUMENTS = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}  # the second of each
+ARGUMENTS = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}  # the second parameter of each
 RANK = frozenset({"rank", "global_rank", "world_rank", "get_rank"})
 SIZE = frozenset({"world_size", "get_world_size", "WORLD_SIZE"})
-DEEPEST = 20  # names after names
+MAX_DEPTH = 20
 _NUMBERS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -34,21 +34,21 @@ _TESTS: Mapping[type, Callable[[int, int], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-MOST = 10**9
+MAX_VALUE = 10**9
 
 
 class Unknown(Exception):
-    """The source does not say."""
+    """The source does not determine the value."""
 
 
 class Script:
-    """A parsed script, and what is assigned in it."""
+    """A parsed script and its assignments."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        # By name, or attribute with a dot before it; None: not one value.
+        # By name, or by attribute with a leading dot; None: no single value.
         self.assigned: dict[str, list[ast.expr | None]] = defaultdict(list)
-        self.sized = False  # somewhere `size` is a parameter beside `rank`
+        self.sized = False  # `size` is a parameter next to `rank` somewhere
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
@@ -58,7 +58,7 @@ class Script:
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 _assign(self.assigned, node.target, node.value)
             elif isinstance(node, ast.arguments):
-                names = {one.arg for one in (*node.posonlyargs, *node.args, *node.kwonlyargs)}
+                names = {argument.arg for argument in (*node.posonlyargs, *node.args, *node.kwonlyargs)}
                 self.sized |= {"rank", "size"} <= names
                 for name in names - {"rank", "size"}:
                     self.assigned[name].append(None)
@@ -67,16 +67,16 @@ class Script:
 def _assign(assigned: dict[str, list[ast.expr | None]], target: ast.expr, value: ast.expr | None) -> None:
     if isinstance(target, (ast.Tuple, ast.List)):
         values = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else ()
-        for i, one in enumerate(target.elts):
-            _assign(assigned, one, values[i] if values else None)
+        for i, element in enumerate(target.elts):
+            _assign(assigned, element, values[i] if values else None)
     elif isinstance(target, ast.Name):
         assigned[target.id].append(value)
     elif isinstance(target, ast.Attribute):
         assigned[f".{target.attr}"].append(value)
 
 
-def partners(script: Script, line: int, function: str, ranks: list[int], size: int) -> list[int | None]:
-    """The other rank, for each of `ranks`, of the one send or receive on a line; None where it is not known."""
+def peers(script: Script, line: int, function: str, ranks: list[int], size: int) -> list[int | None]:
+    """The peer of the only send or receive on a line, for each of `ranks`; None: unknown."""
     calls = [
         node
         for node in ast.walk(script.tree)
@@ -87,13 +87,13 @@ def partners(script: Script, line: int, function: str, ranks: list[int], size: i
     if len(calls) != 1:
         return [None] * len(ranks)
     named = {word.arg: word.value for word in calls[0].keywords}
-    told = named.get(ARGUMENTS[function], calls[0].args[1] if len(calls[0].args) > 1 else None)
-    return [_partner(script, told, rank, size) if told is not None else None for rank in ranks]
+    peer = named.get(ARGUMENTS[function], calls[0].args[1] if len(calls[0].args) > 1 else None)
+    return [_peer(script, peer, rank, size) if peer is not None else None for rank in ranks]
 
 
-def _partner(script: Script, told: ast.expr, rank: int, size: int) -> int | None:
+def _peer(script: Script, expression: ast.expr, rank: int, size: int) -> int | None:
     try:
-        found = _Reckoning(script, rank, size).value(told, 0)
+        found = _Evaluator(script, rank, size).value(expression, 0)
     except (Unknown, ArithmeticError):
         return None
     return found if found is not None and 0 <= found < size and found != rank else None
@@ -103,21 +103,21 @@ def _last(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-class _Reckoning:
-    """The values of expressions on one rank."""
+class _Evaluator:
+    """Evaluates expressions for one rank."""
 
     def __init__(self, script: Script, rank: int, size: int) -> None:
         self.script, self.rank, self.size = script, rank, size
 
     def value(self, node: ast.expr, depth: int) -> int | None:
-        """A whole number, or None for Python's None; raises Unknown."""
-        if depth > DEEPEST:
+        """An integer, or None for Python's None. Raises Unknown."""
+        if depth > MAX_DEPTH:
             raise Unknown
         if isinstance(node, ast.Constant) and (node.value is None or type(node.value) is int):
             return node.value
         if isinstance(node, ast.BinOp) and type(node.op) in _NUMBERS:
             found = _NUMBERS[type(node.op)](self._number(node.left, depth), self._number(node.right, depth))
-            if abs(found) < MOST:
+            if abs(found) < MAX_VALUE:
                 return found
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self._number(node.operand, depth)

@@ -1,4 +1,4 @@
-"""Source text as the interpreter reads it: decoded as it says itself, and cut into the lines that frames count."""
+"""Source text as the interpreter reads it: decoded by its own declaration, split into the lines that frames count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import io
 import tokenize
 
-LONGEST = 480  # characters of a text: whoever asked masks it as a whole, then shortens it
+LONGEST = 480  # characters of a text; the caller redacts it, then shortens it further
 
 
 def parsed(data: bytes) -> tuple[ast.Module, list[str]]:

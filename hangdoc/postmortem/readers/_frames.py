@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
 from hangdoc.introspect import local_variables
-from hangdoc.introspect.frames import INNERMOST, OUTERMOST, ends, short_name
+from hangdoc.introspect.frames import INNERMOST, OUTERMOST, short_name, trim_frames
 
 MOST_THREADS = 2048  # per process
 MAX_NAME = 300  # characters of a thread or function name
@@ -73,7 +73,7 @@ def variable(name: str, text: str, argument: bool, address: int | None = None) -
     """A variable from its printed form, without secrets; None if it is not data (a module, a function)."""
     if not local_variables.is_data(name, text):
         return None
-    return local_variables.of_text(name[:MAX_NAME], text, address, argument, None, None)
+    return local_variables.from_text(name[:MAX_NAME], text, address, argument, None, None)
 
 
 @dataclass(slots=True)
@@ -90,12 +90,12 @@ class ThreadBuilder:
     def add(self, frame: Frame) -> None:
         """Add the next outer frame; the middle of a very deep stack is dropped."""
         if len(self.frames) >= 2 * (INNERMOST + OUTERMOST):
-            self.frames[:], left_out = ends(self.frames)
+            self.frames[:], left_out = trim_frames(self.frames)
             self.left_out += left_out
         self.frames.append(frame)
 
     def stack(self) -> Stack:
-        frames, left_out = ends(self.frames)
+        frames, left_out = trim_frames(self.frames)
         name = self.name[:MAX_NAME] if self.name is not None else None
         return Stack(self.tid, name, tuple(frames), self.gil, self.active, self.left_out + left_out)
 

@@ -82,7 +82,7 @@ def test_100_000_frames_are_shown_shortened(python: str) -> None:
 def test_10_000_threads_are_shown_in_part() -> None:
     with started("deep_program.py", "5", "10000", python=sys.executable) as program:
         stacks, why = look(program)
-    assert why == "it has 10,002 threads, of which 1,024 are shown, without variables"
+    assert why == "it has 10,002 threads; only 1,024 are shown, without variables"
     assert len(stacks.threads) == 1024
     assert stacks.threads[0].name == "MainThread"
     assert "descend" in [frame.function for frame in stacks.threads[1].frames]  # the oldest come first

@@ -17,7 +17,7 @@ from hangdoc.evidence import Tensor, Variable
 from hangdoc.introspect import module_globals
 from hangdoc.introspect.interpreter import Interpreter, modules_path
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.module_globals import MOST, Globals
+from hangdoc.introspect.module_globals import MAX_VARIABLES, Globals
 from hangdoc.introspect.objects import Objects
 from tests.support import requirements
 from tests.support.polling import until
@@ -74,8 +74,8 @@ def test_the_last_defined_of_many() -> None:
     with started("-c", code) as program:
         _, found = Globals().read(program.pid, 1)
     assert found is not None
-    assert [v.name for v in found] == [f"v{i}" for i in range(5000 - MOST, 5000)]
-    assert [v.number for v in found] == list(range(5000 - MOST, 5000))
+    assert [v.name for v in found] == [f"v{i}" for i in range(5000 - MAX_VARIABLES, 5000)]
+    assert [v.number for v in found] == list(range(5000 - MAX_VARIABLES, 5000))
 
 
 def test_a_module_put_in_place_of_main_is_followed() -> None:

@@ -7,13 +7,13 @@ from textwrap import dedent
 
 import pytest
 
-from hangdoc.introspect.parsers.p2p_peers import Script, partners
+from hangdoc.introspect.parsers.p2p_peers import Script, peers
 
 
 def found(source: str, rank: int, size: int = 4, function: str = "recv") -> int | None:
     """The partner of the call on the last line."""
     text = dedent(source).strip()
-    return partners(Script(ast.parse(text)), text.count("\n") + 1, function, [rank], size)[0]
+    return peers(Script(ast.parse(text)), text.count("\n") + 1, function, [rank], size)[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""py-spy, and the leash on native dumps: mounts that do not answer, a py-spy that hangs, and whoever ends meanwhile."""
+"""py-spy, and the guard of native dumps: mounts that do not answer, a py-spy that hangs, and whoever ends meanwhile."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_py_spy_that_cannot_be_killed_is_left_behind_and_not_joined_by_others(
 
 
 def test_a_py_spy_that_holds_a_rank_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(py_spy, "HOLD_S", 0.2)
+    monkeypatch.setattr(py_spy, "PAUSE_S", 0.2)
     with started("stacks_program.py") as program:
         began_s = time.monotonic()
         with watched([program.pid]) as watcher, pytest.raises(py_spy.Refused, match="took more than"):
@@ -123,7 +123,7 @@ def test_a_rank_goes_on_when_the_one_who_paused_it_is_killed_or_stopped(tmp_path
             holder.kill()
 
 
-def test_a_leash_whose_parent_has_ended_runs_nothing(tmp_path: Path) -> None:
+def test_a_guard_whose_parent_has_ended_runs_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", _ptrace_guard.__file__, "1", "5", str(os.getpid()), "/bin/echo", "ran"],
         capture_output=True, text=True, timeout=10, check=False,
@@ -145,6 +145,6 @@ def test_a_rank_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_py_spy_that_writes_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(py_spy, "MOST_BYTES", 1 << 20)
-    with pytest.raises(py_spy.Refused, match="take more than 1 MiB"):
+    monkeypatch.setattr(py_spy, "MAX_BYTES", 1 << 20)
+    with pytest.raises(py_spy.Refused, match="exceed 1 MiB"):
         py_spy.PySpy(fake(tmp_path, "exec yes")).dump(os.getpid())

@@ -14,7 +14,7 @@ import pytest
 
 from hangdoc.evidence import Place
 from hangdoc.introspect import source_files
-from hangdoc.introspect.source_files import MAX_BYTES, Kept, Lack, Sources
+from hangdoc.introspect.source_files import MAX_BYTES, Lack, LruCache, Sources
 from hangdoc.introspect.source_records import places_of
 from hangdoc.system import sandbox
 from tests.support.probe_targets import every_python
@@ -117,16 +117,16 @@ def test_who_overruns_the_parser_again_and_again_is_left_alone(tmp_path: Path, m
 
     monkeypatch.setattr(sandbox, "run_each", each)
     asked = sources()
-    files = [written(tmp_path, f"{number}.py", b"#" * number) for number in range(source_files.MOST_BAD + 2)]
+    files = [written(tmp_path, f"{number}.py", b"#" * number) for number in range(source_files.MAX_CRASHES + 2)]
     for file in files:
         _, lacks = ask(asked, file)
         assert [lack.file for lack in lacks] == [file]
-    assert len(questions) == source_files.MOST_BAD
+    assert len(questions) == source_files.MAX_CRASHES
     assert "other files of its process" in lacks[0].why
 
 
 def test_who_always_has_something_new_to_parse_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_files, "MOST_PARSED_BYTES", 3 * len(GOOD))
+    monkeypatch.setattr(source_files, "MAX_PARSED_BYTES", 3 * len(GOOD))
     asked, seen = sources(), []
     for number in range(6):
         found, _ = ask(asked, written(tmp_path, f"{number}.py", GOOD))
@@ -173,11 +173,11 @@ def test_trees_are_not_kept(tmp_path: Path) -> None:
         sizes.append(resident_bytes())
     assert len(text) > 140_000
     assert sizes[-1] - sizes[3] < 4 << 20
-    assert len(asked) <= source_files.MOST_KEPT
+    assert len(asked) <= source_files.MAX_CACHED
 
 
 def test_what_was_not_asked_for_the_longest_goes_first() -> None:
-    kept: Kept[int] = Kept(2)
+    kept: LruCache[int] = LruCache(2)
     kept.put("a", 1)
     kept.put("b", 2)
     assert kept.get("a") == 1

@@ -12,7 +12,7 @@ import pytest
 
 from hangdoc.evidence import Process, Snapshot, Stack, Stacks, Target, ThreadCpu
 from hangdoc.introspect import py_spy
-from hangdoc.introspect.unchanged_stacks import LONGEST_S, Unmoved
+from hangdoc.introspect.unchanged_stacks import MAX_AGE_S, UnchangedStacks
 from hangdoc.system import procfs
 from hangdoc.watch.sampler import Sampler
 from probes import Tier
@@ -126,23 +126,23 @@ def process(*threads: ThreadCpu) -> Process:
     ],
 )
 def test_what_must_be_the_same(before: Sequence[ThreadCpu], after: Sequence[ThreadCpu], same: bool) -> None:
-    unmoved = Unmoved()
-    unmoved.keep([TARGET], lambda _: (process(*before), STACKS))
-    assert unmoved.of(TARGET, process(*after)) is (STACKS if same else None)
+    unchanged = UnchangedStacks()
+    unchanged.keep([TARGET], lambda _: (process(*before), STACKS))
+    assert unchanged.of(TARGET, process(*after)) is (STACKS if same else None)
 
 
 def test_nothing_is_believed_for_ever() -> None:
     clock = [0.0]
-    unmoved = Unmoved(lambda: clock[0])
-    for now_s in (0.0, LONGEST_S / 2, LONGEST_S):
+    unchanged = UnchangedStacks(lambda: clock[0])
+    for now_s in (0.0, MAX_AGE_S / 2, MAX_AGE_S):
         clock[0] = now_s
-        unmoved.keep([TARGET], lambda _: (process(PYTHON), STACKS))
-        assert unmoved.of(TARGET, process(PYTHON)) is STACKS
-    clock[0] = LONGEST_S + 1.0
-    assert unmoved.of(TARGET, process(PYTHON)) is None
+        unchanged.keep([TARGET], lambda _: (process(PYTHON), STACKS))
+        assert unchanged.of(TARGET, process(PYTHON)) is STACKS
+    clock[0] = MAX_AGE_S + 1.0
+    assert unchanged.of(TARGET, process(PYTHON)) is None
 
 
 def test_another_process_of_that_number_is_another() -> None:
-    unmoved = Unmoved()
-    unmoved.keep([TARGET], lambda _: (process(PYTHON), STACKS))
-    assert unmoved.of(replace(TARGET, start_ticks=2), process(PYTHON)) is None
+    unchanged = UnchangedStacks()
+    unchanged.keep([TARGET], lambda _: (process(PYTHON), STACKS))
+    assert unchanged.of(replace(TARGET, start_ticks=2), process(PYTHON)) is None

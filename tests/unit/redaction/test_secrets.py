@@ -36,7 +36,7 @@ from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.evidence.storage import Files
 from hangdoc.incident.incident import build_incident
-from hangdoc.introspect.local_variables import of_text
+from hangdoc.introspect.local_variables import from_text
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.recording.recorder import Recorder, read
 from hangdoc.redaction.records import Mask
@@ -292,7 +292,7 @@ def test_a_line_is_masked_before_it_is_cut(one: Kind, tmp_path: Path) -> None:
 def test_a_value_is_masked_before_it_is_cut(one: Kind) -> None:
     for width in (0, 90, 100, 110):
         text = f'"{"x" * width} {one.text[1:]}' if one.text.startswith('"') else one.text
-        made = Mask().of(of_text(one.name, text, 1, False, None, None))
+        made = Mask().of(from_text(one.name, text, 1, False, None, None))
         assert leaks(f"{made.text} {made.number}", (one,)) == []
 
 
