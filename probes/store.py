@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hangdoc.discovery.job_processes import Relatives
+from hangdoc.discovery.job_processes import JobProcesses
 from hangdoc.evidence import Rendezvous, Sockets, Stacks, Target, Unseen
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.introspect.memory import Memory, Unreadable
@@ -46,7 +46,7 @@ class StoreProbe:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[float, tuple[str, ...] | None]] = {}
         self._holders = SocketHolders()
-        self._relatives = Relatives()
+        self._job_processes = JobProcesses()
 
     def observe(self, request: Request) -> Observation:
         records: dict[int, Rendezvous] = {}
@@ -54,7 +54,7 @@ class StoreProbe:
         here = {target.pid: target for target in request.targets}
         asked = [target for target in request.targets if target.master and self._is_due(target, request)]
         if asked:
-            self._relatives.look()
+            self._job_processes.refresh()
         for target in asked:
             place = parse_endpoint(target.master or "")
             if place is None:
@@ -83,7 +83,7 @@ class StoreProbe:
         own = self._own_addresses(target.pid)
         local = None if resolved is None or own is None else any(_is_local(one, own) for one in resolved)
         found = Rendezvous(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
-        found = replace(found, kin=self._relatives.of(target, here))
+        found = replace(found, kin=self._job_processes.of(target, here))
         if not local:
             return found
         sockets = _sockets_at_port(target.pid, port)
@@ -91,7 +91,7 @@ class StoreProbe:
         if not listening:
             return found
         holder = self._holders.find(target, listening[0])
-        kin = self._relatives.belongs(holder.pid, target, here) if holder.pid else None
+        kin = self._job_processes.belongs(holder.pid, target, here) if holder.pid else None
         talking = sum(one["state"] in ("established", "close_wait") for one in sockets)
         return replace(found, holder=replace(holder, kin=kin), clients=talking)
 

@@ -1,1 +1,1 @@
-"""Which processes are ranks, and of which job. Nothing here looks into a rank."""
+"""Finds the training ranks of this host and groups them into jobs. Reads only /proc, never the memory of a rank."""

@@ -1,4 +1,4 @@
-"""Ranks that had died before we came: which are gone, and the zombies that their parents have not collected."""
+"""Ranks that died before hangdoc started: missing ranks, and zombies that their parents have not collected."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hangdoc.system import procfs
 from hangdoc.system.procfs import Stat
 
 
-def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
-    """The ranks that are gone from jobs whose every rank belongs on this host; their PID is negative.
+def missing_ranks(targets: Sequence[Target]) -> tuple[Target, ...]:
+    """Missing ranks of jobs that run only on this host, with negative PIDs.
 
-    A job whose store is on loopback cannot have ranks elsewhere. Where a rank's number is not known, nothing is said,
-    nor of more ranks than may be named: see `uncounted`.
+    A job with its store on loopback cannot have ranks elsewhere. A job with an unknown rank number is left out, and so
+    is one with too many missing ranks to name: see `mass_absences`.
     """
     return tuple(
         replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=())
@@ -25,13 +25,13 @@ def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
     )
 
 
-def uncounted(targets: Sequence[Target]) -> tuple[Unseen, ...]:
-    """A sentence for each of those jobs that lacks more ranks than may be named."""
+def mass_absences(targets: Sequence[Target]) -> tuple[Unseen, ...]:
+    """A sentence for each job on this host with too many missing ranks to name."""
     return tuple(
         Unseen(
             "discover",
-            f"{lacking:,} of {size:,} ranks do not run on this host, though the job meets at {first.master} and so can "
-            "have no rank elsewhere; check WORLD_SIZE and MASTER_ADDR",
+            f"{lacking:,} of {size:,} ranks are missing on this host, but the job's store is at {first.master}, so it "
+            "cannot have ranks elsewhere; check WORLD_SIZE and MASTER_ADDR",
             pid=first.pid,
             host=first.host,
         )
@@ -41,7 +41,7 @@ def uncounted(targets: Sequence[Target]) -> tuple[Unseen, ...]:
 
 
 def _local(targets: Sequence[Target]) -> Iterator[tuple[Target, int, set[int | None]]]:
-    """The first rank, the size, and the ranks seen, of each job whose every rank belongs on this host."""
+    """First rank, world size and found rank numbers of each job that runs only on this host."""
     jobs: dict[str, list[Target]] = defaultdict(list)
     for target in targets:
         jobs[target.job].append(target)
@@ -51,18 +51,18 @@ def _local(targets: Sequence[Target]) -> Iterator[tuple[Target, int, set[int | N
             yield first, first.world_size, numbers
 
 
-def absent_beside(chosen: Sequence[Target], everyone: Sequence[Target]) -> tuple[Target, ...]:
-    """The absent ranks of the jobs that the chosen ranks are of: a rank not asked for is not a rank gone."""
+def missing_ranks_of(chosen: Sequence[Target], everyone: Sequence[Target]) -> tuple[Target, ...]:
+    """Missing ranks of the jobs of the chosen ranks. A rank that was not chosen is not missing."""
     names = {target.pid: target.job for target in chosen}
     jobs = {target.job: names[target.pid] for target in everyone if target.pid in names}
-    return tuple(replace(gone, job=jobs[gone.job]) for gone in absent_of(everyone) if gone.job in jobs)
+    return tuple(replace(gone, job=jobs[gone.job]) for gone in missing_ranks(everyone) if gone.job in jobs)
 
 
-def identified(absent: Sequence[Target], living: Sequence[Target]) -> tuple[Target, ...]:
-    """The absent ranks, each with the process that it was where that is still to be seen.
+def match_zombies(absent: Sequence[Target], living: Sequence[Target]) -> tuple[Target, ...]:
+    """The missing ranks, with the PIDs of their zombies if known.
 
-    The zombies among the siblings of a job's living ranks are its dead ranks where there are as many: ranks are
-    started in the order of their numbers.
+    If a job's living ranks have as many zombie siblings as the job has missing ranks, these are the missing ranks, in
+    order of start: launchers start ranks in order of their number.
     """
     jobs: dict[str, list[Target]] = defaultdict(list)
     for target in absent:
@@ -80,7 +80,7 @@ def identified(absent: Sequence[Target], living: Sequence[Target]) -> tuple[Targ
 
 
 def _zombies(living: Sequence[Target]) -> list[Stat]:
-    """Dead children of the ranks' parents that ran the same program, by age."""
+    """Zombie children of the ranks' parents that ran the same program, oldest first."""
     stats = [stat for target in living if (stat := procfs.stat(target.pid))]
     names, own = {stat.comm for stat in stats}, {stat.pid for stat in stats}
     kids = {kid for parent in {stat.ppid for stat in stats} if parent > 1 for kid in procfs.children(parent)}

@@ -1,4 +1,4 @@
-"""Who a process is said to be by the environment it was started with: its rank, its job, and its meeting point."""
+"""Rank, job and rendezvous address of a process, from the environment it was started with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from hangdoc.evidence.limits import HOST_MOST, RANKS_MOST, parse_count
 
-# Rank, rank on this host, world size: the first family whose rank is set wins, the most specific launcher first
-# (torchrun inside an mpirun inside a Slurm step leaves all three behind).
+# Rank, local rank, world size. The first family with a rank wins, most specific launcher first: torchrun inside mpirun
+# inside a Slurm step sets all three.
 _FAMILIES = (
     ("torch", "RANK", ("LOCAL_RANK",), ("WORLD_SIZE",)),
     ("mpi", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
@@ -16,35 +16,35 @@ _FAMILIES = (
     ("mpi", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",)),
     ("mpi", "PMIX_RANK", ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"), ("SLURM_STEP_NUM_TASKS",)),
     ("torch", "HOROVOD_RANK", ("HOROVOD_LOCAL_RANK",), ("HOROVOD_SIZE",)),
-    ("local", "LOCAL_RANK", ("LOCAL_RANK",), ("WORLD_SIZE",)),  # Lightning starts its processes with no RANK
+    ("local", "LOCAL_RANK", ("LOCAL_RANK",), ("WORLD_SIZE",)),  # Lightning starts its processes without RANK
     ("slurm", "SLURM_PROCID", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
 )
 _LOOPBACK = ("localhost", "127.", "[::1]", "::1")
-LONGEST = 40  # characters of a value that is not believed
+MAX_SHOWN = 40  # characters of an implausible value
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the environment says. Two processes with equal identities are one rank: the second inherited it."""
+    """What the environment says. Processes with equal identities are one rank: the children inherited it."""
 
     family: str  # torch | mpi | local | slurm
     rank: int | None
     local_rank: int | None
     world_size: int | None
     run_id: str | None  # of torchelastic
-    master: str | None  # address:port where the ranks meet
+    master: str | None  # address:port of the store
     slurm: str | None  # job, or job.step
-    namespace: str | None  # the MPI launcher's own name of the job
-    doubts: tuple[str, ...] = field(default=(), compare=False)  # what it claims and cannot be: parts of a sentence
+    namespace: str | None  # the MPI launcher's name of the job
+    doubts: tuple[str, ...] = field(default=(), compare=False)  # implausible values: parts of a sentence
 
 
 def on_loopback(master: str | None) -> bool:
-    """Whether a job's store can be reached from this host alone."""
+    """True if a job's store is reachable only from its own host."""
     return master is not None and master.startswith(_LOOPBACK)
 
 
 def identity(environ: Mapping[str, str]) -> Identity | None:
-    """The identity an environment gives; None where it names no rank."""
+    """The identity in an environment; None: it names no rank."""
     for family, rank, local_rank, world_size in _FAMILIES:
         number = _integer(environ, rank)
         if number is None or (family == "local" and "WORLD_SIZE" not in environ):
@@ -76,12 +76,12 @@ def _doubts(
     name = next((name for name in world_size if environ.get(name)), None)
     if name is None:
         return
-    told = f"{name}={environ[name][:LONGEST]}{'...' if len(environ[name]) > LONGEST else ''}"
+    shown = f"{name}={environ[name][:MAX_SHOWN]}{'...' if len(environ[name]) > MAX_SHOWN else ''}"
     if not size:
-        where = "on one host (the job meets on loopback)" if most < RANKS_MOST else "of a job"
-        yield f"{told} is ignored: the number of ranks {where} is from 1 to {most:,}"
+        where = "on one host (its store is on loopback)" if most < RANKS_MOST else "of a job"
+        yield f"{shown} is ignored: the number of ranks {where} must be from 1 to {most:,}"
     elif number >= size:
-        yield f"{rank}={number} is not below {told}"
+        yield f"{rank}={number} is not below {shown}"
 
 
 def _master(environ: Mapping[str, str]) -> str | None:

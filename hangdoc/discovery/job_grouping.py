@@ -1,4 +1,4 @@
-"""Where what ranks say of themselves puts them into the wrong job: two jobs that meet at one place, one job at two."""
+"""Corrects jobs that the environment groups wrongly: two jobs with one rendezvous address, or one job with two."""
 
 from __future__ import annotations
 
@@ -11,61 +11,61 @@ from hangdoc.discovery.process_table import Table
 from hangdoc.evidence.limits import count_absent
 from hangdoc.system import procfs
 
-TOGETHER_S = 60.0  # within which the ranks of a job are started on one host
+START_WINDOW_S = 60.0  # in which all ranks of a job start on one host
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A process of a job: its rank, or a launcher's node, the size of the world, and by what its like is known."""
+    """A process of a job."""
 
     pid: int
-    number: int | None
+    number: int | None  # rank, or a launcher's node
     world_size: int | None
-    like: Hashable
+    command: Hashable  # equal for the processes of a job
 
     @property
-    def tells_nothing(self) -> bool:
+    def is_anonymous(self) -> bool:
         return self.number is None and self.world_size is None
 
 
-def apart(parts: Sequence[Part], table: Table) -> list[list[Part]]:
-    """The jobs among processes that mean to meet at one place.
+def split_jobs(parts: Sequence[Part], table: Table) -> list[list[Part]]:
+    """Split the processes of one rendezvous address into jobs.
 
-    Where a rank is there twice they are two, and where those started from one place are a whole job themselves. Those
-    started from one place belong together; of these, those started one after the other. What says nothing of itself and
-    was started elsewhere than ranks that do is none of them.
+    There are several jobs if a rank number occurs twice, or if the processes of one parent are a complete job. Then
+    processes with the same parent belong together, grouped in order of start. An anonymous process unrelated to the
+    numbered ranks belongs to none of their jobs.
     """
     stated = [part for part in parts if part.number is not None]
-    apart_from = [part for part in parts if part.tells_nothing and stated and not _near(part, stated, table)]
-    if apart_from:
-        rest = [part for part in parts if part not in apart_from]
-        return [*_by_place(rest, table), *([part] for part in apart_from)]
-    return _by_place(parts, table)
+    unrelated = [part for part in parts if part.is_anonymous and stated and not _related(part, stated, table)]
+    if unrelated:
+        rest = [part for part in parts if part not in unrelated]
+        return [*_by_parent(rest, table), *([part] for part in unrelated)]
+    return _by_parent(parts, table)
 
 
-def _near(part: Part, others: Sequence[Part], table: Table) -> bool:
-    """It has started one of them, or one of them it, or what started it has started one of them."""
-    place = _started_from(part.pid, table)
+def _related(part: Part, others: Sequence[Part], table: Table) -> bool:
+    """True if one of `others` is an ancestor, a descendant or a sibling."""
+    place = _parent_or_session(part.pid, table)
     return any(
-        place == _started_from(other.pid, table)
+        place == _parent_or_session(other.pid, table)
         or part.pid in table.ancestors(other.pid)
         or other.pid in table.ancestors(part.pid)
         for other in others
     )
 
 
-def _by_place(parts: Sequence[Part], table: Table) -> list[list[Part]]:
+def _by_parent(parts: Sequence[Part], table: Table) -> list[list[Part]]:
     places: dict[Hashable, list[Part]] = defaultdict(list)
     for part in parts:
-        places[_started_from(part.pid, table)].append(part)
+        places[_parent_or_session(part.pid, table)].append(part)
     often = Counter(part.number for part in parts if part.number is not None)
-    if max(often.values(), default=1) < 2 and (len(places) < 2 or not any(map(_whole, places.values()))):
+    if max(often.values(), default=1) < 2 and (len(places) < 2 or not any(map(_is_complete, places.values()))):
         return [list(parts)]
-    return [job for group in places.values() for job in _in_turn(group, table)]
+    return [job for group in places.values() for job in _by_start(group, table)]
 
 
-def _whole(parts: Sequence[Part]) -> bool:
-    """Every rank of a world of the size that they were told is there."""
+def _is_complete(parts: Sequence[Part]) -> bool:
+    """True if every rank of their world size is there."""
     numbers: dict[int, set[int]] = defaultdict(set)
     for part in parts:
         if part.world_size and part.number is not None:
@@ -73,7 +73,7 @@ def _whole(parts: Sequence[Part]) -> bool:
     return any(count_absent(size, there) == 0 for size, there in numbers.items())
 
 
-def _in_turn(parts: Iterable[Part], table: Table) -> Iterator[list[Part]]:
+def _by_start(parts: Iterable[Part], table: Table) -> Iterator[list[Part]]:
     jobs: list[list[Part]] = []
     for part in sorted(parts, key=lambda part: (table.procs[part.pid].start_ticks, part.pid)):
         free = (job for job in jobs if part.number is None or all(other.number != part.number for other in job))
@@ -85,28 +85,27 @@ def _in_turn(parts: Iterable[Part], table: Table) -> Iterator[list[Part]]:
     yield from jobs
 
 
-def together(one: Sequence[Part], other: Sequence[Part], table: Table) -> bool:
-    """Whether processes that mean to meet at two places were meant for one job.
+def is_same_job(one: Sequence[Part], other: Sequence[Part], table: Table) -> bool:
+    """True if two incomplete groups are one job: same command, parent and start window, disjoint ranks.
 
-    Neither part is a whole job, one of them has not come as far as a process group (whose threads run before the others
-    have come), they were started alike, together and from one place, and none is what another is.
+    One group must not have formed a process group yet, as its ranks would then have met.
     """
-    every = [*one, *other]
-    numbers = {part.number for part in every}
-    starts = [table.procs[part.pid].start_ticks / procfs.TICKS for part in every]
+    parts = [*one, *other]
+    numbers = {part.number for part in parts}
+    starts = [table.procs[part.pid].start_ticks / procfs.TICKS for part in parts]
     return (
         None not in numbers
-        and len(numbers) == len(every)
-        and not any(len(parts) >= (part.world_size or 0) for parts in (one, other) for part in parts)
-        and len({part.like for part in every}) == 1
-        and len({_started_from(part.pid, table) for part in every}) == 1
-        and max(starts) - min(starts) <= TOGETHER_S
-        and any(not any(table.grouped(part.pid) for part in parts) for parts in (one, other))
+        and len(numbers) == len(parts)
+        and not any(len(group) >= (part.world_size or 0) for group in (one, other) for part in group)
+        and len({part.command for part in parts}) == 1
+        and len({_parent_or_session(part.pid, table) for part in parts}) == 1
+        and max(starts) - min(starts) <= START_WINDOW_S
+        and any(not any(table.in_process_group(part.pid) for part in group) for group in (one, other))
     )
 
 
-def _started_from(pid: int, table: Table) -> Hashable:
-    """The parent of a process; of an orphan its session."""
+def _parent_or_session(pid: int, table: Table) -> Hashable:
+    """The parent of a process; for an orphan, its session."""
     parent = table.procs[pid].ppid
     if parent > 1:
         return parent

@@ -1,4 +1,4 @@
-"""Which processes of this host were started as parts of one job: by environment, command line and parents."""
+"""Processes of this host that belong to a rank's job: by environment, command line and parents."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hangdoc.evidence import JobProcess, Target
 from hangdoc.system import procfs
 from hangdoc.system.account import account
 
-YOUNG_S = 20.0  # a younger process may still become another program
-# They listen for somebody else: what is behind them is not seen.
+YOUNG_S = 20.0  # a younger process may still exec another program
+# They listen on behalf of another process, unknown to us.
 FORWARDERS = frozenset(
     (
         "docker-proxy",
@@ -29,14 +29,14 @@ FORWARDERS = frozenset(
         "init",
     )
 )
-ELSEWHERE = 2
-STORES = (STATIC, "c10d")  # rendezvous of launchers that one of them serves; others have a server of their own
+ELSEWHERE = 2  # distance of two processes: neither the same parent nor the same session
+STORES = (STATIC, "c10d")  # rendezvous backends served by a launcher; others have a separate server
 _LIBRARIES = (b"libtorch_cpu", b"libtorch.so", b"libtorch_python")
 
 
 @dataclass(frozen=True, slots=True)
-class _Who:
-    """What a process says of itself."""
+class _Known:
+    """What a process shows of its job."""
 
     pid: int
     start_ticks: int
@@ -45,26 +45,26 @@ class _Who:
     launch: Launch | None
 
 
-class Relatives:
-    """Reads every process once; the young again and again."""
+class JobProcesses:
+    """Finds the processes of a job. Reads each process once, young ones every time."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Who] = {}
+        self._known: dict[int, _Known] = {}
 
-    def look(self) -> None:
-        """See who has come and who has gone."""
-        known: dict[int, _Who] = {}
+    def refresh(self) -> None:
+        """Update the table of processes."""
+        known: dict[int, _Known] = {}
         for pid in procfs.numbers("/proc"):
             stat = procfs.stat(pid)
             if stat is None or stat.kernel or stat.state in "ZX" or pid == os.getpid():
                 continue
             before = self._known.get(pid)
             settled = before and before.start_ticks == stat.start_ticks and procfs.age_s(stat.start_ticks) > YOUNG_S
-            known[pid] = before if before and settled else _who(pid, stat.start_ticks, stat.ppid)
+            known[pid] = before if before and settled else _read(pid, stat.start_ticks, stat.ppid)
         self._known = known
 
     def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[JobProcess, ...]:
-        """The processes of the target's job that are not watched, helpers of a watched one left out."""
+        """Processes of the target's job that are neither watched nor helpers of a watched one."""
         me = self._known.get(target.pid)
         found: dict[int | None, JobProcess] = {}
         for who in sorted(self._known.values(), key=lambda who: (who.start_ticks, who.pid)):
@@ -76,13 +76,13 @@ class Relatives:
         return tuple(found.values())
 
     def belongs(self, holder: int, target: Target, watched: Mapping[int, Target]) -> bool | None:
-        """Whether the process that listens where `target` meets the others is of its job; None: cannot be told."""
-        mine = set(procfs.lineage(target.pid))
-        if holder in mine or target.pid in procfs.lineage(holder):
+        """True if the process that listens on `target`'s rendezvous address belongs to its job; None: unknown."""
+        own_lineage = set(procfs.lineage(target.pid))
+        if holder in own_lineage or target.pid in procfs.lineage(holder):
             return True
-        fellow = watched.get(holder)
-        if fellow is not None:
-            return fellow.job == target.job or None
+        watched_rank = watched.get(holder)
+        if watched_rank is not None:
+            return watched_rank.job == target.job or None
         them, me = self._known.get(holder), self._known.get(target.pid)
         if them is None or me is None or (me.launch is not None and me.launch.backend not in STORES):
             return None
@@ -100,15 +100,15 @@ class Relatives:
         maps = procfs.read(f"/proc/{holder}/maps")
         return None if maps is None or any(library in maps for library in _LIBRARIES) else False
 
-    def _same_job(self, them: _Who, me: _Who) -> bool | None:
-        """Two processes with environments of ranks: one job, unless somebody beside the other is what we are."""
+    def _same_job(self, them: _Known, me: _Known) -> bool | None:
+        """True if two ranks are of one job; False if the other job has its own rank of our number."""
         if them.identity is None or me.identity is None:
             return None
         if them.identity.master != me.identity.master or them.identity.run_id != me.identity.run_id:
             return False
         if them.identity.world_size != me.identity.world_size and _distance(them, me)[0] > 0:
             return None if _distance(them, me)[0] < ELSEWHERE else False
-        # Somebody who was started with the other is what we are: the other belongs to him.
+        # A process closer to the other has our identity: the other belongs to its job.
         twins = [
             who
             for who in self._known.values()
@@ -118,20 +118,20 @@ class Relatives:
             and me.pid not in procfs.lineage(who.pid)
             and who.pid not in procfs.lineage(me.pid)
         ]
-        mine = _distance(them, me)
-        if any(_distance(them, twin) < mine for twin in twins):
+        own_distance = _distance(them, me)
+        if any(_distance(them, twin) < own_distance for twin in twins):
             return False
         return None if twins or them.identity.rank == me.identity.rank else True
 
 
-def _who(pid: int, start_ticks: int, ppid: int) -> _Who:
+def _read(pid: int, start_ticks: int, ppid: int) -> _Known:
     environ = procfs.environ(pid) or {}
     command = procfs.strings(f"/proc/{pid}/cmdline") or ()
-    return _Who(pid, start_ticks, ppid, identity(environ), launch_of(command, environ))
+    return _Known(pid, start_ticks, ppid, identity(environ), launch_of(command, environ))
 
 
-def _number(who: _Who, me: _Who, target: Target) -> tuple[int | None, bool] | None:
-    """Which part of the target's job a process is: rank (or node), and whether it is a launcher; None: of no part."""
+def _number(who: _Known, me: _Known, target: Target) -> tuple[int | None, bool] | None:
+    """Rank (or node) of a process in the target's job, and whether it is a launcher; None: not in the job."""
     if target.role == "agent":
         if who.launch is None or me.launch is None or who.launch.endpoint != me.launch.endpoint:
             return None
@@ -142,8 +142,8 @@ def _number(who: _Who, me: _Who, target: Target) -> tuple[int | None, bool] | No
     return (who.identity.rank, False) if same and who.launch is None else None
 
 
-def _same_run(launch: Launch, me: _Who) -> bool | None:
-    """Whether a launcher is of the run that a rank, or another launcher, is of."""
+def _same_run(launch: Launch, me: _Known) -> bool | None:
+    """True if a launcher belongs to the same run as a rank or another launcher; None: unknown."""
     if me.launch is not None:
         if launch.endpoint == me.launch.endpoint and launch.backend == me.launch.backend == "c10d":
             return True if launch.run_id == me.launch.run_id else None  # one such store may serve several runs
@@ -154,8 +154,8 @@ def _same_run(launch: Launch, me: _Who) -> bool | None:
     return launch.run_id == me.identity.run_id and (None in sizes or sizes[0] == sizes[1])
 
 
-def _distance(one: _Who, other: _Who) -> tuple[int, float]:
-    """How far apart two were started: by one parent, in one session, elsewhere; and in time (steps of 5 s)."""
+def _distance(one: _Known, other: _Known) -> tuple[int, float]:
+    """Distance of two starts: 0 same parent, 1 same session, 2 elsewhere; then in time, in steps of 5 s."""
     apart_s = abs(one.start_ticks - other.start_ticks) / procfs.TICKS
     if one.ppid == other.ppid > 1:
         return 0, apart_s // 5

@@ -1,4 +1,4 @@
-"""Ranks of one host put together to jobs: which belong together, what each job is called, who launched it."""
+"""Groups the ranks of one host into jobs, and finds each job's name, launcher and rank numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hangdoc.discovery.environment import Identity, on_loopback
-from hangdoc.discovery.job_grouping import Part, apart, together
+from hangdoc.discovery.job_grouping import Part, is_same_job, split_jobs
 from hangdoc.discovery.launcher import Launch
 from hangdoc.discovery.process_table import Table, program
 from hangdoc.evidence import Target, limits
@@ -27,16 +27,16 @@ class Member:
 
     pid: int
     identity: Identity | None
-    maker: int | None = None  # the parent that made it and its siblings with multiprocessing
-    place: int | None = None  # among those siblings, in order of creation
+    maker: int | None = None  # the parent that created it and its siblings with multiprocessing
+    place: int | None = None  # index among those siblings, in order of creation
     siblings: int | None = None
-    launch: Launch | None = None  # it is no rank, but a launcher that has none yet, and this is what it was told
+    launch: Launch | None = None  # options, if it is a launcher that has not started ranks yet
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    key: Hashable  # what the ranks of a job have in common
-    name: str  # for people
+    key: Hashable  # equal for the ranks of a job
+    name: str  # shown to the user
     launcher: str  # torchrun | mpi | slurm | spawn | plain
     launcher_pid: int | None
     master: str | None
@@ -46,15 +46,15 @@ Pair = tuple[Member, _Job]
 
 
 def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
-    """The targets of all jobs, by job and rank; names of jobs made unique."""
+    """The targets of all jobs, sorted by job and rank, with unique job names."""
     found = list(members)
     ranks = {member.pid for member in found}
-    meetings = _meetings(found, table)
+    stores = _stores(found, table)
     accounts = {pid: account(pid) for pid in ranks}
     by_key: dict[Hashable, list[Pair]] = defaultdict(list)
     for member in found:
-        job = _job(member, meetings, table)
-        by_key[job.key, accounts[member.pid]].append((member, job))  # nobody joins a job of another user
+        job = _job(member, stores, table)
+        by_key[job.key, accounts[member.pid]].append((member, job))  # a job has one user
     groups = _regrouped(by_key.values(), table)
     targets: list[Target] = []
     for pairs, name in zip(groups, _names([pairs[0][1] for pairs in groups]), strict=True):
@@ -66,12 +66,12 @@ def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
 
 
 def _regrouped(groups: Iterable[list[Pair]], table: Table) -> list[list[Pair]]:
-    """The jobs, where a place to meet is shared by two of them, or two places were told to one."""
+    """Jobs, after correction of shared and split rendezvous addresses (see `job_grouping`)."""
     jobs: list[list[Part]] = []
     pairs = {pair[0].pid: pair for group in groups for pair in group}
     for group in groups:
-        for job in apart([_part(member, table) for member, _ in group], table):
-            known = next((other for other in jobs if together(other, job, table)), None)
+        for job in split_jobs([_part(member, table) for member, _ in group], table):
+            known = next((other for other in jobs if is_same_job(other, job, table)), None)
             if known is None:
                 jobs.append(job)
             else:
@@ -79,7 +79,7 @@ def _regrouped(groups: Iterable[list[Pair]], table: Table) -> list[list[Pair]]:
     found = [[pairs[part.pid] for part in job] for job in jobs]
     often = Counter(members[0][1] for members in found)
     first = {members[0][1]: members[0][0].pid for members in reversed(found)}
-    for members in found:  # of several that go by one name the later ones are told by a PID
+    for members in found:  # jobs with equal names: later ones get a PID
         member, about = members[0]
         if often[about] > 1 and first[about] != member.pid:
             members[0] = member, replace(about, name=f"{about.name} (pid {member.pid})")
@@ -90,7 +90,7 @@ def _part(member: Member, table: Table) -> Part:
     launch, who = member.launch, member.identity
     if launch:
         return Part(member.pid, launch.node, launch.most, (launch.fewest, launch.most, launch.per_node, launch.backend))
-    alone = who if member.maker is None else None  # else the identity is that of the whole group
+    alone = who if member.maker is None else None  # otherwise the whole group has this identity
     number = alone.rank if alone else None
     return Part(member.pid, number, alone.world_size if alone else None, program(table.procs[member.pid].command))
 
@@ -103,12 +103,12 @@ def _target(member: Member, job: _Job, ranks: set[int], table: Table) -> Target:
             member.pid, start, host, None, None, world, launcher=job.launcher, master=job.master, role="agent"
         )
     who = member.identity
-    alone = member.maker is None  # else the identity is that of the whole group
+    alone = member.maker is None  # otherwise the whole group has this identity
     return Target(
         pid=member.pid,
         start_ticks=table.procs[member.pid].start_ticks,
         host=os.uname().nodename,
-        rank=(who.rank if who else _argued(table.procs[member.pid].command)) if alone else None,
+        rank=(who.rank if who else _rank_argument(table.procs[member.pid].command)) if alone else None,
         local_rank=(who.local_rank if who else None) if alone else member.place,
         world_size=who.world_size if who and alone else None,
         launcher=job.launcher,
@@ -119,15 +119,15 @@ def _target(member: Member, job: _Job, ranks: set[int], table: Table) -> Target:
 
 
 def _helpers(pid: int, ranks: set[int], table: Table) -> Iterator[int]:
-    """Descendants of a rank that are neither ranks nor theirs."""
-    for kid in table.kids(pid):
+    """Descendants of a rank, without other ranks and their descendants."""
+    for kid in table.children(pid):
         if kid not in ranks:
             yield kid
             yield from _helpers(kid, ranks, table)
 
 
-def _argued(command: Iterable[str]) -> int | None:
-    """The rank where it is an argument, as `--rank 3` or `--rank=3`."""
+def _rank_argument(command: Iterable[str]) -> int | None:
+    """The rank from an argument: `--rank 3` or `--rank=3`."""
     words = iter(command)
     for word in words:
         match = _RANK_ARGUMENT.fullmatch(word)
@@ -136,10 +136,10 @@ def _argued(command: Iterable[str]) -> int | None:
     return None
 
 
-# --- which job ------------------------------------------------------------------------------------
+# --- jobs -----------------------------------------------------------------------------------------
 
 
-def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
+def _job(member: Member, stores: dict[int, str], table: Table) -> _Job:
     who, pid = member.identity, member.pid
     if member.launch:
         where = member.launch.endpoint
@@ -147,7 +147,7 @@ def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
         return _Job(
             ("rendezvous", where, _namespace(pid) if on_loopback(where) else None), name, "torchrun", None, where
         )
-    master = (who.master if who else None) or meetings.get(pid)
+    master = (who.master if who else None) or stores.get(pid)
     here = _namespace(pid) if on_loopback(master) else None
     above = next((up for up in table.ancestors(pid) if table.is_launcher(up)), None)
     if who and who.run_id is not None and who.family == "torch" and member.maker is None:
@@ -168,16 +168,16 @@ def _job(member: Member, meetings: dict[int, str], table: Table) -> _Job:
     return _Job(("pid", launcher), f"pid {launcher}", "plain", above, None)
 
 
-def _meetings(members: list[Member], table: Table) -> dict[int, str]:
-    """Where those ranks meet whose environment does not tell: the store that they serve or talk to, as address:port."""
+def _stores(members: list[Member], table: Table) -> dict[int, str]:
+    """Store (address:port) of the ranks without MASTER_ADDR, by PID: the one that they serve or connect to."""
     members = [member for member in members if not member.launch]
     masters = {m.pid: m.identity.master for m in members if m.identity and m.identity.master}
     stated = {(master.rpartition(":")[2], _namespace(pid)): master for pid, master in masters.items()}
     silent = [member.pid for member in members if member.pid not in masters]
-    served = {(port, _namespace(pid)) for pid in silent for port in table.ends(pid).stores}
+    served = {(port, _namespace(pid)) for pid in silent for port in table.connections(pid).stores}
     found: dict[int, str] = {}
     for pid in silent:
-        for address, port in sorted(table.ends(pid).remotes):
+        for address, port in sorted(table.connections(pid).remotes):
             if (port, _namespace(pid)) in served:
                 found[pid] = stated.get((str(port), _namespace(pid))) or f"{address}:{port}"
     return found
@@ -188,8 +188,8 @@ def _namespace(pid: int) -> str | None:
 
 
 def _names(jobs: list[_Job]) -> list[str]:
-    """A name for each job, as short as tells them apart."""
-    names = [redact_identifier(job.name) for job in jobs]  # first: what is told apart stays so
+    """The shortest unique name for each job."""
+    names = [redact_identifier(job.name) for job in jobs]  # redact first, so that unique names stay unique
     for detail in ("master", "launcher_pid"):
         often = Counter(names)
         for at, job in enumerate(jobs):
@@ -199,17 +199,19 @@ def _names(jobs: list[_Job]) -> list[str]:
     return names
 
 
-# --- which rank -----------------------------------------------------------------------------------
+# --- rank numbers ---------------------------------------------------------------------------------
 
 
 def _number(targets: list[Target], members: list[Member], table: Table) -> list[Target]:
-    """Give the ranks of one job the numbers that the launch gives them; see `discover`."""
+    """Deduce missing rank numbers of one job from its launch; see `discover`."""
     silent = [target.pid for target in targets if target.rank is None]
     if not silent or any(member.launch for member in members):  # launchers have no number
         return targets
     places = {member.pid: member.place for member in members if member.place is not None}
-    servers = [pid for pid in silent if table.ends(pid).stores]
-    near = all(table.ends(pid).clients_local if servers else table.ends(pid).local for pid in servers or silent)
+    servers = [pid for pid in silent if table.connections(pid).stores]
+    near = all(
+        table.connections(pid).clients_local if servers else table.connections(pid).local for pid in servers or silent
+    )
     ranks: dict[int, int | None] = {target.pid: target.rank for target in targets}
     if near and len(places) == len(targets) and all(places[pid] == 0 for pid in servers):
         ranks.update(places)
@@ -217,7 +219,7 @@ def _number(targets: list[Target], members: list[Member], table: Table) -> list[
         ranks[servers[0]] = 0
     world = next((t.world_size for t in targets if t.world_size), None)
     if world is None and near:
-        joined = servers and all(table.grouped(pid) for pid in silent)
+        joined = servers and all(table.in_process_group(pid) for pid in silent)
         world = max((m.siblings for m in members if m.siblings), default=len(targets) if joined else None)
     left = [pid for pid, rank in ranks.items() if rank is None]
     known = set(ranks.values())

@@ -1,4 +1,4 @@
-"""The processes of this host at one instant, and the signs by which a training process is known."""
+"""The processes of this host at one instant, and the signs of a training process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangdoc.discovery.environment import Identity, identity
 from hangdoc.system import procfs
 from hangdoc.system.sockdiag import read_proc_tables
 
-# Threads that only a process in a c10d process group has; a forked worker inherits none of them. A name has 15 letters.
+# Threads that only a process in a c10d process group has; a forked worker inherits none. Names have 15 characters.
 _GROUP_THREAD = re.compile(r"gloo_tcp_loop|pt_gloo_|pt_nccl_|pt_mpi_|pt_ucc_|pt_xccl_|pt_hccl_|NCCL ")
 _STORE_THREAD = "pt_tcpstore"
 _LIBRARIES = (b"libtorch_cpu", b"libtorch.so", b"libtorch_python", b"libmpi.so", b"libmpich", b"libmpi_")
@@ -40,7 +40,7 @@ _HELPER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Proc:
-    """A process, as far as the kernel lets us see it."""
+    """A process, as far as we may read it."""
 
     pid: int
     ppid: int
@@ -48,39 +48,39 @@ class Proc:
     state: str
     comm: str
     command: tuple[str, ...]
-    readable: bool  # its environment could be read: it is ours, or we are root
+    readable: bool  # its environment could be read
     identity: Identity | None
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class Connections:
     """The TCP ports of a process."""
 
     listens: frozenset[int]
     remotes: frozenset[tuple[str, int]]  # established, or still connecting
-    stores: frozenset[int]  # that serve a store: its server is its own client too, as with no data connection
+    stores: frozenset[int]  # of a store it serves: it is also a client of its own store, unlike with data connections
     clients_local: bool  # every client of those stores is on this host
     local: bool  # every peer is on this host
 
 
 class Table:
-    """All processes of the host; costlier signs are read when first asked for."""
+    """All processes of the host; costlier signs are read on first use."""
 
     def __init__(self) -> None:
         found = (_proc(pid) for pid in procfs.numbers("/proc"))
         self.procs: dict[int, Proc] = {proc.pid: proc for proc in found if proc}
-        self._kids: dict[int, list[int]] = {}
+        self._children: dict[int, list[int]] = {}
         for proc in sorted(self.procs.values(), key=lambda proc: (proc.start_ticks, proc.pid)):
-            self._kids.setdefault(proc.ppid, []).append(proc.pid)
+            self._children.setdefault(proc.ppid, []).append(proc.pid)
         self.runs_python = cache(lambda pid: _runs_python(self.procs[pid]))
         self.embeds_python = cache(_embeds_python)
         self.threads = cache(_threads)
-        self.trains = cache(_trains)
-        self.ends = cache(_ends)
+        self.loads_framework = cache(_loads_framework)
+        self.connections = cache(_connections)
 
-    def kids(self, pid: int) -> Sequence[int]:
-        """Children in the order of their creation."""
-        return self._kids.get(pid, ())
+    def children(self, pid: int) -> Sequence[int]:
+        """Children in order of creation."""
+        return self._children.get(pid, ())
 
     def ancestors(self, pid: int) -> Iterator[int]:
         """From the parent upwards."""
@@ -90,20 +90,20 @@ class Table:
             yield pid
 
     def descendants(self, pid: int) -> Iterator[int]:
-        for kid in self.kids(pid):
+        for kid in self.children(pid):
             yield kid
             yield from self.descendants(kid)
 
-    def grouped(self, pid: int) -> bool:
-        """It is in a process group: gloo's or NCCL's threads run in it."""
+    def in_process_group(self, pid: int) -> bool:
+        """True if it runs the threads of a process group (gloo, NCCL, ...)."""
         return any(_GROUP_THREAD.match(name) for name in self.threads(pid))
 
-    def serves(self, pid: int) -> bool:
-        """It serves a TCPStore."""
+    def serves_store(self, pid: int) -> bool:
+        """True if it runs the threads of a TCPStore server."""
         return any(name.startswith(_STORE_THREAD) for name in self.threads(pid))
 
     def is_python(self, pid: int) -> bool:
-        """It runs Python, by the name of its executable or inside another program."""
+        """True if it runs Python, as the interpreter or embedded."""
         return self.runs_python(pid) or self.embeds_python(pid)
 
     def is_launcher(self, pid: int) -> bool:
@@ -113,20 +113,20 @@ class Table:
         return bool(names & _LAUNCHERS) or _module(program(words)) in _LAUNCHER_MODULES
 
     def is_helper(self, pid: int) -> bool:
-        """A worker of a training process, by its name: never a rank."""
+        """True if its name is that of a helper process: never a rank."""
         proc = self.procs[pid]
         if proc.comm.startswith("pt_data_"):
             return True
-        return bool(_HELPER.search(program(proc.command))) and not self.grouped(pid)
+        return bool(_HELPER.search(program(proc.command))) and not self.in_process_group(pid)
 
     def is_fork(self, pid: int) -> bool:
-        """multiprocessing made it: a fork of its parent, or a fresh interpreter that was handed a function."""
+        """True if multiprocessing created it: a fork of its parent, or a spawned interpreter."""
         proc, parent = self.procs[pid], self.procs.get(self.procs[pid].ppid)
         return "spawn_main(" in program(proc.command) or (parent is not None and proc.command == parent.command)
 
 
 def program(command: Sequence[str]) -> str:
-    """What an interpreter was told to run: its script, module or code; else the executable."""
+    """The script, module or code that an interpreter runs; else the executable."""
     words = iter(command[1:])
     if not command or not _PYTHON.fullmatch(os.path.basename(command[0])):
         return command[0] if command else ""
@@ -169,13 +169,13 @@ def _threads(pid: int) -> frozenset[str]:
     return frozenset(name.strip() for name in names if name)
 
 
-def _trains(pid: int) -> bool:
-    """PyTorch or MPI is loaded."""
+def _loads_framework(pid: int) -> bool:
+    """True if PyTorch or MPI is loaded."""
     maps = procfs.read(f"/proc/{pid}/maps") or b""
     return any(library in maps for library in _LIBRARIES)
 
 
-def _ends(pid: int) -> Ends:
+def _connections(pid: int) -> Connections:
     links = (procfs.link(f"/proc/{pid}/fd/{fd}") or "" for fd in procfs.descriptors(pid))
     inodes = {int(link[8:-1]): [pid] for link in links if link.startswith("socket:[")}
     try:
@@ -186,7 +186,7 @@ def _ends(pid: int) -> Ends:
     near = [row for row in talks if row["remote"] == row["local"] or row["remote"].startswith("127.")]
     listens = frozenset(row["local_port"] for row in rows if row["state"] == "listen")
     stores = listens & {row["remote_port"] for row in near}
-    return Ends(
+    return Connections(
         listens,
         frozenset((row["remote"], row["remote_port"]) for row in talks),
         stores,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from hangdoc.analysis import Key
-from hangdoc.discovery.dead_ranks import identified
+from hangdoc.discovery.dead_ranks import match_zombies
 from hangdoc.discovery.ranks import Discovery, discover, same_process
 from hangdoc.evidence import Snapshot, Target, Unseen
 from hangdoc.redaction.records import masked
@@ -118,4 +118,4 @@ def _remembered(kept: Sequence[Target], fresh: Sequence[Target]) -> list[Target]
 
 
 def _all(found: Discovery) -> tuple[Target, ...]:
-    return (*found.targets, *identified(found.absent, found.targets))
+    return (*found.targets, *match_zombies(found.absent, found.targets))

@@ -101,7 +101,7 @@ def test_zombie() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         told = hangdoc("watch", "--once", "--pids", child.pid)
         assert told.code == 3
-        assert re.search(rf"PID {child.pid} is a zombie: .* PID {os.getpid()}, .*; give a living one$", told.last)
+        assert re.search(rf"PID {child.pid} is a zombie: .* PID {os.getpid()}, .*; give a running one$", told.last)
 
 
 def test_one_good_pid_among_bad_ones(hung: Trial) -> None:

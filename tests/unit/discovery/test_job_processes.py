@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.discovery.job_processes import Relatives
+from hangdoc.discovery.job_processes import JobProcesses
 from hangdoc.evidence import JobProcess, Target
 from hangdoc.system import procfs
 from tests.support.fake_ranks import node, running
@@ -42,19 +42,19 @@ def test_ranks_of_the_job_that_are_not_watched(tmp_path: Path) -> None:
         "root", [node("r0", env=told(0)), node("r1", env=told(1), forks=["w1"]), node("r2", env=told(2)), others]
     )
     with running(tree, tmp_path) as pids:
-        relatives = Relatives()
-        relatives.look()
+        job_processes = JobProcesses()
+        job_processes.refresh()
         watched = {pids["r0"]: target(pids["r0"])}
-        found = relatives.of(watched[pids["r0"]], watched)
+        found = job_processes.of(watched[pids["r0"]], watched)
     assert names(found, pids) == {"r1": (1, False), "r2": (2, False)}
 
 
 def test_launchers_of_one_rendezvous(tmp_path: Path) -> None:
     with running(node("root", [agent("a0", 0), agent("a1", 1), agent("alone", 0, alone=True)]), tmp_path) as pids:
-        relatives = Relatives()
-        relatives.look()
+        job_processes = JobProcesses()
+        job_processes.refresh()
         watched = {pids["a0"]: target(pids["a0"], "agent")}
-        found = relatives.of(watched[pids["a0"]], watched)
+        found = job_processes.of(watched[pids["a0"]], watched)
     assert names(found, pids) == {"a1": (1, True)}
 
 
@@ -110,18 +110,18 @@ HOLDERS: dict[str, tuple[list[dict[str, Any]], str, bool | None]] = {
 def test_who_listens(name: str, tmp_path: Path) -> None:
     kids, role, belongs = HOLDERS[name]
     with running(node("root", kids), tmp_path) as pids:
-        relatives = Relatives()
-        relatives.look()
+        job_processes = JobProcesses()
+        job_processes.refresh()
         mine = target(pids["me"], role)
-        assert relatives.belongs(pids["holder"], mine, {pids["me"]: mine}) is belongs
+        assert job_processes.belongs(pids["holder"], mine, {pids["me"]: mine}) is belongs
 
 
 def test_a_watched_rank_of_another_job_is_not_called_a_stranger_for_that(tmp_path: Path) -> None:
     """Which ranks are one job is not certain enough."""
     with running(node("root", [node("p", [node("holder")]), node("q", [node("me", env=told(1))])]), tmp_path) as pids:
-        relatives = Relatives()
-        relatives.look()
+        job_processes = JobProcesses()
+        job_processes.refresh()
         mine, other = target(pids["me"]), target(pids["holder"], job="another")
-        assert relatives.belongs(other.pid, mine, {mine.pid: mine, other.pid: other}) is None
+        assert job_processes.belongs(other.pid, mine, {mine.pid: mine, other.pid: other}) is None
         same = target(pids["holder"])
-        assert relatives.belongs(same.pid, mine, {mine.pid: mine, same.pid: same}) is True
+        assert job_processes.belongs(same.pid, mine, {mine.pid: mine, same.pid: same}) is True

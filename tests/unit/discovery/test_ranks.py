@@ -530,8 +530,8 @@ def test_hidden_processes_are_no_absent_job(value: str, tmp_path: Path) -> None:
     if "mount" in done.stderr or "Permission denied" in done.stderr or "No module named" in done.stderr:
         pytest.skip(f"/proc cannot be mounted so, or this checkout not be read by other users: {done.stderr}")
     nothing, given, check = done.stdout.splitlines()
-    assert "no training rank is seen: /proc hides processes of other users" in nothing, done
+    assert "no training rank is visible: /proc hides processes of other users" in nothing, done
     assert "run hangdoc as root" in nothing
-    assert f"PID {pids['r0']} is not seen, and may exist all the same" in given
+    assert f"PID {pids['r0']} is not visible, but may exist" in given
     assert "ok=False" in check
     assert "hidepid=" in check

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.discovery.dead_ranks import absent_of, uncounted
+from hangdoc.discovery.dead_ranks import mass_absences, missing_ranks
 from hangdoc.discovery.environment import identity
 from hangdoc.discovery.launcher import launch_of
 from hangdoc.evidence import Process, RankEvidence, RecordedCall, Snapshot, Target, ThreadCpu, limits
@@ -113,8 +113,8 @@ def test_absent_ranks_are_named_while_they_are_few(size: int) -> None:
 def test_no_target_is_made_for_each_rank_that_somebody_claims(size: int) -> None:
     target = Target(7, 1, "here", 0, world_size=size, master="127.0.0.1:29500")
     with cheap():
-        assert absent_of([target]) == ()
-        (lack,) = uncounted([target])
+        assert missing_ranks([target]) == ()
+        (lack,) = mass_absences([target])
     assert (lack.pid, f"{size - 1:,} of {size:,} ranks" in lack.why) == (7, True)
 
 
