@@ -94,8 +94,8 @@ def test_when_it_gives_up_its_dumps_end_too(tmp_path: Path) -> None:
     spy.write_text(f"#!/bin/sh\necho $$ >> {begun}\nexec sleep 60\n")
     spy.chmod(0o755)
     script = (
-        "import sys; from hangdoc import agent, cli; from probes import _pyspy; agent.GRACE_S = 0.3;"
-        "_pyspy.TIMEOUT_S = 60; sys.argv = ['hangdoc', 'agent'];"
+        "import sys; from hangdoc import cli; from hangdoc.introspect import py_spy; from hangdoc.watch import agent;"
+        "agent.GRACE_S = 0.3; py_spy.TIMEOUT_S = 60; sys.argv = ['hangdoc', 'agent'];"
         f"sys.executable = {str(tmp_path / 'python')!r}; cli.main()"
     )
     rank = subprocess.Popen(

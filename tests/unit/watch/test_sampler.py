@@ -75,7 +75,7 @@ class Running:
     def watch(self, targets: Sequence[Target]) -> None:
         pass
 
-    def runs(self, target: Target) -> bool:
+    def is_running(self, target: Target) -> bool:
         return True
 
     def end(self, target: Target) -> End | None:
