@@ -42,7 +42,7 @@ class Judge:
         findings, considered = evaluate(self.library, facts, self.slow)
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
-        note = _note(facts, status, findings) or (_pace(facts, usual_s) if status == "slow" else "")
+        note = _note(facts, status, findings) or (_step_time_note(facts, usual_s) if status == "slow" else "")
         unseen = (*_unseen(facts), *_failed(considered))
         return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered)
 
@@ -128,7 +128,7 @@ def _failed(considered: Sequence[Considered]) -> Iterator[Unseen]:
     """The playbooks that could not be judged by."""
     for one in considered:
         if one.why.startswith(FAILED):
-            yield Unseen("playbook", f"{one.playbook}: {one.why}; mend it or leave its directory out")
+            yield Unseen("playbook", f"{one.playbook}: {one.why}; fix it or leave its directory out")
 
 
 def _recent(history: Sequence[Snapshot]) -> list[Snapshot]:
@@ -144,14 +144,14 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     if findings:
         return ""
     if status == "stalled":
-        return "no playbook fits, so no cause is named"
+        return "no playbook matches, so hangdoc names no cause"
     if status == "failed" or facts.job.exit.well:
-        return _told_of_exits(facts)
+        return _exit_note(facts)
     if status == "unknown":
         if facts.job.dumps.moving:
-            return "its dumps were written while every rank still went from call to call: nothing stood still then"
-        none = "in no process group yet: no training rank, or one that is still starting" if _no_ranks(facts) else ""
-        return _told_of_exits(facts) or none or _told_of_absent(facts) or "too little could be seen to tell"
+            return "the dumps show no stall: every rank was still moving from call to call when they were written"
+        none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
+        return _exit_note(facts) or none or _absent_note(facts) or "too little evidence for a verdict"
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
@@ -162,13 +162,13 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in told)
 
 
-def _pace(facts: Facts, usual_s: float | None) -> str:
+def _step_time_note(facts: Facts, usual_s: float | None) -> str:
     """How long a step takes now, and took before."""
     progress = facts.job.progress
     now_s = progress.recent_s or progress.period_s
     if now_s is None:
         return ""
-    before = f", {seconds(usual_s)} before" if usual_s is not None and usual_s < now_s / SLOWER else ""
+    before = f"; it took {seconds(usual_s)} before" if usual_s is not None and usual_s < now_s / SLOWER else ""
     return f"a step takes {seconds(now_s)}{before}"
 
 
@@ -180,7 +180,7 @@ def _absent(facts: Facts) -> list[Any]:
     return [rank for rank in facts.ranks if rank.stack.phase == "idle"]
 
 
-def _told_of_absent(facts: Facts) -> str:
+def _absent_note(facts: Facts) -> str:
     absent = _absent(facts)
     if not absent:
         return ""
@@ -189,8 +189,8 @@ def _told_of_absent(facts: Facts) -> str:
     where = f" at {sites}" if sites else ""
     many = len(absent) > 1
     return (
-        f"for {waited} the others have waited for {_named(absent)}, idle{where}: "
-        f"whether what {'they wait' if many else 'it waits'} for will come cannot be told from here"
+        f"{_named(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, idle{where}; "
+        f"hangdoc cannot tell whether {'they' if many else 'it'} will continue"
     )
 
 
@@ -213,23 +213,23 @@ def _gone(facts: Facts) -> list[int]:
     return [rank.rank for rank in facts.ranks if rank.alive is False]
 
 
-def _told_of_exits(facts: Facts) -> str:
+def _exit_note(facts: Facts) -> str:
     gone = _gone(facts)
     if not gone:
         return ""
     if facts.job.exit.well:
-        return "every rank has ended with exit code 0"
+        return "every rank exited with code 0"
     some = f"{name_ranks(gone)} {'has' if len(gone) == 1 else 'have'}"
     who = "every rank has" if facts.job.exit.all_ended else some
     first = [rank for rank in facts.ranks if rank.exit.first]
     if not first:
         watched = any(rank.pid > 0 for rank in facts.ranks if rank.alive is False)
-        when = "while we watched" if watched else "before we came"
-        return f"{who} ended {when}; whether that is well, the job's own log says"
+        when = "while hangdoc was watching" if watched else "before hangdoc looked"
+        return f"{who} ended {when}; the job's log shows whether that was intended"
     how = ", ".join(dict.fromkeys(rank.exit.text for rank in first if rank.exit.text))
     sites = ", ".join(dict.fromkeys(rank.exit.site for rank in first if rank.exit.site))
     seen = f", last seen at {sites}" if sites else ""
-    return f"{who} ended, {_named(first)} first: {how}{seen}; the log of {_named(first)} says why"
+    return f"{who} ended, {_named(first)} first: {how}{seen}; see the log of {_named(first)}"
 
 
 def _doing(rank: Any) -> str:

@@ -10,12 +10,23 @@ this package, a file a subject; a new probe may define its own record in its own
 
 from __future__ import annotations
 
-from hangdoc.evidence.collectives import FlightRecorder, Groups, ProcessGroup, Recorded
+from hangdoc.evidence.collectives import FlightRecorder, ProcessGroup, ProcessGroups, RecordedCall
 from hangdoc.evidence.network import Connection, Interface, Interfaces, Sockets
 from hangdoc.evidence.process import ChildProcess, Process, ThreadCpu
-from hangdoc.evidence.rendezvous import Environ, Holder, Kin, Meeting
+from hangdoc.evidence.rendezvous import Environ, Holder, JobProcess, Rendezvous
 from hangdoc.evidence.snapshot import End, Host, RankEvidence, Snapshot
-from hangdoc.evidence.stacks import Branch, Frame, Handed, Loop, Place, Source, Stack, Stacks, Tensor, Variable
+from hangdoc.evidence.stacks import (
+    Branch,
+    CollectiveArgument,
+    Frame,
+    Loop,
+    Place,
+    Source,
+    Stack,
+    Stacks,
+    Tensor,
+    Variable,
+)
 from hangdoc.evidence.storage import FileCall, FileLock, Files, Folder, Helper, Io, OpenFile, Peer
 from hangdoc.evidence.target import AGENT, Target, Unseen
 
@@ -23,6 +34,7 @@ __all__ = [
     "AGENT",
     "Branch",
     "ChildProcess",
+    "CollectiveArgument",
     "Connection",
     "End",
     "Environ",
@@ -32,24 +44,23 @@ __all__ = [
     "FlightRecorder",
     "Folder",
     "Frame",
-    "Groups",
-    "Handed",
     "Helper",
     "Holder",
     "Host",
     "Interface",
     "Interfaces",
     "Io",
-    "Kin",
+    "JobProcess",
     "Loop",
-    "Meeting",
     "OpenFile",
     "Peer",
     "Place",
     "Process",
     "ProcessGroup",
+    "ProcessGroups",
     "RankEvidence",
-    "Recorded",
+    "RecordedCall",
+    "Rendezvous",
     "Snapshot",
     "Sockets",
     "Source",

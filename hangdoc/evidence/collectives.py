@@ -20,7 +20,7 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ProcessGroups:
     """The process groups of a rank, and who it says it is (record of probe `groups`)."""
 
     groups: tuple[ProcessGroup, ...] = ()  # in order of creation; empty before init_process_group
@@ -31,7 +31,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedCall:
     """An operation that a Flight Recorder holds."""
 
     group: str  # name of the process group: "0"
@@ -56,7 +56,7 @@ class FlightRecorder:
     """The newest operations of a rank as torch recorded them (record of probe `recorder`)."""
 
     version: str
-    entries: tuple[Recorded, ...]  # oldest first
+    entries: tuple[RecordedCall, ...]  # oldest first
     enqueued: Mapping[str, int]  # by group: the last collective begun
     completed: Mapping[str, int]  # and the last one done
     final: bool = False  # a dump that is left of a job: what is not over in it never ended
@@ -68,10 +68,10 @@ class FlightRecorder:
     library: str | None = None  # version of the communication library
 
 
-def pending_call(record: FlightRecorder) -> Recorded | None:
+def pending_call(record: FlightRecorder) -> RecordedCall | None:
     """The oldest operation of a rank that began and did not end, and none of its group ended after it."""
     over: set[tuple[str, bool]] = set()
-    found: Recorded | None = None
+    found: RecordedCall | None = None
     for entry in reversed(record.entries):
         if entry.retired:
             over.add((entry.group, entry.p2p))

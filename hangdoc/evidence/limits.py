@@ -18,7 +18,7 @@ HOST_MOST = 8192  # ranks of one host; Linux runs on no more CPUs than that (NR_
 NAMED_MOST = 128  # absent ranks that are named one by one (16 hosts of 8): more are counted
 
 
-def whole(text: str | None, most: int = RANKS_MOST) -> int | None:
+def parse_count(text: str | None, most: int = RANKS_MOST) -> int | None:
     """A number in ASCII digits, from 0 to `most`; None where the text is anything else."""
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
         return None
@@ -26,38 +26,38 @@ def whole(text: str | None, most: int = RANKS_MOST) -> int | None:
     return number if number <= most else None
 
 
-def world(size: int | None) -> int | None:
+def valid_world_size(size: int | None) -> int | None:
     """A world size that a job may have; None for any other."""
     return size if size is not None and 0 < size <= RANKS_MOST else None
 
 
-def rank(number: int | None) -> int | None:
+def valid_rank(number: int | None) -> int | None:
     """A rank that a job may have; None for any other."""
     return number if number is not None and 0 <= number < RANKS_MOST else None
 
 
-def believed(target: Target) -> Target:
+def validated(target: Target) -> Target:
     """What a file or an agent says of a process, without a rank or a world size that no job has."""
-    number, size = rank(target.rank), world(target.world_size)
+    number, size = valid_rank(target.rank), valid_world_size(target.world_size)
     if number == target.rank and size == target.world_size:
         return target
     return replace(target, rank=number, world_size=size)
 
 
-def lacking(size: int, there: Iterable[int | None]) -> int:
+def count_absent(size: int, there: Iterable[int | None]) -> int:
     """How many ranks of a world are absent; numbers beyond it do not count as there."""
     return size - len({number for number in there if number is not None and 0 <= number < size})
 
 
-def absent(size: int, there: Collection[int | None]) -> tuple[int, ...]:
+def absent_ranks(size: int, there: Collection[int | None]) -> tuple[int, ...]:
     """The absent ranks of a world, while they are few enough to be named; else none."""
-    if not 0 < lacking(size, there) <= NAMED_MOST:
+    if not 0 < count_absent(size, there) <= NAMED_MOST:
         return ()
     known = set(there)
     return tuple(islice((number for number in range(size) if number not in known), NAMED_MOST))
 
 
-def gaps(size: int, there: Iterable[int | None]) -> tuple[tuple[int, int], ...]:
+def absent_ranges(size: int, there: Iterable[int | None]) -> tuple[tuple[int, int], ...]:
     """The absent ranks of a world as runs, first and last of each: at most one run more than there are known ranks."""
     found: list[tuple[int, int]] = []
     start = 0

@@ -154,7 +154,7 @@ class Infiniband:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class InterfaceAddresses:
     """An interface, and the addresses that it holds."""
 
     name: str
@@ -167,7 +167,7 @@ class Held:
 class Addresses:
     """Of a rank's namespaces (record of probe `addresses`)."""
 
-    interfaces: tuple[Held, ...]
+    interfaces: tuple[InterfaceAddresses, ...]
     namespace: int | None = None  # inode of the network namespace
     hostname: str | None = None
     named: tuple[str, ...] | None = None  # addresses that the hosts file gives that name; None: it was not readable

@@ -25,7 +25,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Kin:
+class JobProcess:
     """A process of this host that was started as a part of the same job."""
 
     pid: int
@@ -35,7 +35,7 @@ class Kin:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where a rank that is being set up, or a launcher, means to meet the others (record of probe `store`)."""
 
     address: str  # as it was told
@@ -44,7 +44,7 @@ class Meeting:
     local: bool | None = None  # one of them is an address of its own network namespace
     holder: Holder | None = None  # where local: who listens there; None: nobody
     clients: int | None = None  # where somebody listens: connections to it, the listener's own included
-    kin: tuple[Kin, ...] = ()
+    kin: tuple[JobProcess, ...] = ()
     timeout_s: float | None = None  # how long init_process_group waits
 
 

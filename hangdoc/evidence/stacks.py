@@ -50,7 +50,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class CollectiveArgument:
     """A call in a function that hands a variable of it to a collective of the whole job."""
 
     op: str  # all_reduce | broadcast | reduce
@@ -70,7 +70,7 @@ class Place:
     function_last: int
     passed: tuple[Loop, ...] = ()  # loops of the same function that ended before this line
     around: tuple[str, ...] = ()  # dotted names called anywhere in the enclosing function
-    hands: tuple[Handed, ...] = ()  # what the enclosing function hands to collectives
+    hands: tuple[CollectiveArgument, ...] = ()  # what the enclosing function hands to collectives
 
 
 @dataclass(frozen=True, slots=True)

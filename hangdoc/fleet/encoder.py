@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from hangdoc.evidence import Frame, Groups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
+from hangdoc.evidence import Frame, ProcessGroups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from hangdoc.fleet.protocol import KEEP, Answer, Code, GroupForm, GroupsForm, Seen, StacksForm, ThreadForm, runs
 
 Thing = TypeVar("Thing", bound=Hashable)
@@ -89,7 +89,7 @@ class Writer:
     def _form(self, record: Any, of: Target) -> Any:
         if isinstance(record, Stacks):
             return self._stacks(record, self._of(of))
-        return self._groups(record, self._of(of)) if isinstance(record, Groups) else record
+        return self._groups(record, self._of(of)) if isinstance(record, ProcessGroups) else record
 
     def _of(self, rank: Target) -> Objects:
         return self._objects.setdefault(_process(rank), Objects())
@@ -110,7 +110,7 @@ class Writer:
         part, raw = self._part(code), _raw(variables)
         return ThreadForm(stack.tid, stack.name, part, raw, stack.holds_gil, stack.active, stack.left_out)
 
-    def _groups(self, record: Groups, objects: Objects) -> GroupsForm:
+    def _groups(self, record: ProcessGroups, objects: Objects) -> GroupsForm:
         groups = tuple(
             GroupForm(objects.of(g.address, self._answers), g.name, runs(g.ranks), g.default, g.backend)
             for g in record.groups

@@ -161,7 +161,7 @@ def _need(command: str, remedy: str) -> None:
 def _trusted(command: str) -> None:
     """Raises HangdocError where we are root and the program on the PATH is one that others may change."""
     found = shutil.which(command)
-    if found is not None and os.geteuid() == 0 and not programs.of_root_alone(found):
+    if found is not None and os.geteuid() == 0 and not programs.only_root_may_change(found):
         raise HangdocError(
             f"root does not run {found}, which others may change: put the system's own first on the PATH"
         )

@@ -84,7 +84,7 @@ def build_incident(
             problems=tuple(problems),
             rank_rows=_standings(facts, blamed),
             blamed=tuple(i for i, rank in enumerate(facts.ranks) if (rank.host, rank.pid) in blamed),
-            missing=limits.gaps(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
+            missing=limits.absent_ranges(facts.job.world.size or 0, (rank.rank for rank in facts.ranks)),
             sides=sides(facts, blamed),
             timeline=timeline(facts, blamed),
             links=tuple(links[:shown]),

@@ -69,7 +69,7 @@ def snapshots(
 def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
     """A recorded snapshot without claims of ranks and sizes that no job has."""
     ranks = tuple(
-        rank if (target := limits.believed(rank.target)) is rank.target else replace(rank, target=target)
+        rank if (target := limits.validated(rank.target)) is rank.target else replace(rank, target=target)
         for rank in shot.ranks
     )
     if all(new is old for new, old in zip(ranks, shot.ranks, strict=True)):
@@ -80,7 +80,7 @@ def _believed(shot: Snapshot, refused: dict[str, None]) -> Snapshot:
 
 
 def _believable(piece: Piece, refused: dict[str, None]) -> Piece:
-    rank, size = limits.rank(piece.process.rank), limits.world(piece.world_size)
+    rank, size = limits.valid_rank(piece.process.rank), limits.valid_world_size(piece.world_size)
     if rank == piece.process.rank and size == (piece.world_size or None):
         return piece
     _refuse(piece.process.rank, rank, piece.world_size, size, refused)

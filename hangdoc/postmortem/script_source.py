@@ -182,7 +182,7 @@ def _parsed(
             asked[one] = [call for call in calls if size and call.file == one.file]
             own = [[call.line, call.function, calls[call], size] for call in asked[one]]
             questions.append((file.data, {"lines": list(lines[one.file]), "calls": own}))
-    answers = sandbox.each(_LEFT, questions, _PARSING_S) if questions else []
+    answers = sandbox.run_each(_LEFT, questions, _PARSING_S) if questions else []
     for (one, own_calls), answer in zip(asked.items(), answers, strict=True):
         if isinstance(answer, sandbox.Failed):
             found[one] = f"{one.path}: could not be parsed ({answer.why}); its loops are not used"

@@ -155,7 +155,7 @@ def event_parts(event: Event) -> list[Text]:
     """Time of day, kind, and what the event says."""
     clock = clean(event.time).partition("T")[2][:8] or clean(event.time)
     kind = Text(clean(event.kind).replace("_", " ").ljust(11), STYLES.get(event.kind, ""))
-    return [Text(clock, "dim"), kind, Text(clean(_told(event)))]
+    return [Text(clock, "dim"), kind, Text(clean(_detail(event)))]
 
 
 def event_text(event: Event) -> str:
@@ -163,7 +163,7 @@ def event_text(event: Event) -> str:
     return " ".join(part.plain for part in event_parts(event))
 
 
-def _told(event: Event) -> str:
+def _detail(event: Event) -> str:
     data, verdict = event.data, event.verdict
     job = f"job {job_name(verdict.job.id if verdict else str(data.get('job', 'none')))}"
     if verdict is not None:
@@ -171,14 +171,14 @@ def _told(event: Event) -> str:
     if event.kind == "started":
         return f"{job}: {name((rank if rank >= 0 else None, None) for rank in data.get('ranks', ()))}"
     if event.kind == "stall":
-        return f"{job}: nothing moves since {seconds(data.get('seconds'))}"
+        return f"{job}: no progress for {seconds(data.get('seconds'))}"
     if event.kind == "recovered":
-        return f"{job}: goes on after {seconds(data.get('seconds'))}"
+        return f"{job}: makes progress again after {seconds(data.get('seconds'))}"
     if event.kind == "rank_exited":
-        how = f", {data['exit']}" if data.get("exit") else ""
-        return f"{job}: {name([(data.get('rank'), None)])} (pid {data.get('pid')}) is gone{how}"
+        how = f": {data['exit']}" if data.get("exit") else ""
+        return f"{job}: {name([(data.get('rank'), None)])} (pid {data.get('pid')}) ended{how}"
     if event.kind == "node_lost":
-        return f"{data.get('host')} is not seen: {data.get('why')}"
+        return f"no data from {data.get('host')}: {data.get('why')}"
     if event.kind == "job_ended":
         return f"{job} has ended"
     if "text" in data:

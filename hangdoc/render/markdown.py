@@ -56,10 +56,10 @@ def _rests_on(files: Sequence[File], problems: Sequence[str]) -> list[str]:
     if files:
         shown = [f"{code(_short(file.name))} ({escape(file_text(file))})" for file in files[:MOST_FILES]]
         more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
-        lines += ["", f"Rests on {escape(files_text(files))}: {', '.join(shown)}{more}."]
+        lines += ["", f"Based on {escape(files_text(files))}: {', '.join(shown)}{more}."]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        lines += ["", f"Not read: {escape(_short(problems[0]))}{more}"]
+        lines += ["", f"Could not read: {escape(_short(problems[0]))}{more}"]
     return lines
 
 

@@ -43,7 +43,7 @@ def show(verdicts: Sequence[Verdict], console: Console, files: Sequence[File] = 
         page.lines += lines(verdict, console)
     if files:
         page.blank()
-        page.paragraph(f"rests on {files_text(files)}", 2, "dim")
+        page.paragraph(f"based on {files_text(files)}", 2, "dim")
     page.print()
 
 
@@ -107,7 +107,11 @@ def _finding(page: Page, finding: Finding, job: Job) -> None:
     for i, text in enumerate(proofs):
         page.row("" if i else "why", text, LABEL)
     if finding.reasons and finding.confidence != "high":
-        page.row("" if proofs else "why", Text(f"confidence: {'; '.join(map(clean, finding.reasons))}", "dim"), LABEL)
+        page.row(
+            "" if proofs else "why",
+            Text(f"{finding.confidence} confidence: {'; '.join(map(clean, finding.reasons))}", "dim"),
+            LABEL,
+        )
     for i, action in enumerate(finding.actions):
         number = f"{i + 1}. " if len(finding.actions) > 1 else ""
         page.row("" if i else "do", number + clean(action), LABEL, hang=len(number))
@@ -174,4 +178,4 @@ def _unseen(page: Page, unseen: Sequence[Unseen]) -> None:
     page.blank()
     for text in texts[:MOST_UNSEEN]:
         page.paragraph(f"could not see: {text}", 2, "yellow", hang=2)
-    _more(page, len(texts) - MOST_UNSEEN, "more that could not be seen")
+    _more(page, len(texts) - MOST_UNSEEN, "more things that hangdoc could not see")

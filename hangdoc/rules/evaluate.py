@@ -55,7 +55,7 @@ def evaluate(
             fired[playbook.id] = outcome
     for id, cause in _consequences(library, fired).items():
         del fired[id]
-        considered.append(Considered(id, "no", f"only a consequence of {cause}"))
+        considered.append(Considered(id, "no", f"explained by {cause}"))
     ranked = sorted(fired.values(), key=lambda f: (-CONFIDENCES.index(f[0].confidence), -f[1], f[0].playbook))
     return tuple(finding for finding, _ in ranked), tuple(sorted(considered, key=lambda c: c.playbook))
 
@@ -121,10 +121,10 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
             if playbook.expressions[("when",)].holds(scope):
                 return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
     except TooSlow:
-        slow[playbook.id] = f"{FAILED}: over {len(view.facts.ranks)} ranks it took more than {cpu_s:.1f} s of CPU time"
+        slow[playbook.id] = f"{FAILED}: it took more than {cpu_s:.1f} s of CPU time on {len(view.facts.ranks)} ranks"
         return Considered(playbook.id, "unknown", slow[playbook.id])
     except Exception as error:  # whatever a rule runs into on facts nobody foresaw, the others must go on
-        return Considered(playbook.id, "unknown", f"{FAILED}: {_told(error)}")
+        return Considered(playbook.id, "unknown", f"{FAILED}: {_error_text(error)}")
     if lacking:
         return Considered(playbook.id, "unknown", unseen)
     return Considered(playbook.id, "no", "its condition does not hold")
@@ -179,7 +179,7 @@ class _Texts:
         except TooSlow:
             raise
         except Exception as error:  # a template over values nobody foresaw
-            self.failures.append(f"{'.'.join(map(str, at))} left out: {_told(error)}")
+            self.failures.append(f"{'.'.join(map(str, at))} left out: {_error_text(error)}")
             return ""
 
     def evidence(self) -> Iterable[Proof]:
@@ -223,7 +223,7 @@ def _number(rank: int | None) -> int | None:
     return None if rank is None or rank < 0 else rank
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(getattr(error, "message", None) or error or type(error).__name__).split())[:200]
 
 
@@ -259,15 +259,15 @@ class View:
         if needs not in self._lacking:
             missed = {seen: [probe for probe in needs if seen.isdisjoint(probe.split("|"))] for seen in self.seen}
             ranks = sorted((i, missed[seen]) for seen, some in self.seen.items() if missed[seen] for i in some)
-            self._lacking[needs] = dict(ranks), self._told(dict(ranks)) if ranks else ""
+            self._lacking[needs] = dict(ranks), self._lacking_text(dict(ranks)) if ranks else ""
         return self._lacking[needs]
 
-    def _told(self, lacking: Mapping[int, Sequence[str]]) -> str:
+    def _lacking_text(self, lacking: Mapping[int, Sequence[str]]) -> str:
         probes = dict.fromkeys(need.removesuffix("|aftermath") for missed in lacking.values() for need in missed)
         ranks = [self.facts.ranks[i] for i in lacking]
         numbers = [r.rank for r in ranks if r.rank >= 0]
         who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
-        return f"{' and '.join(probes).replace('|', ' or ')} not seen of {who}"
+        return f"{' and '.join(probes).replace('|', ' or ')} of {who} not seen"
 
     def select(self, expression: Expression, things: Sequence[Any], indices: Sequence[int]) -> tuple[Any, ...]:
         """Those things, of the ranks or the links, of which the expression is true."""

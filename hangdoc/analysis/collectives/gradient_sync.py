@@ -121,10 +121,10 @@ def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> f
     if not data:
         return None
     history = tcp_counters.SocketHistory(case.series(key, "sockets"))
-    since = next((at for at, (instant, _) in enumerate(history.looks) if instant >= since_s), len(history.looks))
-    if len(history.looks) - since < 2:
+    since = next((at for at, (instant, _) in enumerate(history.samples) if instant >= since_s), len(history.samples))
+    if len(history.samples) - since < 2:
         return None
-    seconds = history.looks[-1][0] - history.looks[since][0]
+    seconds = history.samples[-1][0] - history.samples[since][0]
     crossed = tcp_counters.traffic(history.known(since), data, seconds).crossed
     return crossed / seconds if crossed is not None else None
 

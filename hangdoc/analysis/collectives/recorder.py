@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 
 Call = tuple[str, str, tuple[str, ...]]  # operation, sizes, dtypes
 
@@ -53,7 +53,7 @@ class NewestCalls:
     most_common: tuple[tuple[str, int], ...]  # the two most common newest collectives, with their number of ranks
 
     @classmethod
-    def of(cls, here: Collection[Recorded]) -> NewestCalls:
+    def of(cls, here: Collection[RecordedCall]) -> NewestCalls:
         calls: dict[int, Counter[Call]] = defaultdict(Counter)
         for entry in here:
             calls[entry.sequence][_call(entry)] += 1
@@ -65,12 +65,12 @@ class NewestCalls:
         return max(self.most_common, key=lambda pair: pair[1] - (pair[0] == own))[0]
 
 
-def _newest(record: object) -> Recorded | None:
+def _newest(record: object) -> RecordedCall | None:
     entries = [entry for entry in record.entries if not entry.p2p] if isinstance(record, FlightRecorder) else []
     return max(entries, key=lambda entry: entry.sequence, default=None)
 
 
-def _facts(own: Recorded, newest_calls: NewestCalls) -> RecorderFacts:
+def _facts(own: RecordedCall, newest_calls: NewestCalls) -> RecorderFacts:
     level, usual = newest_calls.calls[own.sequence], newest_calls.usual[own.sequence]
     return RecorderFacts(
         sequence=own.sequence,
@@ -81,11 +81,11 @@ def _facts(own: Recorded, newest_calls: NewestCalls) -> RecorderFacts:
     )
 
 
-def _call(entry: Recorded) -> Call:
+def _call(entry: RecordedCall) -> Call:
     return entry.op, entry.sizes, entry.dtypes
 
 
-def _format_call(entry: Recorded) -> str:
+def _format_call(entry: RecordedCall) -> str:
     return f"collective {entry.sequence}, {entry.op}{' ' + entry.sizes if entry.sizes else ''}"
 
 

@@ -14,7 +14,7 @@ from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.call_path_cache import python_chain, thread_named
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable, limits
+from hangdoc.evidence import Frame, ProcessGroup, ProcessGroups, Source, Stack, Stacks, Variable, limits
 
 _DISTRIBUTED = "/torch/distributed/"
 _C10D = "/torch/distributed/distributed_c10d.py"
@@ -97,13 +97,15 @@ def _default_group(case: Case) -> Group | None:
         for group in _groups(case, key):
             if group.default:
                 return _group(case, group)
-    size = max((limits.world(evidence.target.world_size) or 0 for evidence in case.ranks.values()), default=0)
+    size = max(
+        (limits.valid_world_size(evidence.target.world_size) or 0 for evidence in case.ranks.values()), default=0
+    )
     return Group("default_pg", range(size), True) if size else None
 
 
 def _groups(case: Case, key: Key) -> tuple[ProcessGroup, ...]:
     record = case.record(key, "groups")
-    return record.groups if isinstance(record, Groups) else ()
+    return record.groups if isinstance(record, ProcessGroups) else ()
 
 
 def _group(case: Case, known: ProcessGroup) -> Group:

@@ -29,14 +29,14 @@ class WorldAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, None], WorldJob]:
         ranks = case.ranks.values()
-        sizes = [size for r in ranks if (size := limits.world(r.target.world_size)) is not None]
+        sizes = [size for r in ranks if (size := limits.valid_world_size(r.target.world_size)) is not None]
         known = {r.target.rank for r in ranks if r.target.rank is not None}
         size = max(sizes, default=None)
         return {}, WorldJob(
             size=size,
             present=sum(r.alive is not False for r in ranks),
             gone=tuple(sorted(r.target.rank for r in ranks if r.alive is False and r.target.rank is not None)),
-            missing=limits.absent(size, known) if size is not None else None,
+            missing=limits.absent_ranks(size, known) if size is not None else None,
             hosts=len({r.target.host for r in ranks}),
             lost=tuple(
                 sorted(

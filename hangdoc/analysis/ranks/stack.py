@@ -25,7 +25,7 @@ from hangdoc.analysis.ranks.call_path_cache import (
 )
 from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
-from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
+from hangdoc.evidence import Branch, Environ, Frame, Process, ProcessGroups, Source, Stack, Stacks
 from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
@@ -117,7 +117,7 @@ def _last_seen(case: Case, key: Key) -> tuple[StackFacts, _SharedFacts | None]:
     return _from_stacks(case, stacks, records.get("source"), context, stopped, default)
 
 
-def _default_group(groups: Groups | None) -> int | None:
+def _default_group(groups: ProcessGroups | None) -> int | None:
     return next((group.address for group in groups.groups if group.default), None) if groups else None
 
 

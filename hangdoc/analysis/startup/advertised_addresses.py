@@ -14,7 +14,7 @@ from itertools import islice
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network.data_connections import OPEN
 from hangdoc.evidence import Connection, Environ, Interfaces, Sockets
-from hangdoc.evidence.network import Addresses, Held
+from hangdoc.evidence.network import Addresses, InterfaceAddresses
 from hangdoc.evidence.rendezvous import Advertised
 from hangdoc.evidence.stacks import making_group
 from hangdoc.evidence.target import parse_endpoint
@@ -43,12 +43,12 @@ class Place:
     kinds: Mapping[str, str] = field(default_factory=dict)  # of the interfaces, by name
 
     @property
-    def interface(self) -> Held | None:
+    def interface(self) -> InterfaceAddresses | None:
         """That holds the address that it advertises."""
         return holder(self.held, self.address)
 
     @property
-    def leads(self) -> Held | None:
+    def leads(self) -> InterfaceAddresses | None:
         """The interface by which it reaches others: it talks to the store that way, or is in one network with it; else
         the default route is there."""
         found = holder(self.held, self.meets)
@@ -154,7 +154,7 @@ def fault(place: Place, around: Surroundings) -> str | None:
     return ELSEWHERE if others or leads else None
 
 
-def shares(own: Held, address: str, other: Held) -> bool:
+def shares(own: InterfaceAddresses, address: str, other: InterfaceAddresses) -> bool:
     """The interface of another host is in the network of that address of ours, with an address of its own."""
     mine = next(text for text in own.addresses if plain(text) == address)
     return any(within(plain(text), mine) and plain(text) != address for text in other.addresses)
@@ -177,7 +177,7 @@ def plain(text: str) -> str:
     return text.partition("/")[0]
 
 
-def holder(held: Addresses | None, address: str | None) -> Held | None:
+def holder(held: Addresses | None, address: str | None) -> InterfaceAddresses | None:
     """The interface that holds an address."""
     for one in held.interfaces if held and address else ():
         if any(plain(text) == address for text in one.addresses):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 
 ENTRIES = b"X\x07\x00\x00\x00entries"  # torch writes them last
 MOST_BYTES = 32 << 20  # of a dump that others are compared with
@@ -37,7 +37,7 @@ class Model:
     mask: int  # and which of them must be the same
     used: frozenset[int]  # what of the memo they refer to
     created: tuple[int, ...]  # where in the body the instants of the newest are
-    entries: tuple[Recorded, ...]
+    entries: tuple[RecordedCall, ...]
     groups: frozenset[str]
     labels: Mapping[str, str]
     missed: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, Recorded
+from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, RecordedCall
 from hangdoc.postmortem.readers._fr_dedup import Alike
 from hangdoc.redaction.text import redact
 
@@ -33,7 +33,7 @@ class Kept:
 
     frames: dict[tuple[str, str, int], Frame] = field(default_factory=dict)
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = field(default_factory=dict)
-    entries: dict[tuple[Any, ...], Recorded] = field(default_factory=dict)
+    entries: dict[tuple[Any, ...], RecordedCall] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     groups: dict[ProcessGroup, ProcessGroup] = field(default_factory=dict)
     alike: Alike = field(default_factory=Alike)
@@ -85,8 +85,8 @@ class _Entries:
         self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}  # by the identities of the trace's own frames
         self._threads: dict[Any, int | None] = {None: None}  # number by id
 
-    def read(self, raw: Sequence[Any]) -> list[Recorded]:
-        found: list[Recorded] = []
+    def read(self, raw: Sequence[Any]) -> list[RecordedCall]:
+        found: list[RecordedCall] = []
         known, labels = self.kept.entries, self.labels
         for entry in raw:
             try:
@@ -140,14 +140,14 @@ class _Entries:
             raise TypeError
         return self._threads.setdefault(id, len(self._threads) - 1)
 
-    def _make(self, entry: Mapping[str, Any], key: tuple[Any, ...]) -> Recorded:
+    def _make(self, entry: Mapping[str, Any], key: tuple[Any, ...]) -> RecordedCall:
         group, sequence, name, p2p, state, retired, timeout, _, _, dtypes, output_dtypes, _, thread = key
         op, _, ends = text(name).partition(":")[2].partition(" ") if ":" in name else text(name).partition(" ")
         ranks = re.fullmatch(r"(\d{1,9})(->|<-)(\d{1,9})", ends.strip())
         sender, receiver = (int(ranks[1]), int(ranks[3])) if ranks else (None, None)
         if ranks and ranks[2] == "<-":
             sender, receiver = receiver, sender
-        return Recorded(
+        return RecordedCall(
             group=text(group),
             sequence=sequence,
             op=op,
@@ -186,7 +186,7 @@ class _Entries:
             self.kept.frames[key] = Frame(text(name), path, key[2], path.rpartition("/")[2])
         return self.kept.frames[key]
 
-    def _close(self, found: list[Recorded], end: Recorded) -> None:
+    def _close(self, found: list[RecordedCall], end: RecordedCall) -> None:
         """What was coalesced is over when the whole is: of its parts torch does not keep a state."""
         i = len(found)
         while i and _same_call(found[i - 1], end):
@@ -196,7 +196,7 @@ class _Entries:
                 found[i] = self.kept.entries.setdefault(key, replace(found[i], retired=True))
 
 
-def _same_call(a: Recorded, b: Recorded) -> bool:
+def _same_call(a: RecordedCall, b: RecordedCall) -> bool:
     return (a.group, a.sequence, a.p2p) == (b.group, b.sequence, b.p2p)
 
 

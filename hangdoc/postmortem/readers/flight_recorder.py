@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Frame, Groups, Recorded, Stack, Stacks, Variable
+from hangdoc.evidence import FlightRecorder, Frame, ProcessGroups, RecordedCall, Stack, Stacks, Variable
 from hangdoc.evidence.collectives import pending_call
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -126,7 +126,7 @@ def _ends(data: bytes) -> Iterator[int]:
 def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
     try:
         return input_limits.parsed_json(data, packed), ""
-    except input_limits.TooMuch as error:
+    except input_limits.InputTooLarge as error:
         return None, f"not read: {error}"
     except ValueError:
         pass
@@ -164,7 +164,7 @@ def _alike(data: bytes, kept: Kept) -> FlightRecorder | None:
     return replace(made, entries=entries, labels=labels, begun=tuple(begun), missed=model.missed)
 
 
-def _called(entry: Recorded, names: Mapping[str, str], kept: Kept) -> Recorded:
+def _called(entry: RecordedCall, names: Mapping[str, str], kept: Kept) -> RecordedCall:
     """The same call in a group of another name."""
     name = names.get(entry.group)
     if name is None:
@@ -205,7 +205,7 @@ def _pieces(source: Source, record: FlightRecorder, context: ReadContext) -> Ite
     yield Piece(process, "recorder", replace(record, written=source.path.stat().st_mtime), at, size)
     named = tuple(group for group in record.groups if group.name)
     if named:
-        yield Piece(process, "groups", Groups(named, rank, size), at, size)
+        yield Piece(process, "groups", ProcessGroups(named, rank, size), at, size)
     pending = pending_call(record)
     if pending is not None:
         yield Piece(process, "stacks", Stacks((_stack(pending, record),)), at, size)
@@ -230,7 +230,7 @@ def _host(source: Source) -> str | None:
     return text(host) if re.search(r"[\d.-]", host) else None
 
 
-def _stack(entry: Recorded, record: FlightRecorder) -> Stack:
+def _stack(entry: RecordedCall, record: FlightRecorder) -> Stack:
     """Where it was called, with its group and peer as the arguments of torch's own function.
 
     Not with its tensor: ranks at one line may be at different calls, and only the numbers of these tell.
@@ -246,7 +246,7 @@ def _stack(entry: Recorded, record: FlightRecorder) -> Stack:
     return Stack(0, "MainThread", tuple(frames))
 
 
-def _arguments(entry: Recorded, record: FlightRecorder) -> Iterator[Variable]:
+def _arguments(entry: RecordedCall, record: FlightRecorder) -> Iterator[Variable]:
     group = next((group for group in record.groups if group.name == entry.group), None)
     if group is not None and not group.default:
         yield Variable("group", "ProcessGroup", kind="object", address=group.address)

@@ -22,14 +22,14 @@ FOREIGN = {"script", "link", "img", "iframe", "object", "embed", "base", "form",
 SECTIONS = [
     "What to do",
     "Evidence",
-    "Where they stand",
+    "Stacks compared",
     "Ranks by phase",
     "Timeline",
     "Network",
     "Rules considered",
-    "What could not be seen",
-    "What this rests on",
-    "Before you pass this on",
+    "What hangdoc could not see",
+    "Sources",
+    "Before you share this page",
 ]
 
 
@@ -190,11 +190,11 @@ def test_rules_are_told_by_reason() -> None:
         uneven(),
         considered=(
             Considered("a", "no", "its condition does not hold"),
-            Considered("b", "unknown", "io not seen of rank 2"),
+            Considered("b", "unknown", "io of rank 2 not seen"),
             Considered("c", "no", "its condition does not hold"),
         ),
     )
     reader = Reader(page([Incident(verdict)]))
-    assert reader.of("dt")[-2:] == ["io not seen of rank 2", "its condition does not hold"]
+    assert reader.of("dt")[-2:] == ["io of rank 2 not seen", "its condition does not hold"]
     assert "3 rules did not fit, and why" in reader.of("summary")
     assert "1 rule could not be judged for want of evidence:" in reader.of("p")

@@ -16,9 +16,9 @@ import pytest
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
     Frame,
-    Groups,
     Place,
     ProcessGroup,
+    ProcessGroups,
     RankEvidence,
     Snapshot,
     Source,
@@ -75,7 +75,7 @@ def facts(*ranks: At, subgroups: tuple[tuple[int, ...], ...] = (), groups: bool 
     for rank, at in enumerate(ranks):
         known = [ProcessGroup(DEFAULT, "0", tuple(range(len(ranks))), True)]
         known += [ProcessGroup(DEFAULT + n, str(n), s) for n, s in enumerate(subgroups, 1) if rank in s]
-        records: dict[str, Any] = {"groups": Groups(tuple(known), rank, len(ranks))} if groups else {}
+        records: dict[str, Any] = {"groups": ProcessGroups(tuple(known), rank, len(ranks))} if groups else {}
         if at.seen and at.alive:
             called = (at.text.partition("(")[0],)
             place = Place(at.text, (), (), called, around=(*called, *at.around), function_first=1, function_last=50)
@@ -243,14 +243,14 @@ def test_threads_in_one_group() -> None:
     one = stacks(At(group=SUB[1])).threads[0]
     other = stacks(At("gather", SUB[1])).threads[0]
     both = Stacks((one, Stack(8, "checkpoint", other.frames)))
-    known = Groups((ProcessGroup(SUB[1], "1", (0, 1)),))
+    known = ProcessGroups((ProcessGroup(SUB[1], "1", (0, 1)),))
     rank = RankEvidence(Target(1, 1, "here", 0), True, {"stacks": both, "groups": known})
     found = derive([Snapshot("here", 0.0, "t", (rank,))], schema())
     assert found.ranks[0].group.threads == 2
 
 
 def test_a_rank_number_known_only_from_its_groups() -> None:
-    known = Groups((ProcessGroup(DEFAULT, "0", (0, 1), True),), 1, 2)
+    known = ProcessGroups((ProcessGroup(DEFAULT, "0", (0, 1), True),), 1, 2)
     records = {"stacks": stacks(At()), "groups": known}
     found = derive([Snapshot("here", 0.0, "t", (RankEvidence(Target(1, 1, "here", None), True, records),))], schema())
     assert found.ranks[0].group.member_waiting == (1,)

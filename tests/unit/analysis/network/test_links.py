@@ -187,7 +187,7 @@ def test_a_slow_link_and_the_interface_that_makes_it_slow() -> None:
         watch.until(lambda ranks, job: ranks[1].faults)
         ranks, job = watch.look()
         assert [one.blamed_for for one in ranks] == [(), ("slow",)]
-        assert [one.narrow for one in ranks] == [None, "eth0, held to 2 Mbit/s by tbf"]
+        assert [one.narrow for one in ranks] == [None, "eth0, limited to 2 Mbit/s by tbf"]
         (slow,) = [one for one in job.links if one.fault]
         assert (slow.from_rank, slow.fault, slow.sent.queue_full) == (1, "slow", True)
         assert 150_000 < (slow.sent.rate or 0) < 300_000

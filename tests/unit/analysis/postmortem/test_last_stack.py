@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
-from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _doing
+from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _blocked_in
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
+from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
@@ -20,7 +20,9 @@ TORCH = "/x/site-packages/torch/"
 
 
 def dump(calls: int, retired: bool = True) -> FlightRecorder:
-    entries = [Recorded("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)]
+    entries = [
+        RecordedCall("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)
+    ]
     return FlightRecorder("2.10", tuple(entries), {}, {}, final=True, groups=EVERYBODY)
 
 
@@ -98,7 +100,7 @@ SITE = "load (train.py:7)"
     ],
 )
 def test_what_a_stack_says_it_stood_in(stack: StackFacts, doing: str | None) -> None:
-    assert _doing(stack) == doing
+    assert _blocked_in(stack) == doing
 
 
 def test_nothing_is_said_without_dumps_or_a_line_that_says_so() -> None:

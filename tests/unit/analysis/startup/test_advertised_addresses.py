@@ -13,18 +13,18 @@ from hangdoc.analysis.startup.advertised_addresses import (
     holder,
     unknown_to_gloo,
 )
-from hangdoc.evidence.network import Addresses, Held
+from hangdoc.evidence.network import Addresses, InterfaceAddresses
 
-LO = Held("lo", ("127.0.0.1/8", "::1/128"), True)
-DOCKER = Held("docker0", ("172.17.0.1/16", "fe80::1/64"), True)
+LO = InterfaceAddresses("lo", ("127.0.0.1/8", "::1/128"), True)
+DOCKER = InterfaceAddresses("docker0", ("172.17.0.1/16", "fe80::1/64"), True)
 
 
-def host(number: int, *held: Held, named: tuple[str, ...] = ()) -> Addresses:
+def host(number: int, *held: InterfaceAddresses, named: tuple[str, ...] = ()) -> Addresses:
     return Addresses((LO, *held), number, f"node-{number}", named)
 
 
-def eth(number: int, network: str = "10.0.0", name: str = "eth0", default: bool = True) -> Held:
-    return Held(name, (f"{network}.{number}/24", f"fe80::{number}/64"), True, default)
+def eth(number: int, network: str = "10.0.0", name: str = "eth0", default: bool = True) -> InterfaceAddresses:
+    return InterfaceAddresses(name, (f"{network}.{number}/24", f"fe80::{number}/64"), True, default)
 
 
 def faults(*places: Place, far: bool = False) -> list[str | None]:
@@ -32,7 +32,7 @@ def faults(*places: Place, far: bool = False) -> list[str | None]:
     return [fault(one, around) for one in places]
 
 
-def at(number: int, address: str, *held: Held, meets: str | None = None, kind: str = "bridge") -> Place:
+def at(number: int, address: str, *held: InterfaceAddresses, meets: str | None = None, kind: str = "bridge") -> Place:
     return Place(("node", number), host(number, *held), None, address, 4000, meets=meets, kinds={"docker0": kind})
 
 
@@ -61,7 +61,7 @@ def test_a_bridge_that_is_the_way_out() -> None:
 
 
 def test_bridges_that_claim_one_network() -> None:
-    held = [Held("docker0", (f"172.17.{n}.1/16",), True) for n in (1, 2)]
+    held = [InterfaceAddresses("docker0", (f"172.17.{n}.1/16",), True) for n in (1, 2)]
     places = [at(n, f"172.17.{n}.1", eth(n), held[n - 1], meets=f"10.0.0.{n}") for n in (1, 2)]
     assert faults(*places) == ["elsewhere", "elsewhere"]
 
@@ -83,8 +83,8 @@ def test_seen_from_one_host_alone() -> None:
 
 
 def test_ipv6() -> None:
-    held = [Held("eth0", (f"fd00::{n}/64", f"fe80::{n}/64"), True) for n in (1, 2)]
-    other = Held("br-lan", ("fd99::1/64", "fe80::9/64"), True)
+    held = [InterfaceAddresses("eth0", (f"fd00::{n}/64", f"fe80::{n}/64"), True) for n in (1, 2)]
+    other = InterfaceAddresses("br-lan", ("fd99::1/64", "fe80::9/64"), True)
     assert faults(*(at(n, f"fd00::{n}", held[n - 1]) for n in (1, 2))) == [None, None]
     assert faults(at(1, "fd99::1", held[0], other, meets="fd00::1"), at(2, "fd00::2", held[1])) == ["elsewhere", None]
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangdoc.evidence import FlightRecorder, Groups, Stacks
+from hangdoc.evidence import FlightRecorder, ProcessGroups, Stacks
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._fr_trace import Kept, flight_recorder
@@ -59,7 +59,7 @@ def test_a_dump_tells_what_was_called_by_whom_and_where(tmp_path: Path) -> None:
     )
     assert (last.retired, last.state, last.timeout_s, last.p2p) == (False, "started", 600.0, False)
     assert [frame.function for frame in last.frames] == ["all_reduce", "train", "main"]
-    assert isinstance(groups.record, Groups)
+    assert isinstance(groups.record, ProcessGroups)
     assert [(group.name, group.ranks) for group in groups.record.groups] == [("0", (0, 1, 2, 3)), ("1", (2, 3))]
     assert isinstance(stacks.record, Stacks)
     (thread,) = stacks.record.threads
