@@ -15,7 +15,7 @@ from itertools import islice
 
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
 from hangdoc.system import pipes, procfs
-from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
+from hangdoc.system.mounts import LOCAL, Mount, mount_of, mounts
 from hangdoc.system.permissions import remedy
 from hangdoc.system.target_files import TargetFiles, names
 from probes import Observation, Request, Tier, _file_calls, _syscalls
@@ -174,7 +174,7 @@ def _named(stacks: Stacks) -> Iterator[str]:
 
 def _count(pid: int, path: str, table: Mapping[int, Mount]) -> Folder | None:
     """The folder, where it lies on a filesystem of this machine alone: others might never answer."""
-    mount = holding(path, table)
+    mount = mount_of(path, table)
     if mount is None or mount.filesystem not in LOCAL:
         return None
     # No symbolic link is followed: it may lead to a mount that never answers.

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from hangdoc.evidence import FlightRecorder, Process, Recorded, Target, Unseen
+from hangdoc.evidence import FlightRecorder, Process, RecordedCall, Target, Unseen
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.system.netns import call_inside
 from hangdoc.system.process_sockets import Endpoint, connect, connected_endpoint, listening_endpoint
@@ -172,9 +172,9 @@ def _plain(part: msgspec.Raw) -> Any:
     return json.loads(bytes(part))
 
 
-def _entry(entry: Mapping[str, Any]) -> Recorded:
+def _entry(entry: Mapping[str, Any]) -> RecordedCall:
     group: Sequence[Any] = entry["process_group"]
-    return Recorded(
+    return RecordedCall(
         group=_text(group[0]),
         sequence=_number(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
         op=_text(entry["profiling_name"]).rpartition(":")[2],

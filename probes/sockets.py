@@ -15,7 +15,7 @@ from hangdoc.system import procfs
 from hangdoc.system.netns import call_inside, namespace
 from hangdoc.system.permissions import remedy
 from hangdoc.system.process_sockets import socket_inodes
-from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
+from hangdoc.system.sockdiag import Fields, SockDiag, read_proc_tables
 from probes import Observation, Request, Tier
 
 Inodes = dict[int, list[int]]  # inode of a socket -> PIDs that have it open
@@ -90,7 +90,7 @@ class SocketsProbe:
             reason = error.strerror or error
             why = f"no ages of bytes: sock_diag in its network namespace failed ({reason}); run hangdoc as root"
             unseen.extend(_unseen(target, why) for target in targets)
-            return list(from_proc(pid, inodes))
+            return list(read_proc_tables(pid, inodes))
         with suppress(OSError):  # a name for people; the connections are known without it
             table.name_interfaces(pid, frozenset(one["local"] for one in found if one["state"] != "listen"))
         for one in found:

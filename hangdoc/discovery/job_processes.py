@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hangdoc.discovery.environment import Identity, identity
 from hangdoc.discovery.launcher import STATIC, Launch, launch_of
-from hangdoc.evidence import Kin, Target
+from hangdoc.evidence import JobProcess, Target
 from hangdoc.system import procfs
 from hangdoc.system.account import account
 
@@ -63,16 +63,16 @@ class Relatives:
             known[pid] = before if before and settled else _who(pid, stat.start_ticks, stat.ppid)
         self._known = known
 
-    def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[Kin, ...]:
+    def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[JobProcess, ...]:
         """The processes of the target's job that are not watched, helpers of a watched one left out."""
         me = self._known.get(target.pid)
-        found: dict[int | None, Kin] = {}
+        found: dict[int | None, JobProcess] = {}
         for who in sorted(self._known.values(), key=lambda who: (who.start_ticks, who.pid)):
             if who.pid in watched or me is None or any(pid in watched for pid in procfs.lineage(who.ppid)):
                 continue
             number = _number(who, me, target)
             if number is not None and number[0] not in found and account(who.pid) == account(me.pid):
-                found[number[0]] = Kin(who.pid, number[0], procfs.age_s(who.start_ticks), number[1])
+                found[number[0]] = JobProcess(who.pid, number[0], procfs.age_s(who.start_ticks), number[1])
         return tuple(found.values())
 
     def belongs(self, holder: int, target: Target, watched: Mapping[int, Target]) -> bool | None:

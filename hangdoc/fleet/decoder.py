@@ -13,8 +13,8 @@ from hangdoc.evidence import (
     AGENT,
     Environ,
     Frame,
-    Groups,
     ProcessGroup,
+    ProcessGroups,
     RankEvidence,
     Snapshot,
     Source,
@@ -24,7 +24,7 @@ from hangdoc.evidence import (
     Unseen,
     Variable,
 )
-from hangdoc.evidence.limits import HOST_MOST, believed
+from hangdoc.evidence.limits import HOST_MOST, validated
 from hangdoc.evidence.memory import share
 from hangdoc.fleet.protocol import (
     KEEP,
@@ -126,7 +126,7 @@ class Decoder:
         part = self._named(number)
         if part.value is None:
             made = self._stacks(part) if kind is Stacks else _MADE[kind](part.raw) if kind in _MADE else None
-            if isinstance(made, Groups):
+            if isinstance(made, ProcessGroups):
                 self._charge(part, MEMBER_BYTES * sum(len(group.ranks) for group in made.groups))
             part.value, part.raw = share(parse(part.raw, kind) if made is None else made, before), b""
         for code in part.within:
@@ -168,7 +168,7 @@ def _shortened(lack: Unseen) -> Unseen:
 
 
 def _target(raw: bytes) -> Target:
-    decoded = believed(parse(raw, Target))
+    decoded = validated(parse(raw, Target))
     if max(len(decoded.job), len(decoded.master or ""), len(decoded.launcher or "")) > LONGEST:
         raise ValueError("a name that is too long")
     return decoded
@@ -220,12 +220,12 @@ def _environ(raw: bytes) -> Environ:
     )
 
 
-def _groups(raw: bytes) -> Groups:
+def _groups(raw: bytes) -> ProcessGroups:
     form = parse(raw, GroupsForm)
     if sum(range_length(group.ranks) for group in form.groups) > 2 * MEMBERS_MOST:
         raise ValueError("process groups that are too large")
     groups = tuple(ProcessGroup(g.address, g.name, from_ranges(g.ranks), g.default, g.backend) for g in form.groups)
-    return Groups(groups, form.rank, form.world_size, form.local_rank, form.master)
+    return ProcessGroups(groups, form.rank, form.world_size, form.local_rank, form.master)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,4 +246,9 @@ def _shared_frames(raw: bytes) -> _Frames:
     )
 
 
-_MADE: Mapping[Any, Callable[[bytes], Any]] = {Target: _target, Source: _source, Groups: _groups, Environ: _environ}
+_MADE: Mapping[Any, Callable[[bytes], Any]] = {
+    Target: _target,
+    Source: _source,
+    ProcessGroups: _groups,
+    Environ: _environ,
+}

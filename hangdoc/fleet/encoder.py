@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from hangdoc.evidence import Frame, Groups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
+from hangdoc.evidence import Frame, ProcessGroups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from hangdoc.fleet.protocol import (
     KEEP,
     Answer,
@@ -102,7 +102,7 @@ class Encoder:
     def _form(self, record: Any, of: Target) -> Any:
         if isinstance(record, Stacks):
             return self._stacks(record, self._of(of))
-        return self._groups(record, self._of(of)) if isinstance(record, Groups) else record
+        return self._groups(record, self._of(of)) if isinstance(record, ProcessGroups) else record
 
     def _of(self, rank: Target) -> AddressNumbers:
         return self._objects.setdefault(_process(rank), AddressNumbers())
@@ -127,7 +127,7 @@ class Encoder:
         part, raw = self._part(code), _raw(variables)
         return ThreadForm(stack.tid, stack.name, part, raw, stack.holds_gil, stack.active, stack.left_out)
 
-    def _groups(self, record: Groups, objects: AddressNumbers) -> GroupsForm:
+    def _groups(self, record: ProcessGroups, objects: AddressNumbers) -> GroupsForm:
         groups = tuple(
             GroupForm(objects.of(g.address, self._answers), g.name, to_ranges(g.ranks), g.default, g.backend)
             for g in record.groups

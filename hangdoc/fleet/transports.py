@@ -165,7 +165,7 @@ def _need(command: str, remedy: str) -> None:
 def _trusted(command: str) -> None:
     """Raises HangdocError if we are root and other users may change the program on the PATH."""
     found = shutil.which(command)
-    if found is not None and os.geteuid() == 0 and not programs.of_root_alone(found):
+    if found is not None and os.geteuid() == 0 and not programs.only_root_may_change(found):
         raise HangdocError(
             f"root does not run {found}, which other users can change: put the system's {command} first on PATH"
         )

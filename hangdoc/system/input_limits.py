@@ -21,7 +21,7 @@ MEMORY, MEMORY_TIMES, MEMORY_RATIO = 128 * MIB, 24, 1024  # bytes that parsing m
 SMALL = 100 * 2**10  # bytes of a file that may take no more than MEMORY
 
 
-class TooMuch(ValueError):
+class InputTooLarge(ValueError):
     """Why an input is not parsed, as the end of a sentence."""
 
 
@@ -62,11 +62,11 @@ def limited_memory(more: int) -> Iterator[None]:
 
 
 def parsed_json(data: bytes | str, packed: int) -> Any:
-    """The value of a JSON text that came of a file with `packed` bytes; raises ValueError, also TooMuch."""
+    """The value of a JSON text that came of a file with `packed` bytes; raises ValueError, also InputTooLarge."""
     try:
         with limited_memory(most_memory(packed, len(data))):
             return json.loads(data)
     except RecursionError:
-        raise TooMuch("it is nested too deeply") from None
+        raise InputTooLarge("it is nested too deeply") from None
     except MemoryError:
-        raise TooMuch("it takes more memory than a file of its size can need") from None
+        raise InputTooLarge("it takes more memory than a file of its size can need") from None

@@ -35,7 +35,7 @@ def mounts(pid: int) -> dict[int, Mount]:
     return found
 
 
-def holding(path: str, table: Mapping[int, Mount]) -> Mount | None:
+def mount_of(path: str, table: Mapping[int, Mount]) -> Mount | None:
     """The mount that an absolute path lies on, by its text alone."""
     over = [m for m in table.values() if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
     return max(over, key=lambda mount: len(mount.point), default=None)

@@ -16,7 +16,7 @@ from hangdoc.evidence import Holder, Target
 from hangdoc.system import procfs
 from hangdoc.system.command_text import command_text
 from hangdoc.system.netns import call_inside, namespace
-from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
+from hangdoc.system.sockdiag import Fields, SockDiag, read_proc_tables
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address of a server that listens on every interface, on its host
 _MOST_KNOWN = 256  # listening sockets whose process is remembered
@@ -55,11 +55,11 @@ def tcp_sockets(pid: int) -> list[Fields]:
     try:
         diag = call_inside(pid, SockDiag)
     except OSError:
-        return list(from_proc(pid, inodes))
+        return list(read_proc_tables(pid, inodes))
     try:
         return list(diag.connections(inodes))
     except OSError:
-        return list(from_proc(pid, inodes))
+        return list(read_proc_tables(pid, inodes))
     finally:
         diag.close()
 

@@ -21,7 +21,7 @@ def find(name: str, also: Sequence[str] = ()) -> str | None:
     if os.geteuid() != 0:
         return shutil.which(name, path=path)
     found = (shutil.which(name, path=folder) for folder in path.split(os.pathsep) if os.path.isabs(folder))
-    return next((one for one in found if one is not None and of_root_alone(one)), None)
+    return next((one for one in found if one is not None and only_root_may_change(one)), None)
 
 
 def py_spy() -> str | None:
@@ -30,15 +30,15 @@ def py_spy() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else find("py-spy")
 
 
-def of_root_alone(path: str) -> bool:
+def only_root_may_change(path: str) -> bool:
     """Nobody but root may change the file, or put another one in its place."""
     try:
-        return all(owner == 0 and not open_to_others for owner, open_to_others in stations(path))
+        return all(owner == 0 and not open_to_others for owner, open_to_others in path_owners(path))
     except OSError:
         return False
 
 
-def stations(path: str) -> Iterator[tuple[int, bool]]:
+def path_owners(path: str) -> Iterator[tuple[int, bool]]:
     """Owner, and whether others than him and root may write to it, of every folder, link and file on the way to `path`.
 
     Raises OSError where there is no such file.

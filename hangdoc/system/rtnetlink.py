@@ -1,7 +1,7 @@
 """Addresses, default routes, links and the rates they are held to in a network namespace, by rtnetlink.
 
 pyroute2 takes 12 MB to import. A process of its own gives them back, and starts in the namespace of the thread that
-asks: `look()` is for the observer, the rest of this file is that process.
+asks: `query()` is for the observer, the rest of this file is that process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN = ("index", "flags", "ifi_type")
 _ATTRIBUTES = ("IFLA_IFNAME", "IFLA_ADDRESS", "IFLA_MTU", "IFLA_OPERSTATE", "IFLA_CARRIER", "IFLA_STATS64")
 
 
-def look() -> dict[str, Any]:
+def query() -> dict[str, Any]:
     """`links` with their attributes, `addresses` as (link, address, length of the prefix), links of `default` routes,
     `rates` as (link, kind, bytes per second), as the kernel has them.
 

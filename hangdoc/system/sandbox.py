@@ -39,7 +39,7 @@ class Failed:
     ended: bool = False  # the child ended over it
 
 
-def each(function: str, questions: Sequence[Question], deadline_s: float = DEADLINE_S) -> list[Any]:
+def run_each(function: str, questions: Sequence[Question], deadline_s: float = DEADLINE_S) -> list[Any]:
     """What `function` ("package.module:name") returns for each question, as JSON carries it, or a Failed."""
     answers: list[Any] = []
     limit = time.monotonic() + deadline_s

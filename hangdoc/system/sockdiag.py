@@ -178,7 +178,7 @@ def _address(family: int, raw: bytes) -> str:
     return socket.inet_ntop(socket.AF_INET6, raw)
 
 
-def from_proc(pid: int, inodes: Container[int]) -> Iterator[Fields]:
+def read_proc_tables(pid: int, inodes: Container[int]) -> Iterator[Fields]:
     """The same from /proc/PID/net/tcp and tcp6: state, queues, timer and retransmissions only; OSError as open()."""
     for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         try:

@@ -33,7 +33,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from hangdoc.system import procfs
-from hangdoc.system.mounts import LOCAL, holding, mounts
+from hangdoc.system.mounts import LOCAL, mount_of, mounts
 
 T = TypeVar("T")
 Name = TypeVar("Name", str, int)  # a path, or the number of one of its open descriptors
@@ -131,7 +131,7 @@ def names(fd: int, most: int) -> list[str]:
         os.close(opened)
 
 
-def why(error: OSError) -> str:
+def read_failure(error: OSError) -> str:
     """The error as the end of a sentence."""
     if error.errno == errno.EACCES and os.geteuid() == 0:
         return "its user may not read it"
@@ -265,7 +265,7 @@ def _refusal(pid: int, name: str | int, late: Sequence[_Looker[Any]]) -> OSError
 def _server(pid: int, name: str | int) -> Device | None:
     """The device of the mount that a path lies on, by its text, where that is no filesystem of this machine alone."""
     path = procfs.link(f"/proc/{pid}/fd/{name}") or "" if isinstance(name, int) else name
-    mount = holding(path, mounts(pid))
+    mount = mount_of(path, mounts(pid))
     return mount.device if mount is not None and mount.filesystem not in LOCAL else None
 
 

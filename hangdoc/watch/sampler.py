@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hangdoc.discovery.ranks import same_process
-from hangdoc.evidence import Groups, RankEvidence, Snapshot, Target, Unseen
+from hangdoc.evidence import ProcessGroups, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.evidence.memory import share
 from hangdoc.redaction.records import Mask
 from hangdoc.system.exits import ExitWatcher, format_exit
@@ -112,7 +112,7 @@ def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Targ
 
 
 def _completed(target: Target, record: Any) -> Target:
-    if not isinstance(record, Groups) or target.role == "agent":
+    if not isinstance(record, ProcessGroups) or target.role == "agent":
         return target
     deduced = target.rank is None or target.launcher == "spawn"  # from the order of creation
     return replace(

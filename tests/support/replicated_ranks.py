@@ -15,9 +15,9 @@ from hangdoc.evidence import (
     Connection,
     Environ,
     Frame,
-    Groups,
     Process,
     ProcessGroup,
+    ProcessGroups,
     RankEvidence,
     Snapshot,
     Sockets,
@@ -140,7 +140,7 @@ class Maker:
         self.kinds: Mapping[type, Callable[[Any], Any]] = {
             Process: self._process,
             Environ: self._environ,
-            Groups: self._groups,
+            ProcessGroups: self._groups,
             Stacks: self._stacks,
             Sockets: self._sockets,
         }
@@ -209,7 +209,7 @@ class Maker:
         told = {name: str(value) for name, value in mine.items() if name in record.variables}
         return Environ({**record.variables, **told})
 
-    def _groups(self, record: Groups) -> Groups:
+    def _groups(self, record: ProcessGroups) -> ProcessGroups:
         """All the ranks are in the one group; a recorded group of fewer ranks has no counterpart."""
         whole = [self._group(group) for group in record.groups if group.default]
         return replace(

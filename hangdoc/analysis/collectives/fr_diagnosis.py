@@ -17,7 +17,7 @@ from hangdoc.analysis.collectives.fr_history import JobHistory, Node, RankCalls,
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch, racing_ranks
 from hangdoc.analysis.collectives.wait_graph import cycle_nodes
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import Logs
 
 MIN_GAPS = 8  # gaps between calls needed to know how long the next call may take
@@ -245,7 +245,7 @@ def _calls_in_group(history: JobHistory, cause: Cause, rank: int | None) -> Rank
     return history.by_rank[cause.group].get(rank) if cause.group is not None and rank is not None else None
 
 
-def _call(rank_calls: RankCalls | None, number: int | None) -> Recorded | None:
+def _call(rank_calls: RankCalls | None, number: int | None) -> RecordedCall | None:
     calls = rank_calls.calls.get(number) if rank_calls is not None and number is not None else None
     return calls[0] if calls else None
 
@@ -255,12 +255,12 @@ def _site_at(rank_calls: RankCalls | None, parted: Divergence | None) -> str | N
     return site(call) if call is not None else None
 
 
-def _newest(record: FlightRecorder) -> Recorded | None:
+def _newest(record: FlightRecorder) -> RecordedCall | None:
     """The collective that it started last."""
     return next((entry for entry in reversed(record.entries) if not entry.p2p), None)
 
 
-def _label(history: JobHistory, cause: Cause, call: Recorded | None) -> str | None:
+def _label(history: JobHistory, cause: Cause, call: RecordedCall | None) -> str | None:
     if cause.group is not None:
         return history.groups[cause.group].label
     if call is None:
@@ -268,7 +268,7 @@ def _label(history: JobHistory, cause: Cause, call: Recorded | None) -> str | No
     return next((group.label for group in history.groups if group.name == call.group), None) or call.group
 
 
-def _format_call(call: Recorded, transfer: Transfer | None) -> str:
+def _format_call(call: RecordedCall, transfer: Transfer | None) -> str:
     sizes = f" {call.sizes}" if call.sizes else ""
     types = f" {', '.join(dict.fromkeys(call.dtypes))}" if call.sizes and call.dtypes else ""
     if transfer is not None:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.evidence import FlightRecorder, Frame, Recorded
+from hangdoc.evidence import FlightRecorder, Frame, RecordedCall
 from hangdoc.evidence.collectives import pending_call
 
 DEFAULT = "0"  # torch's name for the default process group
-Calls = tuple[Recorded, ...]  # the calls under one sequence number: several if coalesced
+Calls = tuple[RecordedCall, ...]  # the calls under one sequence number: several if coalesced
 Node = int | tuple[int, int]  # a rank; or a collective: (index of its group, sequence number)
 Edges = Mapping[Node, frozenset[Node]]  # node -> what it waits for
 
@@ -65,7 +65,7 @@ class Transfer:
     peer: int
     sends: bool
     group: str
-    call: Recorded
+    call: RecordedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class JobHistory:
     groups: Sequence[GroupHistory]
     by_rank: Sequence[Mapping[int, RankCalls]]  # for each of `groups`, by rank
     transfers: Mapping[int, Transfer]  # by rank: its oldest transfer without a counterpart, else its oldest
-    waits: Mapping[int, Recorded]  # by rank: its oldest incomplete call
+    waits: Mapping[int, RecordedCall]  # by rank: its oldest incomplete call
     edges: Edges
 
     @classmethod
@@ -146,15 +146,15 @@ def _all_ranks(records: Mapping[int, FlightRecorder]) -> set[int]:
     return set(records).union(*declared)
 
 
-def _by_group(entries: Iterable[Recorded]) -> dict[str, list[Recorded]]:
-    found: dict[str, list[Recorded]] = defaultdict(list)
+def _by_group(entries: Iterable[RecordedCall]) -> dict[str, list[RecordedCall]]:
+    found: dict[str, list[RecordedCall]] = defaultdict(list)
     for entry in entries:
         if not entry.p2p:
             found[entry.group].append(entry)
     return found
 
 
-def _rank_calls(entries: Sequence[Recorded]) -> RankCalls:
+def _rank_calls(entries: Sequence[RecordedCall]) -> RankCalls:
     calls: dict[int, Calls] = {}
     for entry in entries:
         calls[entry.sequence] = (*calls.get(entry.sequence, ()), entry)
@@ -193,12 +193,12 @@ def transfers(records: Mapping[int, FlightRecorder]) -> list[Transfer]:
     return found
 
 
-def site(call: Recorded) -> str | None:
+def site(call: RecordedCall) -> str | None:
     """The line of user code that made a call: "train (train.py:24)"; None if no frames were recorded."""
     frame = user_frame(call)
     return f"{frame.function} ({(frame.short or frame.file).rsplit('/', 1)[-1]}:{frame.line})" if frame else None
 
 
-def user_frame(call: Recorded) -> Frame | None:
+def user_frame(call: RecordedCall) -> Frame | None:
     """The innermost frame of user code, else the innermost frame."""
     return next((f for f in call.frames if not is_library(f.file)), call.frames[0] if call.frames else None)

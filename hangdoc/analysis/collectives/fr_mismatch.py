@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from hangdoc.analysis.collectives.fr_history import Calls, GroupHistory, RankCalls
-from hangdoc.evidence import Recorded
+from hangdoc.evidence import RecordedCall
 
 KINDS = ("operation", "all_to_all", "size", "dtype")  # of mismatches, the most obvious first
 MAX_LEAD = 16  # collectives by which one thread of a rank may be ahead of another
@@ -106,7 +106,7 @@ def elements(sizes: str) -> tuple[int, ...]:
     return tuple(prod(map(int, dim.split(","))) if dim.strip() else 1 for dim in dims)
 
 
-def _is_all_to_all(call: Recorded) -> bool:
+def _is_all_to_all(call: RecordedCall) -> bool:
     return call.op.startswith(("all_to_all", "alltoall"))
 
 
@@ -127,9 +127,9 @@ def _sides(group: GroupHistory, kind: str, number: int, here: Sequence[tuple[Ran
 
 
 def racing_ranks(found: Mismatch) -> tuple[int, ...]:
-    """The ranks whose two threads issue the group's collectives in an order left to chance; empty: no race.
+    """The ranks in a race between two of their threads; empty: no race.
 
-    Two sides made the same calls in opposite order, each from two threads.
+    In a race, two sides make the same calls in opposite order, each from two threads.
     """
     histories = [calls for side in found.sides if (calls := found.group.calls_of(side[0])) is not None]
     ranks: set[int] = set()

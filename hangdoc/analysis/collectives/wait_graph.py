@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.collectives.wait_targets import Group, Wait, waits
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Groups, limits
+from hangdoc.evidence import ProcessGroups, limits
 
 Node = int | Group  # a rank, or the wait shared by all ranks in a collective of one group
 Edges = Mapping[Node, frozenset[Node]]  # node -> what it waits for
@@ -133,7 +133,7 @@ def _job(graph: WaitGraph) -> GroupJob:
 def _number(case: Case, key: Key) -> int | None:
     record: Any = case.record(key, "groups")
     rank = case.ranks[key].target.rank
-    return rank if rank is not None else record.rank if isinstance(record, Groups) else None
+    return rank if rank is not None else record.rank if isinstance(record, ProcessGroups) else None
 
 
 def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Members:
@@ -142,7 +142,7 @@ def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, Stack
     hidden: list[int] = []
     ranks = group.ranks
     if isinstance(ranks, range):  # its size is a claim and may be huge: never iterate over it
-        hidden += limits.absent(len(ranks), seen)
+        hidden += limits.absent_ranks(len(ranks), seen)
         ranks = [rank for rank in seen if rank in ranks]
     for rank in ranks:
         wait = waiting.get(rank)

@@ -1,7 +1,7 @@
-"""What a rank waits in: the operation, its process group, and the other rank where there is one.
+"""What a rank waits in: the operation, its process group and, for a send or receive, its peer.
 
-From the arguments of the innermost frame of torch.distributed (2.13: distributed_c10d.py) and the rank's record of
-probe `groups`, in which the `group` of that frame is found by its address.
+Source: the arguments of the innermost torch.distributed frame (distributed_c10d.py, torch 2.13). Its `group` argument
+is looked up, by address, in the rank's record of probe `groups`.
 """
 
 from __future__ import annotations
@@ -14,54 +14,53 @@ from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.call_path_cache import python_chain, thread_named
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Frame, Groups, ProcessGroup, Source, Stack, Stacks, Variable, limits
+from hangdoc.evidence import Frame, ProcessGroup, ProcessGroups, Source, Stack, Stacks, Variable, limits
 
 _DISTRIBUTED = "/torch/distributed/"
 _C10D = "/torch/distributed/distributed_c10d.py"
-_GROUPS = ("group", "process_group", "pg")  # an argument of torch's functions; as a name for people it says nothing
-_GLOBAL = ("src", "dst", "peer")  # numbered over the job
-_LOCAL = ("group_src", "group_dst", "group_peer")  # numbered within the group
+_GROUPS = ("group", "process_group", "pg")  # names of torch's arguments; useless as a label
+_GLOBAL = ("src", "dst", "peer")  # global rank numbers
+_LOCAL = ("group_src", "group_dst", "group_peer")  # rank numbers within the group
 _SENDS = ("send", "isend", "send_object_list")
 _STARTS = ("isend", "irecv", "P2POp", "batch_isend_irecv")
-_BUFFER = "UnboundBuffer::wait"  # gloo: a send or receive that has been started before
+_BUFFER = "UnboundBuffer::wait"  # gloo: waits for a send or receive started earlier
 _TEARDOWN = ("destroy_process_group", "abort_process_group")
 
-
-Native = Mapping[int, Sequence[str]]  # by the identity of the Python frames over them, which the case keeps
+Native = Mapping[int, Sequence[str]]  # native functions, by the identity of the interned Python frames above them
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group as all of its members know it."""
+    """A process group; equal on all its members."""
 
     name: str
-    ranks: Sequence[int]  # global, by rank in the group; a range where only the size is known
-    default: bool
+    ranks: Sequence[int]  # global rank numbers, by rank in the group; a range if only the size is known
+    default: bool  # the default group of the job
 
     def __hash__(self) -> int:
-        return hash((self.name, len(self.ranks), self.default))  # not of every rank in it, for every rank in it
+        return hash((self.name, len(self.ranks), self.default))  # every rank hashes it: not over all ranks
 
 
-GroupsByAddress = Mapping[int, Group]  # the groups of one rank, by the address of the object there
+GroupsByAddress = Mapping[int, Group]  # the groups of one rank, by the address of its object
 
 
 @fast_dataclass(frozen=True, slots=True)
 class Wait:
     """What one rank waits in."""
 
-    p2p: bool
+    p2p: bool  # a send or receive, not a collective
     op: str | None
-    group: Group | None  # None: which one was not seen
-    label: str | None = None  # what the user's code calls the group
-    peer: int | None = None  # p2p: the other rank, global; None: from anyone, or not seen
-    anyone: bool = False  # p2p: it takes from any rank
-    sends: bool | None = None  # p2p
+    group: Group | None  # None: unknown
+    label: str | None = None  # variable that holds the group in user code
+    peer: int | None = None  # p2p: global rank of the peer; None: any, or unknown
+    anyone: bool = False  # p2p: receives from any rank
+    sends: bool | None = None  # p2p: sends, not receives
     tag: float | None = None  # p2p
-    threads: int = 1  # of the rank, that are in an operation of this group
+    threads: int = 1  # threads of the rank in an operation of this group
 
 
 def waits(case: Case) -> dict[Key, Wait]:
-    """What each rank that waits for others waits in."""
+    """The wait of every rank that waits for other ranks."""
     stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
     default = _default_group(case)
     native = _native(case, stack)
@@ -69,19 +68,19 @@ def waits(case: Case) -> dict[Key, Wait]:
 
 
 def _native(case: Case, stack: Mapping[Key, StackFacts]) -> Native:
-    """Native functions by the Python stack over them: one rank a place is looked at so closely."""
+    """Native functions by the Python stack above them; native frames are captured on one rank per stack."""
     found: dict[int, tuple[str, ...]] = {}
     for key, facts in stack.items():
         if facts.native:
             thread = thread_named(case.record(key, "stacks"), facts.thread)
-            place = id(python_chain(case, thread))
-            if place not in found:
-                found[place] = tuple([frame.function for frame in thread.frames if frame.native])
+            chain = id(python_chain(case, thread))
+            if chain not in found:
+                found[chain] = tuple([frame.function for frame in thread.frames if frame.native])
     return found
 
 
 def c10d_frame(stack: Stack) -> Frame | None:
-    """The innermost frame of torch.distributed that has a process group among its variables; else of c10d itself."""
+    """The innermost torch.distributed frame with a process group argument, else the innermost c10d frame."""
     innermost = None
     for frame in stack.frames:
         if not frame.native and _DISTRIBUTED in frame.file:
@@ -93,28 +92,30 @@ def c10d_frame(stack: Stack) -> Frame | None:
 
 
 def _default_group(case: Case) -> Group | None:
-    """The default group of the job: what a rank knows of it, or every rank there is."""
+    """The default group of the job, as known to a rank; else all ranks of the world."""
     for key in case.ranks:
         for group in _groups(case, key):
             if group.default:
                 return _group(case, group)
-    size = max((limits.world(evidence.target.world_size) or 0 for evidence in case.ranks.values()), default=0)
+    size = max(
+        (limits.valid_world_size(evidence.target.world_size) or 0 for evidence in case.ranks.values()), default=0
+    )
     return Group("default_pg", range(size), True) if size else None
 
 
 def _groups(case: Case, key: Key) -> tuple[ProcessGroup, ...]:
     record = case.record(key, "groups")
-    return record.groups if isinstance(record, Groups) else ()
+    return record.groups if isinstance(record, ProcessGroups) else ()
 
 
 def _group(case: Case, known: ProcessGroup) -> Group:
-    """What its members know as one group is one object, so that it is compared at a glance."""
-    told: dict[tuple[str, int, bool], Group] = case.once("told groups", dict)
+    """Interned group: equal groups of different ranks are one object, which makes comparison cheap."""
+    interned: dict[tuple[str, int, bool], Group] = case.once("interned groups", dict)
     at = (known.name, id(known.ranks), known.default)
-    if at not in told:
+    if at not in interned:
         found = Group(known.name, known.ranks, known.default)
-        told[at] = case.once("groups", dict[Group, Group]).setdefault(found, found)
-    return told[at]
+        interned[at] = case.once("groups", dict[Group, Group]).setdefault(found, found)
+    return interned[at]
 
 
 def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native: Native) -> Wait:
@@ -125,7 +126,7 @@ def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native
     stack = thread_named(stacks, facts.thread)
     frame = c10d_frame(stack)
     if frame is None:
-        if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # the reducer of DDP
+        if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # DDP's reducer
             return Wait(False, facts.op, default)
         return _without_c10d_frame(
             stack, facts, known, case.record(key, "source"), native.get(id(python_chain(case, stack)), ())
@@ -148,7 +149,7 @@ def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native
 def _without_c10d_frame(
     stack: Stack, facts: StackFacts, known: GroupsByAddress, source: Source | None, native: Sequence[str]
 ) -> Wait:
-    """A wait without a frame of c10d: for an asynchronous operation, or in MPI. A group that is alone is the one."""
+    """A wait without a c10d frame: for an asynchronous operation, or in MPI. A rank's only group is its group."""
     of_torch = facts.op in ("wait", "wait_tensor") or any(name.startswith(("c10d::", "gloo::")) for name in native)
     only = next(iter(known.values())) if len(known) == 1 and of_torch else None
     started_before = any(_BUFFER in name for name in native) or _starts_p2p(stack, source)
@@ -156,14 +157,14 @@ def _without_c10d_frame(
 
 
 def _starts_p2p(stack: Stack, source: Source | None) -> bool:
-    """Whether the user's function starts sends or receives itself: then it is probably for them that it waits."""
+    """True if the user's function starts sends or receives: then its wait is probably for those."""
     own = next((f for f in stack.frames if not f.native and not is_library(f.file)), None)
     place = source.places.get(f"{own.file}:{own.line}") if source is not None and own is not None else None
     return any(name.rpartition(".")[2] in _STARTS for name in (place.around if place is not None else ()))
 
 
 def _group_of_frame(frame: Frame, known: GroupsByAddress, default: Group | None) -> Group | None:
-    """The group of an operation's frame."""
+    """The group of the operation in a frame; None: unknown."""
     if frame.variables is None:
         return None
     argument = _variable(frame, _GROUPS)
@@ -175,9 +176,9 @@ def _group_of_frame(frame: Frame, known: GroupsByAddress, default: Group | None)
 def _threads(
     threads: Sequence[Stack], stack: Stack, frame: Frame, known: GroupsByAddress, default: Group | None, group: Group
 ) -> int:
-    """How many threads of a rank are in an operation of the `group` that `stack` is in, at `frame`."""
-    others = sum([_in_group(other, known, default, group) for other in threads if other is not stack])
-    return others + (frame.function not in _TEARDOWN)
+    """Number of threads in an operation of `group`; `stack`, in `frame`, is one of them unless it leaves the group."""
+    rest = sum([_in_group(thread, known, default, group) for thread in threads if thread is not stack])
+    return rest + (frame.function not in _TEARDOWN)
 
 
 def _in_group(stack: Stack, known: GroupsByAddress, default: Group | None, group: Group) -> bool:
@@ -186,7 +187,7 @@ def _in_group(stack: Stack, known: GroupsByAddress, default: Group | None, group
 
 
 def _label(address: int | None, stack: Stack, module: Iterable[Variable]) -> str | None:
-    """What the user's own frames, innermost first, or the script's globals call the object at `address`."""
+    """The name of the object at `address` in user frames, innermost first, or in the script's globals."""
     own = [v for f in stack.frames if not f.native and not is_library(f.file) for v in f.variables or ()]
     names = [v.name for v in (*own, *module) if address is not None and v.address == address]
     return next((name for name in names if name not in _GROUPS), next(iter(names), None))

@@ -1,4 +1,4 @@
-"""Matches the frames of a thread against the table `phases.yaml`: what is it doing?"""
+"""The phase of a thread: its frames matched against the rules in `phases.yaml`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FRAME_KEY = attrgetter("function", "file", "line", "native")
 
 @dataclass(frozen=True, slots=True)
 class PhaseRule:
-    """One line of phases.yaml."""
+    """One entry of phases.yaml."""
 
     phase: str
     op: str
@@ -41,18 +41,18 @@ class PhaseRule:
     weak: bool
 
 
-class ProcessContext(NamedTuple):  # it is looked up by for every rank: a tuple is hashed faster than a dataclass
-    """What else decides which entries of the table may fit."""
+class ProcessContext(NamedTuple):  # a cache key for every rank: a tuple hashes faster than a dataclass
+    """State of the process, which decides which rules apply."""
 
-    busy: bool | None
-    mpi: bool
-    group: bool
-    native: bool
+    busy: bool | None  # a thread runs; None: not seen
+    mpi: bool  # started by an MPI launcher
+    group: bool  # holds a process group
+    native: bool  # native frames were captured
 
 
 @lru_cache(maxsize=1)
 def table() -> tuple[PhaseRule, ...]:
-    """The entries of phases.yaml, in order."""
+    """The rules of phases.yaml, in order."""
     rows = yaml.safe_load(files("hangdoc.analysis.ranks").joinpath("phases.yaml").read_text())
     return tuple(_rule(row) for row in rows)
 
@@ -76,7 +76,7 @@ def _rule(row: dict[str, Any]) -> PhaseRule:
 
 
 def chain_of(stack: Stack) -> Chain:
-    """Where a thread stands; equal for all ranks that stand there."""
+    """The frames of a thread as a hashable key, equal for ranks on the same lines."""
     return tuple(map(_FRAME_KEY, stack.frames))
 
 
@@ -87,45 +87,45 @@ def phase_of(chain: Chain, path: CallPath, context: ProcessContext) -> tuple[str
     return _phase(chain, calls, bool(last and is_library(last.file)), context)
 
 
-@lru_cache(maxsize=1024)  # many ranks stand where others do, and most where they stood before
+@lru_cache(maxsize=1024)  # most ranks repeat another rank's stack, or their own previous one
 def _phase(chain: Chain, calls: tuple[str, ...], in_library: bool, context: ProcessContext) -> tuple[str, str | None]:
-    """From its frames, and what the innermost line of Python calls."""
-    for entry in table():
-        if _allowed(entry, context):
-            op = _fit(entry, chain, () if entry.weak and in_library else calls)
+    """Phase and operation, from the frames and from the calls in the innermost Python line."""
+    for rule in table():
+        if _allowed(rule, context):
+            op = _fit(rule, chain, () if rule.weak and in_library else calls)
             if op is not None:
-                return entry.phase, op
+                return rule.phase, op
     return ("compute" if context.busy else "idle" if context.busy is False else "unknown"), None
 
 
-def _allowed(entry: PhaseRule, context: ProcessContext) -> bool:
-    if (entry.when == "idle" and context.busy is not False) or (entry.when == "busy" and not context.busy):
+def _allowed(rule: PhaseRule, context: ProcessContext) -> bool:
+    if (rule.when == "idle" and context.busy is not False) or (rule.when == "busy" and not context.busy):
         return False
-    return not ((entry.mpi and not context.mpi) or (entry.group and not context.group))
+    return not ((rule.mpi and not context.mpi) or (rule.group and not context.group))
 
 
-def _fit(entry: PhaseRule, chain: Chain, calls: Sequence[str]) -> str | None:
+def _fit(rule: PhaseRule, chain: Chain, calls: Sequence[str]) -> str | None:
     names: dict[str, str] = {}
-    if entry.function or entry.file:
+    if rule.function or rule.file:
         python = ((name.rsplit(".", 1)[-1], file) for name, file, _, native in chain if not native)
-        function = next((name for name, file in python if _fits(entry, name, file)), None)
+        function = next((name for name, file in python if _fits(rule, name, file)), None)
         if function is None:
             return None
         names["function"] = function
-    if entry.native:
-        found = next((m for name, _, _, native in chain if native and (m := entry.native.search(name))), None)
+    if rule.native:
+        found = next((m for name, _, _, native in chain if native and (m := rule.native.search(name))), None)
         if found is None:
             return None
         names["1"] = found.group(1) if found.re.groups else ""
-    if entry.calls:
-        call = next((m for name in calls if (m := entry.calls.search(name))), None)
+    if rule.calls:
+        call = next((m for name in calls if (m := rule.calls.search(name))), None)
         if call is None:
             return None
         names["call"] = call.group(1) if call.re.groups else call.group(0).lstrip(".")
-    return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), entry.op).lower()
+    return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), rule.op).lower()
 
 
-def _fits(entry: PhaseRule, name: str, file: str) -> bool:
-    if entry.function and not entry.function.search(name):
+def _fits(rule: PhaseRule, name: str, file: str) -> bool:
+    if rule.function and not rule.function.search(name):
         return False
-    return not (entry.file and not entry.file.search(file))
+    return not (rule.file and not rule.file.search(file))

@@ -14,7 +14,7 @@ from itertools import islice
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network.data_connections import OPEN
 from hangdoc.evidence import Connection, Environ, Interfaces, Sockets
-from hangdoc.evidence.network import Addresses, Held
+from hangdoc.evidence.network import Addresses, InterfaceAddresses
 from hangdoc.evidence.rendezvous import Advertised
 from hangdoc.evidence.stacks import making_group
 from hangdoc.evidence.target import parse_endpoint
@@ -43,12 +43,12 @@ class RankAddress:
     kinds: Mapping[str, str] = field(default_factory=dict)  # of the interfaces, by name
 
     @property
-    def interface(self) -> Held | None:
+    def interface(self) -> InterfaceAddresses | None:
         """The interface with the advertised address."""
         return interface_with(self.held, self.address)
 
     @property
-    def uplink(self) -> Held | None:
+    def uplink(self) -> InterfaceAddresses | None:
         """The interface that reaches other hosts.
 
         That of its connection to the store; else one in the subnet of the store; else the only one with a default
@@ -165,7 +165,7 @@ def address_fault(place: RankAddress, around: JobAddresses) -> str | None:
     return ELSEWHERE if others or leads else None
 
 
-def shares_subnet(own: Held, address: str, other: Held) -> bool:
+def shares_subnet(own: InterfaceAddresses, address: str, other: InterfaceAddresses) -> bool:
     """True if an interface of another host has an address of its own in the subnet of our address."""
     network = next(text for text in own.addresses if plain(text) == address)
     return any(within(plain(text), network) and plain(text) != address for text in other.addresses)
@@ -188,7 +188,7 @@ def plain(text: str) -> str:
     return text.partition("/")[0]
 
 
-def interface_with(held: Addresses | None, address: str | None) -> Held | None:
+def interface_with(held: Addresses | None, address: str | None) -> InterfaceAddresses | None:
     """The interface with an address."""
     for one in held.interfaces if held and address else ():
         if any(plain(text) == address for text in one.addresses):

@@ -24,7 +24,7 @@ from hangdoc.analysis.startup.advertised_addresses import (
 )
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.evidence import Connection, Environ, Process, Sockets
-from hangdoc.evidence.network import Firewall, Held
+from hangdoc.evidence.network import Firewall, InterfaceAddresses
 from hangdoc.evidence.rendezvous import Advertised, Mesh
 from hangdoc.evidence.stacks import making_group
 from hangdoc.evidence.target import parse_endpoint
@@ -174,7 +174,7 @@ def _joined(case: Case, key: Key) -> bool:
     return bool(getattr(case.record(key, "groups"), "groups", ()))
 
 
-def _format_interface(one: Held) -> str:
+def _format_interface(one: InterfaceAddresses) -> str:
     addresses = [plain(text) for text in one.addresses if not text.lower().startswith("fe80:")]
     return one.name + (f" ({', '.join(addresses)})" if addresses else " (no address)") + ("" if one.up else ", down")
 

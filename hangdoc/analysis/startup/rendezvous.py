@@ -15,7 +15,7 @@ from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.discovery.launcher import Launch, launch_of
-from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable, limits
+from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Stacks, Variable, limits
 from hangdoc.formatting import endpoint, fold_ranks, name_ranks
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
@@ -31,7 +31,7 @@ RENDEZVOUS = "_rendezvous"  # torchelastic's name of the rendezvous, in the fram
 class Arrival:
     """One rank or launcher on its way to the rendezvous."""
 
-    meeting: Meeting | None
+    meeting: Rendezvous | None
     launch: Launch | None  # of a launcher
     connected: bool | None  # to the rendezvous
     tried: str | None  # ip:port that did not answer
@@ -69,7 +69,7 @@ def arrival(case: Case, key: Key) -> Arrival:
     frames = _frames(case, key)
     launch, left_s = launch_in(case, key), _left(case, key, frames)
     since = [_standing(case, key), _rendezvous(case, key, frames)]
-    if not isinstance(meeting, Meeting):
+    if not isinstance(meeting, Rendezvous):
         return Arrival(None, launch, None, None, None, _longest(since), left_s, age_s)
     port = meeting.port
     sockets = (record for _, record in case.series(key, "sockets") if isinstance(record, Sockets))
@@ -237,12 +237,12 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
         return RollCall(size, None, (), None, False, here, (), busy)
     served = _served(waiting)
     known = here or (served is not None and served <= len(there))  # no unseen rank has arrived
-    missing = limits.absent(size, there) if known else ()
+    missing = limits.absent_ranks(size, there) if known else ()
     come = max(len(there), served or 0)
     lacking = max(0, size - come) if here or served is not None else None
     # A rank that was started but has not connected is on its way.
     coming = busy or (bool(kin - present) and (served is None or served < len(there)))
-    missed = limits.lacking(size, there) if known else 0
+    missed = limits.count_absent(size, there) if known else 0
     return RollCall(size, come, missing, lacking, False, here, (), coming, missed)
 
 
@@ -269,9 +269,9 @@ def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> RollCall:
     each = {launch.per_node for launch in launches}
     known = here or (served is not None and served <= there)
     numbered = known and fixed and None not in nodes | each and len(each) == 1
-    absent = limits.absent(fewest, nodes) if numbered else ()
+    absent = limits.absent_ranks(fewest, nodes) if numbered else ()
     per_node = next(iter(each)) or 1
-    missed = limits.lacking(fewest, nodes) * per_node if numbered else 0
+    missed = limits.count_absent(fewest, nodes) * per_node if numbered else 0
     few = len(absent) * per_node <= limits.NAMED_MOST
     missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
     lacking = max(0, fewest - come) if fewest and (here or served is not None) else None

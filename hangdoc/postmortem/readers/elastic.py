@@ -1,4 +1,4 @@
-"""The file in which torchelastic keeps the exception of a worker that failed: `error.json`, `@record`."""
+"""torchelastic's error file with the exception of a failed worker: `error.json`, written by `@record`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ElasticReader:
         context.progress(source.size)
         try:
             message = input_limits.parsed_json(data, source.size).get("message")
-        except input_limits.TooMuch as error:
+        except input_limits.InputTooLarge as error:
             context.warn(f"{source.name}: not read: {error}")
             return
         except (ValueError, AttributeError):

@@ -1,7 +1,7 @@
-"""Dumps of Python's faulthandler: on a signal, after a timeout, or as the last words of a process that crashed.
+"""Dumps of Python's faulthandler: on a signal, after a timeout, or on a crash.
 
-CPython 3.8-3.14 (Python/traceback.c, Modules/faulthandler.c): `Thread 0x... (most recent call first):`, 3.14 with the
-thread's name, `Stack (most recent call first):` where only one thread was asked for; the main thread comes last.
+CPython 3.8-3.14 (Python/traceback.c, Modules/faulthandler.c): `Thread 0x... (most recent call first):`, in 3.14 with
+the thread's name; `Stack (most recent call first):` if only one thread was requested. The main thread comes last.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ class FaulthandlerReader:
             return False
         rows = [row for row in head.splitlines() if row.strip()]
         mine = sum(bool(OPENING.search(row) or re.search(r'File "[^"]*", line \d+ in ', row)) for row in rows)
-        return 3 * mine >= len(rows)  # else a log in which there is a dump
+        return 3 * mine >= len(rows)  # else a log that contains a dump
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         return rank_pieces(faulthandler_dumps(text_lines(source, context)), source, context)
 
 
 def faulthandler_dumps(texts: Iterable[str]) -> Iterator[ProcessDump]:
-    """Every dump in these lines; of whom, as far as the lines say."""
+    """Every dump in these lines, with its process as far as the lines name it."""
     return process_dumps(texts, OPENING, _Parser)
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: OwnerHints) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
+        self._hints = hints
         self._process: ProcessRef | None = None
         self._threads: list[ThreadBuilder] = []
-        self._fatal: int | None = None  # the signal it died of
+        self._fatal: int | None = None  # signal of the crash
 
     def feed(self, text: str) -> bool:
         if found := _HEADER.fullmatch(text.strip()):
@@ -89,11 +89,11 @@ class _Parser:
         return self._process is not None and bool(not text.strip() or _REST.fullmatch(text))
 
     def _begin(self) -> None:
-        self._process = self._claim.take()
+        self._process = self._hints.take()
 
     def _header(self, tid: int, name: str | None) -> None:
         again = any(_is_main(thread) or (tid and thread.tid == tid) for thread in self._threads)
-        if again or (self._claim.said and self._threads):
+        if again or (self._hints.updated and self._threads):
             self.end()
         if self._process is None:
             self._begin()
@@ -103,7 +103,8 @@ class _Parser:
     def end(self) -> None:
         for thread in self._threads:
             thread.name = thread.name or ("MainThread" if _is_main(thread) else None)
-        if self._threads and not any(thread.name for thread in self._threads) and not _is_threads(self._threads[-1]):
+        unnamed = bool(self._threads) and not any(thread.name for thread in self._threads)
+        if unnamed and not _is_threading_thread(self._threads[-1]):
             self._threads[-1].name = "MainThread"
         record = stacks_record(self._threads)
         if self._process is not None and record is not None:
@@ -113,12 +114,12 @@ class _Parser:
 
 
 def _is_main(thread: ThreadBuilder) -> bool:
-    """It began with a module, or waits for the others at the end: no thread of `threading` does."""
+    """True for a main thread: its outermost frame is a module, or the join at interpreter shutdown."""
     return bool(thread.frames) and thread.frames[-1].function in ("<module>", "_shutdown")
 
 
-def _is_threads(thread: ThreadBuilder) -> bool:
-    """It began as those of `threading` do."""
+def _is_threading_thread(thread: ThreadBuilder) -> bool:
+    """True for a thread that `threading` started."""
     return not thread.frames or thread.frames[-1].function == "_bootstrap"
 
 

@@ -1,6 +1,6 @@
-"""Backtraces of gdb (`thread apply all bt`, `py-bt`), pstack and gstack, which are the same, and `eu-stack`.
+"""Backtraces of gdb (`thread apply all bt`, `py-bt`), pstack, gstack and `eu-stack`.
 
-Native frames are what they show; where Python's own were asked for as well they take the place of the interpreter's.
+They show native frames; if `py-bt` output is present, Python frames replace those of the interpreter.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Thread:
 class GdbReader:
     name = "gdb backtrace"
     order = 31
-    help = "`gdb -p PID -batch -ex 'thread apply all bt'` (py-spy dump says more, and pauses the process for less time)"
+    help = "`gdb -p PID -batch -ex 'thread apply all bt'` (py-spy dump shows more and pauses the process for less time)"
 
     def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
@@ -63,11 +63,11 @@ class GdbReader:
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: OwnerHints) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
+        self._hints = hints
         self._process: ProcessRef | None = None
         self._command = ""
         self._core = False
@@ -78,11 +78,11 @@ class _Parser:
     def feed(self, text: str) -> bool:
         if found := _PROCESS.fullmatch(text.strip()):
             self.end()
-            self._process = self._claim.take(int(found[1] or found[2]))
+            self._process = self._hints.take(int(found[1] or found[2]))
             return True
         if found := _CORE.match(text):
             self.end()
-            self._process, self._command, self._core = self._claim.take(), found[1][:4096], True
+            self._process, self._command, self._core = self._hints.take(), found[1][:4096], True
             return True
         if found := _THREAD.fullmatch(text.strip()):
             return self._thread(int(found[2]), int(found[1]), found[3])
@@ -100,10 +100,10 @@ class _Parser:
         same_number = (
             one for one in self._threads.values() if number is not None and one.number == number and one.tid != tid
         )
-        if next(same_number, None) or (self._claim.said and self._threads):
+        if next(same_number, None) or (self._hints.updated and self._threads):
             self.end()
         if self._process is None:
-            self._process = self._claim.take()
+            self._process = self._hints.take()
         if tid not in self._threads and len(self._threads) < MOST_THREADS:
             self._threads[tid] = _Thread(tid, number, ThreadBuilder(tid, name))
         self._last, self._in_python = self._threads.get(tid), False
@@ -117,11 +117,11 @@ class _Parser:
                 self._last.python.append(python_frame(found[3], found[1], int(found[2])))
             return True
         if not self._in_python and (found := _NATIVE.fullmatch(text)):
-            if found[1] == "0" and self._last.native.frames:  # the same thread again: another look
+            if found[1] == "0" and self._last.native.frames:  # the same thread again: the next dump of the process
                 tid, number, name = self._last.tid, self._last.number, self._last.native.name
                 pid = self._process.pid if self._process else None
                 self.end()
-                self._process = self._claim.take(pid)
+                self._process = self._hints.take(pid)
                 self._thread(tid, number, name)
             if self._last is not None:
                 self._last.native.add(_native(found[3] or found[2] or "??"))
@@ -131,7 +131,7 @@ class _Parser:
     def end(self) -> None:
         if self._process is not None and self._threads:
             pid = self._process.pid
-            if pid is None and not self._core:  # gdb numbers the main thread of a process it attaches to 1
+            if pid is None and not self._core:  # gdb numbers the main thread 1 when it attaches
                 pid = next((one.tid for one in self._threads.values() if one.number == 1), None)
             record = stacks_record([_joined(one, pid) for one in self._threads.values()])
             process = ProcessRef(self._process.rank, self._process.host, pid)
@@ -141,7 +141,7 @@ class _Parser:
 
 
 def _joined(one: _Thread, pid: int | None) -> ThreadBuilder:
-    """Native frames down to the interpreter, then those of Python."""
+    """Native frames down to the interpreter, then the Python frames."""
     name = "MainThread" if one.tid == pid or (one.python and one.python[-1].function == "<module>") else one.native.name
     found = ThreadBuilder(one.tid, name)
     for frame in one.native.frames:
@@ -154,7 +154,7 @@ def _joined(one: _Thread, pid: int | None) -> ThreadBuilder:
 
 
 def _native(text: str) -> Frame:
-    """`name (arguments) at file:line`, or `from library`."""
+    """Parse `name (arguments) at file:line` or `name (arguments) from library`."""
     text = text.strip()
     where = _WHERE.match(text)
     module, line = "", None
@@ -165,7 +165,7 @@ def _native(text: str) -> Frame:
 
 
 def _symbol(text: str) -> str:
-    """A function's name without its arguments, which stand in the last brackets after a blank."""
+    """A function name without its arguments: the last parentheses after a space."""
     if text.endswith(")"):
         depth, quoted = 0, False
         for at in range(len(text) - 1, 0, -1):

@@ -1,7 +1,7 @@
-"""py-spy dumps: the text that people paste, several processes in a row, and `--json`; `ray stack` is the same.
+"""py-spy dumps of one or more processes, as text or `--json`; `ray stack` has the same format.
 
 Text of py-spy 0.3 and 0.4 (src/dump.rs): `Process PID: command`, `Python v3.11.7 (path)`, `Thread TID (idle): "name"`,
-frames innermost first, `Arguments:` and `Locals:` below each where asked for; native frames name a shared object.
+frames innermost first, each followed by `Arguments:` and `Locals:` with --locals; native frames name a shared object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LINE = re.compile(r"(.*):(\d{1,9})")
 _NATIVE = re.compile(r"(?:\.so(?:[.\d]*)|\.(?:c|cc|cpp|cxx|h|hpp|cu|cuh|rs|pyx|S|a|inc))$")
 _JSON_LIST = re.compile(rb"^[ \t]*\[\s*\{", re.MULTILINE)
 MOST_JSON_BYTES = 64 * 2**20  # a dump of 1,000 threads is 5 MB
-_TEXT = 600  # characters of a variable that are kept before secrets are taken out
+_TEXT = 600  # characters of a variable, before redaction
 
 
 class PySpyReader:
@@ -61,17 +61,17 @@ class PySpyReader:
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: OwnerHints) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
-        self._process: ProcessRef | None = None  # None: between two processes
+        self._hints = hints
+        self._process: ProcessRef | None = None  # None: between two dumps
         self._command = ""
         self._parent: int | None = None
         self._python: str | None = None
         self._threads: list[ThreadBuilder] = []
-        self._frame: tuple[str, str] | None = None  # not yet added: its variables come
+        self._frame: tuple[str, str] | None = None  # waits for its variables
         self._variables: list[tuple[str, list[str], bool]] | None = None
         self._section: str | None = None
 
@@ -81,7 +81,7 @@ class _Parser:
                 self._parent = int(found[2])
             else:
                 self.end()
-                self._command, self._process = found[3][:4096], self._claim.take(int(found[2]))
+                self._command, self._process = found[3][:4096], self._hints.take(int(found[2]))
             return True
         if (found := _PYTHON.fullmatch(text)) and self._process is not None:
             self._python = found[1]
@@ -100,10 +100,10 @@ class _Parser:
 
     def _thread(self, tid: str, status: str, name: str | None) -> bool:
         again = name == "MainThread" and any(thread.name == name for thread in self._threads)
-        if self._process is not None and (again or (self._claim.said and self._threads)):
-            self.end()  # a process whose header was not pasted
+        if self._process is not None and (again or (self._hints.updated and self._threads)):
+            self.end()  # the header of this process was not pasted
         if self._process is None:
-            self._process = self._claim.take()
+            self._process = self._hints.take()
         self._close()
         number = int(tid, 16 if tid.startswith("0x") else 10)
         if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
@@ -115,7 +115,7 @@ class _Parser:
         return True
 
     def _content(self, text: str) -> bool:
-        """A frame, a variable of it, or what goes on of one whose text had a line break in it."""
+        """Parse a frame, a variable, or the continuation of a multi-line variable."""
         if self._section is not None and self._variables is not None and (found := _VARIABLE.fullmatch(text)):
             if len(self._variables) < 4 * MOST_VARIABLES:
                 self._variables.append((found[1], [found[2][:_TEXT]], self._section == "Arguments"))
@@ -132,13 +132,13 @@ class _Parser:
         return False
 
     def _close(self) -> None:
-        """The frame that came last has all its variables now."""
+        """Add the pending frame with its variables."""
         if self._frame is not None and self._threads:
             self._threads[-1].add(_of(*self._frame, self._variables))
         self._frame = self._variables = self._section = None
 
     def end(self) -> None:
-        """The process is over; also called at the end of the text."""
+        """Finish the current process; also called at the end of the text."""
         self._close()
         record = stacks_record(self._threads, self._python)
         if self._process is not None and record is not None:
@@ -148,7 +148,7 @@ class _Parser:
 
 
 def _frame(text: str) -> tuple[str, str] | None:
-    """The name of a frame's function and what stands in its brackets, the last that are balanced."""
+    """The function of a frame, and the content of its last balanced parentheses."""
     text = text.strip()
     if not text.endswith(")") or len(text) > 8192:
         return None
@@ -187,17 +187,17 @@ def _is_json(head: bytes) -> bool:
 
 
 def _json_dumps(source: Source, context: ReadContext) -> Iterator[ProcessDump]:
-    """Every process in the source, in order."""
-    claim = OwnerHints()
+    """The processes in the source, in order."""
+    hints = OwnerHints()
     for before, threads in json_documents_with_context(source, context, MOST_JSON_BYTES):
         for line in before:
-            claim.note(line)
+            hints.observe(line)
         if isinstance(threads, list):
-            yield from _json_processes([thread for thread in threads if isinstance(thread, dict)], claim)
+            yield from _json_processes([thread for thread in threads if isinstance(thread, dict)], hints)
 
 
-def _json_processes(threads: list[dict[str, Any]], claim: OwnerHints) -> Iterator[ProcessDump]:
-    """A list is one process; with `--subprocesses` each thread says which."""
+def _json_processes(threads: list[dict[str, Any]], hints: OwnerHints) -> Iterator[ProcessDump]:
+    """One list is one process, unless its threads name PIDs (`--subprocesses`)."""
     by_pid: dict[int | None, list[dict[str, Any]]] = {}
     for thread in threads[:MOST_THREADS]:
         by_pid.setdefault(_int(thread.get("pid")), []).append(thread)
@@ -205,9 +205,9 @@ def _json_processes(threads: list[dict[str, Any]], claim: OwnerHints) -> Iterato
         record = stacks_record([_json_thread(thread) for thread in mine])
         main = next((thread for thread in mine if thread.get("thread_name") == "MainThread"), None)
         if pid is None and main is not None:
-            pid = _int(main.get("os_thread_id"))  # Linux: the main thread's id is the process's
+            pid = _int(main.get("os_thread_id"))  # Linux: the main thread's TID is the PID
         if record is not None:
-            yield ProcessDump(claim.take(pid) if number == 0 else ProcessRef(pid=pid), record)
+            yield ProcessDump(hints.take(pid) if number == 0 else ProcessRef(pid=pid), record)
 
 
 def _json_thread(one: dict[str, Any]) -> ThreadBuilder:

@@ -1,4 +1,4 @@
-"""`pystack remote PID` and `pystack core`: threads with the most recent call last, native frames in between."""
+"""Dumps of `pystack remote PID` and `pystack core`: most recent call last, native frames in between."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class PystackReader:
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: OwnerHints) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
+        self._hints = hints
         self._process: ProcessRef | None = None
         self._threads: list[tuple[ThreadBuilder, list[Frame]]] = []
         self._pending: tuple[str, str, int] | None = None
@@ -60,15 +60,15 @@ class _Parser:
         if found := _HEADER.fullmatch(text.strip()):
             self._close()
             tid = int(found[1])
-            if self._threads and (self._claim.said or any(thread.tid == tid for thread, _ in self._threads)):
+            if self._threads and (self._hints.updated or any(thread.tid == tid for thread, _ in self._threads)):
                 self.end()
-            self._process = self._process or self._claim.take()
+            self._process = self._process or self._hints.take()
             if len(self._threads) < MOST_THREADS:
                 self._threads.append((ThreadBuilder(tid, None, "Has the GIL" in found[3]), []))
             return True
         if found := _PID.fullmatch(text):
             self.end()
-            self._process = self._claim.take(int(found[1]))
+            self._process = self._hints.take(int(found[1]))
             return True
         if not self._threads:
             return False
@@ -89,7 +89,7 @@ class _Parser:
             if made is not None and len(self._variables) < MOST_VARIABLES:
                 self._variables.append(made)
             return True
-        return self._pending is not None  # the line of source below a frame
+        return self._pending is not None  # the source line below a frame
 
     def _close(self) -> None:
         if self._pending is not None and self._threads and len(self._threads[-1][1]) < _MOST_FRAMES:
@@ -107,7 +107,7 @@ class _Parser:
         for thread in threads:
             if thread.tid == pid or (len(mains) == 1 and thread is mains[0]):
                 thread.name = "MainThread"
-                pid = pid if pid is not None else thread.tid  # Linux: the main thread's id is the process's
+                pid = pid if pid is not None else thread.tid  # Linux: the main thread's TID is the PID
         record = stacks_record(threads)
         if self._process is not None and record is not None:
             process = ProcessRef(self._process.rank, self._process.host, pid)

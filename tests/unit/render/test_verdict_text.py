@@ -28,13 +28,13 @@ def test_about_a_file() -> None:
 def test_terminal(console: MakeConsole) -> None:
     shown = console(100)
     show([uneven()], shown, FILES)
-    assert written(shown).endswith("\n\n  rests on 3 files, 4 MiB: 2 Flight Recorder dumps, 1 training log\n")
+    assert written(shown).endswith("\n\n  based on 3 files, 4 MiB: 2 Flight Recorder dumps, 1 training log\n")
 
 
 def test_ticket() -> None:
     text = ticket(uneven(), FILES * 20, ["b\x1b[2J`c`<d>: no permission", "e: empty"])
-    assert "Rests on 60 files, 80 MiB: 40 Flight Recorder dumps, 20 training logs: `fr/rank0` (" in text
+    assert "Based on 60 files, 80 MiB: 40 Flight Recorder dumps, 20 training logs: `fr/rank0` (" in text
     assert "sha256 0123456789abcdef), `fr/rank1`" in text
     assert " and 57 more.\n" in text
-    assert "Not read: b\\`c\\`\\<d\\>: no permission (and 1 more)\n" in text
+    assert "Could not read: b\\`c\\`\\<d\\>: no permission (and 1 more)\n" in text
     assert len(text.splitlines()) < 60

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hangdoc.evidence import End, Groups, Target
+from hangdoc.evidence import End, ProcessGroups, Target
 from hangdoc.watch.sampler import Sampler, _observe, numbered
 from probes import Observation, Request, Tier
 
@@ -20,27 +20,27 @@ def target(pid: int, rank: int | None, size: int | None = None, launcher: str | 
 @pytest.mark.parametrize(
     ("targets", "said", "expected"),
     [
-        pytest.param([target(5, None)], {5: Groups((), 3, 8)}, [(3, 8)], id="unknown"),
+        pytest.param([target(5, None)], {5: ProcessGroups((), 3, 8)}, [(3, 8)], id="unknown"),
         pytest.param([target(5, None)], {5: None}, [(None, None)], id="not seen"),
-        pytest.param([target(5, None)], {5: Groups()}, [(None, None)], id="says nothing"),
-        pytest.param([target(5, 2, 4)], {5: Groups((), 3, 8)}, [(2, 4)], id="the launch gave it"),
-        pytest.param([target(5, 2)], {5: Groups((), 2, 8)}, [(2, 8)], id="the size alone is unknown"),
+        pytest.param([target(5, None)], {5: ProcessGroups()}, [(None, None)], id="says nothing"),
+        pytest.param([target(5, 2, 4)], {5: ProcessGroups((), 3, 8)}, [(2, 4)], id="the launch gave it"),
+        pytest.param([target(5, 2)], {5: ProcessGroups((), 2, 8)}, [(2, 8)], id="the size alone is unknown"),
         pytest.param(
             [target(5, 0, 2, "spawn"), target(6, 1, 2, "spawn")],
-            {5: Groups((), 1, 2), 6: Groups((), 0, 2)},
+            {5: ProcessGroups((), 1, 2), 6: ProcessGroups((), 0, 2)},
             [(1, 2), (0, 2)],
             id="deduced wrongly",
         ),
         pytest.param(
             [target(5, None), target(6, None)],
-            {5: Groups((), 0, 1), 6: Groups((), 0, 1)},
+            {5: ProcessGroups((), 0, 1), 6: ProcessGroups((), 0, 1)},
             [(None, None), (None, None)],
             id="each in a world of its own",
         ),
     ],
 )
 def test_numbered(
-    targets: list[Target], said: dict[int, Groups | None], expected: list[tuple[int | None, int | None]]
+    targets: list[Target], said: dict[int, ProcessGroups | None], expected: list[tuple[int | None, int | None]]
 ) -> None:
     assert [(t.rank, t.world_size) for t in numbered(targets, said)] == expected
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import End
-from hangdoc.evidence.limits import whole
+from hangdoc.evidence.limits import parse_count
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.prefixes import ANSI, Line
 from hangdoc.postmortem.readers._logs.scan import MatchedLine
@@ -98,7 +98,7 @@ def _tasks(text: str) -> Iterator[int]:
     count = 0
     for part in text.split(","):
         first, _, last = part.partition("-")
-        start, end = whole(first), whole(last or first)
+        start, end = parse_count(first), parse_count(last or first)
         if start is not None and end is not None:
             for task in range(start, end + 1):
                 count += 1

@@ -8,14 +8,14 @@ import pytest
 
 from hangdoc.analysis.collectives.fr_history import group_histories
 from hangdoc.analysis.collectives.fr_mismatch import mismatch, racing_ranks
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 
-GRADIENTS = Recorded("0", 0, "all_reduce", "[[10]]", ("Float",), False, thread=0)
-INDEX = Recorded("0", 0, "all_gather", "[[1]]", ("Long",), False, thread=1)
-Calls = tuple[Recorded, ...]
+GRADIENTS = RecordedCall("0", 0, "all_reduce", "[[10]]", ("Float",), False, thread=0)
+INDEX = RecordedCall("0", 0, "all_gather", "[[1]]", ("Long",), False, thread=1)
+Calls = tuple[RecordedCall, ...]
 
 
-def record(*calls: Recorded) -> FlightRecorder:
+def record(*calls: RecordedCall) -> FlightRecorder:
     entries = tuple(replace(call, sequence=number) for number, call in enumerate(calls, 1))
     return FlightRecorder("2.10", entries, {}, {}, final=True)
 

@@ -13,18 +13,18 @@ from hangdoc.analysis.startup.advertised_addresses import (
     predict_address,
     unknown_to_gloo,
 )
-from hangdoc.evidence.network import Addresses, Held
+from hangdoc.evidence.network import Addresses, InterfaceAddresses
 
-LO = Held("lo", ("127.0.0.1/8", "::1/128"), True)
-DOCKER = Held("docker0", ("172.17.0.1/16", "fe80::1/64"), True)
+LO = InterfaceAddresses("lo", ("127.0.0.1/8", "::1/128"), True)
+DOCKER = InterfaceAddresses("docker0", ("172.17.0.1/16", "fe80::1/64"), True)
 
 
-def host(number: int, *held: Held, named: tuple[str, ...] = ()) -> Addresses:
+def host(number: int, *held: InterfaceAddresses, named: tuple[str, ...] = ()) -> Addresses:
     return Addresses((LO, *held), number, f"node-{number}", named)
 
 
-def eth(number: int, network: str = "10.0.0", name: str = "eth0", default: bool = True) -> Held:
-    return Held(name, (f"{network}.{number}/24", f"fe80::{number}/64"), True, default)
+def eth(number: int, network: str = "10.0.0", name: str = "eth0", default: bool = True) -> InterfaceAddresses:
+    return InterfaceAddresses(name, (f"{network}.{number}/24", f"fe80::{number}/64"), True, default)
 
 
 def faults(*places: RankAddress, far: bool = False) -> list[str | None]:
@@ -32,7 +32,9 @@ def faults(*places: RankAddress, far: bool = False) -> list[str | None]:
     return [address_fault(one, around) for one in places]
 
 
-def at(number: int, address: str, *held: Held, store_address: str | None = None, kind: str = "bridge") -> RankAddress:
+def at(
+    number: int, address: str, *held: InterfaceAddresses, store_address: str | None = None, kind: str = "bridge"
+) -> RankAddress:
     return RankAddress(
         ("node", number), host(number, *held), None, address, 4000, store_address=store_address, kinds={"docker0": kind}
     )
@@ -63,7 +65,7 @@ def test_a_bridge_as_uplink() -> None:
 
 
 def test_bridges_with_the_same_subnet() -> None:
-    held = [Held("docker0", (f"172.17.{n}.1/16",), True) for n in (1, 2)]
+    held = [InterfaceAddresses("docker0", (f"172.17.{n}.1/16",), True) for n in (1, 2)]
     places = [at(n, f"172.17.{n}.1", eth(n), held[n - 1], store_address=f"10.0.0.{n}") for n in (1, 2)]
     assert faults(*places) == ["elsewhere", "elsewhere"]
 
@@ -85,8 +87,8 @@ def test_with_evidence_from_one_host() -> None:
 
 
 def test_ipv6() -> None:
-    held = [Held("eth0", (f"fd00::{n}/64", f"fe80::{n}/64"), True) for n in (1, 2)]
-    other = Held("br-lan", ("fd99::1/64", "fe80::9/64"), True)
+    held = [InterfaceAddresses("eth0", (f"fd00::{n}/64", f"fe80::{n}/64"), True) for n in (1, 2)]
+    other = InterfaceAddresses("br-lan", ("fd99::1/64", "fe80::9/64"), True)
     assert faults(*(at(n, f"fd00::{n}", held[n - 1]) for n in (1, 2))) == [None, None]
     assert faults(at(1, "fd99::1", held[0], other, store_address="fd00::1"), at(2, "fd00::2", held[1])) == [
         "elsewhere",

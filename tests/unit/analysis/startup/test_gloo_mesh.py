@@ -13,9 +13,9 @@ from hangdoc.evidence import (
     End,
     Environ,
     Frame,
-    Groups,
     Process,
     ProcessGroup,
+    ProcessGroups,
     RankEvidence,
     Snapshot,
     Sockets,
@@ -25,14 +25,14 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from hangdoc.evidence.network import Addresses, Firewall, Held, Rule
+from hangdoc.evidence.network import Addresses, Firewall, InterfaceAddresses, Rule
 from hangdoc.evidence.rendezvous import Advertised, Mesh
 from hangdoc.evidence.stacks import MAKES_GROUP
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 PORT, LISTENS = 29500, 40000
-LO = Held("lo", ("127.0.0.1/8",), True)
-DOCKER = Held("docker0", ("172.17.0.1/16",), True)
+LO = InterfaceAddresses("lo", ("127.0.0.1/8",), True)
+DOCKER = InterfaceAddresses("docker0", ("172.17.0.1/16",), True)
 GLOO = ("python", "gloo_tcp_loop")
 
 
@@ -94,9 +94,13 @@ def _rank(one: One, last: bool, at_s: int, world: int, master: str) -> RankEvide
         "sockets": Sockets(tuple(sockets), 7 + one.rank),
         "environ": Environ({"GLOO_SOCKET_IFNAME": one.told} if one.told else {}),
         "addresses": Addresses(
-            (LO, Held("eth0", (f"{one.own}/24",), True), DOCKER), 7 + one.rank, f"node-{one.rank}", named, one.line
+            (LO, InterfaceAddresses("eth0", (f"{one.own}/24",), True), DOCKER),
+            7 + one.rank,
+            f"node-{one.rank}",
+            named,
+            one.line,
         ),
-        "groups": Groups((ProcessGroup(1, "0", (0, 1), True),) if one.joined else ()),
+        "groups": ProcessGroups((ProcessGroup(1, "0", (0, 1), True),) if one.joined else ()),
         **one.records,
     }
     return RankEvidence(target, True, records)

@@ -20,11 +20,11 @@ from hangdoc.evidence import (
     Target,
     ThreadCpu,
 )
-from hangdoc.evidence.network import Addresses, Held, Infiniband, Port
+from hangdoc.evidence.network import Addresses, Infiniband, InterfaceAddresses, Port
 from hangdoc.rules import loader
 from hangdoc.rules.evaluate import evaluate
 
-HELD = Addresses((Held("lo", ("127.0.0.1/8",), True), Held("eth0", ("10.0.0.1/24",), True)))
+HELD = Addresses((InterfaceAddresses("lo", ("127.0.0.1/8",), True), InterfaceAddresses("eth0", ("10.0.0.1/24",), True)))
 GOOD = Port("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", sent_bytes=1)
 UNUSED = Port("mlx5_0", 2, "DOWN", "Polling")
 

@@ -13,10 +13,10 @@ from hangdoc.evidence import (
     Connection,
     Frame,
     Holder,
-    Kin,
-    Meeting,
+    JobProcess,
     Process,
     RankEvidence,
+    Rendezvous,
     Snapshot,
     Sockets,
     Stack,
@@ -44,8 +44,8 @@ class One:
     at: tuple[str, str] = INIT
     world: int | None = 3
     master: str = f"{HERE}:{PORT}"
-    meeting: Meeting | None = field(
-        default_factory=lambda: Meeting(HERE, PORT, (HERE,), True, STORE, 2, timeout_s=1800.0)
+    meeting: Rendezvous | None = field(
+        default_factory=lambda: Rendezvous(HERE, PORT, (HERE,), True, STORE, 2, timeout_s=1800.0)
     )
     socket: str | None = "established"
     command: str = "python train.py"
@@ -124,7 +124,7 @@ def test_patience() -> None:
         ([One(0), One(1), One(2, IMPORT, meeting=None, socket=None)], "one imports its libraries"),
         (
             [
-                replace(one, meeting=Meeting(HERE, PORT, (HERE,), True, STORE, 2, (Kin(300, 2, 5.0),)))
+                replace(one, meeting=Rendezvous(HERE, PORT, (HERE,), True, STORE, 2, (JobProcess(300, 2, 5.0),)))
                 for one in (One(0), One(1))
             ],
             "one that is not watched was started and has not connected yet",
@@ -139,7 +139,7 @@ def test_a_job_that_merely_starts(ranks: list[One], why: str) -> None:
 
 def test_more_patience_if_ranks_belong_on_other_hosts() -> None:
     far = [
-        One(n, master=f"10.0.0.1:{PORT}", meeting=Meeting("10.0.0.1", PORT, ("10.0.0.1",), True, STORE, 2))
+        One(n, master=f"10.0.0.1:{PORT}", meeting=Rendezvous("10.0.0.1", PORT, ("10.0.0.1",), True, STORE, 2))
         for n in (0, 1)
     ]
     young = [replace(one, age_s=30.0) for one in far]
@@ -167,10 +167,10 @@ def test_launchers_count_hosts() -> None:
 @pytest.mark.parametrize(
     ("changes", "trouble"),
     [
-        ({"socket": "syn_sent", "meeting": Meeting("10.9.9.9", PORT, ("10.9.9.9",), False)}, "silent"),
-        ({"socket": None, "meeting": Meeting("no.invalid", PORT, ())}, "unresolved"),
-        ({"socket": None, "meeting": Meeting(HERE, PORT, (HERE,), True)}, "refused"),
-        ({"socket": None, "meeting": Meeting(HERE, PORT, (HERE,), True, kin=(Kin(1, 0, 3.0),))}, None),
+        ({"socket": "syn_sent", "meeting": Rendezvous("10.9.9.9", PORT, ("10.9.9.9",), False)}, "silent"),
+        ({"socket": None, "meeting": Rendezvous("no.invalid", PORT, ())}, "unresolved"),
+        ({"socket": None, "meeting": Rendezvous(HERE, PORT, (HERE,), True)}, "refused"),
+        ({"socket": None, "meeting": Rendezvous(HERE, PORT, (HERE,), True, kin=(JobProcess(1, 0, 3.0),))}, None),
         ({"socket": "established"}, None),
     ],
 )
@@ -190,8 +190,8 @@ def test_different_world_sizes_wait_in_vain() -> None:
 # --- strangers ------------------------------------------------------------------------------------
 
 
-def at(holder: Holder) -> Meeting:
-    return Meeting(HERE, PORT, (HERE,), True, holder, 2)
+def at(holder: Holder) -> Rendezvous:
+    return Rendezvous(HERE, PORT, (HERE,), True, holder, 2)
 
 
 def test_a_stranger_listens() -> None:
@@ -225,7 +225,7 @@ def test_a_stranger_without_connections_is_ignored() -> None:
 
 def test_an_unresolved_name_is_not_healthy() -> None:
     """All are there, and one has no connection: it may not get one, for all that is known."""
-    unnamed = Meeting("trainer-0", PORT, None, None)
+    unnamed = Rendezvous("trainer-0", PORT, None, None)
     found = facts(One(0), One(1, meeting=unnamed, socket=None, age_s=20.0), One(2)).job
     assert (found.startup.unnamed, found.startup.pending, found.stall.stalled) == (True, True, False)
     late = facts(One(0), One(1, meeting=unnamed, socket=None, age_s=100.0), One(2))
