@@ -204,14 +204,14 @@ class Fleet:
             if host.asked is None and host.ended_s is None and not host.barred:
                 pids = tuple(pid for name, pid in still if name == host.name)
                 over = tuple(pid for name, pid, _ in self._forgotten if name == host.name)
-                mine = protocol.HostArguments(pids, skipped.get(host.name, ()), over)
+                arguments = protocol.HostArguments(pids, skipped.get(host.name, ()), over)
                 host.asked = self._round
                 if self.agents.shares(host.name):
                     shared.append(host)
-                    own |= {host.token: mine} if mine != protocol.HostArguments() and host.token else {}
+                    own |= {host.token: arguments} if arguments != protocol.HostArguments() and host.token else {}
                 else:
-                    told = {"": mine} if mine != protocol.HostArguments() else {}
-                    self._to_ask.append(([host], protocol.Command(do, self._round, told, self._fresh, self.ask)))
+                    by_token = {"": arguments} if arguments != protocol.HostArguments() else {}
+                    self._to_ask.append(([host], protocol.Command(do, self._round, by_token, self._fresh, self.ask)))
         if shared:
             self._to_ask.append((shared, protocol.Command(do, self._round, own, self._fresh, self.ask)))
         self._fresh = False
@@ -445,8 +445,8 @@ class Fleet:
         for host in live:
             for why in dict.fromkeys(host.claims.values()):
                 ranks = [target.rank for target in host.claims if target.rank is not None]
-                told = f"{name_ranks(ranks)} of {host.name} {'is' if len(ranks) == 1 else 'are'} not judged: {why}"
-                found.setdefault(host.name, []).append(Unseen(FLEET, told, host=host.name))
+                text = f"{name_ranks(ranks)} of {host.name} {'is' if len(ranks) == 1 else 'are'} not judged: {why}"
+                found.setdefault(host.name, []).append(Unseen(FLEET, text, host=host.name))
         for name, pids in self._owners.contradictions().items():
             for pid, other in pids.items():
                 why = f"{other} also claims this process, but its agent is not visible on {name}: both claims are kept"
@@ -475,9 +475,9 @@ class Fleet:
             known = before.get(target)
             host.named[target] = known if known and known.job == job else replace(target, host=host.name, job=job)
         assert host.shot is not None
-        told = tuple(replace(rank, target=host.named[rank.target]) for rank in ranks)
+        renamed = tuple(replace(rank, target=host.named[rank.target]) for rank in ranks)
         unseen = tuple(replace(lack, host=host.name) for lack in host.shot.unseen)
-        return replace(host.shot, ranks=told, unseen=(*unseen, *doubts), elsewhere=away)
+        return replace(host.shot, ranks=renamed, unseen=(*unseen, *doubts), elsewhere=away)
 
 
 def _process(host: str, target: Target) -> tuple[str, int, int, int | None]:

@@ -85,9 +85,7 @@ class MeshJob:
     lacking: tuple[int, ...] = ()  # ranks without an entry in the store
     one_sided: bool = False  # ranks with a wrong address have no GLOO_SOCKET_IFNAME, but others do
     loopback: tuple[UnseenRank, ...] = ()  # ranks known only from the store, with a loopback address
-    elsewhere: tuple[
-        UnseenRank, ...
-    ] = ()  # ranks known only from the store, with an address that other hosts cannot reach
+    elsewhere: tuple[UnseenRank, ...] = ()  # the same, with an unreachable address
     advertised: tuple[str, ...] = ()  # "rank 0 on node-a advertises 172.17.0.1:4711, on docker0", faulty ones first
     exports: tuple[str, ...] = ()  # "export GLOO_SOCKET_IFNAME=eth0 on node-[a-b]"
 

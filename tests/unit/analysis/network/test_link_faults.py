@@ -193,9 +193,9 @@ def _with(rank: RankEvidence, interface: Mapping[str, Any]) -> RankEvidence:
 @pytest.mark.parametrize(
     ("interface", "culprits", "text"),
     [
-        ({}, [1], "rank 1 uses eth0, limited to 2 Mbit/s by tbf, and could use eth1"),
-        ({"kind": "wireless", "queue_rate": None, "speed_mbit": None}, [1], "eth0, wireless, and could use eth1"),
-        ({"queue_rate": None, "speed_mbit": 10}, [1], "eth0, 10 Mbit/s, and could use eth1"),
+        ({}, [1], "rank 1 uses eth0, limited to 2 Mbit/s by tbf; rank 1 could use eth1"),
+        ({"kind": "wireless", "queue_rate": None, "speed_mbit": None}, [1], "eth0, wireless; rank 1 could use eth1"),
+        ({"queue_rate": None, "speed_mbit": 10}, [1], "eth0, 10 Mbit/s; rank 1 could use eth1"),
         ({"queue_rate": None}, [0, 1], "at "),
     ],
 )
