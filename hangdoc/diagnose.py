@@ -1,4 +1,4 @@
-"""From evidence to a verdict: derive the facts, ask the playbooks, say what the job is doing."""
+"""From evidence to a verdict: derive the facts, evaluate the playbooks, describe the job."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hangdoc.rules.evaluate import FAILED, evaluate
 from hangdoc.rules.loader import Library, load
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
-LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file
-SLOWER = 1.2  # times longer than before, to be worth saying
+LONG_S = 60.0  # an idle rank may keep other ranks waiting for this long, for a request or the next file
+SLOWER = 1.2  # times the usual step time, to be worth mentioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Judge:
 
     library: Library
     schema: Schema
-    slow: dict[str, str] = field(default_factory=dict)  # by id, playbooks that took too long: left out from then on
+    slow: dict[str, str] = field(default_factory=dict)  # playbooks that took too long, by id: never evaluated again
 
     def facts(self, history: Sequence[Snapshot]) -> Facts:
-        """The facts of one job's history."""
+        """The facts derived from one job's history."""
         with gc_paused():
             return derive(list(history), self.schema)
 
     def verdict(self, facts: Facts, usual_s: float | None = None) -> Verdict:
-        """What the playbooks make of the facts; `usual_s`: how long a step took while the job was healthy."""
+        """The verdict on these facts; `usual_s`: step time while the job was healthy."""
         with gc_paused():
             return self._verdict(facts, usual_s)
 
@@ -62,10 +62,10 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     stall = facts.job.stall
     if findings:
         moves = stall.settled and not stall.stalled and facts.job.progress.changed
-        if findings[0].status == "failed" and stall.stalled:  # the others have not noticed
+        if findings[0].status == "failed" and stall.stalled:  # its peers have not noticed yet
             return "stalled"
         if findings[0].status == "stalled" and findings[0].cls == "input_stall" and stall.settled and not stall.stalled:
-            return "slow"  # what would stall the job lets a little through
+            return "slow"  # the blocked input still delivers a little
         return "diverging" if findings[0].status == "stalled" and moves else findings[0].status
     if stall.stalled:
         return "stalled"
@@ -101,7 +101,7 @@ def _job(facts: Facts) -> Job:
 
 
 def _unseen(facts: Facts) -> tuple[Unseen, ...]:
-    """What the newest round of each probe could not see of those that live, said once."""
+    """Gaps in the newest round of each probe on running ranks, each once."""
     gone = {key for key, rank in facts.case.ranks.items() if rank.alive is False}
     newest: dict[tuple[str, str | None, int | None], Unseen] = {}
     for shot in facts.case.history:
@@ -114,25 +114,25 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
     seen_since = {
         (probe, rank.target.host, rank.target.pid) for shot in recent for rank in shot.ranks for probe in rank.records
     }
-    beside = {  # a part of what was seen in the same round: no native frames
+    partial = {  # gaps within a record of the same round, such as missing native frames
         (lack.probe, lack.host, lack.pid)
         for shot in recent
         for lack in shot.unseen
         for rank in shot.ranks
         if lack.pid == rank.target.pid and lack.probe in rank.records
     }
-    return tuple(lack for key, lack in newest.items() if key not in seen_since or key in beside)
+    return tuple(lack for key, lack in newest.items() if key not in seen_since or key in partial)
 
 
 def _failed(considered: Sequence[Considered]) -> Iterator[Unseen]:
-    """The playbooks that could not be judged by."""
+    """Playbooks whose rule failed."""
     for one in considered:
         if one.why.startswith(FAILED):
             yield Unseen("playbook", f"{one.playbook}: {one.why}; fix it or leave its directory out")
 
 
 def _recent(history: Sequence[Snapshot]) -> list[Snapshot]:
-    """The last two looks at each host."""
+    """The last two snapshots of each host."""
     by_host: dict[str, list[Snapshot]] = {}
     for shot in history:
         by_host.setdefault(shot.host, []).append(shot)
@@ -140,7 +140,7 @@ def _recent(history: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
-    """One sentence: what the job is doing, where no finding says it."""
+    """One sentence about a job without findings."""
     if findings:
         return ""
     if status == "stalled":
@@ -158,12 +158,12 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     doing: dict[str, list[Any]] = {}
     for rank in facts.ranks:
         doing.setdefault(_doing(rank), []).append(rank)
-    told = sorted(doing.items(), key=lambda item: -len(item[1]))
-    return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in told)
+    activities = sorted(doing.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in activities)
 
 
 def _step_time_note(facts: Facts, usual_s: float | None) -> str:
-    """How long a step takes now, and took before."""
+    """Step time now, and while the job was healthy."""
     progress = facts.job.progress
     now_s = progress.recent_s or progress.period_s
     if now_s is None:
@@ -173,7 +173,7 @@ def _step_time_note(facts: Facts, usual_s: float | None) -> str:
 
 
 def _absent(facts: Facts) -> list[Any]:
-    """Ranks that do nothing and have kept others waiting for long: what they wait for may never come."""
+    """Idle ranks that have kept other ranks waiting for long; they may never continue."""
     stall = facts.job.stall
     if not stall.idle or not stall.waiting or (stall.seconds or 0.0) < LONG_S:
         return []
@@ -201,7 +201,7 @@ def _named(ranks: Sequence[Any]) -> str:
 
 
 def _no_ranks(facts: Facts) -> bool:
-    """Nothing but processes that the user named and that show no sign of a rank."""
+    """True if there are only processes that the user named, without any sign of a rank."""
     groups = (facts.case.record(key, "groups") for key in facts.case.ranks)
     return all(rank.rank < 0 and not rank.stack.waits for rank in facts.ranks) and not any(
         g and g.groups for g in groups
@@ -209,7 +209,7 @@ def _no_ranks(facts: Facts) -> bool:
 
 
 def _gone(facts: Facts) -> list[int]:
-    """Ranks that ended while they were watched."""
+    """Ranks whose process has ended."""
     return [rank.rank for rank in facts.ranks if rank.alive is False]
 
 

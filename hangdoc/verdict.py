@@ -1,4 +1,4 @@
-"""A verdict: what hangdoc says of a job. The JSON contract `hangdoc.verdict/1` mirrors these records.
+"""A verdict: hangdoc's diagnosis of a job. The JSON contract `hangdoc.verdict/1` mirrors these records.
 
 Renderers receive a `Verdict` and decide nothing.
 """
@@ -32,7 +32,7 @@ class RankLine:
     """One rank as the verdict shows it."""
 
     rank: int | None
-    pid: int | None  # None: the process is gone
+    pid: int | None  # None: the process has ended
     host: str
     phase: str
     op: str | None = None
@@ -69,7 +69,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One line of evidence, and the ranks it speaks of."""
+    """One line of evidence, and the ranks that it is about."""
 
     probe: str
     ranks: tuple[int, ...]
@@ -87,13 +87,13 @@ class Finding:
     links: tuple[Link, ...] = ()
     evidence: tuple[Proof, ...] = ()
     actions: tuple[str, ...] = ()
-    status: str = "stalled"  # what the finding makes of the job; not in the JSON
-    reasons: tuple[str, ...] = ()  # what raised or lowered the confidence; not in the JSON
+    status: str = "stalled"  # status of a job with this finding; not in the JSON
+    reasons: tuple[str, ...] = ()  # reasons that raised or lowered the confidence; not in the JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """What became of a playbook that is not a finding: `no`, or `unknown` for want of evidence."""
+    """Outcome of a playbook that is not a finding: `no`, or `unknown` if evidence is missing."""
 
     playbook: str
     outcome: str
@@ -107,5 +107,5 @@ class Verdict:
     job: Job
     findings: tuple[Finding, ...] = ()
     unseen: tuple[Unseen, ...] = ()
-    note: str = ""  # one sentence: what the job is doing, where nothing is wrong or nothing can be told
+    note: str = ""  # one sentence about the job, such as its step time; the reason if the status is unknown
     considered: tuple[Considered, ...] = ()

@@ -1,4 +1,4 @@
-"""A record that a post-mortem reader found in a file, and its process."""
+"""What post-mortem readers return: a record from a file, and the process that it describes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProcessRef:
-    """A process, as far as a source identifies it; None: not stated."""
+    """What a source states about the process of a piece; None: not stated."""
 
     rank: int | None = None  # global rank
     host: str | None = None
     pid: int | None = None
-    run: int = 0  # number of restarts of the job before
+    run: int = 0  # restarts of the job so far
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record of one process, as a probe would record it; several of one process and probe are successive looks.
+    """A record of one process, as a probe would return it. Pieces of one process and probe are successive samples.
 
-    `probe`: name of a probe, or `logs`, or `end` (the record is an `End`: how the process ended). A `process` without
-    rank and PID stands for its host, or for the whole job.
+    `probe` names the probe of the record, or is `logs`, or `end` with an `End` as record. A `process` without rank and
+    PID stands for its host, and without a host for the whole job.
     """
 
     process: ProcessRef
     probe: str
     record: Any
-    at: float | None = None  # Unix time (s) by the clock of its host
+    at: float | None = None  # Unix time (s) on the clock of its host
     world_size: int | None = None
     job: str | None = None
     launcher: str | None = None

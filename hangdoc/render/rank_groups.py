@@ -1,4 +1,4 @@
-"""Ranks that do the same, folded to one line: never one row a rank."""
+"""Ranks in the same state share one line: a job of 4,096 ranks must fit on a screen."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hangdoc.formatting import fold_hosts, name_ranks
 from hangdoc.render.sanitize import clean
 from hangdoc.verdict import Culprit, Job, RankLine
 
-# Phases in which a rank stands and waits for another one.
+# Phases in which a rank waits for other ranks.
 WAITING = frozenset({"collective", "p2p", "startup", "teardown"})
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks in the same phase, operation and place."""
+    """Ranks in the same phase, operation and site."""
 
     lines: tuple[RankLine, ...]
 
@@ -25,7 +25,7 @@ class Group:
 
     @property
     def what(self) -> str:
-        """The operation, or the phase where there is none."""
+        """The operation, or the phase if there is none."""
         return clean(self.lines[0].op or self.lines[0].phase)
 
     @property
@@ -34,14 +34,14 @@ class Group:
 
     @property
     def name(self) -> str:
-        """`rank 2`, `ranks 0-5,7`; PIDs where rank numbers are not known, hosts where there are none either."""
+        """`rank 2`, `ranks 0-5,7`; PIDs if the ranks are unknown, hosts if both are."""
         if all(line.rank is None and line.pid is None for line in self.lines) and self.lines[0].host:
             return hosts_text({line.host for line in self.lines})
         return name((line.rank, line.pid) for line in self.lines)
 
     @property
     def where(self) -> str:
-        """`pid 4278 on node-a`; of several ranks the hosts only."""
+        """`pid 4278 on node-a`; for several ranks only the hosts."""
         if self.lines[0].rank is None and self.lines[0].pid is None:
             return ""
         hosts = {line.host for line in self.lines if line.host}
@@ -58,12 +58,12 @@ def fold(lines: Iterable[RankLine]) -> list[Group]:
 
 
 def culprit_groups(culprits: Iterable[Culprit], job: Job) -> list[Group]:
-    """Culprits as groups; phase and operation come from the job's own line of that rank."""
-    of = {(line.host, line.pid): line for line in job.ranks if line.pid is not None}
+    """Culprits as groups, with phase and operation from the job's line for that rank."""
+    by_process = {(line.host, line.pid): line for line in job.ranks if line.pid is not None}
     by_rank: dict[int | None, RankLine] = {line.rank: line for line in job.ranks if line.rank is not None}
     found = []
     for culprit in culprits:
-        line = by_rank.get(culprit.rank) if culprit.pid is None else of.get((culprit.host or "", culprit.pid))
+        line = by_rank.get(culprit.rank) if culprit.pid is None else by_process.get((culprit.host or "", culprit.pid))
         if line is None:
             line = RankLine(culprit.rank, culprit.pid, culprit.host or "", "")
         found.append(replace(line, site=culprit.site or line.site))
@@ -71,7 +71,7 @@ def culprit_groups(culprits: Iterable[Culprit], job: Job) -> list[Group]:
 
 
 def name(ranks: Iterable[tuple[int | None, int | None]]) -> str:
-    """Name (rank, pid) pairs: by rank, those without one by PID."""
+    """Name (rank, PID) pairs by rank, or by PID if the rank is unknown."""
     pairs = list(ranks)
     known = [rank for rank, _ in pairs if rank is not None]
     pids = [pid for rank, pid in pairs if rank is None and pid is not None]

@@ -1,14 +1,14 @@
-"""Text that came from a target is hostile: `clean` makes it safe to show on a terminal."""
+"""Text from a target is hostile: `clean` makes it safe for a terminal."""
 
 from __future__ import annotations
 
 import re
 
-LIMIT = 2000  # characters; the engine shortens values long before, this only bounds what an enemy can do
+LIMIT = 2000  # characters; values are shortened earlier, this only bounds hostile ones
 
 _ANSI = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor, erase
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS and the like: title, links
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS etc.: title, links
     r"|\x1b[ -/]*[0-~]?"  # any other escape
 )
 

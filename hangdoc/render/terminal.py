@@ -35,7 +35,7 @@ MOST_UNSEEN = 6
 
 
 def show(verdicts: Sequence[Verdict], console: Console, files: Sequence[File] = ()) -> None:
-    """Print verdicts, one under the other, and which files they rest on."""
+    """Print verdicts one below the other, then the files that they are based on."""
     page = Page(console)
     for verdict in verdicts:
         if page.lines:
@@ -48,7 +48,7 @@ def show(verdicts: Sequence[Verdict], console: Console, files: Sequence[File] = 
 
 
 def lines(verdict: Verdict, console: Console) -> list[Text]:
-    """The verdict as lines that fit the console's width."""
+    """The verdict as lines no wider than the console."""
     page = Page(console)
     _headline(page, verdict)
     if verdict.findings:
@@ -63,13 +63,13 @@ def lines(verdict: Verdict, console: Console) -> list[Text]:
 
 
 def status_text(status: str, stalled_for_s: float | None) -> Text:
-    """`STALLED 41 s` in its colour."""
+    """`STALLED 41 s`, coloured."""
     age = f" {seconds(stalled_for_s)} " if stalled_for_s is not None else ""
     return Text(status.upper() + age, STYLES.get(status, "bold"))
 
 
 def ranks(page: Page, job: Job) -> None:
-    """What every rank does, folded."""
+    """The state of every rank; ranks in the same state share a row."""
     groups = fold(job.ranks)
     if not groups:
         return
@@ -102,7 +102,7 @@ def _finding(page: Page, finding: Finding, job: Job) -> None:
     page.blank()
     _links(page, finding)
     page.table(_who(finding, job), LABEL)
-    shown = {f"{line.op} at {line.site}" for line in job.ranks}  # stands in the lines above already
+    shown = {f"{line.op} at {line.site}" for line in job.ranks}  # already in the rows above
     proofs = [clean(proof.text) for proof in finding.evidence if proof.text not in shown]
     for i, text in enumerate(proofs):
         page.row("" if i else "why", text, LABEL)
@@ -140,7 +140,7 @@ def _title(page: Page, finding: Finding, style: str) -> None:
 
 
 def _who(finding: Finding, job: Job) -> list[Row]:
-    """Rows of the culprits and those who wait for them."""
+    """Rows of the culprits, then of all other ranks."""
     rows: list[Row] = []
     blamed = {(c.host, c.pid) for c in finding.culprits}
     for group in culprit_groups(finding.culprits, job):
@@ -154,7 +154,7 @@ def _who(finding: Finding, job: Job) -> list[Row]:
 
 
 def _once(rows: Sequence[Row]) -> list[Row]:
-    """The same label only in the first of the rows under it."""
+    """Print a label only in the first of consecutive rows that share it."""
     return [("" if i and rows[i - 1][0] == label else label, parts) for i, (label, parts) in enumerate(rows)]
 
 

@@ -1,4 +1,4 @@
-"""Parts of a verdict as text, for every renderer: job, links, files, what could not be seen."""
+"""Parts of a verdict as text, for every renderer: job, links, files, gaps in the evidence."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def job_name(id: str) -> str:
-    """The job's id; of a UUID, which torchrun makes up where nobody gives an id, the first block."""
+    """The job's id; for a UUID, which torchrun generates if no id is given, the first block."""
     shown = clean(id)
     return shown[:8] if _UUID.fullmatch(shown) else shown
 
 
 def job_text(job: Job) -> str:
-    """`3 ranks on 1 host`; says so where ranks of the job are not among those seen."""
+    """`3 ranks on 1 host`, or `2 of 3 ranks on 1 host` if hangdoc did not see all of them."""
     seen = len(job.ranks)
     count = f"{seen} of {job.world_size}" if job.world_size and job.world_size > seen else str(seen)
     hosts = len(job.hosts)
@@ -49,35 +49,35 @@ def link_texts(links: Iterable[Link]) -> list[tuple[str, str]]:
 
 
 def unseen_texts(unseen: Iterable[Unseen]) -> list[str]:
-    """`stacks of ranks 3-5: ptrace refused; ...`, the same reason once."""
-    found: dict[tuple[str, str], list[Unseen]] = {}
+    """`stacks of ranks 3-5: ptrace refused; ...`, each reason once."""
+    gaps: dict[tuple[str, str], list[Unseen]] = {}
     for one in unseen:
-        found.setdefault((one.probe, _of_any(one)), []).append(one)
+        gaps.setdefault((one.probe, _reason(one)), []).append(one)
     texts = []
-    for (probe, why), ones in found.items():
-        of = [one for one in ones if one.rank is not None or one.pid is not None]
+    for (probe, why), ones in gaps.items():
+        known = [one for one in ones if one.rank is not None or one.pid is not None]
         hosts = {one.host for one in ones if one.host}
-        whose = name((one.rank, one.pid) for one in of) if of else hosts_text(hosts) if hosts else ""
-        texts.append(f"{clean(probe)}{f' of {whose}' if whose else ''}: {clean(why)}")
+        source = name((one.rank, one.pid) for one in known) if known else hosts_text(hosts) if hosts else ""
+        texts.append(f"{clean(probe)}{f' of {source}' if source else ''}: {clean(why)}")
     return texts
 
 
-def _of_any(one: Unseen) -> str:
-    """The reason without the PID, which the rank's name stands for: else no two would be the same."""
+def _reason(one: Unseen) -> str:
+    """The reason without the PID, so that equal reasons of several ranks merge."""
     if one.pid is None:
         return one.why
     return re.sub(rf"\bPID {one.pid}\b", "the process", one.why).replace(f"/proc/{one.pid}/", "/proc/PID/")
 
 
 def files_text(files: Sequence[File]) -> str:
-    """`3 files, 12 MiB: 2 Flight Recorder dumps, 1 training log`; empty where no file was read."""
+    """`3 files, 12 MiB: 2 Flight Recorder dumps, 1 training log`; empty if no file was read."""
     if not files:
         return ""
     kinds = Counter(clean(file.kind) for file in files)
     sizes = [file.size for file in files if file.size is not None]
     whole = f", {size(sum(sizes))}" if len(sizes) == len(files) else ""
-    told = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in kinds.most_common())
-    return f"{len(files)} file{'s' * (len(files) != 1)}{whole}: {told}"
+    counts = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in kinds.most_common())
+    return f"{len(files)} file{'s' * (len(files) != 1)}{whole}: {counts}"
 
 
 def file_text(file: File) -> str:

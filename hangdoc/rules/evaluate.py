@@ -1,6 +1,6 @@
-"""Judges: every playbook over the facts. Missing evidence is "unknown", never "no".
+"""Evaluation of every playbook over the facts. Missing evidence is "unknown", never "no".
 
-A playbook that fails, or takes longer than its allowance, costs itself only.
+A playbook that fails, or exceeds its CPU time, affects no other playbook.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Pro
 if TYPE_CHECKING:
     from hangdoc.rules.expressions import Expression, Path
 
-MAX_LINES = 8  # that one line of evidence with `each` may become
-CPU_S = 1.0  # that one playbook may take; one that comes with hangdoc takes milliseconds
-CPU_S_PER_RANK = 0.2e-3  # besides: those that come with hangdoc take less than that all together
+MAX_LINES = 8  # per line of evidence with `each`
+CPU_S = 1.0  # per playbook; a built-in one takes milliseconds
+CPU_S_PER_RANK = 0.2e-3  # in addition; all built-in ones together take less
 FAILED = "its rule failed"
-MAX_SHARED = 64  # different objects of a group of facts that is shared by many ranks
+MAX_SHARED = 64  # distinct objects of a fact group that counts as shared
 
-Lacking = tuple[Mapping[int, Sequence[str]], str]  # by rank, as its index, which probes have not seen it; the same told
+Lacking = tuple[Mapping[int, Sequence[str]], str]  # missing probes by index of the rank; the same as text
 
 
 def evaluate(
     library: Library, facts: Facts, slow: MutableMapping[str, str] | None = None
 ) -> tuple[tuple[Finding, ...], tuple[Considered, ...]]:
-    """Findings, best first (ties stand beside each other), and what became of every other playbook. Never raises.
+    """Findings, best first, and the outcome of every other playbook. Never raises.
 
-    `slow`: by id, the playbooks that once took too long, and why: they are not asked again.
+    Findings are sorted by confidence, by the number of reasons that raised it, and by id. A finding that another
+    finding explains (`over`) is dropped.
 
-    They are sorted by confidence, by the number of reasons that raised it, and by id. A finding that is only a
-    consequence of another (`over`) is dropped.
+    `slow`: playbooks that once took too long, by id, with the reason; they are not evaluated again.
     """
     slow = {} if slow is None else slow
     view = View(facts)
@@ -53,28 +53,28 @@ def evaluate(
             considered.append(outcome)
         else:
             fired[playbook.id] = outcome
-    for id, cause in _consequences(library, fired).items():
+    for id, cause in _explained(library, fired).items():
         del fired[id]
         considered.append(Considered(id, "no", f"explained by {cause}"))
     ranked = sorted(fired.values(), key=lambda f: (-CONFIDENCES.index(f[0].confidence), -f[1], f[0].playbook))
     return tuple(finding for finding, _ in ranked), tuple(sorted(considered, key=lambda c: c.playbook))
 
 
-def _consequences(library: Library, fired: Collection[str]) -> dict[str, str]:
-    """Which of the fired playbooks another one explains, and which; what is explained itself still explains others."""
+def _explained(library: Library, fired: Collection[str]) -> dict[str, str]:
+    """Fired playbooks by id with the playbook that explains them; an explained one still explains others."""
     over = {p.id: set(p.envelope.over) for p in library.playbooks if p.id in fired}
     dropped: dict[str, str] = {}
     for cause, explained in sorted(over.items()):
         root = cause
         while root in dropped:
             root = dropped[root]
-        for id in sorted(explained & set(over) - {root}):  # of a ring that explains itself one must stay
+        for id in sorted(explained & set(over) - {root}):  # one of a cycle must stay
             dropped.setdefault(id, cause)
     return dropped
 
 
 class _Scope(Mapping[str, Any]):
-    """The job's groups and a playbook's selections, by name; a selection is made when it is first asked for."""
+    """The job's fact groups and a playbook's selections by name; selections are evaluated lazily."""
 
     def __init__(self, playbook: Playbook, view: View, lacking: Collection[int]) -> None:
         from hangdoc.rules.expressions import ALL, UNKNOWN
@@ -123,7 +123,7 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
     except TooSlow:
         slow[playbook.id] = f"{FAILED}: it took more than {cpu_s:.1f} s of CPU time on {len(view.facts.ranks)} ranks"
         return Considered(playbook.id, "unknown", slow[playbook.id])
-    except Exception as error:  # whatever a rule runs into on facts nobody foresaw, the others must go on
+    except Exception as error:  # unforeseen facts: the other rules must go on
         return Considered(playbook.id, "unknown", f"{FAILED}: {_error_text(error)}")
     if lacking:
         return Considered(playbook.id, "unknown", unseen)
@@ -131,7 +131,7 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
 
 
 def _doubt(facts: Facts) -> str:
-    """Why all evidence of the job is worth less than what was watched; empty where it is not."""
+    """Reason why all evidence of the job deserves less confidence; empty if there is none."""
     return str(getattr(getattr(facts.job, "aftermath", None), "doubt", ""))
 
 
@@ -140,7 +140,7 @@ def _finding(playbook: Playbook, scope: Mapping[str, Any], doubts: Sequence[str]
     raised = _reasons(playbook, scope, "raise")
     lowered = _reasons(playbook, scope, "lower")
     level = CONFIDENCES.index(envelope.confidence.base) + len(raised) - len(lowered)
-    # What was not seen counts after the rest is clipped: no number of good reasons makes up for it.
+    # Doubts count after clipping: no number of good reasons makes up for missing evidence.
     level = min(max(level, 0), len(CONFIDENCES) - 1) - len(doubts)
     texts = _Texts(playbook, scope)
     finding = Finding(
@@ -167,7 +167,7 @@ def _reasons(playbook: Playbook, scope: Mapping[str, Any], direction: str) -> li
 
 
 class _Texts:
-    """Renders the templates of one finding; a line that cannot be rendered costs that line, not the finding."""
+    """Renders the templates of one finding; a template that fails loses its line, not the finding."""
 
     def __init__(self, playbook: Playbook, scope: Mapping[str, Any]) -> None:
         self.playbook, self.scope = playbook, scope
@@ -178,7 +178,7 @@ class _Texts:
             return self.playbook.templates[at].render({**self.scope, **more})
         except TooSlow:
             raise
-        except Exception as error:  # a template over values nobody foresaw
+        except Exception as error:  # unforeseen values
             self.failures.append(f"{'.'.join(map(str, at))} left out: {_error_text(error)}")
             return ""
 
@@ -196,12 +196,12 @@ class _Texts:
 
 
 def _culprits(playbook: Playbook, scope: Mapping[str, Any]) -> tuple[Culprit, ...]:
-    """The ranks selected, and those besides that no process was seen of, or that are no ranks."""
+    """The selected ranks, and culprits from `blame`: processes that hangdoc did not see, or that are no ranks."""
     found = tuple(map(_culprit, scope[playbook.envelope.culprits])) if playbook.envelope.culprits else ()
     blame = playbook.expressions.get(("blame",))
-    others = [Culprit(one.rank, one.pid, one.host) for one in (blame.value(scope) or () if blame else ())]
+    blamed = [Culprit(one.rank, one.pid, one.host) for one in (blame.value(scope) or () if blame else ())]
     known = {one.rank for one in found if one.rank is not None}
-    return (*found, *(one for one in others if one.rank is None or one.rank not in known))
+    return (*found, *(one for one in blamed if one.rank is None or one.rank not in known))
 
 
 def _culprit(rank: Any) -> Culprit:
@@ -211,11 +211,11 @@ def _culprit(rank: Any) -> Culprit:
 
 
 def _links(links: Iterable[Any]) -> tuple[Link, ...]:
-    """Each connection once, though both its ends were seen."""
+    """Each connection once, even if both its ends were seen."""
     found: dict[frozenset[str], Link] = {}
     for link in links:
-        told = Link(_number(link.from_rank), _number(link.to_rank), link.local, link.remote, link.interface)
-        found.setdefault(frozenset((link.local, link.remote)), told)
+        found_link = Link(_number(link.from_rank), _number(link.to_rank), link.local, link.remote, link.interface)
+        found.setdefault(frozenset((link.local, link.remote)), found_link)
     return tuple(found.values())
 
 
@@ -227,11 +227,11 @@ def _error_text(error: Exception) -> str:
     return " ".join(str(getattr(error, "message", None) or error or type(error).__name__).split())[:200]
 
 
-# --- facts as columns: ranks that share a group of facts are asked once ---------------------------
+# --- facts as columns: an expression is evaluated once for all ranks that share their facts --------
 
 
 class View:
-    """The facts of a job, with what expressions read of them."""
+    """The facts of a job, with the columns that expressions read."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -241,9 +241,9 @@ class View:
 
     @cached_property
     def seen(self) -> Mapping[frozenset[str], list[int]]:
-        """The ranks, by index, by the probes that saw them or their host.
+        """Indices of the ranks by the set of probes that saw them or their host.
 
-        Of a rank whose process is gone nothing is hidden: there is nothing left to see. It is in none of these.
+        Ranks whose process has ended are left out: there is nothing left to see.
         """
         of_host: dict[str, set[str]] = {}
         for shot in self.facts.case.history:
@@ -255,7 +255,7 @@ class View:
         return found
 
     def lacking(self, needs: tuple[str, ...]) -> Lacking:
-        """The ranks that not all of the probes needed have seen; the text is empty where all were seen."""
+        """The ranks that some needed probe has not seen; the text is empty if there are none."""
         if needs not in self._lacking:
             missed = {seen: [probe for probe in needs if seen.isdisjoint(probe.split("|"))] for seen in self.seen}
             ranks = sorted((i, missed[seen]) for seen, some in self.seen.items() if missed[seen] for i in some)
@@ -270,8 +270,8 @@ class View:
         return f"{' and '.join(probes).replace('|', ' or ')} of {who} not seen"
 
     def select(self, expression: Expression, things: Sequence[Any], indices: Sequence[int]) -> tuple[Any, ...]:
-        """Those things, of the ranks or the links, of which the expression is true."""
-        if things is self.facts.ranks and self._kinds.tell(expression):
+        """The ranks or links for which the expression is true."""
+        if things is self.facts.ranks and self._kinds.decide(expression):
             return self._kinds.select(expression, indices)
         columns = [self._column(things, path) for path in expression.reads if path[0] != "job"]
         if len(indices) < len(things):
@@ -288,7 +288,7 @@ class View:
     def _column(self, things: Sequence[Any], path: Path) -> list[Any]:
         at = (id(things), path)
         if at not in self._columns:
-            column = getattr(things, "column", None)  # of what is made when it is asked for
+            column = getattr(things, "column", None)  # lazily built facts
             values: list[Any] = column(path[0]) if column else list(map(attrgetter(path[0]), things))
             for name in path[1:]:
                 values = [None if value is None else getattr(value, name) for value in values]
@@ -298,16 +298,16 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The ranks by those of their groups of facts that many of them share."""
+    """Ranks grouped by the fact groups that many of them share."""
 
     ranks: Sequence[Any]
-    shared: frozenset[str]  # the names of these groups
-    kinds: Sequence[int]  # of each rank
-    one_of: Mapping[int, Any]  # of each kind, a rank
+    shared: frozenset[str]  # names of these fact groups
+    kinds: Sequence[int]  # kind of each rank
+    one_of: Mapping[int, Any]  # a rank of each kind
 
     @classmethod
     def of(cls, ranks: Sequence[Any]) -> Kinds:
-        """Of the ranks of `Facts`."""
+        """The kinds of the ranks of `Facts`."""
         names = [name for name in ranks[0].__dataclass_fields__ if name not in ranks[0].ON_DEMAND] if ranks else []
         first = ranks[: 4 * MAX_SHARED]
         maybe = [name for name in names if len({id(getattr(rank, name)) for rank in first}) <= MAX_SHARED]
@@ -317,13 +317,13 @@ class Kinds:
         kinds = [numbers.setdefault(row, len(numbers)) for row in zip(*shared.values(), strict=True)]
         return cls(ranks, frozenset(shared), kinds, dict(zip(kinds, ranks, strict=True)))
 
-    def tell(self, expression: Expression) -> bool:
-        """Whether ranks of one kind agree in all that an expression reads."""
+    def decide(self, expression: Expression) -> bool:
+        """True if ranks of one kind agree on everything that the expression reads."""
         return all(path[0] in self.shared for path in expression.reads)
 
     def select(self, expression: Expression, indices: Sequence[int]) -> tuple[Any, ...]:
-        """Those of these ranks, by index, of which it is true."""
+        """The ranks among `indices` for which the expression is true."""
         kinds = self.kinds if len(indices) == len(self.ranks) else [self.kinds[i] for i in indices]
         chosen = {kind for kind in set(kinds) if expression.holds(self.one_of[kind])}
-        told = zip(indices, kinds, strict=True) if chosen else ()
-        return tuple([self.ranks[i] for i, kind in told if kind in chosen])
+        pairs = zip(indices, kinds, strict=True) if chosen else ()
+        return tuple([self.ranks[i] for i, kind in pairs if kind in chosen])

@@ -132,7 +132,14 @@ def test_says_what_the_verdict_says() -> None:
     finding = incident.verdict.findings[0]
     told = [finding.summary, *finding.actions, "STALLED", "for 14 s", "high confidence", "6a03bb97bb744c57"]
     told += [proof.text for proof in finding.evidence if "`" not in proof.text]
-    told += ["len(mine) = 646", "len(mine) = 647", "dist.barrier()", "loss.backward()", "0 → 2", "cgroup not seen"]
+    told += [
+        "len(mine) = 646",
+        "len(mine) = 647",
+        "dist.barrier()",
+        "loss.backward()",
+        "0 → 2",
+        "cgroup of ranks 0-2 not seen",
+    ]
     assert [one for one in told if one not in text] == []
     assert "for step, batch in enumerate(batches):" in Reader(page([incident])).of("code")  # it stood in backticks
 
@@ -196,5 +203,5 @@ def test_rules_are_told_by_reason() -> None:
     )
     reader = Reader(page([Incident(verdict)]))
     assert reader.of("dt")[-2:] == ["io of rank 2 not seen", "its condition does not hold"]
-    assert "3 rules did not fit, and why" in reader.of("summary")
-    assert "1 rule could not be judged for want of evidence:" in reader.of("p")
+    assert "Why 3 rules did not match" in reader.of("summary")
+    assert "1 rule could not be evaluated, because evidence is missing:" in reader.of("p")

@@ -1,4 +1,4 @@
-"""What a rank has more of than the others."""
+"""Work that one rank has more of than its peers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def items(name: str, length: int) -> Variable:
         ([tensor("y", 128)], [tensor("x", 64)], None),
     ],
 )  # fmt: skip
-def test_more_than_all_the_others(stage: Stage, mine: list[Variable], theirs: list[Variable], said: str | None) -> None:
+def test_more_work_than_all_peers(stage: Stage, mine: list[Variable], theirs: list[Variable], said: str | None) -> None:
     ranks = [At([("train", 2)], variables={"train": variables}) for variables in (theirs, theirs, mine)]
     case = stage.facts(ranks).case
     *_, third = case.ranks
     assert more_work(case, third) == said
 
 
-def test_sizes_that_change_from_look_to_look_tell_nothing(stage: Stage) -> None:
+def test_sizes_that_vary_between_looks_are_ignored(stage: Stage) -> None:
     def ranks(size: int) -> list[At]:
         return [At([("train", 2)], variables={"train": [tensor("x", n)]}) for n in (10, size)]
 
@@ -66,10 +66,10 @@ WAITS = in_c10d("all_reduce", ("train", 3))
     [
         (At([("train", 2)]), True),
         (At([("train", 5), ("evaluate", 8)]), False),
-        (At([("train", 5)]), False),  # the same, written in place
+        (At([("train", 5)]), False),  # the evaluation is inlined in `train`
     ],
 )
-def test_whether_it_is_where_the_others_come_as_well(stage: Stage, late: At, same: bool) -> None:
+def test_same_code_as_peers(stage: Stage, late: At, same: bool) -> None:
     looks = [[late, WAITS if i % 3 else At([("train", 2)])] for i in range(12)]
     case = stage.facts(*looks, every_s=0.5).case
     first, second = case.ranks

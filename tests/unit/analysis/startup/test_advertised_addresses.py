@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.startup.advertised_addresses import (
-    Place,
-    Surroundings,
+    JobAddresses,
+    RankAddress,
+    address_fault,
     chosen_by_nccl,
-    fault,
-    foresee,
-    holder,
+    interface_with,
+    predict_address,
     unknown_to_gloo,
 )
 from hangdoc.evidence.network import Addresses, InterfaceAddresses
@@ -27,13 +27,15 @@ def eth(number: int, network: str = "10.0.0", name: str = "eth0", default: bool 
     return InterfaceAddresses(name, (f"{network}.{number}/24", f"fe80::{number}/64"), True, default)
 
 
-def faults(*places: Place, far: bool = False) -> list[str | None]:
-    around = Surroundings.of(places, far)
-    return [fault(one, around) for one in places]
+def faults(*places: RankAddress, far: bool = False) -> list[str | None]:
+    around = JobAddresses.of(places, far)
+    return [address_fault(one, around) for one in places]
 
 
-def at(number: int, address: str, *held: InterfaceAddresses, meets: str | None = None, kind: str = "bridge") -> Place:
-    return Place(("node", number), host(number, *held), None, address, 4000, meets=meets, kinds={"docker0": kind})
+def at(
+    number: int, address: str, *held: InterfaceAddresses, meets: str | None = None, kind: str = "bridge"
+) -> RankAddress:
+    return RankAddress(("node", number), host(number, *held), None, address, 4000, meets=meets, kinds={"docker0": kind})
 
 
 def test_all_on_the_right_one() -> None:
@@ -79,7 +81,7 @@ def test_seen_from_one_host_alone() -> None:
     assert faults(at(1, "172.17.0.1", eth(1), DOCKER, meets="10.0.0.1"), far=True) == ["elsewhere"]
     assert faults(at(1, "10.0.0.1", eth(1), DOCKER, meets="10.0.0.1"), far=True) == [None]
     assert faults(at(1, "10.0.0.1", eth(1, default=False)), far=True) == [None]
-    assert faults(Place(("", -3), None, None, "10.7.0.1", 4000), far=True) == [None]
+    assert faults(RankAddress(("", -3), None, None, "10.7.0.1", 4000), far=True) == [None]
 
 
 def test_ipv6() -> None:
@@ -90,11 +92,11 @@ def test_ipv6() -> None:
 
 
 def test_the_way_to_the_others() -> None:
-    assert getattr(at(1, "172.17.0.1", eth(1), DOCKER, meets="10.0.0.1").leads, "name", None) == "eth0"
-    near = Place(("node", 1), host(1, eth(1, default=False), DOCKER), None, "172.17.0.1", 1, master="10.0.0.9")
-    assert getattr(near.leads, "name", None) == "eth0"
-    assert getattr(at(1, "172.17.0.1", eth(1), DOCKER).leads, "name", None) == "eth0"
-    assert at(1, "172.17.0.1", eth(1, default=False), DOCKER).leads is None
+    assert getattr(at(1, "172.17.0.1", eth(1), DOCKER, meets="10.0.0.1").uplink, "name", None) == "eth0"
+    near = RankAddress(("node", 1), host(1, eth(1, default=False), DOCKER), None, "172.17.0.1", 1, master="10.0.0.9")
+    assert getattr(near.uplink, "name", None) == "eth0"
+    assert getattr(at(1, "172.17.0.1", eth(1), DOCKER).uplink, "name", None) == "eth0"
+    assert at(1, "172.17.0.1", eth(1, default=False), DOCKER).uplink is None
 
 
 @pytest.mark.parametrize(
@@ -108,15 +110,15 @@ def test_the_way_to_the_others() -> None:
     ],
 )
 def test_what_gloo_will_take(told: str | None, named: tuple[str, ...], address: str | None) -> None:
-    assert foresee(host(1, eth(1), DOCKER, named=named), told) == address
+    assert predict_address(host(1, eth(1), DOCKER, named=named), told) == address
 
 
 def test_holder() -> None:
     held = host(1, eth(1), DOCKER)
-    assert holder(held, "172.17.0.1") == DOCKER
-    assert holder(held, "127.0.1.1") == LO
-    assert holder(held, "10.0.0.9") is None
-    assert holder(None, "10.0.0.1") is None
+    assert interface_with(held, "172.17.0.1") == DOCKER
+    assert interface_with(held, "127.0.1.1") == LO
+    assert interface_with(held, "10.0.0.9") is None
+    assert interface_with(None, "10.0.0.1") is None
 
 
 @pytest.mark.parametrize(
