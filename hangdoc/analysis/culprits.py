@@ -1,4 +1,4 @@
-"""Culprits without an observed process."""
+"""Culprits that are not among the observed ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A culprit no process was observed for: a rank that never started, a foreign process, a host not watched.
+    """A culprit that was not observed as a rank: one that never started, a foreign process, an unwatched host.
 
     A rule names a tuple of these under `culprits`. None: unknown; `host` is a host name or an address.
     """

@@ -1,11 +1,11 @@
-"""What is known of a job at an instant: the contract between those who observe and those who judge.
+"""Evidence: what is known of a job at one instant. The contract between probes and readers, and analysis.
 
-Plain frozen records, no behaviour. `None` means "not seen", never zero and never false. Ages and
-durations are in seconds, sizes in bytes; instants are the observing host's monotonic clock and are
-never compared between hosts.
+Plain frozen records without behaviour; nothing here reads a process or a file. `None` means "not seen", never zero or
+false. Ages and durations are in seconds, sizes in bytes. Instants are on the observing host's monotonic clock; compare
+them only within a host.
 
-A probe (`probes/NAME.py`) returns one record a rank or one a host. Records that analysis relies on are defined in
-this package, a file a subject; a new probe may define its own record in its own file, nothing else has to know it.
+A probe (`probes/NAME.py`) returns one record per rank or per host. This package defines the records that analysis
+uses, one file per subject. A new probe may define its record in its own file.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def share(new: Any, old: Any) -> Any:
-    """What equals `new`, made of the parts of `old` wherever they are equal: tuples and dataclasses are taken apart.
+    """A value equal to `new` that reuses the equal parts of `old`, recursively in tuples and dataclasses.
 
-    A dataclass stays the same object, into which equal parts are put: making it anew takes several times as long.
+    Changes a new dataclass in place, which is several times faster than building another one.
     """
     kind = new.__class__
     if new is old or kind is not old.__class__:
@@ -31,7 +31,7 @@ def share(new: Any, old: Any) -> Any:
     if kind is tuple:
         return old if new == old else _tuple(new, old)
     names, values = _fields(kind)
-    if values is None or kind is Variable:  # of which many ranks may have the very same
+    if values is None or kind is Variable:  # many ranks share equal ones already
         return old if new == old else new
     parts, before = values(new), values(old)
     if parts == before:
@@ -42,12 +42,12 @@ def share(new: Any, old: Any) -> Any:
         elif one != two or type(one) is not type(two):
             continue
         if two is not one:
-            object.__setattr__(new, name, two)  # frozen, and nothing but which of two equal objects it holds changes
+            object.__setattr__(new, name, two)  # frozen, but replaces only equal objects
     return new
 
 
 def _tuple(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
-    # Aligned at the end: the outer frames of two stacks agree, however deep the inner ones go.
+    # Align at the end: the outer frames of two stacks agree, at any depth of the inner ones.
     apart = len(new) - len(old)
     pairs = zip(new[max(0, apart) :], old[max(0, -apart) :], strict=True)
     return (*new[: max(0, apart)], *[one if one is two else share(one, two) for one, two in pairs])
@@ -55,11 +55,11 @@ def _tuple(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @cache
 def _fields(kind: Any) -> tuple[Sequence[str], attrgetter[Any] | None]:
-    """The names of a dataclass' fields, and what reads them all at once; as a tuple, so the first comes again."""
+    """Field names of a dataclass, and a getter of all values as a tuple, in which the first comes again at the end."""
     if not is_dataclass(kind):
         return (), None
     names = [field.name for field in fields(kind)]
-    return names, attrgetter(*names, *names[:1])  # of one name alone it would not be a tuple
+    return names, attrgetter(*names, *names[:1])  # attrgetter of a single name returns no tuple
 
 
 @contextmanager

@@ -96,11 +96,11 @@ def build_incident(
 
 def incidents(report: Report, hashed: bool = True) -> tuple[Incident, ...]:
     """One incident per job of a report; `hashed`: reads every file again for its hash."""
-    read = [(one.source, one.kind) for one in report.read if one.kind]
+    read = [(one.source, one.format) for one in report.sources if one.format]
     files = tuple(
         [fingerprint(source, kind) if hashed else File(source.name, kind, source.size) for source, kind in read]
     )
-    return tuple(build_incident(one.verdict, one.facts, files, report.problems) for one in report.accounts)
+    return tuple(build_incident(one.verdict, one.facts, files, report.problems) for one in report.jobs)
 
 
 def fingerprint(source: Source, kind: str) -> File:

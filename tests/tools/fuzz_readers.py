@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hangdoc.postmortem.readers import ReadContext, Reader, Source, load
+from hangdoc.postmortem.readers import ReadContext, Reader, Source, load_readers
 from tests.support import samples
 
 LIMIT_S = 5.0
@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"))
     args = parser.parse_args()
     corpus = Corpus(list(samples.every()))
-    readers = [(type(one).__module__.rpartition(".")[2], one) for one in load()]
+    readers = [(type(one).__module__.rpartition(".")[2], one) for one in load_readers()]
     readers = [(name, one) for name, one in readers if args.reader in (None, name)]
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**32)
     draw, until, tried, findings = random.Random(seed), time.monotonic() + args.seconds, 0, 0

@@ -127,9 +127,9 @@ def _sides(group: GroupHistory, kind: str, number: int, here: Sequence[tuple[Ran
 
 
 def racing_ranks(found: Mismatch) -> tuple[int, ...]:
-    """The ranks whose two threads issue the group's collectives in an order left to chance; empty: no race.
+    """The ranks in a race between two of their threads; empty: no race.
 
-    Two sides made the same calls in opposite order, each from two threads.
+    In a race, two sides make the same calls in opposite order, each from two threads.
     """
     histories = [calls for side in found.sides if (calls := found.group.calls_of(side[0])) is not None]
     ranks: set[int] = set()

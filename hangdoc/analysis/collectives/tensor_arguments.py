@@ -111,19 +111,19 @@ def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple
 def _passed_variables(case: Case, key: Key, sources: Sequence[Source]) -> list[tuple[Call, Tensor]]:
     """Values, in each look, of the variables that a function passes to collectives, wherever in it the rank was."""
     found: list[tuple[Call, Tensor]] = []
-    places = {at: place for source in sources for at, place in _passing_lines(case, source).items()}
-    for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if places else ():
-        place = places.get(f"{frame.file}:{frame.line}")
+    lines = {at: place for source in sources for at, place in _passing_lines(case, source).items()}
+    for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if lines else ():
+        place = lines.get(f"{frame.file}:{frame.line}")
         tensors = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None} if place else {}
-        for handed in place.hands if place else ():
-            if (tensor := tensors.get(handed.name)) is not None:
-                found.append((_call(frame, handed.op, handed.line), tensor))
+        for argument in place.hands if place else ():
+            if (tensor := tensors.get(argument.name)) is not None:
+                found.append((_call(frame, argument.op, argument.line), tensor))
     return found
 
 
 def _passing_lines(case: Case, source: Source) -> Mapping[str, Place]:
     """The lines in functions that pass variables to collectives, by "file:line"."""
-    known: dict[int, dict[str, Place]] = case.once("handing", dict)
+    known: dict[int, dict[str, Place]] = case.once("passing lines", dict)
     if id(source.places) not in known:
         known[id(source.places)] = {at: place for at, place in source.places.items() if place.hands}
     return known[id(source.places)]
@@ -174,7 +174,7 @@ def _without_iterated(
     """Drop calls made for each item of a list, such as a model's parameters: the tensor differs every time."""
     if not handed:
         return handed
-    known: dict[Hashable, bool] = case.once("of a list", dict)
+    known: dict[Hashable, bool] = case.once("iterated", dict)
     identity = tuple(map(id, sources))
     for _, _, at in {call for call, _ in handed}:
         if (at, identity) not in known:

@@ -26,10 +26,7 @@ _STARTS = ("isend", "irecv", "P2POp", "batch_isend_irecv")
 _BUFFER = "UnboundBuffer::wait"  # gloo: waits for a send or receive started earlier
 _TEARDOWN = ("destroy_process_group", "abort_process_group")
 
-
-Native = Mapping[
-    int, Sequence[str]
-]  # native functions, by the identity of the Python frames above them (interned by the case)
+Native = Mapping[int, Sequence[str]]  # native functions, by the identity of the interned Python frames above them
 
 
 @dataclass(frozen=True, slots=True)

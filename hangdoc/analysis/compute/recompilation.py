@@ -142,7 +142,7 @@ def _shapes(steps: Sequence[Step]) -> tuple[str, ...]:
 def _helpers_work(case: Case, key: Key) -> bool:
     """Child processes, such as compilers, used CPU time in the last seconds."""
     series = process_looks(case, key)
-    recent = [(at, one) for at, one in series if series[-1][0] - at <= RECENT_S]
+    recent = [(at, process) for at, process in series if series[-1][0] - at <= RECENT_S]
     if len(recent) < 2:
         return False
     used = {child.pid: child.cpu_s for child in recent[0][1].children}

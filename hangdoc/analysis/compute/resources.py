@@ -93,8 +93,8 @@ class ResourcesAnalysis:
         placement = JobPlacement.of(case)
         facts = {key: _facts(case, key, hosts.get(key[0]), neighbours[key[0]], placement) for key in case.ranks}
         by_host: dict[str, list[ResourcesFacts]] = {}
-        for key, one in facts.items():
-            by_host.setdefault(key[0], []).append(one)
+        for key, rank in facts.items():
+            by_host.setdefault(key[0], []).append(rank)
         jobs = [_job(ranks, hosts.get(host)) for host, ranks in by_host.items()]
         worst = max(jobs, key=lambda job: job.demand_per_core or 0.0, default=ResourcesJob())
         return facts, worst
@@ -110,9 +110,9 @@ class JobPlacement:
     @classmethod
     def of(cls, case: Case) -> JobPlacement:
         alive = (key for key in case.ranks if case.ranks[key].alive is not False)
-        newest = [(key[0], one) for key in alive if isinstance(one := case.record(key, "cpu"), Process)]
-        crowds = Counter((host, one.affinity) for host, one in newest if one.affinity)
-        return cls(min((one.nice for _, one in newest if one.nice is not None), default=0), crowds)
+        newest = [(key[0], process) for key in alive if isinstance(process := case.record(key, "cpu"), Process)]
+        crowds = Counter((host, process.affinity) for host, process in newest if process.affinity)
+        return cls(min((process.nice for _, process in newest if process.nice is not None), default=0), crowds)
 
 
 def _facts(
@@ -214,9 +214,9 @@ def _throttled(before: CpuLimit, now: CpuLimit, seconds: float) -> tuple[float |
 def _memory(first: Cgroup, last: Cgroup, seconds: float) -> Fields:
     if not last.memory:
         return {}
-    limit = max(last.memory, key=lambda one: (one.used_bytes or 0) / max(1, one.bytes))
-    before = next((one for one in first.memory if one.file == limit.file), MemoryLimit(limit.file, limit.bytes))
-    kills = [one.oom_kills for one in last.memory if one.oom_kills is not None]
+    limit = max(last.memory, key=lambda limit: (limit.used_bytes or 0) / max(1, limit.bytes))
+    before = next((old for old in first.memory if old.file == limit.file), MemoryLimit(limit.file, limit.bytes))
+    kills = [limit.oom_kills for limit in last.memory if limit.oom_kills is not None]
     return {
         "memory_limit": limit.bytes,
         "memory_limit_file": limit.file,
@@ -271,13 +271,13 @@ def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
 
 def _job(ranks: Sequence[ResourcesFacts], host: object) -> ResourcesJob:
     """Totals over the ranks of one host."""
-    demands = [one.demand for one in ranks if one.demand is not None]
-    lists = {one.core_list for one in ranks if one.core_list}
+    demands = [rank.demand for rank in ranks if rank.demand is not None]
+    lists = {rank.core_list for rank in ranks if rank.core_list}
     cores = len({core for text in lists for core in _unfold(text)}) or None
-    delays = sorted(one.delay_share for one in ranks if one.delay_share is not None)
+    delays = sorted(rank.delay_share for rank in ranks if rank.delay_share is not None)
     return ResourcesJob(
         demand_per_core=sum(demands) / cores if demands and cores else None,
-        busy_threads=sum(one.busy_threads or 0 for one in ranks) if demands else None,
+        busy_threads=sum(rank.busy_threads or 0 for rank in ranks) if demands else None,
         cores=cores,
         host_cores=host.cores if isinstance(host, Host) else None,
         delay_share=delays[len(delays) // 2] if delays else None,

@@ -54,7 +54,7 @@ class StragglerFacts:
     # equal ranks, one may spend half its time on pages that its allocator frees and reallocates in each step.
     more_cpu: float | None = None
     computes: float | None = None  # cores used (user time, as above) while it did not wait
-    work: str | None = None  # work that it has more of: "inputs in train: 128 rows, 64 on the others"
+    work: str | None = None  # work that it has more of: "inputs in train: 128 rows, 64 on other ranks"
     cause: str | None = None  # nice | neighbour | crowded | queue | cores | work; None: unknown
     advancing: bool | None = None  # it demands a core or waits for page faults: slow, not stuck
 
@@ -107,20 +107,20 @@ class Peers:
 
     def __init__(self, case: Case, waits: Mapping[Key, WaitTime]) -> None:
         resources: Sequence[ResourcesFacts] = [case.rank_facts["resources"][key] for key in waits]
-        self.parts = [RankValues(values) for values in zip(*(one.parts for one in waits.values()), strict=True)]
-        slices = [one.slices for one in waits.values() if one.slices is not None]
+        self.parts = [RankValues(values) for values in zip(*(wait.parts for wait in waits.values()), strict=True)]
+        slices = [wait.slices for wait in waits.values() if wait.slices is not None]
         # The slices that every rank has; None if a rank has none.
         self.slices = (
             [RankValues(values) for values in zip(*slices, strict=False)] if len(slices) == len(waits) else None
         )
         self.unmoved = {key: unmoved_share(case, key) for key in waits}
         self.all_unmoved = RankValues(self.unmoved.values())
-        self.user_time_known = all(one.user_cores is not None for one in resources)
-        self.used = RankValues(used for one in resources if (used := self.cores_used(one)))
-        self.gets = RankValues(1.0 - one.delay_share for one in resources if one.delay_share is not None)
-        self.cores = RankValues(one.cores or 0 for one in resources)
-        self.nice = any(one.nicer == 0 for one in resources)
-        self.spins = any(one.spins for one in waits.values())
+        self.user_time_known = all(rank.user_cores is not None for rank in resources)
+        self.used = RankValues(used for rank in resources if (used := self.cores_used(rank)))
+        self.gets = RankValues(1.0 - rank.delay_share for rank in resources if rank.delay_share is not None)
+        self.cores = RankValues(rank.cores or 0 for rank in resources)
+        self.nice = any(rank.nicer == 0 for rank in resources)
+        self.spins = any(wait.spins for wait in waits.values())
         self.mutual = {key: _mutual(case, key) for key in waits}
         self.all_mutual = [sum(counts) for counts in zip(*self.mutual.values(), strict=True)]
 

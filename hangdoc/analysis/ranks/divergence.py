@@ -199,8 +199,8 @@ def _facts(
         side_size=size,
         odd=outlier,
         relation=relation.kind if outlier else "same",
-        parted=relation.mine.site if relation.mine else None,
-        parted_other=relation.other.site if relation.other else None,
+        parted=relation.own.site if relation.own else None,
+        parted_other=relation.peer.site if relation.peer else None,
         loop=relation.loop.header if relation.loop else None,
         loop_line=relation.loop.first if relation.loop else None,
         loop_counter=inside[0] if inside else None,
@@ -231,31 +231,31 @@ def _count(loop: Loop, path: CallPath) -> tuple[str, float] | None:
 
 
 def _will_arrive(relation: Relation) -> bool | None:
-    if relation.kind == "apart" or relation.mine is None or relation.other is None:
+    if relation.kind == "apart" or relation.own is None or relation.peer is None:
         return None
     if relation.kind in ("left_loop", "other_arm"):
         return False
-    return relation.mine.line <= relation.other.line or bool(relation.common)
+    return relation.own.line <= relation.peer.line or bool(relation.common)
 
 
 def _aligned(a: CallPath, b: CallPath) -> Iterator[tuple[Step, Step]]:
     """Pairs of steps in the same function at the same depth, outermost first."""
-    for mine, other in zip(a, b, strict=False):
-        if (mine.file, mine.function) != (other.file, other.function):
+    for own, peer in zip(a, b, strict=False):
+        if (own.file, own.function) != (peer.file, peer.function):
             return
-        yield mine, other
+        yield own, peer
 
 
 def _counters(a: CallPath, b: CallPath) -> Iterator[Difference]:
     """Loop counters that differ between two ranks, of current and past loops; past loops first."""
     found: list[Difference] = []
-    for mine, other in _aligned(a, b):
-        if mine.place is None or other.place is None:
+    for own, peer in _aligned(a, b):
+        if own.place is None or peer.place is None:
             continue
-        inside = {name for loop in mine.place.loops for name in loop.counters}
-        loops = (*mine.place.loops, *other.place.loops, *mine.place.passed, *other.place.passed)
+        inside = {name for loop in own.place.loops for name in loop.counters}
+        loops = (*own.place.loops, *peer.place.loops, *own.place.passed, *peer.place.passed)
         for name in dict.fromkeys(name for loop in loops for name in loop.counters):
-            here, there = mine.variables.get(name), other.variables.get(name)
+            here, there = own.variables.get(name), peer.variables.get(name)
             if here and there and here.number is not None and there.number is not None and here.number != there.number:
                 found.append(Difference(name, here.number, there.number, name not in inside))
     yield from sorted(found, key=lambda difference: not difference.passed)
@@ -263,22 +263,22 @@ def _counters(a: CallPath, b: CallPath) -> Iterator[Difference]:
 
 def _sizes(path: CallPath, reference: Reference) -> Iterator[Difference]:
     """Other numbers and lengths that are equal on the reference side and differ on this rank."""
-    for depth, (mine, other) in enumerate(_aligned(path, reference.path)):
-        if is_library(mine.file):
+    for depth, (own, peer) in enumerate(_aligned(path, reference.path)):
+        if is_library(own.file):
             continue
-        for name, variable in mine.variables.items():
-            if any(word in name.lower() for word in MUST_DIFFER) or name not in other.variables:
+        for name, variable in own.variables.items():
+            if any(word in name.lower() for word in MUST_DIFFER) or name not in peer.variables:
                 continue
             for label, here, there in (
                 (
                     name,
                     variable.number if variable.kind == "int" else None,
-                    other.variables[name].number,
+                    peer.variables[name].number,
                 ),
                 (
                     f"len({name})",
                     variable.length if variable.kind != "str" else None,
-                    other.variables[name].length,
+                    peer.variables[name].length,
                 ),
             ):
                 if here is not None and there is not None and here != there and reference.agreed(depth, label):

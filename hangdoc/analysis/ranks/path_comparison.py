@@ -1,7 +1,7 @@
 """How the call paths of two ranks relate.
 
 Two ranks diverge in the deepest function that both are in. The loops and branches around their two lines there say how:
-one left a loop that the other is still in, one took a branch, or one is simply further along.
+one left a loop that the peer is still in, one took a branch, or one is simply further along.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Relation:
     """
 
     kind: str
-    mine: Step | None = None  # a's frame where they diverged
-    other: Step | None = None  # b's frame there
+    own: Step | None = None  # a's frame where they diverged
+    peer: Step | None = None  # b's frame there
     loop: Loop | None = None  # the loop that one of them has left
     branch: Branch | None = None  # that only one is in; or, within `loop`, the condition around the call that waits
     common: tuple[Loop, ...] = ()  # loops around both
@@ -36,13 +36,13 @@ def relate(a: CallPath, b: CallPath) -> Relation:
     depth = _divergence_depth(a, b)
     if depth is None:
         return Relation("same" if _lines(a) == _lines(b) else "apart")
-    mine, other = a[depth], b[depth]
-    if mine.place is None or other.place is None:
-        return Relation("apart", mine, other)
+    own, peer = a[depth], b[depth]
+    if own.place is None or peer.place is None:
+        return Relation("apart", own, peer)
     again = any(step.place is not None and step.place.loops for step in a[:depth])
-    found = _by_lines(mine, other, mine.place, other.place, again)
+    found = _by_lines(own, peer, own.place, peer.place, again)
     if found.kind == "other_call":
-        found = replace(found, kind=_by_order(mine.place.calls, a[depth + 1 :], b[depth + 1 :]))
+        found = replace(found, kind=_by_order(own.place.calls, a[depth + 1 :], b[depth + 1 :]))
     return _by_callees(found, a, b, depth) if found.kind in ("ahead", "behind", "left_loop", "in_loop") else found
 
 
@@ -55,11 +55,11 @@ def _by_callees(found: Relation, a: CallPath, b: CallPath, depth: int) -> Relati
         found = replace(found, kind="in_loop", loop=own_loop[1])
     if found.loop is not None:
         return replace(found, branch=_condition_in(b if found.kind == "left_loop" else a, found.loop))
-    mine, other = _condition_of(a[depth + 1 :]), _condition_of(b[depth + 1 :])
-    if mine and not other:
-        return replace(found, kind="in_branch", branch=mine)
-    if other and not mine:
-        return replace(found, kind="out_of_branch", branch=other)
+    own, peer = _condition_of(a[depth + 1 :]), _condition_of(b[depth + 1 :])
+    if own and not peer:
+        return replace(found, kind="in_branch", branch=own)
+    if peer and not own:
+        return replace(found, kind="out_of_branch", branch=peer)
     return found
 
 
@@ -114,16 +114,16 @@ def _lines(path: CallPath) -> list[tuple[str, str, int]]:
 def _divergence_depth(a: CallPath, b: CallPath) -> int | None:
     """Depth of the deepest common function before the lines differ; None if nothing differs or nothing is common."""
     common: int | None = None
-    for depth, (mine, other) in enumerate(zip(a, b, strict=False)):
-        if (mine.file, mine.function) != (other.file, other.function):
+    for depth, (own, peer) in enumerate(zip(a, b, strict=False)):
+        if (own.file, own.function) != (peer.file, peer.function):
             return common
         common = depth
-        if mine.line != other.line:
+        if own.line != peer.line:
             return common
     return common if len(a) != len(b) else None
 
 
-def _by_lines(mine: Step, other: Step, here: Place, there: Place, again: bool) -> Relation:
+def _by_lines(own: Step, peer: Step, here: Place, there: Place, again: bool) -> Relation:
     """Relation of two lines of one function, from loops, branches and order; `again`: it is called in a loop."""
     shared = _common_prefix([loop.first for loop in here.loops], [loop.first for loop in there.loops])
     common = here.loops[:shared]
@@ -131,57 +131,57 @@ def _by_lines(mine: Step, other: Step, here: Place, there: Place, again: bool) -
     if own_loops and peer_loops:  # two loops in sequence: the rank in the later one has left the earlier one
         later = own_loops[0].first > peer_loops[0].first
         kind, loop = ("left_loop", peer_loops[0]) if later else ("in_loop", own_loops[0])
-        return Relation(kind, mine, other, loop, common=common)
+        return Relation(kind, own, peer, loop, common=common)
     if peer_loops:
         loop = peer_loops[0]
-        left = mine.line > loop.last or ((again or bool(common)) and _under_way((other, loop)))
-        return Relation("left_loop" if left else "behind", mine, other, loop if left else None, common=common)
+        left = own.line > loop.last or ((again or bool(common)) and _under_way((peer, loop)))
+        return Relation("left_loop" if left else "behind", own, peer, loop if left else None, common=common)
     if own_loops:
         loop = own_loops[0]
-        left = other.line > loop.last or ((again or bool(common)) and _under_way((mine, loop)))
-        return Relation("in_loop" if left else "ahead", mine, other, loop if left else None, common=common)
-    return _by_branches(mine, other, here, there, common)
+        left = peer.line > loop.last or ((again or bool(common)) and _under_way((own, loop)))
+        return Relation("in_loop" if left else "ahead", own, peer, loop if left else None, common=common)
+    return _by_branches(own, peer, here, there, common)
 
 
-def _by_order(calls: Sequence[str], mine: CallPath, other: CallPath) -> str:
+def _by_order(calls: Sequence[str], own: CallPath, peer: CallPath) -> str:
     """The relation of two ranks in different functions called on one line, from the order of the calls."""
     names = [call.rsplit(".", 1)[-1] for call in calls]
-    places = [names.index(rest[0].function) if rest and rest[0].function in names else -1 for rest in (mine, other)]
+    places = [names.index(rest[0].function) if rest and rest[0].function in names else -1 for rest in (own, peer)]
     if -1 in places or places[0] == places[1]:
         return "other_call"
     return "ahead" if places[0] > places[1] else "behind"
 
 
-def _by_branches(mine: Step, other: Step, here: Place, there: Place, common: tuple[Loop, ...]) -> Relation:
+def _by_branches(own: Step, peer: Step, here: Place, there: Place, common: tuple[Loop, ...]) -> Relation:
     forks = _common_prefix([(b.line, b.arm) for b in here.branches], [(b.line, b.arm) for b in there.branches])
-    own_branch = next((b for b in here.branches[forks:] if _may_diverge(b, mine, other)), None)
-    peer_branch = next((b for b in there.branches[forks:] if _may_diverge(b, other, mine)), None)
+    own_branch = next((b for b in here.branches[forks:] if _may_diverge(b, own, peer)), None)
+    peer_branch = next((b for b in there.branches[forks:] if _may_diverge(b, peer, own)), None)
     if own_branch and peer_branch and own_branch.line == peer_branch.line:
-        return Relation("other_arm", mine, other, branch=own_branch, common=common)
-    if own_branch and own_branch.leaves and other.line > own_branch.line:
-        return Relation("other_arm", mine, other, branch=own_branch, common=common)
-    if peer_branch and peer_branch.leaves and mine.line > peer_branch.line:
-        return Relation("other_arm", mine, other, branch=peer_branch, common=common)
+        return Relation("other_arm", own, peer, branch=own_branch, common=common)
+    if own_branch and own_branch.leaves and peer.line > own_branch.line:
+        return Relation("other_arm", own, peer, branch=own_branch, common=common)
+    if peer_branch and peer_branch.leaves and own.line > peer_branch.line:
+        return Relation("other_arm", own, peer, branch=peer_branch, common=common)
     if own_branch and own_branch.test:
-        return Relation("in_branch", mine, other, branch=own_branch, common=common)
+        return Relation("in_branch", own, peer, branch=own_branch, common=common)
     if peer_branch and peer_branch.test:
-        return Relation("out_of_branch", mine, other, branch=peer_branch, common=common)
-    if mine.line == other.line:
-        return Relation("other_call", mine, other, common=common)
-    return Relation("ahead" if mine.line > other.line else "behind", mine, other, common=common)
+        return Relation("out_of_branch", own, peer, branch=peer_branch, common=common)
+    if own.line == peer.line:
+        return Relation("other_call", own, peer, common=common)
+    return Relation("ahead" if own.line > peer.line else "behind", own, peer, common=common)
 
 
-def _may_diverge(branch: Branch, step: Step, other: Step) -> bool:
+def _may_diverge(branch: Branch, step: Step, peer: Step) -> bool:
     """True if ranks may diverge at a branch; a library's conditions count as uniform unless seen to differ."""
-    same = uniform(branch.test, step, other.variables)
+    same = uniform(branch.test, step, peer.variables)
     return same is False or (same is None and not (branch.test and is_library(step.file)))
 
 
 def _common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the common prefix."""
     count = 0
-    for mine, other in zip(a, b, strict=False):
-        if mine != other:
+    for own, peer in zip(a, b, strict=False):
+        if own != peer:
             break
         count += 1
     return count

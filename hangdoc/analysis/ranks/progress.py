@@ -46,7 +46,9 @@ class ProgressFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProgressJob:
-    looks: int  # of the rank with the fewest
+    """All ranks over the window in which they were watched."""
+
+    looks: int  # looks at the rank with the fewest
     window_s: float | None  # of the rank watched for the shortest time
     changed: bool | None  # any rank changed; None: no rank was seen twice
     all_changed: bool | None  # every rank changed

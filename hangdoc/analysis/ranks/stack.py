@@ -35,7 +35,7 @@ HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # wake up now a
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """What one rank is doing. It is described by one thread: the main one, unless that idles while another works."""
+    """What one rank is doing, from one of its threads: the main one, unless that idles while another works."""
 
     phase: str  # one of phases.PHASES
     op: str | None = None  # operation within the phase: "all_reduce", "recv", "dataloader", "sleep"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.system import target_files
-from hangdoc.system.target_files import TargetFiles, names, place, read_failure, rights_of, walk
+from hangdoc.system.target_files import TargetFiles, names, open_place, read_failure, rights_of, walk
 from tests.support.polling import until
 from tests.support.requirements import met
 
@@ -180,7 +180,7 @@ def test_a_path_is_followed_alike_in_both_ways(tmp_path: Path) -> None:
     ]
     try:
         for links in (True, False):
-            assert [found(place, path, links) for path in paths] == [found(walk, path, links) for path in paths]
+            assert [found(open_place, path, links) for path in paths] == [found(walk, path, links) for path in paths]
     finally:
         os.close(root)
 

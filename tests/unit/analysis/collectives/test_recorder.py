@@ -1,4 +1,4 @@
-"""What Flight Recorders say of the ranks, side by side."""
+"""The newest collectives of the ranks, compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def call(
 
 
 def facts(*newest: RecordedCall | None) -> list[tuple[int | None, bool | None, bool | None]]:
-    """Number, behind and differs of each rank whose recorder holds that entry last."""
+    """Sequence number, `behind` and `differs` of each rank, given the newest entry of its recorder."""
     ranks = {}
     for rank, entry in enumerate(newest):
         older = call((entry.sequence if entry else 1) - 1)
@@ -30,7 +30,7 @@ def facts(*newest: RecordedCall | None) -> list[tuple[int | None, bool | None, b
 
 
 @pytest.mark.parametrize(
-    ("newest", "told"),
+    ("newest", "expected"),
     [
         ((call(5), call(4), call(5)), [(5, False, False), (4, True, False), (5, False, False)]),
         ((call(5), call(5, "broadcast"), call(5)), [(5, False, False), (5, False, True), (5, False, False)]),
@@ -42,13 +42,13 @@ def facts(*newest: RecordedCall | None) -> list[tuple[int | None, bool | None, b
     ],
 )
 def test_numbers_and_operations_are_compared(
-    newest: tuple[RecordedCall | None, ...], told: list[tuple[int | None, bool | None, bool | None]]
+    newest: tuple[RecordedCall | None, ...], expected: list[tuple[int | None, bool | None, bool | None]]
 ) -> None:
-    assert facts(*newest) == told
+    assert facts(*newest) == expected
 
 
 def test_a_trace_is_read_as_torch_writes_it() -> None:
-    """The shape that torch 2.13 gave for gloo; what is no trace raises."""
+    """The format that torch 2.13 writes for gloo; anything else raises."""
     entry = {
         "collective_seq_id": 20,
         "p2p_seq_id": 0,

@@ -1,4 +1,4 @@
-"""What a rank's helpers do, and whether the rank that waits for them can go on."""
+"""State of a rank's helpers, and whether the rank that waits for them is stuck."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ POOLED = (*TASK, ("worker", f"{STDLIB}/multiprocessing/pool.py"))
 
 @dataclass(frozen=True)
 class Does:
-    """One helper over the time it is looked at."""
+    """One helper over the looks."""
 
     state: str = "S"
     cores: float = 0.0
     bytes_s: int = 0
     sleeps: str | None = "poll"
     locked: bool = False
-    inner: Sequence[tuple[str, str]] = TASK  # (function, file), innermost first; () not looked at
-    line: int | None = None  # of the script, below those
-    since: int = 0  # the look that is the first to find it
+    inner: Sequence[tuple[str, str]] = TASK  # (function, file), innermost first; (): stack not read
+    line: int | None = None  # line of the script that called them
+    since: int = 0  # index of the first look that finds it
     reads: str | None = None  # kind of the file in whose read(2) it sleeps
     command: tuple[str, ...] = ("python",)
 
@@ -92,7 +92,7 @@ def _io(there: Mapping[int, Does], look: int) -> Io:
 def _stacks(stage: Stage, pid: int, does: Does) -> tuple[Stack, ...]:
     own = [Frame("make", str(stage.path), does.line, stage.path.name)] if does.line else []
     frames = [Frame(name, file, 1) for name, file in does.inner]
-    made = [Frame(name, file, 1) for name, file in (*MADE, *IN_LOADER)]  # a forked one has its parent's frames above
+    made = [Frame(name, file, 1) for name, file in (*MADE, *IN_LOADER)]  # a forked worker keeps its parent's frames
     return (Stack(pid, "MainThread", (*frames, *own, *made)),)
 
 
@@ -106,12 +106,12 @@ def _stacks(stage: Stage, pid: int, does: Does) -> tuple[Stack, ...]:
         ([replace(IDLE, inner=POOLED)] * 2, IN_POOL, "lost", True),
         ([LOCKED, BUSY], IN_LOADER, "locked", False),
         ([STOPPED, ASLEEP], IN_LOADER, "stopped", False),
-        ([STOPPED, replace(IDLE, since=5)], IN_LOADER, "stopped", False),  # another was started in its place
-        ([IDLE, IDLE], IN_LOADER, "idle", False),  # what became of the task is not known
+        ([STOPPED, replace(IDLE, since=5)], IN_LOADER, "stopped", False),  # a replacement was started
+        ([IDLE, IDLE], IN_LOADER, "idle", False),  # the fate of the task is unknown
         ([BUSY, IDLE], IN_LOADER, "busy", False),
         ([ASLEEP], IN_LOADER, "sleeping", False),
         ([replace(IDLE, bytes_s=4096)], IN_LOADER, "busy", False),
-        ([READS, IDLE], IN_LOADER, "blocked", False),  # whether that read ends, `storage` says
+        ([READS, IDLE], IN_LOADER, "blocked", False),  # `storage` decides if that read ends
         ([PROGRAM], IN_CHILD, "other", False),
         ([], IN_POOL, None, False),
     ],
@@ -141,28 +141,28 @@ def test_advancing(stage: Stage, worker: Does, advancing: bool) -> None:
     assert seen(stage, [worker], IN_LOADER).advancing is advancing
 
 
-def test_too_early_to_say_that_nothing_works(stage: Stage) -> None:
+def test_advancing_until_watched_long_enough(stage: Stage) -> None:
     facts = seen(stage, [LOCKED, LOCKED], IN_LOADER, looks=3)
     assert (facts.stuck, facts.advancing) == (None, True)
 
 
-def test_a_rank_that_trains_waits_for_no_helper(stage: Stage) -> None:
+def test_training_rank_does_not_wait_for_helpers(stage: Stage) -> None:
     facts = seen(stage, [STOPPED], (("linear", f"{LIB}/nn/functional.py"),))
     assert (facts.waits, facts.stuck, facts.waiting_s) == (False, None, None)
 
 
-def test_where_the_telling_worker_stands(stage: Stage) -> None:
+def test_site_of_the_worker_shown(stage: Stage) -> None:
     facts = seen(stage, [IDLE, LOCKED], IN_LOADER)
     assert (facts.pid, facts.asleep_in, facts.process_state) == (201, "lock", "S")
     assert (facts.site, facts.text) == ("make (job.py:2)", "return load(index)")
     assert (facts.count, facts.frame, facts.waiting_s) == (2, "_try_get_data (dataloader.py:1)", 6.0)
 
 
-def test_one_of_many_that_is_not_looked_at_is_as_its_like(stage: Stage) -> None:
+def test_worker_without_a_stack_is_idle_like_its_peers(stage: Stage) -> None:
     pooled = replace(IDLE, inner=POOLED)
     assert seen(stage, [pooled, replace(IDLE, inner=())], IN_POOL).state == "idle"
 
 
-def test_without_the_probe_nothing_is_known(tmp_path: Path) -> None:
+def test_unknown_without_io_records(tmp_path: Path) -> None:
     facts = Stage(SCRIPT, tmp_path).facts([At((("train", 5),), IN_LOADER)])
     assert facts.ranks[0].helpers == HelperFacts()

@@ -1,4 +1,4 @@
-"""torchelastic's error file, well formed and not."""
+"""torchelastic's error file, valid and malformed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(path: Path, content: Any, problems: list[str] | None = None) -> list[An
     return list(READER.read(source, ReadContext((problems if problems is not None else []).append)))
 
 
-def test_the_exception_its_stack_and_the_end(tmp_path: Path) -> None:
+def test_exception_stack_and_exit(tmp_path: Path) -> None:
     logs, stacks, end = read(tmp_path, ERROR)
     assert [(piece.process.rank, piece.process.run) for piece in (logs, stacks, end)] == [(2, 1)] * 3
     assert isinstance(logs, Piece)
@@ -51,7 +51,7 @@ def test_the_exception_its_stack_and_the_end(tmp_path: Path) -> None:
     assert end.record == End(code=1)
 
 
-def test_the_code_that_the_agent_adds(tmp_path: Path) -> None:
+def test_exit_code_that_the_agent_adds(tmp_path: Path) -> None:
     with_code = {"message": {**ERROR["message"], "errorCode": -11}}
     assert read(tmp_path, with_code)[-1].record == End(signal=11)
 
@@ -59,13 +59,13 @@ def test_the_code_that_the_agent_adds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "message", ["text", None, 5, [], {"message": [1], "extraInfo": 3}, {"extraInfo": {"timestamp": []}}]
 )
-def test_other_forms_break_nothing(message: Any, tmp_path: Path) -> None:
+def test_other_forms_raise_nothing(message: Any, tmp_path: Path) -> None:
     first, *_ = read(tmp_path, {"message": message})
     assert first.probe == "logs"
 
 
 @pytest.mark.parametrize("text", ['{"message": {"mess', '{"message"' + "[" * 5000])
-def test_damage_is_said(text: str, tmp_path: Path) -> None:
+def test_damage_is_reported(text: str, tmp_path: Path) -> None:
     problems: list[str] = []
     assert read(tmp_path, text, problems) == []
     assert len(problems) == 1

@@ -1,4 +1,4 @@
-"""Backtraces of gdb, of eu-stack and of Python within gdb."""
+"""Backtraces of gdb, py-bt and eu-stack."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_eu_stack(tmp_path: Path) -> None:
     assert [f.function for f in stacks(found).threads[0].frames][:1] == ["pthread_cond_wait"]
 
 
-def test_frames_of_python_replace_the_interpreters(tmp_path: Path) -> None:
+def test_python_frames_replace_interpreter_frames(tmp_path: Path) -> None:
     (found,) = text("gdb", tmp_path, PY_BT)
     (main,) = stacks(found).threads
     assert [(f.function, f.native) for f in main.frames] == [
@@ -66,7 +66,7 @@ def test_several_processes(tmp_path: Path) -> None:
     assert [piece.process.pid for piece in found] == [7, 8]
 
 
-def test_the_same_thread_again_is_another_look(tmp_path: Path) -> None:
+def test_repeated_thread_is_a_second_look(tmp_path: Path) -> None:
     found = text("gdb", tmp_path, EU_STACK + EU_STACK)
     assert [piece.process.pid for piece in found] == [4276, 4276]
     assert stacks(found[0]) == stacks(found[1])
@@ -82,5 +82,5 @@ def test_the_same_thread_again_is_another_look(tmp_path: Path) -> None:
         ("c10d::Work::wait(std::chrono::duration<long>)", "c10d::Work::wait(std::chrono::duration<long>)"),
     ],
 )
-def test_the_name_without_arguments(text: str, name: str) -> None:
+def test_function_name_without_arguments(text: str, name: str) -> None:
     assert _symbol(text) == name

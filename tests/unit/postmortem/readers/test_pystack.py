@@ -1,4 +1,4 @@
-"""pystack's output: the most recent call last, unlike all others."""
+"""pystack dumps: the most recent call comes last."""
 
 from __future__ import annotations
 

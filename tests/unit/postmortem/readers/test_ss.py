@@ -1,4 +1,4 @@
-"""`ss`: the same record as a live look at the same sockets."""
+"""`ss` output yields the same record as the live probe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def connections(piece: Piece) -> tuple[Connection, ...]:
     return piece.record.connections
 
 
-def test_of_each_process_that_may_be_a_rank() -> None:
+def test_connections_of_likely_ranks_only() -> None:
     found = pieces("ss", FOLDER / "tinp.txt")
     assert [piece.process.pid for piece in found] == [28015, 28016, 28017]  # not the launcher
     mesh = [one for one in connections(found[0]) if one.local == "127.0.0.1"]
@@ -44,7 +44,7 @@ def test_of_each_process_that_may_be_a_rank() -> None:
 
 
 @pytest.mark.parametrize("name", ["tinpe.txt", "one_line.txt"])
-def test_other_options_of_ss_say_the_same(name: str) -> None:
+def test_other_options_give_the_same_record(name: str) -> None:
     plain, other = (
         {
             piece.process.pid: [
@@ -109,7 +109,7 @@ def test_hosts_and_looks(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="no ss here")
-def test_a_real_connection_is_the_same_as_live(tmp_path: Path) -> None:
+def test_record_of_a_real_connection_equals_the_probes(tmp_path: Path) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
     connect = f"s = socket.create_connection(('127.0.0.1', {port})); s.send(b'x' * 1000)"

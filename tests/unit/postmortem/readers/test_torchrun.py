@@ -1,4 +1,4 @@
-"""The folders of several torchruns: their ranks are counted from 0 in each."""
+"""Log folders of several torchruns, each with local ranks from 0."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def whose(folder: Path) -> list[ProcessRef | None]:
         "one rank tells",
     ],
 )
-def test_whose_a_file_is(tmp_path: Path, texts: Mapping[str, str], ranks: list[ProcessRef | None]) -> None:
+def test_process_of_a_file(tmp_path: Path, texts: Mapping[str, str], ranks: list[ProcessRef | None]) -> None:
     assert whose(written(tmp_path, texts)) == ranks
 
 
 @pytest.mark.parametrize(("told", "apart_s"), [(True, 0.0), (False, 3600.0)])
-def test_what_an_earlier_run_has_left_is_a_job_of_its_own(tmp_path: Path, told: bool, apart_s: float) -> None:
+def test_files_of_an_earlier_run_are_a_job_of_their_own(tmp_path: Path, told: bool, apart_s: float) -> None:
     texts = {}
     for run in range(2):
         for local in range(2):
@@ -108,9 +108,7 @@ def test_what_an_earlier_run_has_left_is_a_job_of_its_own(tmp_path: Path, told: 
 
 
 @pytest.mark.parametrize(("told", "rank"), [(True, 3), (False, None)])
-def test_a_rank_of_the_second_node_is_not_taken_for_one_of_the_first(
-    tmp_path: Path, told: bool, rank: int | None
-) -> None:
+def test_local_ranks_of_two_nodes_are_distinct_ranks(tmp_path: Path, told: bool, rank: int | None) -> None:
     texts = {}
     for number in range(4):
         text = RAISED if number == 3 else WAITED
