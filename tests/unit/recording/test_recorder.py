@@ -318,12 +318,12 @@ def test_something_else_is_refused_in_a_sentence(tmp_path: Path, content: bytes)
     path = tmp_path / "x.jsonl.zst"
     path.write_bytes(content)
     assert not recording.is_recording(path)
-    with pytest.raises(NotARecording, match="no recording of hangdoc"):
+    with pytest.raises(NotARecording, match="is not a hangdoc recording"):
         read(path)
 
 
 def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NotARecording, match="holds no recording"):
+    with pytest.raises(NotARecording, match="contains no recording"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "missing")
