@@ -133,7 +133,9 @@ def _ranks_from_variables(ranks: Sequence[ProcessDump], processes: list[ProcessR
         return processes
     if not all(value is not None and 0 <= value < most for value in values):
         return processes
-    return [replace(process, rank=found[_process_identity(dump)]) for dump, process in zip(ranks, processes, strict=True)]
+    return [
+        replace(process, rank=found[_process_identity(dump)]) for dump, process in zip(ranks, processes, strict=True)
+    ]
 
 
 def _variable_value(dump: ProcessDump, names: Sequence[str]) -> int | None:
