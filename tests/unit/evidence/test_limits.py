@@ -198,4 +198,4 @@ def test_report_of_a_job_that_claims_a_million_ranks() -> None:
     with cheap():
         found = build_incident(judge().verdict(facts), facts)
         assert found.missing == ((1, 999_999),)
-    assert "Nothing was seen of ranks 1-999999." in html.page([found])
+    assert "No evidence from ranks 1-999999." in html.page([found])
