@@ -1,4 +1,4 @@
-"""detect-secrets as a second opinion: what it adds, that it asks nobody, and that it is not needed."""
+"""detect-secrets as a second opinion: it adds formats, contacts no service, and is optional."""
 
 from __future__ import annotations
 

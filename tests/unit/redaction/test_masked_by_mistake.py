@@ -1,4 +1,4 @@
-"""What honest jobs show stays readable: in the recordings, samples, scripts and runbooks here nothing is hidden."""
+"""No false positives: nothing is masked in our recordings, samples, scripts and runbooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose process it is: a namespace that a user has made gives him no other account."""
+"""Accounts of processes: a user namespace of a user's own does not change the account."""
 
 from __future__ import annotations
 

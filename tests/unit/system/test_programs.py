@@ -1,4 +1,4 @@
-"""Which programs root may take from its PATH, and as whom it may run somebody's Python."""
+"""Programs that root may take from its PATH, and the user as whom it may run another user's Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that another process names: inside its root, with its user's rights, and nothing that could hold us up."""
+"""Files named by another process: inside its root, with its user's rights, and never blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader of a job's store: the legacy one, which answers nobody while half a message has come, is never held."""
+"""The reader of a job's store never blocks a legacy store, which serves nobody during half a message."""
 
 from __future__ import annotations
 
