@@ -1,4 +1,4 @@
-"""Whose process it is: a namespace that a user has made gives him no other account."""
+"""Accounts of processes: a user namespace of a user's own does not change the account."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def running(command: list[str], user: int | None = None) -> Iterator[int]:
         process.communicate()
 
 
-def test_our_own() -> None:
+def test_account_of_our_own_process() -> None:
     assert account(os.getpid()) == str(os.getuid())
     assert account(2**22 + 1) is None
 
@@ -47,7 +47,7 @@ def test_our_own() -> None:
         (NAMESPACE, None, "0 in a namespace of root"),
     ],
 )
-def test_of_others(command: list[str], user: int | None, expected: str) -> None:
+def test_account_of_other_processes(command: list[str], user: int | None, expected: str) -> None:
     with running(command, user) as pid:
         assert account(pid) == expected
 
