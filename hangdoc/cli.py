@@ -1,4 +1,4 @@
-"""The `hangdoc` command: what surrounds every command: exit codes, interruption, closed pipes, clear errors."""
+"""The `hangdoc` command line: exit codes, interrupts, closed pipes and error messages of every command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hangdoc.commands.termination import INTERRUPTED, Ending
+from hangdoc.commands.termination import INTERRUPTED, Termination
 
 USAGE = 64  # contract; click's own 2 means "stalled" here
 CANNOT_TELL = 3
@@ -21,13 +21,13 @@ def main() -> NoReturn:
 
 
 def agent() -> NoReturn:
-    """Entry point of the console script `hangdoc-agent`: `hangdoc agent`, and nothing else. It takes no argument."""
+    """Entry point of the console script `hangdoc-agent`: `hangdoc agent` alone, without arguments."""
     _main(_agent)
 
 
 def _agent() -> int:
     if len(sys.argv) > 1:
-        print("hangdoc-agent takes no argument: `hangdoc watch --nodes` starts it and talks to it", file=sys.stderr)
+        print("hangdoc-agent takes no arguments; `hangdoc watch --nodes` starts it and talks to it", file=sys.stderr)
         return USAGE
     from hangdoc.commands.agent import command
 
@@ -38,16 +38,16 @@ def _agent() -> int:
 
 
 def _main(work: Callable[[], int]) -> NoReturn:
-    ending = Ending()
+    termination = Termination()
     try:
         _streams()
-        ending.install()
+        termination.install()
         code = work()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else CANNOT_TELL if stopped.code else 0
-    ending.leave_if_begun()
+    termination.leave_if_begun()
     sys.exit(code)
 
 
@@ -74,14 +74,14 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _complain(error: Exception) -> int:
-    """Say on stderr what went wrong and what to do; returns the exit code."""
+    """Print the error and its remedy to stderr; returns the exit code."""
     import typer
 
     from hangdoc.errors import HangdocError
     from hangdoc.redaction.text import redact_text
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
-    usage_error = typer.BadParameter.__base__  # typer carries its own click from 0.29 on, and used the real one before
+    usage_error = typer.BadParameter.__base__  # typer bundles its own click since 0.29
     if usage_error is not None and isinstance(error, usage_error):
         return _usage(error)
     code = error.code if isinstance(error, HangdocError) else CANNOT_TELL
@@ -92,8 +92,8 @@ def _complain(error: Exception) -> int:
     elif isinstance(error, OSError):
         text = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     else:
-        text = f"internal error, please report it: {type(error).__name__}: {error}. HANGDOC_DEBUG=1 shows where"
-    text = redact_text(f"hangdoc: {text}")  # a job's log may be in it
+        text = f"internal error, please report it: {type(error).__name__}: {error}; HANGDOC_DEBUG=1 shows the traceback"
+    text = redact_text(f"hangdoc: {text}")  # the message may quote a job's log
     print("\n".join(map(clean, text.splitlines())), file=sys.stderr)
     return code
 
@@ -103,7 +103,7 @@ def _usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         return USAGE
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     command = context.command_path if context else "hangdoc"
     print(f"{command}: {clean(error.format_message())}", file=sys.stderr)
@@ -112,10 +112,10 @@ def _usage(error: Any) -> int:
 
 
 class _Pipe(io.FileIO):
-    """A standard stream whose reader may go away (`| head`, a terminal that hangs up): what follows is dropped.
+    """A standard stream that drops its output once the reader is gone (`| head`, a terminal that hung up).
 
-    Any other failure of stdout, such as a full disk, is raised once: the interpreter flushes again at its end. stderr
-    carries progress only: no failure of it may cost the result on stdout.
+    Any other failure of stdout, such as a full disk, is raised once, although the interpreter flushes again at exit.
+    stderr carries only progress, so its failures are ignored and never cost the result on stdout.
     """
 
     def __init__(self, descriptor: int, result: bool) -> None:
@@ -135,7 +135,7 @@ class _Pipe(io.FileIO):
 
 
 def _streams() -> None:
-    """Make stdout and stderr survive a closed pipe and text their encoding cannot show."""
+    """Make stdout and stderr survive a closed pipe, and text that their encoding cannot show."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller (`>&-`)

@@ -1,21 +1,23 @@
-"""From evidence to a verdict: derive the facts, ask the playbooks, say what the job is doing."""
+"""From evidence to a verdict: derive the facts, evaluate the playbooks, describe the job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hangdoc.analysis.facts import Facts, Schema, derive
+from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.evidence import Snapshot, Unseen
+from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_ranks, seconds
 from hangdoc.rules.evaluate import FAILED, evaluate
-from hangdoc.rules.loader import Library
-from hangdoc.system.garbage_collector import gc_paused
+from hangdoc.rules.loader import Library, load
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
-LONG_S = 60.0  # so long a rank may keep the others waiting for what it waits for itself: a request, the next file
-SLOWER = 1.2  # times longer than before, to be worth saying
+LONG_S = 60.0  # an idle rank may keep other ranks waiting for this long, for a request or the next file
+SLOWER = 1.2  # times the usual step time, to be worth mentioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +26,15 @@ class Judge:
 
     library: Library
     schema: Schema
-    slow: dict[str, str] = field(default_factory=dict)  # by id, playbooks that took too long: left out from then on
+    slow: dict[str, str] = field(default_factory=dict)  # playbooks that took too long, by id: never evaluated again
 
     def facts(self, history: Sequence[Snapshot]) -> Facts:
-        """The facts of one job's history."""
+        """The facts derived from one job's history."""
         with gc_paused():
             return derive(list(history), self.schema)
 
     def verdict(self, facts: Facts, usual_s: float | None = None) -> Verdict:
-        """What the playbooks make of the facts; `usual_s`: how long a step took while the job was healthy."""
+        """The verdict on these facts; `usual_s`: step time while the job was healthy."""
         with gc_paused():
             return self._verdict(facts, usual_s)
 
@@ -40,19 +42,30 @@ class Judge:
         findings, considered = evaluate(self.library, facts, self.slow)
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
-        note = _note(facts, status, findings) or (_pace(facts, usual_s) if status == "slow" else "")
+        note = _note(facts, status, findings) or (_step_time_note(facts, usual_s) if status == "slow" else "")
         unseen = (*_unseen(facts), *_failed(considered))
         return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered)
+
+
+def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
+    """The judge with the shipped playbooks and those in the folders `playbooks`; `say` gets the problems of each."""
+    import playbooks as shipped
+
+    types = load_schema()
+    library = load((shipped.ROOT, *playbooks), types)
+    for problem in library.problems:
+        say(str(problem))
+    return Judge(library, types)
 
 
 def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     stall = facts.job.stall
     if findings:
         moves = stall.settled and not stall.stalled and facts.job.progress.changed
-        if findings[0].status == "failed" and stall.stalled:  # the others have not noticed
+        if findings[0].status == "failed" and stall.stalled:  # its peers have not noticed yet
             return "stalled"
         if findings[0].status == "stalled" and findings[0].cls == "input_stall" and stall.settled and not stall.stalled:
-            return "slow"  # what would stall the job lets a little through
+            return "slow"  # the blocked input still delivers a little
         return "diverging" if findings[0].status == "stalled" and moves else findings[0].status
     if stall.stalled:
         return "stalled"
@@ -88,7 +101,7 @@ def _job(facts: Facts) -> Job:
 
 
 def _unseen(facts: Facts) -> tuple[Unseen, ...]:
-    """What the newest round of each probe could not see of those that live, said once."""
+    """Gaps in the newest round of each probe on running ranks, each once."""
     gone = {key for key, rank in facts.case.ranks.items() if rank.alive is False}
     newest: dict[tuple[str, str | None, int | None], Unseen] = {}
     for shot in facts.case.history:
@@ -101,25 +114,25 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
     seen_since = {
         (probe, rank.target.host, rank.target.pid) for shot in recent for rank in shot.ranks for probe in rank.records
     }
-    beside = {  # a part of what was seen in the same round: no native frames
+    partial = {  # gaps within a record of the same round, such as missing native frames
         (lack.probe, lack.host, lack.pid)
         for shot in recent
         for lack in shot.unseen
         for rank in shot.ranks
         if lack.pid == rank.target.pid and lack.probe in rank.records
     }
-    return tuple(lack for key, lack in newest.items() if key not in seen_since or key in beside)
+    return tuple(lack for key, lack in newest.items() if key not in seen_since or key in partial)
 
 
 def _failed(considered: Sequence[Considered]) -> Iterator[Unseen]:
-    """The playbooks that could not be judged by."""
+    """Playbooks whose rule failed."""
     for one in considered:
         if one.why.startswith(FAILED):
-            yield Unseen("playbook", f"{one.playbook}: {one.why}; mend it or leave its directory out")
+            yield Unseen("playbook", f"{one.playbook}: {one.why}; fix it or leave its directory out")
 
 
 def _recent(history: Sequence[Snapshot]) -> list[Snapshot]:
-    """The last two looks at each host."""
+    """The last two snapshots of each host."""
     by_host: dict[str, list[Snapshot]] = {}
     for shot in history:
         by_host.setdefault(shot.host, []).append(shot)
@@ -127,47 +140,47 @@ def _recent(history: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
-    """One sentence: what the job is doing, where no finding says it."""
+    """One sentence about a job without findings."""
     if findings:
         return ""
     if status == "stalled":
-        return "no playbook fits, so no cause is named"
+        return "no playbook matches, so hangdoc names no cause"
     if status == "failed" or facts.job.exit.well:
-        return _told_of_exits(facts)
+        return _exit_note(facts)
     if status == "unknown":
         if facts.job.dumps.moving:
-            return "its dumps were written while every rank still went from call to call: nothing stood still then"
-        none = "in no process group yet: no training rank, or one that is still starting" if _no_ranks(facts) else ""
-        return _told_of_exits(facts) or none or _told_of_absent(facts) or "too little could be seen to tell"
+            return "the dumps show no stall: every rank was still moving from call to call when they were written"
+        none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
+        return _exit_note(facts) or none or _absent_note(facts) or "too little evidence for a verdict"
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
     doing: dict[str, list[Any]] = {}
     for rank in facts.ranks:
         doing.setdefault(_doing(rank), []).append(rank)
-    told = sorted(doing.items(), key=lambda item: -len(item[1]))
-    return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in told)
+    activities = sorted(doing.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in activities)
 
 
-def _pace(facts: Facts, usual_s: float | None) -> str:
-    """How long a step takes now, and took before."""
+def _step_time_note(facts: Facts, usual_s: float | None) -> str:
+    """Step time now, and while the job was healthy."""
     progress = facts.job.progress
     now_s = progress.recent_s or progress.period_s
     if now_s is None:
         return ""
-    before = f", {seconds(usual_s)} before" if usual_s is not None and usual_s < now_s / SLOWER else ""
+    before = f"; it took {seconds(usual_s)} before" if usual_s is not None and usual_s < now_s / SLOWER else ""
     return f"a step takes {seconds(now_s)}{before}"
 
 
 def _absent(facts: Facts) -> list[Any]:
-    """Ranks that do nothing and have kept others waiting for long: what they wait for may never come."""
+    """Idle ranks that have kept other ranks waiting for long; they may never continue."""
     stall = facts.job.stall
     if not stall.idle or not stall.waiting or (stall.seconds or 0.0) < LONG_S:
         return []
     return [rank for rank in facts.ranks if rank.stack.phase == "idle"]
 
 
-def _told_of_absent(facts: Facts) -> str:
+def _absent_note(facts: Facts) -> str:
     absent = _absent(facts)
     if not absent:
         return ""
@@ -176,8 +189,8 @@ def _told_of_absent(facts: Facts) -> str:
     where = f" at {sites}" if sites else ""
     many = len(absent) > 1
     return (
-        f"for {waited} the others have waited for {_named(absent)}, idle{where}: "
-        f"whether what {'they wait' if many else 'it waits'} for will come cannot be told from here"
+        f"{_named(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, idle{where}; "
+        f"hangdoc cannot tell whether {'they' if many else 'it'} will continue"
     )
 
 
@@ -188,7 +201,7 @@ def _named(ranks: Sequence[Any]) -> str:
 
 
 def _no_ranks(facts: Facts) -> bool:
-    """Nothing but processes that the user named and that show no sign of a rank."""
+    """True if there are only processes that the user named, without any sign of a rank."""
     groups = (facts.case.record(key, "groups") for key in facts.case.ranks)
     return all(rank.rank < 0 and not rank.stack.waits for rank in facts.ranks) and not any(
         g and g.groups for g in groups
@@ -196,27 +209,27 @@ def _no_ranks(facts: Facts) -> bool:
 
 
 def _gone(facts: Facts) -> list[int]:
-    """Ranks that ended while they were watched."""
+    """Ranks whose process has ended."""
     return [rank.rank for rank in facts.ranks if rank.alive is False]
 
 
-def _told_of_exits(facts: Facts) -> str:
+def _exit_note(facts: Facts) -> str:
     gone = _gone(facts)
     if not gone:
         return ""
     if facts.job.exit.well:
-        return "every rank has ended with exit code 0"
+        return "every rank exited with code 0"
     some = f"{name_ranks(gone)} {'has' if len(gone) == 1 else 'have'}"
     who = "every rank has" if facts.job.exit.all_ended else some
     first = [rank for rank in facts.ranks if rank.exit.first]
     if not first:
         watched = any(rank.pid > 0 for rank in facts.ranks if rank.alive is False)
-        when = "while we watched" if watched else "before we came"
-        return f"{who} ended {when}; whether that is well, the job's own log says"
+        when = "while hangdoc was watching" if watched else "before hangdoc looked"
+        return f"{who} ended {when}; the job's log shows whether that was intended"
     how = ", ".join(dict.fromkeys(rank.exit.text for rank in first if rank.exit.text))
     sites = ", ".join(dict.fromkeys(rank.exit.site for rank in first if rank.exit.site))
     seen = f", last seen at {sites}" if sites else ""
-    return f"{who} ended, {_named(first)} first: {how}{seen}; the log of {_named(first)} says why"
+    return f"{who} ended, {_named(first)} first: {how}{seen}; see the log of {_named(first)}"
 
 
 def _doing(rank: Any) -> str:

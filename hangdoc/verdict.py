@@ -1,4 +1,4 @@
-"""A verdict: what hangdoc says of a job. The JSON contract `hangdoc.verdict/1` mirrors these records.
+"""A verdict: hangdoc's diagnosis of a job. The JSON contract `hangdoc.verdict/1` mirrors these records.
 
 Renderers receive a `Verdict` and decide nothing.
 """
@@ -29,10 +29,10 @@ EXIT = {"healthy": 0, "slow": 1, "diverging": 1, "stalled": 2, "failed": 2, "unk
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One rank as the verdict shows it."""
+    """One line of the rank table."""
 
     rank: int | None
-    pid: int | None  # None: the process is gone
+    pid: int | None  # None: the process has ended
     host: str
     phase: str
     op: str | None = None
@@ -41,6 +41,8 @@ class RankLine:
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """The job that a verdict is about."""
+
     id: str
     world_size: int | None
     launcher: str | None
@@ -50,6 +52,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
+    """A rank or host that is responsible for a finding."""
+
     rank: int | None
     pid: int | None
     host: str | None
@@ -69,7 +73,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One line of evidence, and the ranks it speaks of."""
+    """One line of evidence, and the ranks that it is about."""
 
     probe: str
     ranks: tuple[int, ...]
@@ -78,6 +82,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """A playbook that applies to the job."""
+
     playbook: str
     cls: str  # JSON: "class"
     confidence: str
@@ -87,25 +93,27 @@ class Finding:
     links: tuple[Link, ...] = ()
     evidence: tuple[Proof, ...] = ()
     actions: tuple[str, ...] = ()
-    status: str = "stalled"  # what the finding makes of the job; not in the JSON
-    reasons: tuple[str, ...] = ()  # what raised or lowered the confidence; not in the JSON
+    status: str = "stalled"  # status of a job with this finding; not in the JSON
+    reasons: tuple[str, ...] = ()  # reasons that raised or lowered the confidence; not in the JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """What became of a playbook that is not a finding: `no`, or `unknown` for want of evidence."""
+    """Outcome of a playbook that is not a finding: `no`, or `unknown` if evidence is missing."""
 
     playbook: str
-    outcome: str
+    outcome: str  # no | unknown
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The status of a job, and its findings in order of importance."""
+
     status: str
     stalled_for_s: float | None
     job: Job
     findings: tuple[Finding, ...] = ()
     unseen: tuple[Unseen, ...] = ()
-    note: str = ""  # one sentence: what the job is doing, where nothing is wrong or nothing can be told
+    note: str = ""  # one sentence about the job, such as its step time; the reason if the status is unknown
     considered: tuple[Considered, ...] = ()

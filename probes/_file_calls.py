@@ -14,7 +14,7 @@ from hangdoc.evidence import FileCall, Helper, Process
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.redaction.text import redact
 from hangdoc.system import procfs
-from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
+from hangdoc.system.mounts import LOCAL, Mount, mount_of, mounts
 from hangdoc.system.target_files import TargetFiles
 from probes import _syscalls
 
@@ -104,7 +104,7 @@ def _mount(pid: int, fd: int | None, path: str) -> Mount | None:
         number = next((line.split()[1] for line in info.splitlines() if line.startswith("mnt_id:")), "-1")
         if int(number) in table:
             return table[int(number)]
-    return holding(path, table)
+    return mount_of(path, table)
 
 
 def _kind(pid: int, fd: int | None, path: str, mount: Mount | None) -> str:
@@ -130,7 +130,7 @@ def _mapped(pid: int) -> tuple[str | None, Mount | None]:
     lines = (
         fields for line in (procfs.text(f"/proc/{pid}/maps") or "").splitlines() if (fields := line.split(None, 5))
     )
-    over = {fields[5]: holding(fields[5], table) for fields in lines if len(fields) > 5 and fields[5].startswith("/")}
+    over = {fields[5]: mount_of(fields[5], table) for fields in lines if len(fields) > 5 and fields[5].startswith("/")}
     far = {path: mount for path, mount in over.items() if mount is not None and mount.filesystem not in _PAGES_COME}
     data = {path: mount for path, mount in far.items() if not NO_DATA.search(path)} or far
     points = {mount.point: mount for mount in data.values()}

@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hangdoc.evidence import Target, Unseen
-from hangdoc.evidence.network import Addresses, Held
-from hangdoc.system.hosts_file import HOSTS, MOST, naming
-from hangdoc.system.netns import call_inside, namespace
-from hangdoc.system.target_files import TargetFiles, why
+from hangdoc.evidence.network import Addresses, InterfaceAddresses
+from hangdoc.system.netns import HOSTS, MOST_HOSTS_BYTES, call_inside, hosts_entries, namespace
+from hangdoc.system.target_files import TargetFiles, read_failure
 from probes import Observation, Request, Tier
 
 _SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
@@ -63,17 +62,19 @@ def _look(pid: int, net: int) -> tuple[Addresses, str | None]:
     held = tuple(replace(one, default=one.name in leading) for one in found.interfaces)
     name = call_inside(pid, socket.gethostname, ("uts",))
     try:
-        lines = list(naming(TargetFiles(pid).read(HOSTS, MOST).data.decode(errors="replace"), name))
+        lines = list(hosts_entries(TargetFiles(pid).read(HOSTS, MOST_HOSTS_BYTES).data.decode(errors="replace"), name))
     except FileNotFoundError:
         return Addresses(held, net, name), None
     except OSError as error:
-        return Addresses(held, net, name), f"its {HOSTS} could not be read ({why(error)}); what it names is not known"
+        return Addresses(
+            held, net, name
+        ), f"its {HOSTS} could not be read ({read_failure(error)}); what it names is not known"
     named = tuple(dict.fromkeys(address for address, _, _ in lines))
     line = next((f"{HOSTS}:{number}: {text}" for _, number, text in lines), None)
     return Addresses(held, net, name, named, line), None
 
 
-def _interfaces() -> tuple[Held, ...]:
+def _interfaces() -> tuple[InterfaceAddresses, ...]:
     """The interfaces of the calling thread's network namespace."""
     import psutil
 
@@ -82,7 +83,7 @@ def _interfaces() -> tuple[Held, ...]:
         texts = (_with_prefix(one.address, one.netmask) for one in held)
         found[name] += [text for text in texts if text]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        return tuple(Held(name, tuple(texts), _is_up(asking, name)) for name, texts in found.items())
+        return tuple(InterfaceAddresses(name, tuple(texts), _is_up(asking, name)) for name, texts in found.items())
 
 
 def _is_up(asking: socket.socket, name: str) -> bool:

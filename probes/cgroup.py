@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from hangdoc.evidence import Unseen
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit
 from hangdoc.system import procfs
-from hangdoc.system.cgroups import Mount, below, levels, mounts_in, places
+from hangdoc.system.cgroups import Mount, folders, memberships, parse_mounts, path_in_mount
 from probes import Observation, Request, Tier
 
 _NO_LIMIT = 1 << 60  # bytes; v1 writes a number just below 2**63 for none
@@ -28,7 +28,7 @@ class CgroupProbe:
     steady = False
 
     def observe(self, request: Request) -> Observation:
-        mounts = list(mounts_in(procfs.text("/proc/self/mountinfo") or ""))
+        mounts = list(parse_mounts(procfs.text("/proc/self/mountinfo") or ""))
         groups: dict[str, Cgroup] = {}  # ranks of one container share theirs: read it once
         records: dict[int, Cgroup] = {}
         unseen: list[Unseen] = []
@@ -50,8 +50,8 @@ def read(membership: str, mounts: list[Mount]) -> Cgroup:
     cpu: list[CpuLimit] = []
     memory: list[MemoryLimit] = []
     group, pressure = None, {}
-    for mount, path in places(membership, mounts):
-        for folder in levels(mount, path):
+    for mount, path in memberships(membership, mounts):
+        for folder in folders(mount, path):
             if not mount.controllers:
                 cpu += _cpu_v2(folder)
                 memory += _memory_v2(folder)
@@ -60,7 +60,7 @@ def read(membership: str, mounts: list[Mount]) -> Cgroup:
             if "memory" in mount.controllers:
                 memory += _memory_v1(folder)
         if not mount.controllers:
-            group, pressure = path, _pressure(mount.point + below(mount, path))
+            group, pressure = path, _pressure(mount.point + path_in_mount(mount, path))
     return Cgroup(tuple(cpu), tuple(memory), group, pressure.get("cpu"), pressure.get("memory"), pressure.get("full"))
 
 

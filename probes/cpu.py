@@ -9,7 +9,7 @@ import os
 
 from hangdoc.evidence import ChildProcess, Process, Target, ThreadCpu, Unseen
 from hangdoc.system import procfs
-from hangdoc.system.socket_holders import command
+from hangdoc.system.command_text import command_text
 from probes import Observation, Request, Tier
 
 _MOST_CHILDREN = 256  # a rank with more helpers than that shows the first
@@ -68,7 +68,7 @@ def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> t
         threads=tuple(thread for thread in threads if thread),
         tracer_pid=tracer,
         tracer=(procfs.text(f"/proc/{tracer}/comm") or "").strip() or None if tracer else None,
-        tracer_command=command(tracer) if tracer else None,
+        tracer_command=command_text(tracer) if tracer else None,
         affinity=_affinity(pid),
         nice=main.nice,
         children=_children(pid, tids, ranks),

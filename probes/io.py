@@ -15,7 +15,7 @@ from itertools import islice
 
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
 from hangdoc.system import pipes, procfs
-from hangdoc.system.mounts import LOCAL, Mount, holding, mounts
+from hangdoc.system.mounts import LOCAL, Mount, mount_of, mounts
 from hangdoc.system.permissions import remedy
 from hangdoc.system.target_files import TargetFiles, names
 from probes import Observation, Request, Tier, _file_calls, _syscalls
@@ -55,7 +55,7 @@ class IoProbe:
             if not isinstance(process, Process):
                 continue
             old = before.get(target.pid, {})
-            counted = pipes.transfer(target.pid)
+            counted = procfs.io_counters(target.pid)
             if counted is None:
                 why = f"the bytes and files of PID {target.pid} may not be read; {remedy(target.pid)}"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
@@ -117,7 +117,7 @@ def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[He
     for child in islice(children, _MOST_HELPERS):
         call = _syscalls.of(child.pid, child.pid) if child.state in "SD" else None
         switches = _switches(child.pid)
-        moved = pipes.moved(child.pid)
+        moved = procfs.moved_bytes(child.pid)
         old = known.get(child.pid)
         # Costs a read for each thread: only where the process has not run at all.
         quiet = old is not None and (old.cpu_s, old.moved) == (child.cpu_s, moved)
@@ -174,7 +174,7 @@ def _named(stacks: Stacks) -> Iterator[str]:
 
 def _count(pid: int, path: str, table: Mapping[int, Mount]) -> Folder | None:
     """The folder, where it lies on a filesystem of this machine alone: others might never answer."""
-    mount = holding(path, table)
+    mount = mount_of(path, table)
     if mount is None or mount.filesystem not in LOCAL:
         return None
     # No symbolic link is followed: it may lead to a mount that never answers.

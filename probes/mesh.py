@@ -27,7 +27,7 @@ from hangdoc.evidence.software import Versions
 from hangdoc.evidence.stacks import making_group
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.system.netns import call_inside
-from hangdoc.system.own_sockets import End, connected
+from hangdoc.system.process_sockets import Endpoint, connected_endpoint
 from hangdoc.system.tcpstore import StoreReader
 from probes import STORE, Observation, Request, Tier
 
@@ -127,14 +127,14 @@ def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:
 
 def _ask(target: Target, group: Group) -> Mesh:
     place = parse_endpoint(target.master or "")
-    end = connected(target.pid, place[1]) if place else None
+    end = connected_endpoint(target.pid, place[1]) if place else None
     if end is None:
         raise OSError("the rank is connected to it no more")
     limit = LIMIT_S + 3 * _ANSWER_S
     return call_inside(target.pid, lambda: read(end, group), timeout_s=limit)
 
 
-def read(store_at: End, group: Group) -> Mesh:
+def read(store_at: Endpoint, group: Group) -> Mesh:
     """What the store holds of the group; raises OSError where it does not answer."""
     found: list[Advertised] = []
     missing: list[int] = []

@@ -85,7 +85,7 @@ def _piled(records: Mapping[str, Any]) -> bool:
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
     """The interfaces of the calling thread's network namespace."""
-    seen = rtnetlink.look()
+    seen = rtnetlink.query()
     networks: dict[int, list[str]] = defaultdict(list)
     for index, address, prefix in seen["addresses"]:
         if address:

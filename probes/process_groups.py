@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.evidence import Groups, ProcessGroup, Target, Unseen, limits
+from hangdoc.evidence import ProcessGroup, ProcessGroups, Target, Unseen, limits
 from hangdoc.introspect.interpreter import Interpreter, lookup, read_dict
 from hangdoc.introspect.local_variables import shorten
 from hangdoc.introspect.memory import Memory, Unreadable
@@ -40,7 +40,7 @@ class _Known:
     modules: tuple[int, ...]  # signature of `sys.modules` when the dicts were looked for
     dicts: Mapping[str, int]  # address by name
     signature: _Signature  # of those dicts
-    groups: Groups
+    groups: ProcessGroups
 
 
 class _Torn(Unreadable):
@@ -54,7 +54,7 @@ class GroupsProbe:
     scope = "rank"
     tier = Tier.LOOK
     needs = "ptrace"
-    record = Groups
+    record = ProcessGroups
     order = 15
     steady = False
 
@@ -63,7 +63,7 @@ class GroupsProbe:
         self._known: dict[Process, _Known] = {}
 
     def observe(self, request: Request) -> Observation:
-        by_pid: dict[int, Groups] = {}
+        by_pid: dict[int, ProcessGroups] = {}
         unseen: list[Unseen] = []
         watched = {(target.pid, target.start_ticks) for target in request.targets}
         self._known = {process: known for process, known in self._known.items() if process in watched}
@@ -85,7 +85,7 @@ class GroupsProbe:
                 by_pid[target.pid] = found
         return Observation(by_pid, unseen=tuple(unseen))
 
-    def _read(self, process: Process, memory: Memory) -> Groups | None:
+    def _read(self, process: Process, memory: Memory) -> ProcessGroups | None:
         """The record of one process; None where its interpreter is unknown. Raises Unreadable."""
         if self._places.hopeless(process):
             return None
@@ -155,17 +155,17 @@ def _dicts(memory: Memory, interpreter: Interpreter, modules: int) -> dict[str, 
     return found if {NAMES, RANKS} <= found.keys() else {k: v for k, v in found.items() if k == ENVIRON}
 
 
-def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) -> Groups:
+def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) -> ProcessGroups:
     environ = _environ(memory, interpreter, dicts[ENVIRON]) if ENVIRON in dicts else {}
     groups = _members(memory, interpreter, dicts) if NAMES in dicts else ()
     default = next((group for group in groups if group.default), None)
     rank = _own_rank(memory, groups)
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    return Groups(
+    return ProcessGroups(
         groups=groups,
-        rank=rank if rank is not None else limits.whole(environ.get("RANK")),
-        world_size=len(default.ranks) if default is not None else limits.whole(environ.get("WORLD_SIZE")),
-        local_rank=limits.whole(environ.get("LOCAL_RANK")),
+        rank=rank if rank is not None else limits.parse_count(environ.get("RANK")),
+        world_size=len(default.ranks) if default is not None else limits.parse_count(environ.get("WORLD_SIZE")),
+        local_rank=limits.parse_count(environ.get("LOCAL_RANK")),
         master=f"{address}:{port}" if address and port else None,
     )
 

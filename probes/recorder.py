@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from hangdoc.evidence import FlightRecorder, Process, Recorded, Target, Unseen
+from hangdoc.evidence import FlightRecorder, Process, RecordedCall, Target, Unseen
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.system.netns import call_inside
-from hangdoc.system.own_sockets import End, connect, connected, listens
+from hangdoc.system.process_sockets import Endpoint, connect, connected_endpoint, listening_endpoint
 from hangdoc.system.tcpstore import StoreReader
 from probes import RECORDER, Observation, Request, Tier
 
@@ -78,11 +78,11 @@ def _ask(target: Target) -> bytes | Exception:
     """What the debug server of one rank answers, or why there is no answer."""
     try:
         place = parse_endpoint(target.master or "")
-        store = place and (connected(target.pid, place[1]) or listens(target.pid, place[1]))
+        store = place and (connected_endpoint(target.pid, place[1]) or listening_endpoint(target.pid, place[1]))
         if not store:
             raise OSError("it is not connected to the job's store")
         port = call_inside(target.pid, lambda: _port(store, target.rank), timeout_s=3 * TIMEOUT_S)
-        server = listens(target.pid, port)
+        server = listening_endpoint(target.pid, port)
         if server is None:
             raise OSError(f"it does not listen on port {port} itself, where the store says it does")
         return call_inside(target.pid, lambda: _fetch(server), timeout_s=2 * TIMEOUT_S)
@@ -90,7 +90,7 @@ def _ask(target: Target) -> bytes | Exception:
         return error
 
 
-def _port(store_at: End, rank: int | None) -> int:
+def _port(store_at: Endpoint, rank: int | None) -> int:
     """The port of the rank's debug server, as the store has it; raises OSError or ValueError."""
     with StoreReader(store_at, TIMEOUT_S) as store:
         address = store.get(f"debug_server/rank{rank}")
@@ -100,7 +100,7 @@ def _port(store_at: End, rank: int | None) -> int:
     return int(found[1])
 
 
-def _fetch(server: End) -> bytes:
+def _fetch(server: Endpoint) -> bytes:
     """The answer of a debug server, complete within TIMEOUT_S; raises OSError, HTTPException or ValueError."""
     link = http.client.HTTPConnection(server.address, server.port)  # follows no redirect, knows no proxy
     link.sock = connect(server, TIMEOUT_S)
@@ -172,9 +172,9 @@ def _plain(part: msgspec.Raw) -> Any:
     return json.loads(bytes(part))
 
 
-def _entry(entry: Mapping[str, Any]) -> Recorded:
+def _entry(entry: Mapping[str, Any]) -> RecordedCall:
     group: Sequence[Any] = entry["process_group"]
-    return Recorded(
+    return RecordedCall(
         group=_text(group[0]),
         sequence=_number(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
         op=_text(entry["profiling_name"]).rpartition(":")[2],

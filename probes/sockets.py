@@ -13,9 +13,9 @@ from contextlib import suppress
 from hangdoc.evidence import Connection, Sockets, Target, Unseen
 from hangdoc.system import procfs
 from hangdoc.system.netns import call_inside, namespace
-from hangdoc.system.own_sockets import inodes_of
 from hangdoc.system.permissions import remedy
-from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
+from hangdoc.system.process_sockets import socket_inodes
+from hangdoc.system.sockdiag import Fields, SockDiag, read_proc_tables
 from probes import Observation, Request, Tier
 
 Inodes = dict[int, list[int]]  # inode of a socket -> PIDs that have it open
@@ -60,7 +60,7 @@ class SocketsProbe:
         for target in request.targets:
             try:
                 where = namespace(target.pid)
-                opened, whole = inodes_of(target.pid)
+                opened, whole = socket_inodes(target.pid)
             except OSError as error:
                 unseen.append(_unseen(target, _why_not(error, target.pid)))
                 continue
@@ -90,7 +90,7 @@ class SocketsProbe:
             reason = error.strerror or error
             why = f"no ages of bytes: sock_diag in its network namespace failed ({reason}); run hangdoc as root"
             unseen.extend(_unseen(target, why) for target in targets)
-            return list(from_proc(pid, inodes))
+            return list(read_proc_tables(pid, inodes))
         with suppress(OSError):  # a name for people; the connections are known without it
             table.name_interfaces(pid, frozenset(one["local"] for one in found if one["state"] != "listen"))
         for one in found:

@@ -18,13 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hangdoc.discovery.job_processes import Relatives
-from hangdoc.evidence import Kin, Meeting, Sockets, Stacks, Target, Unseen
+from hangdoc.evidence import Rendezvous, Sockets, Stacks, Target, Unseen
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.system.hosts_file import HOSTS, MOST, naming
-from hangdoc.system.netns import call_inside, namespace
-from hangdoc.system.sockdiag import Fields, SockDiag, from_proc
-from hangdoc.system.socket_holders import Holders
+from hangdoc.system.netns import HOSTS, MOST_HOSTS_BYTES, call_inside, hosts_entries, namespace
+from hangdoc.system.process_sockets import SocketHolders
+from hangdoc.system.sockdiag import Fields, SockDiag, read_proc_tables
 from hangdoc.system.target_files import TargetFiles
 from probes import DNS, Observation, Request, Tier
 
@@ -41,17 +40,17 @@ class StoreProbe:
     scope = "rank"
     tier = Tier.LOOK
     needs = "nothing"
-    record = Meeting
+    record = Rendezvous
     order = 25  # after stacks: they tell who is being set up
     steady = False
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[float, tuple[str, ...] | None]] = {}
-        self._holders = Holders()
+        self._holders = SocketHolders()
         self._relatives = Relatives()
 
     def observe(self, request: Request) -> Observation:
-        records: dict[int, Meeting] = {}
+        records: dict[int, Rendezvous] = {}
         unseen: list[Unseen] = []
         here = {target.pid: target for target in request.targets}
         asked = [target for target in request.targets if target.master and self._asked(target, request)]
@@ -79,12 +78,14 @@ class StoreProbe:
     def _asked(self, target: Target, request: Request) -> bool:
         return request.tier >= Tier.EXAMINE or is_assembling(_stacks(target, request))
 
-    def _meeting(self, target: Target, address: str, port: int, request: Request, here: dict[int, Target]) -> Meeting:
+    def _meeting(
+        self, target: Target, address: str, port: int, request: Request, here: dict[int, Target]
+    ) -> Rendezvous:
         resolved = self._resolved(target.pid, address, DNS in request.ask)
         resolved = resolved if resolved is not None else _dialled(target, port, request)
         own = self._own_addresses(target.pid)
         local = None if resolved is None or own is None else any(_is_own(one, own) for one in resolved)
-        found = Meeting(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
+        found = Rendezvous(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
         found = replace(found, kin=self._relatives.of(target, here))
         if not local:
             return found
@@ -92,7 +93,7 @@ class StoreProbe:
         listening = [one for one in sockets if one["state"] == "listen" and _hears(one["local"], resolved or ())]
         if not listening:
             return found
-        holder = self._holders.of(target, listening[0])
+        holder = self._holders.find(target, listening[0])
         kin = self._relatives.belongs(holder.pid, target, here) if holder.pid else None
         talking = sum(one["state"] in ("established", "close_wait") for one in sockets)
         return replace(found, holder=replace(holder, kin=kin), clients=talking)
@@ -135,7 +136,7 @@ def resolve(pid: int, name: str, ask: bool = False) -> tuple[str, ...] | None:
     hosts = _file(pid, HOSTS)
     if hosts is None:
         return None
-    found = tuple(dict.fromkeys(address for address, _, _ in naming(hosts, name)))
+    found = tuple(dict.fromkeys(address for address, _, _ in hosts_entries(hosts, name)))
     if found or name == "localhost":
         return found or ("127.0.0.1", "::1")
     if not ask or not _same_resolver(pid):
@@ -174,7 +175,7 @@ def _same_resolver(pid: int) -> bool:
 def _file(pid: int, path: str) -> str | None:
     """Its text, as far as it is read; empty where there is none, None where it cannot be read."""
     try:
-        return TargetFiles(pid).read(path, MOST).data.decode(errors="replace")
+        return TargetFiles(pid).read(path, MOST_HOSTS_BYTES).data.decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError:
@@ -208,11 +209,11 @@ def _at_port(pid: int, port: int) -> list[Fields]:
     try:
         diag = call_inside(pid, SockDiag)
     except OSError:
-        return [one for one in from_proc(pid, _Every()) if one["local_port"] == port]
+        return [one for one in read_proc_tables(pid, _Every()) if one["local_port"] == port]
     try:
         return list(diag.at_port(port))
     except OSError:
-        return [one for one in from_proc(pid, _Every()) if one["local_port"] == port]
+        return [one for one in read_proc_tables(pid, _Every()) if one["local_port"] == port]
     finally:
         diag.close()
 
@@ -253,4 +254,4 @@ def _timedelta(pid: int, address: int) -> float | None:
 
 PROBE = StoreProbe()
 
-__all__ = ["PROBE", "Kin", "StoreProbe", "is_assembling", "parse_endpoint", "resolve"]
+__all__ = ["PROBE", "StoreProbe", "is_assembling", "parse_endpoint", "resolve"]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from hangdoc.evidence import Unseen
 from hangdoc.evidence.software import Versions
 from hangdoc.system import procfs
-from hangdoc.system.target_files import TargetFiles, why
+from hangdoc.system.target_files import TargetFiles, read_failure
 from probes import Observation, Request, Tier
 
 _TORCH = re.compile(r"(/.*)/torch/lib/libtorch[\w.-]*\.so")
@@ -77,7 +77,7 @@ def _torch(pid: int, packages: str, lacks: list[str]) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        lacks.append(f"{file} could not be read ({why(error)}); the version of PyTorch is not known")
+        lacks.append(f"{file} could not be read ({read_failure(error)}); the version of PyTorch is not known")
         return None
     match = _VERSION.search(text)
     return match[1] if match else None
@@ -89,7 +89,7 @@ def _packaged(pid: int, packages: str, lacks: list[str]) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        lacks.append(f"{packages} could not be listed ({why(error)}); the version of NCCL is not known")
+        lacks.append(f"{packages} could not be listed ({read_failure(error)}); the version of NCCL is not known")
         return None
     return next((match[1] for name in names if (match := _PACKAGE.fullmatch(name))), None)
 

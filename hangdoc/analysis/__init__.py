@@ -1,7 +1,8 @@
-"""Analysis: facts across ranks, each module small and pure; it derives, it does not judge.
+"""Analysis: facts derived from evidence, per rank and for the job. Facts say what is; playbooks say what it means.
 
-A module has an `ANALYSIS` that satisfies `Analysis`. Its facts appear in the rules of playbooks under its name
-(`stack.phase`, `progress.cpu_share`). Adding one is adding a file: `load()` finds it.
+A module that defines `ANALYSIS` (see `Analysis`) adds a group of facts. Playbook rules read them under its name
+(`stack.phase`, `progress.cpu_share`). To add an analysis, add a file: `load()` finds it. An analysis is a pure function
+of the evidence: it calls no probe, reads no file and keeps no state.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from hangdoc.evidence import RankEvidence, Snapshot
 
 Key = tuple[str, int]  # (host, pid): one process
 T = TypeVar("T")
-_NEVER: Any = object()  # in the place of what was not worked out yet
+_MISSING: Any = object()
 
 
 @dataclass(slots=True)
 class Case:
-    """The evidence of one judgement, and the facts derived so far, which later analyses may use."""
+    """The evidence of one diagnosis, and the facts derived so far, which later analyses may read."""
 
-    history: Sequence[Snapshot]  # oldest first, of any number of hosts
-    ranks: Mapping[Key, RankEvidence]  # newest evidence, records of earlier snapshots carried over
-    rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # group -> rank -> facts
-    job_facts: dict[str, Any] = field(default_factory=dict)  # group -> facts
-    looks: dict[Key, Any] = field(default_factory=dict)  # rank -> what `progress` made of each look at it
+    history: Sequence[Snapshot]  # oldest first, from any number of hosts
+    ranks: Mapping[Key, RankEvidence]  # newest evidence of each rank, with records carried over from earlier snapshots
+    rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # name of the analysis -> rank -> facts
+    job_facts: dict[str, Any] = field(default_factory=dict)  # name of the analysis -> facts
+    looks: dict[Key, Any] = field(default_factory=dict)  # rank -> its looks, as analysed by `ranks.progress`
     _rounds: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]] | None = None
-    _probes: frozenset[str] = field(init=False)  # that have seen any rank
-    _kept: dict[Any, Any] = field(default_factory=dict)  # what was worked out once, see `once`
+    _probes: frozenset[str] = field(init=False)  # probes with a record of any rank
+    _kept: dict[Any, Any] = field(default_factory=dict)  # results of `once`, by name
 
     def __post_init__(self) -> None:
         self._probes = frozenset().union(*[rank.records for rank in self.ranks.values()])
@@ -40,14 +41,14 @@ class Case:
         return self.ranks[key].records.get(probe) if probe in self._probes else None
 
     def once(self, name: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns, worked out at the first call with this name and kept for the life of the case."""
-        kept: T = self._kept.get(name, _NEVER)
-        if kept is _NEVER:
+        """The result of `make`, computed on the first call with this name and cached for the life of the case."""
+        kept: T = self._kept.get(name, _MISSING)
+        if kept is _MISSING:
             kept = self._kept[name] = make()
         return kept
 
     def rounds(self, key: Key) -> Sequence[tuple[Snapshot, RankEvidence]]:
-        """The snapshots that one rank is in, oldest first, with what was seen of it."""
+        """The snapshots that contain one rank, oldest first, with its evidence in each."""
         if self._rounds is None:
             self._rounds = rounds(self.history)
         return self._rounds.get(key, ())
@@ -57,13 +58,13 @@ class Case:
         return self.once("shots", self._shots).get(host, ())
 
     def series(self, key: Key, probe: str) -> Sequence[tuple[float, Any]]:
-        """All records of `probe` on one rank with their instants (s, that host's clock), oldest first."""
+        """All records of `probe` on one rank with their times (s, its host's clock), oldest first."""
         if probe not in self._probes:
             return ()
         return [(shot.at_s, rank.records[probe]) for shot, rank in self.rounds(key) if probe in rank.records]
 
     def distinct(self, key: Key, probe: str) -> Sequence[Any]:
-        """The same records without their instants, oldest first; what several looks have found is there once."""
+        """The records of `series` without times, oldest first; a record shared by several snapshots appears once."""
         if probe not in self._probes:
             return ()
         found = [rank.records[probe] for _, rank in self.rounds(key) if probe in rank.records]
@@ -77,7 +78,7 @@ class Case:
 
 
 def rounds(history: Sequence[Snapshot]) -> dict[Key, list[tuple[Snapshot, RankEvidence]]]:
-    """By rank the snapshots that it is in, in their order, with what was seen of it."""
+    """By rank: the snapshots that contain it, in order, with its evidence in each."""
     found: dict[Key, list[tuple[Snapshot, RankEvidence]]] = {}
     for shot in history:
         for rank in shot.ranks:
@@ -87,17 +88,19 @@ def rounds(history: Sequence[Snapshot]) -> dict[Key, list[tuple[Snapshot, RankEv
 
 @runtime_checkable
 class Analysis(Protocol):
-    """One kind of derived fact.
+    """One group of derived facts.
 
-    `rank_facts` and `job_facts` are frozen dataclasses of nullable scalars and tuples (None: not seen), or None
-    where the module yields no such facts. `order`: analyses with a lower one have run before.
+    `name`: the group's name in rules. `order`: an analysis runs after all analyses with a lower `order`, and may read
+    their facts from the case. `rank_facts` and `job_facts`: frozen dataclasses of nullable scalars and tuples, or None
+    if the analysis derives no such facts. None in a field means unknown: the evidence was not seen. The comment of a
+    field is its documentation for rule authors: meaning, unit, and allowed values.
 
-    Two names mean something in the rank facts of any analysis (below order 60, where `stall` reads them):
-    `stuck: bool | None`, the rank cannot go on by itself, whatever its stack seems to do; `advancing: bool | None`,
-    the rank stands still but something works for it (a child, a file that grows).
+    The `stall` analysis (order 60) reads two fields of any rank facts derived before it:
+    `stuck: bool | None`, the rank cannot go on by itself, whatever its stack shows;
+    `advancing: bool | None`, the stack does not change but work goes on for the rank (a child process, a growing file).
 
-    Where there is an `on_demand`, true, the facts are derived when a rule first asks for them, after all others: no
-    analysis may read them, and there are none for the job.
+    An optional attribute `on_demand = True` defers `derive` until a rule first reads the facts. No other analysis may
+    read them, and there are no job facts.
     """
 
     name: str
@@ -106,12 +109,12 @@ class Analysis(Protocol):
     job_facts: type | None
 
     def derive(self, case: Case) -> tuple[dict[Key, Any], Any]:
-        """Facts by rank (one for every rank of the case) and for the job; never raises on missing evidence."""
+        """Facts by rank (for every rank of the case) and for the job. Missing evidence gives None and never raises."""
         ...
 
 
 def load() -> tuple[Analysis, ...]:
-    """Every analysis in this package, in order."""
+    """Every analysis in this package and its subpackages, in order."""
     found: list[Analysis] = []
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         analysis = getattr(importlib.import_module(module.name), "ANALYSIS", None)

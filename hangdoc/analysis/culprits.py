@@ -1,4 +1,4 @@
-"""Someone a rule may blame of whom no process is seen: a rank that never came, a stranger, a host out of sight."""
+"""Culprits that are not among the observed ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """As much as is known of it; `host` may be a mere address."""
+    """A culprit that was not observed as a rank: one that never started, a foreign process, an unwatched host.
+
+    A rule names a tuple of these under `culprits`. None: unknown; `host` is a host name or an address.
+    """
 
     rank: int | None
     pid: int | None = None

@@ -1,7 +1,7 @@
-"""The facts a rule may speak of, composed of the groups that the analyses declare.
+"""Facts available to rules, composed from the groups that the analyses declare.
 
-A rule over one rank reads `rank`, `pid`, `host`, `alive`, `seen` and every group by name (`stack.phase`); the job's
-groups are reached as `job.GROUP.field`. A rule over the job reads the job's groups and the playbook's selections.
+A selection over one rank reads `rank`, `pid`, `host`, `alive`, `seen` and every group by name (`stack.phase`); it reads
+the job's groups as `job.GROUP.field`. An expression over the job reads the job's groups and the playbook's selections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hangdoc.evidence import RankEvidence, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The dataclasses rules are typed against."""
+    """The types of the facts; rules are checked against them."""
 
     rank: type
     job: type
@@ -26,16 +26,16 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What all the playbooks are evaluated over."""
+    """The facts of one diagnosis, over which all playbooks are evaluated."""
 
-    ranks: tuple[Any, ...]  # of Schema.rank, by rank number
-    job: Any  # of Schema.job
+    ranks: tuple[Any, ...]  # instances of Schema.rank, sorted by rank number
+    job: Any  # instance of Schema.job
     case: Case
 
 
 @dataclass(slots=True)
 class Pending:
-    """A group of facts that nobody has asked for yet."""
+    """A group of facts that no rule has read yet."""
 
     analysis: Analysis
     case: Case
@@ -48,7 +48,7 @@ class Pending:
 
 
 def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
-    """Compose the types of the facts from the analyses."""
+    """The types of the facts, composed from the analyses (default: all of them)."""
     found = load() if analyses is None else analyses
     job = make_dataclass(
         "JobFacts",
@@ -58,28 +58,28 @@ def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
     rank: type = make_dataclass(
         "RankFacts",
         [
-            ("rank", int),  # -1: not known
+            ("rank", int),  # -1: unknown
             ("pid", int),
             ("host", str),
             ("alive", bool | None),
-            ("seen", tuple[str, ...]),  # probes whose record is there
+            ("seen", tuple[str, ...]),  # probes with a record of this rank
             ("job", job),
             *((a.name, a.rank_facts) for a in found if a.rank_facts is not None),
         ],
-        unsafe_hash=True,  # and not frozen, see `light`
+        unsafe_hash=True,  # not frozen: see `fast_dataclass`
         slots=True,
     )
-    later = {a.name: _derived_later(getattr(rank, a.name)) for a in found if on_demand(a)}
+    later = {a.name: _lazy_field(getattr(rank, a.name)) for a in found if on_demand(a)}
     return Schema(type("RankFacts", (rank,), {"__slots__": (), "ON_DEMAND": frozenset(later), **later}), job, found)
 
 
 def on_demand(analysis: Analysis) -> bool:
-    """Its facts are derived when they are first asked for."""
+    """True if its facts are derived when a rule first reads them."""
     return getattr(analysis, "on_demand", False)
 
 
-def _derived_later(slot: Any) -> property:
-    """A field that is `Pending` until it is read."""
+def _lazy_field(slot: Any) -> property:
+    """A field that derives its value, if `Pending`, when first read."""
 
     def read(rank: Any) -> Any:
         value = slot.__get__(rank)
@@ -93,19 +93,19 @@ def _derived_later(slot: Any) -> property:
 
 def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     """Run every analysis over the evidence, in order."""
-    history = _settled(history)
-    looked = rounds(history)
-    case = Case(history, _newest(looked), _rounds=looked)
+    history = _without_superseded(history)
+    by_rank = rounds(history)
+    case = Case(history, _newest(by_rank), _rounds=by_rank)
     for analysis in types.analyses:
         if on_demand(analysis):
             continue
-        by_rank, of_job = analysis.derive(case)
+        of_ranks, of_job = analysis.derive(case)
         if analysis.rank_facts is not None:
-            case.rank_facts[analysis.name] = by_rank
+            case.rank_facts[analysis.name] = of_ranks
         if analysis.job_facts is not None:
             case.job_facts[analysis.name] = of_job
     job = types.job(**case.job_facts)
-    seen = _Sorted()
+    seen = _SortedNames()
     groups = [_group(case, analysis) for analysis in types.analyses if analysis.rank_facts is not None]
     ranks = [
         types.rank(
@@ -122,17 +122,17 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case)
 
 
-class _Sorted(dict[tuple[str, ...], tuple[str, ...]]):
-    """Names of probes in order; one object for all ranks of which the same was seen."""
+class _SortedNames(dict[tuple[str, ...], tuple[str, ...]]):
+    """Sorted probe names; ranks with the same records share one tuple."""
 
     def __missing__(self, names: tuple[str, ...]) -> tuple[str, ...]:
         ordered = tuple(sorted(names))
-        self[names] = told = ordered if ordered == names else self[ordered]
-        return told
+        self[names] = shared = ordered if ordered == names else self[ordered]
+        return shared
 
 
-def _settled(history: Sequence[Snapshot]) -> Sequence[Snapshot]:
-    """Without what a host told of ranks before another host, which is nearer to them, came to answer for them."""
+def _without_superseded(history: Sequence[Snapshot]) -> Sequence[Snapshot]:
+    """Drop a host's evidence of ranks that another host, closer to them, has since reported."""
     if not any(shot.elsewhere for shot in history):
         return history
     left: dict[str, set[int]] = {}
@@ -153,29 +153,29 @@ def _without(shot: Snapshot, pids: Collection[int]) -> Snapshot:
 
 
 def _group(case: Case, analysis: Analysis) -> list[Any]:
-    """One group of facts of every rank, as the type of the facts has it."""
+    """One group of facts, for every rank in the order of the case."""
     if on_demand(analysis):
         return [Pending(analysis, case)] * len(case.ranks)
     facts = case.rank_facts[analysis.name]
-    # Most are in the order of the ranks: then none needs to be looked up.
+    # Most analyses keep the order of the ranks: then no look-up is needed.
     return list(facts.values()) if list(facts) == list(case.ranks) else [facts[key] for key in case.ranks]
 
 
-def _newest(looked: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]]) -> dict[Key, RankEvidence]:
-    """The newest evidence of each rank; records a later, cheaper round did not renew are carried over."""
+def _newest(by_rank: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]]) -> dict[Key, RankEvidence]:
+    """The newest evidence of each rank, with records carried over that a later, cheaper round did not renew."""
     newest: dict[Key, RankEvidence] = {}
-    for key, seen in looked.items():
+    for key, seen in by_rank.items():
         records: dict[str, Any] = {}
-        how = end = None
+        exit_text = end = None
         for _, rank in seen:
             records.update(rank.records)
-            how, end = rank.exit or how, rank.end or end
+            exit_text, end = rank.exit or exit_text, rank.end or end
         last = seen[-1][1]
-        if len(last.records) == len(records) and how is last.exit and end is last.end:  # nothing to carry over
+        if len(last.records) == len(records) and exit_text is last.exit and end is last.end:  # nothing to carry over
             newest[key] = last
         else:
-            newest[key] = RankEvidence(last.target, last.alive, records, how, end)
-    # By rank, whichever host was heard first: of two sides that are alike in all else the first is told of.
+            newest[key] = RankEvidence(last.target, last.alive, records, exit_text, end)
+    # Sorted by rank, not by which host reported first: ties between sides go to the first one.
     return dict(sorted(newest.items(), key=lambda item: (_number(item[1]), item[0])))
 
 

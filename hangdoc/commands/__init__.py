@@ -1,4 +1,4 @@
-"""The commands, one file each. Each returns its exit code and imports what it needs only when it runs."""
+"""The commands, one file each: options, exit code, and a call. What a command needs is imported when it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from hangdoc import __version__
 from hangdoc.commands import agent, demo, doctor, report, runbook, watch
 
-# Plain help: rich's takes three times as long to start, and wraps worse on narrow terminals.
+# Plain help: rich takes three times as long to start, and wraps badly on narrow terminals.
 app = typer.Typer(
     name="hangdoc",
     rich_markup_mode=None,
@@ -28,21 +28,23 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _hangdoc(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Why a distributed training job is stuck or slow, which rank or link did it, and what to do.
+    """Find out why a distributed training job is stuck or slow.
 
-    From outside, in seconds, with no change to the job and no restart.
+    hangdoc names the rank or network link at fault and what to do about it. It works from outside the job, in
+    seconds, and neither changes nor restarts it.
 
     \b
-    hangdoc watch                 watch every training rank on this host
-    hangdoc watch --once          one verdict now
-    hangdoc demo                  break a real job and watch it being diagnosed
+    hangdoc watch          watch every training rank on this host
+    hangdoc watch --once   one verdict now
+    hangdoc report logs/   find out why a job died
+    hangdoc demo           break a real job and diagnose it
     """
 
 
-app.command("watch", context_settings={"allow_extra_args": True})(watch.command)  # `--pids 1 2 3`
+app.command("watch", context_settings={"allow_extra_args": True})(watch.command)  # for `--pids 1 2 3`
 app.command("report")(report.command)
 app.command("runbook")(runbook.command)
 app.command("demo")(demo.command)

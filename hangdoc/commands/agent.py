@@ -1,4 +1,4 @@
-"""`hangdoc agent` (hidden): what `hangdoc watch --nodes` starts on every host."""
+"""`hangdoc agent` (hidden): `hangdoc watch --nodes` starts it on every host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def command() -> int:
-    """Sample this host's ranks as told on stdin, and write JSON lines to stdout.
+    """Sample the ranks of this host: commands on stdin, JSON lines on stdout.
 
     \b
     echo '{"do":"look","id":1}' | hangdoc agent

@@ -12,22 +12,22 @@ from hangdoc.commands.runbook import known
 
 def command(
     id: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Which failure; --list shows them.", autocompletion=known)
+        str, typer.Argument(metavar="[ID]", help="Failure to show; see --list.", autocompletion=known)
     ] = "uneven-batches",
-    listed: Annotated[bool, typer.Option("--list", help="List the failures that can be shown.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the failures and exit.")] = False,
 ) -> int:
     """Break a real training job and diagnose it.
 
-    Every process it starts is ended again. Needs torch: pip install 'hangdoc[demo]'.
+    The demo needs torch (pip install 'hangdoc[demo]') and ends every process that it starts.
 
     \b
-    hangdoc demo                   three ranks, one of which runs out of batches
+    hangdoc demo                   three ranks; one runs out of batches
     hangdoc demo stopped-process   another failure
-    hangdoc demo healthy           a job with nothing wrong, watched from start to end
-    hangdoc demo --list            all of them
+    hangdoc demo healthy           a healthy job, watched from start to end
+    hangdoc demo --list            all failures
 
-    Exit codes: 0 the diagnosis was the expected one (of the healthy job: none), 1 it was not,
-    3 the job could not be started, 64 wrong usage.
+    Exit codes: 0 expected diagnosis (for the healthy job: none), 1 another diagnosis, 3 the job did not start,
+    64 wrong usage.
     """
     from hangdoc.demo import healthy, reproducer
     from hangdoc.rules import runbook

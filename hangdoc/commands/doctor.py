@@ -1,4 +1,4 @@
-"""`hangdoc doctor`: what hangdoc may see here."""
+"""`hangdoc doctor`: what hangdoc can see."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hangdoc.commands.options import AgentCommand, Container, JobId, Namespace, Nodes, Selector, ViaWhat, wish
+from hangdoc.commands.options import (
+    AgentCommand,
+    Container,
+    JobId,
+    Namespace,
+    Nodes,
+    Selector,
+    ViaOption,
+    fleet_options,
+)
 from hangdoc.commands.output import stdout_console, write
 
 if TYPE_CHECKING:
@@ -15,43 +24,45 @@ if TYPE_CHECKING:
 
 
 def command(
-    json: Annotated[bool, typer.Option("--json", help="Write JSON: one object a check and line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one check per line.")] = False,
     bf16: Annotated[
         bool,
-        typer.Option("--bf16", help="Measure only this: how many times slower than float32 bfloat16 is here (3 s)."),
+        typer.Option("--bf16", help="Only compare the speed of bfloat16 and float32 on this CPU (3 s)."),
     ] = False,
     python: Annotated[
         str,
         typer.Option(
             "--python",
             metavar="PATH",
-            help="With --bf16: the Python whose torch is measured (default: hangdoc's own).",
+            help="Python to measure with --bf16 (default: hangdoc's own).",
             show_default=False,
         ),
     ] = sys.executable,
     nodes: Nodes = None,
-    via: ViaWhat = None,
+    via: ViaOption = None,
     agent_command: AgentCommand = "hangdoc",
     jobid: JobId = None,
     selector: Selector = None,
     namespace: Namespace = None,
     container: Container = None,
 ) -> int:
-    """What hangdoc may see here, or on other hosts, and how to let it.
+    """Check what hangdoc can see on this host or on others.
+
+    Each failed check names its fix.
 
     \b
-    hangdoc doctor
-    hangdoc doctor --nodes node[1-64]                  are they reached, and what may be seen there
-    hangdoc doctor --json | jq 'select(.ok == false)'
-    ONEDNN_MAX_CPU_ISA=AVX2 hangdoc doctor --bf16      with the job's variables
+    hangdoc doctor                                      this host
+    hangdoc doctor --nodes node[1-64]                   other hosts, and whether ssh reaches them
+    hangdoc doctor --json | jq 'select(.ok == false)'   failed checks
+    ONEDNN_MAX_CPU_ISA=AVX2 hangdoc doctor --bf16       bfloat16, with the job's environment
 
-    Exit codes: 0 all is well, 3 something cannot be seen.
+    Exit codes: 0 no check failed, 3 a check failed, 64 wrong usage.
     """
-    fleet = wish(nodes, via, agent_command, jobid, selector, namespace, container)
+    fleet = fleet_options(nodes, via, agent_command, jobid, selector, namespace, container)
     if fleet:
-        from hangdoc.fleet.doctor import reach
+        from hangdoc.fleet.doctor import check_hosts
 
-        found: tuple[Check, ...] = reach(fleet)
+        found: tuple[Check, ...] = check_hosts(fleet)
     elif bf16:
         from hangdoc.doctor.bf16 import measure
 

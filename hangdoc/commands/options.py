@@ -20,7 +20,7 @@ Playbooks = Annotated[
         metavar="DIR",
         exists=True,
         file_okay=False,
-        help="Add playbooks of your own. May be repeated.",
+        help="Also use the playbooks in DIR. Repeatable.",
     ),
 ]
 
@@ -29,31 +29,29 @@ Ask = Annotated[
     typer.Option(
         "--ask",
         metavar="WHAT,...",
-        help="Send something to learn more (by default nothing is): store (read the addresses that ranks left in the "
-        "job's TCPStore), recorder (a request to the job's own debug server), ping (to the peers of a rank whose "
-        "bytes do not arrive), dns (what the address where ranks meet stands for), or all.",
+        help="Allow requests that hangdoc never sends otherwise: store, recorder, ping, dns, or all (see above).",
     ),
 ]
 
 
 def parse_ask(groups: Sequence[str]) -> frozenset[str]:
-    """What `--ask ping,dns` and `--ask ping --ask dns` stand for; raises a usage error."""
+    """The names in `--ask ping,dns` or `--ask ping --ask dns`; raises a usage error."""
     from probes import ASKABLE
 
     words = [word for group in groups for word in re.split(r"[,\s]+", group) if word]
     for word in words:
         if word not in (*ASKABLE, "all"):
             raise typer.BadParameter(
-                f"{word!r} is nothing to ask; give some of {', '.join(ASKABLE)}, or all", param_hint="--ask"
+                f"unknown request {word!r}; choose from {', '.join(ASKABLE)}, or all", param_hint="--ask"
             )
     return frozenset(ASKABLE if "all" in words else words)
 
 
-# --- which hosts, and how they are reached --------------------------------------------------------
+# --- hosts and transport --------------------------------------------------------------------------
 
 
 class Via(str, Enum):
-    """What carries the agents."""
+    """Transport that starts the agents."""
 
     ssh = "ssh"
     srun = "srun"
@@ -61,18 +59,20 @@ class Via(str, Enum):
     local = "local"
 
 
-Nodes = Annotated[str | None, typer.Option(metavar="NODESET", help="These hosts: node[1-64], n1,n2, @slurmjob:123.")]
-ViaWhat = Annotated[
-    Via | None, typer.Option(help="How to reach the hosts (ssh). By srun, kubectl: their own nodes by default.")
+Nodes = Annotated[str | None, typer.Option(metavar="NODESET", help="Hosts: node[1-64], n1,n2, @slurmjob:123.")]
+ViaOption = Annotated[
+    Via | None, typer.Option(help="How to reach the hosts (default: ssh). srun and kubectl work without --nodes.")
 ]
-AgentCommand = Annotated[str, typer.Option(metavar="COMMAND", help="How hangdoc is called there; %h: the host.")]
-JobId = Annotated[str | None, typer.Option(metavar="N", help="Slurm job, for --via srun; else the one we are in.")]
-Selector = Annotated[str | None, typer.Option(metavar="LABEL=VALUE", help="Pods, for --via kubectl.")]
-Namespace = Annotated[str | None, typer.Option(metavar="NAME", help="Of the pods.")]
-Container = Annotated[str | None, typer.Option(metavar="NAME", help="In the pods.")]
+AgentCommand = Annotated[
+    str, typer.Option(metavar="COMMAND", help="Command that starts hangdoc on a host; %h is the host.")
+]
+JobId = Annotated[str | None, typer.Option(metavar="N", help="Slurm job for --via srun (default: the current one).")]
+Selector = Annotated[str | None, typer.Option(metavar="LABEL=VALUE", help="Label of the pods for --via kubectl.")]
+Namespace = Annotated[str | None, typer.Option(metavar="NAME", help="Namespace of the pods.")]
+Container = Annotated[str | None, typer.Option(metavar="NAME", help="Container in the pods.")]
 
 
-def wish(
+def fleet_options(
     nodes: str | None,
     via: Via | None,
     agent: str,
@@ -81,11 +81,11 @@ def wish(
     namespace: str | None,
     container: str | None,
 ) -> FleetOptions | None:
-    """What these options ask for; None: nothing, this host is meant."""
+    """The options as one record; None: this host only."""
     hints = ((Via.srun, jobid), (Via.kubectl, selector), (Via.ssh, nodes))
-    way = via or next((way for way, hint in hints if hint), None)
-    if way is None:
+    transport = via or next((transport for transport, hint in hints if hint), None)
+    if transport is None:
         return None
     from hangdoc.fleet.transports import FleetOptions
 
-    return FleetOptions(way.value, nodes, agent, jobid, selector, namespace, container)
+    return FleetOptions(transport.value, nodes, agent, jobid, selector, namespace, container)

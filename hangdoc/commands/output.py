@@ -1,4 +1,4 @@
-"""stdout is the result, stderr the progress: the two, for commands."""
+"""stdout carries the result, stderr the progress."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-PLAIN_WIDTH = 100  # columns where the output is no terminal and COLUMNS is silent
+PLAIN_WIDTH = 100  # columns if stdout is no terminal and COLUMNS is not set
 
 
 def stdout_console() -> Console:
-    """A console on stdout that takes all text literally; without any escape where NO_COLOR is set."""
+    """A console on stdout that prints text literally, and without any escape if NO_COLOR is set."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
@@ -32,25 +32,25 @@ def stdout_console() -> Console:
 
 
 def write(text: str) -> None:
-    """A line of result."""
+    """Write a line of the result to stdout."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def reader_gone() -> bool:
-    """True once nobody reads stdout any more: a closed pipe, a terminal that hung up."""
+    """True once stdout has no reader: a closed pipe, or a terminal that hung up."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         return any(what & (select.POLLERR | select.POLLHUP) for _, what in poll.poll(0))
-    except (OSError, ValueError):  # no file behind it
+    except (OSError, ValueError):  # stdout is no file
         return False
 
 
 def say(text: str) -> None:
-    """A line of progress on stderr, without secrets; it stays, since it may be a warning."""
+    """Write a line of progress to stderr, with secrets masked; the line stays, as it may be a warning."""
     from hangdoc.redaction.text import redact_text
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     line = f"hangdoc: {clean(redact_text(text))}"
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -60,17 +60,17 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress(every_s: float = 1.0) -> Iterator[Callable[[int], None]]:
-    """Counts bytes that are read, and says how many on a terminal while it lasts; one line, gone at the end."""
+    """Count bytes read and, on a terminal, show the count in one line that disappears at the end."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
-    read, said_s, shown = 0, time.monotonic(), False
+    read, shown_s, shown = 0, time.monotonic(), False
 
     def note(count: int) -> None:
-        nonlocal read, said_s, shown
+        nonlocal read, shown_s, shown
         read += count
-        if time.monotonic() - said_s >= every_s:
-            said_s, shown = time.monotonic(), True
+        if time.monotonic() - shown_s >= every_s:
+            shown_s, shown = time.monotonic(), True
             sys.stderr.write(f"\rhangdoc: {read / 2**20:,.0f} MiB read")
             sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""`hangdoc report`: post-mortem of whatever is left of a job."""
+"""`hangdoc report`: post-mortem of a job, from the files that it left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hangdoc.commands.output import progress, say, write
 from hangdoc.commands.watch import print_verdicts, worst
 
 if TYPE_CHECKING:
-    from hangdoc.incident.incident import Dossier
+    from hangdoc.incident.incident import Incident
 
 
 def command(
@@ -22,45 +22,45 @@ def command(
         typer.Argument(
             metavar="SOURCE...",
             exists=True,
-            help="Recordings, Flight Recorder dumps, logs, pasted stacks: files, or folders of them, in any mix.",
+            help="Recordings, Flight Recorder dumps, logs, pasted stacks: files or folders, in any mix.",
         ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="Write the verdict as JSON, one object a line.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write a ticket in Markdown.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one verdict per line.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a ticket in Markdown.")] = False,
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="FILE", dir_okay=False, help="Write a page to FILE as well, readable by you alone."
+            "--html", metavar="FILE", dir_okay=False, help="Also write an HTML page to FILE, readable only by you."
         ),
     ] = None,
     playbooks: Playbooks = None,
 ) -> int:
-    """Say afterwards why a job was stuck or failed, from whatever is left of it.
+    """Find out from its files why a job was stuck or failed.
 
     \b
-    hangdoc report incidents              recordings of `hangdoc watch --record incidents`
-    hangdoc report logs/ /tmp/fr_dumps    logs and Flight Recorder dumps together
-    hangdoc report stacks.txt --markdown  pasted `py-spy dump` output, as a ticket
-    hangdoc report logs/ --html page.html a page that needs nothing else, to attach to it
+    hangdoc report incidents/               recordings of `hangdoc watch --record incidents`
+    hangdoc report logs/ /tmp/fr_dumps      logs and Flight Recorder dumps together
+    hangdoc report stacks.txt --markdown    pasted `py-spy dump` output, as a ticket
+    hangdoc report logs/ --html page.html   a self-contained page for the ticket
 
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     if json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
-    from hangdoc.incident.incident import dossiers
+    from hangdoc.incident.incident import incidents
     from hangdoc.postmortem.report import Unrecognised, report
 
-    def told(text: str) -> None:
+    def say_lines(text: str) -> None:
         for line in text.splitlines():
             say(line)
 
     try:
         with progress() as read:
-            found = report(tuple(sources), tuple(playbooks or ()), told, read)
+            found = report(tuple(sources), tuple(playbooks or ()), say_lines, read)
     except Unrecognised as error:
-        told(str(error))
+        say_lines(str(error))
         return 3
-    made = dossiers(found, hashed=bool(html or markdown))
+    made = incidents(found, hashed=bool(html or markdown))
     verdicts, files = [one.verdict for one in made], made[0].files
     if markdown:
         from hangdoc.render.markdown import document
@@ -73,14 +73,14 @@ def command(
     return worst(verdicts)
 
 
-def _write_page(path: Path, made: Sequence[Dossier]) -> None:
-    """The page; what keeps it from being written is said, and the verdict and its exit code stand."""
+def _write_page(path: Path, made: Sequence[Incident]) -> None:
+    """Write the page; a failure is reported on stderr and changes neither verdict nor exit code."""
     from hangdoc.render.html import page
     from hangdoc.system.private_files import replace_file
 
     try:
         replace_file(path, page(made).encode("utf-8", "replace"))
     except OSError as error:
-        say(f"the page was not written: {path}: {error.strerror or error}")
+        say(f"could not write the page: {path}: {error.strerror or error}")
     else:
         say(f"wrote {path}")

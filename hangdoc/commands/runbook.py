@@ -1,4 +1,4 @@
-"""`hangdoc runbook`: the on-call runbook."""
+"""`hangdoc runbook`: list the runbooks, or show one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hangdoc.commands.output import stdout_console, write
 if TYPE_CHECKING:
     from hangdoc.rules.runbook import Entry
 
-WIDEST = 100  # columns: longer lines of prose are hard to read
+WIDEST = 100  # columns; longer lines of prose are hard to read
 
 
 def known(incomplete: str) -> list[str]:
-    """Ids of playbooks, for completion."""
+    """Playbook ids that begin with `incomplete`, for shell completion."""
     from hangdoc.rules.runbook import folders
 
     return [id for id in folders() if id.startswith(incomplete)]
@@ -25,17 +25,17 @@ def known(incomplete: str) -> list[str]:
 
 def command(
     id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Which playbook. Default: list all.", autocompletion=known)
+        str | None, typer.Argument(metavar="[ID]", help="Playbook to show. Default: list all.", autocompletion=known)
     ] = None,
     playbooks: Playbooks = None,
 ) -> int:
-    """How to confirm, fix and prevent each failure.
+    """Show how to confirm, fix and prevent a failure.
 
     \b
-    hangdoc runbook                  all failures hangdoc knows
-    hangdoc runbook uneven-batches   one of them
+    hangdoc runbook                  list all failures that hangdoc knows
+    hangdoc runbook uneven-batches   show the runbook of one
     """
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
     from hangdoc.rules import runbook
 
     if id is None:
@@ -49,7 +49,7 @@ def command(
         console = stdout_console()
         console.push_theme(
             Theme({"markdown.code": "cyan"})
-        )  # rich's own has a black ground: a blot on a light terminal
+        )  # rich's default has a black background, which is ugly on a light terminal
         console.print(Markdown(text, hyperlinks=False), width=min(console.width, WIDEST))
     else:
         write(text)
@@ -58,11 +58,11 @@ def command(
 
 def _list(entries: list[Entry]) -> None:
     from hangdoc.render.page import Page
-    from hangdoc.render.text import clean
+    from hangdoc.render.sanitize import clean
 
     page = Page(stdout_console())
     width = max((len(entry.id) for entry in entries), default=0) + 2
     page.table([(clean(entry.id), (clean(entry.cls), clean(entry.title))) for entry in entries], width, "bold")
     page.blank()
-    page.paragraph("hangdoc runbook ID shows one, hangdoc demo ID a real job that fails so.", 2, "dim")
+    page.paragraph("hangdoc runbook ID shows one; hangdoc demo ID runs a real job that fails this way.", 2, "dim")
     page.print()

@@ -1,8 +1,8 @@
-"""What ends hangdoc early: SIGTERM, SIGHUP and Ctrl-C, each within a second, whatever hangdoc waits for.
+"""SIGTERM, SIGHUP and Ctrl-C end hangdoc within a second, even while it is blocked.
 
-The first of them raises an exception in the main thread, so that what a command started is cleaned up. A second thread
-ends the process where that takes too long, or where the main thread cannot take the signal: one that waits for a mount
-that does not answer runs no Python code. Only a wait that not even SIGKILL interrupts goes on until it is over.
+The first signal raises an exception in the main thread, so that commands clean up what they started. A second thread
+ends the process if the cleanup takes too long, or if the main thread cannot handle the signal: a thread blocked on a
+dead mount runs no Python code. Only an uninterruptible wait (state D) outlasts it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
-CLEAN_S = 0.6  # for the cleaning up
-LOOK_S = 0.2  # between looks for a signal that the main thread has not taken
-AGAIN_S = 0.2
+CLEANUP_S = 0.6
+POLL_S = 0.2  # between checks for a signal that the main thread has not handled
+REPEAT_S = 0.2  # until Ctrl-C is raised again
 
 
-class Ending:
-    """The handling of the signals that end this process; one a process, made by the main thread."""
+class Termination:
+    """Handlers for the signals that end this process; created once, by the main thread."""
 
     def __init__(self) -> None:
-        self._code: int | None = None  # to end with; None: nothing ends us
+        self._code: int | None = None  # exit code; None: no signal yet
         self._began_s = 0.0
 
     def install(self) -> None:
-        """Handle the signals that are at their defaults: a nohup'ed process goes on ignoring SIGHUP."""
+        """Handle the signals that have their default handler: under nohup, SIGHUP stays ignored."""
         handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
         for number in handled:
             signal.signal(number, self._stop)
@@ -41,10 +41,10 @@ class Ending:
         threading.Thread(target=self._watch, args=(handled,), name="ending", daemon=True).start()
 
     def leave_if_begun(self) -> None:
-        """Exit at once where a signal has come, now that everything is cleaned up.
+        """After a signal, exit at once; call it when the cleanup is done.
 
-        The interpreter would wait for threads first, and CPython (seen with 3.11) ends itself by SIGINT, without the
-        exit code, where the Ctrl-C that we caught struck within an `exec`, as `dataclass` uses it.
+        A normal exit would wait for threads, and CPython (seen with 3.11) kills itself with SIGINT, losing the exit
+        code, if the Ctrl-C arrived inside an `exec`, as in `dataclass`.
         """
         if self._code is None:
             return
@@ -60,25 +60,25 @@ class Ending:
             self._code, self._began_s = code, time.monotonic()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Unwind, once: a second signal must not interrupt the cleaning up."""
+        """Unwind, once: a second signal must not interrupt the cleanup."""
         if self._code is None:
             self._begin(128 + number)
             sys.exit(128 + number)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
-        """Ctrl-C. In an import CPython may drop the exception (a lock's weakref callback): then it comes once more."""
+        """Ctrl-C. CPython may drop the exception during an import (weakref callback of a lock): raise it again then."""
         self._begin(INTERRUPTED)
         while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
             frame = frame.f_back
-        signal.setitimer(signal.ITIMER_REAL, 0.0 if frame is None else AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if frame is None else REPEAT_S)
         raise KeyboardInterrupt
 
     def _watch(self, handled: list[int]) -> None:
-        """The second thread. It takes a signal only where the main thread, whom the kernel prefers, has not."""
+        """The second thread. The kernel prefers the main thread, so only unhandled signals arrive here."""
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         main = threading.main_thread().ident or 0
-        while self._code is None or time.monotonic() - self._began_s < CLEAN_S:
-            taken = signal.sigtimedwait(handled, LOOK_S)
+        while self._code is None or time.monotonic() - self._began_s < CLEANUP_S:
+            taken = signal.sigtimedwait(handled, POLL_S)
             if taken is not None and self._code is None:
                 self._begin(INTERRUPTED if taken.si_signo == signal.SIGINT else 128 + taken.si_signo)
                 signal.pthread_kill(main, taken.si_signo)
@@ -87,7 +87,7 @@ class Ending:
 
 
 def _end_children() -> None:
-    """SIGTERM to those that are left: a job that a demo started tidies up by itself then."""
+    """Send SIGTERM to remaining children: a job started by the demo then cleans up by itself."""
     from hangdoc.system import procfs
 
     for pid in procfs.children(os.getpid()):

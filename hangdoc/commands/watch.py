@@ -18,16 +18,16 @@ from hangdoc.commands.options import (
     Nodes,
     Playbooks,
     Selector,
-    ViaWhat,
+    ViaOption,
+    fleet_options,
     parse_ask,
-    wish,
 )
 from hangdoc.commands.output import reader_gone, say, stdout_console, write
 
 if TYPE_CHECKING:
     from hangdoc.incident.incident import File
     from hangdoc.verdict import Verdict
-    from hangdoc.watch.once import Options
+    from hangdoc.watch.run import WatchOptions
 
 
 Pids = Annotated[
@@ -35,57 +35,67 @@ Pids = Annotated[
     typer.Option(
         "--pids",
         metavar="PID,...",
-        help="Watch these ranks; a launcher's PID stands for its ranks. Default: every training rank on this host.",
+        help="Watch these ranks, or all ranks of a launcher. Default: every training rank on this host.",
     ),
 ]
 Record = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", file_okay=False, help="Keep what was seen in DIR, for `hangdoc report`."),
+    typer.Option(metavar="DIR", file_okay=False, help="Record what hangdoc sees to DIR, for `hangdoc report DIR`."),
 ]
 
 
 def command(
     context: typer.Context,
     pids: Pids = None,
-    once: Annotated[bool, typer.Option("--once", help="Give one verdict and exit.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Write JSON: a verdict, or one event a line.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one verdict and exit.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: one event per line, or with --once a verdict.")
+    ] = False,
     record: Record = None,
     playbooks: Playbooks = None,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples; longer while all is well.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, max=60, help="Time between samples; longer while the job is healthy."),
     ] = 1.0,
     ask: Ask = None,
     nodes: Nodes = None,
-    via: ViaWhat = None,
+    via: ViaOption = None,
     agent_command: AgentCommand = "hangdoc",
     jobid: JobId = None,
     selector: Selector = None,
     namespace: Namespace = None,
     container: Container = None,
 ) -> int:
-    """Say why training ranks are stuck or slow, live.
+    """Watch running jobs and find out why they stall or slow down.
 
-    The job is never paused, signalled or changed while it runs.
+    hangdoc does not pause, signal or change a running job.
 
     \b
-    hangdoc watch                          all jobs on this host, live
-    hangdoc watch --once                   one verdict now
-    hangdoc watch --pids 4276,4277 --json  events of these ranks as JSON lines
-    hangdoc watch --nodes node[1-64]       many hosts, by your own ssh
-    hangdoc watch --via srun --jobid 123   the nodes of a Slurm job
+    hangdoc watch                            all jobs on this host, live
+    hangdoc watch --once                     one verdict now
+    hangdoc watch --pids 4276,4277 --json    events of these ranks, as JSON lines
+    hangdoc watch --nodes node[1-64]         many hosts, over your own ssh
+    hangdoc watch --via srun --jobid 123     the nodes of a Slurm job
     hangdoc watch --via kubectl --selector app=train --container main
+
+    \b
+    --ask allows these requests; hangdoc sends none of them otherwise:
+      store      read the addresses that ranks published in the job's TCPStore
+      recorder   query the job's own debug server for Flight Recorder dumps
+      ping       ping the peers of a rank whose bytes do not arrive
+      dns        resolve the rendezvous address
 
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     wanted = parse_pids(pids or [], context.args)
-    fleet = wish(nodes, via, agent_command, jobid, selector, namespace, container)
+    fleet = fleet_options(nodes, via, agent_command, jobid, selector, namespace, container)
     if fleet and wanted:
-        raise typer.BadParameter("PIDs are of this host: leave --pids or --nodes out", param_hint="--pids")
+        raise typer.BadParameter("PIDs refer to this host; give --pids or --nodes, not both", param_hint="--pids")
     if not fleet:
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
-    from hangdoc.watch.once import Options
+    from hangdoc.watch.run import WatchOptions
 
-    options = Options(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
+    options = WatchOptions(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
     return _once(options, json) if once else _live(options, json)
 
 
@@ -106,8 +116,8 @@ def _no_pids(why: str) -> typer.BadParameter:
     return typer.BadParameter(why, param_hint="--pids")
 
 
-def _once(options: Options, json: bool) -> int:
-    from hangdoc.watch.once import watch_once
+def _once(options: WatchOptions, json: bool) -> int:
+    from hangdoc.watch.run import watch_once
 
     verdicts = watch_once(options, say)
     print_verdicts(verdicts, json)
@@ -115,7 +125,7 @@ def _once(options: Options, json: bool) -> int:
 
 
 def print_verdicts(verdicts: Sequence[Verdict], json: bool, files: Sequence[File] = ()) -> None:
-    """To stdout: as a person reads them, or one JSON object a line."""
+    """Print verdicts to stdout: for a terminal, or as one JSON object per line."""
     if json:
         from hangdoc.render.json import verdict_line
 
@@ -128,16 +138,16 @@ def print_verdicts(verdicts: Sequence[Verdict], json: bool, files: Sequence[File
 
 
 def worst(verdicts: Sequence[Verdict]) -> int:
-    """The exit code for several jobs: stalled before slow, before one that cannot be told, before healthy."""
+    """Exit code for several jobs: the worst of stalled or failed, slow, unknown, healthy."""
     from hangdoc.verdict import EXIT
 
     codes = {EXIT[verdict.status] for verdict in verdicts}
     return next((code for code in (2, 1, 3, 0) if code in codes), 3)
 
 
-def _live(options: Options, json: bool) -> int:
+def _live(options: WatchOptions, json: bool) -> int:
     from hangdoc.render.live import Closed, view
-    from hangdoc.watch.once import watch
+    from hangdoc.watch.run import watch
 
     with view(stdout_console, write, reader_gone, json) as shown:
         try:

@@ -1,4 +1,4 @@
-"""A trial: a real training job started to be observed, logged, and ended with everything it made."""
+"""A trial: a real training job that is started, logged, and ended with every process and file that it made."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
-MARK = "HANGDOC_TRIAL"  # environment variable that every process of a trial inherits
-GRACE_S = 10.0  # for a job with its own launcher to take down what it built (network namespaces)
+MARK = "HANGDOC_TRIAL"  # environment variable inherited by every process of a trial
+GRACE_S = 10.0  # for a self-launched job to tear down what it built (network namespaces)
 
 
 class TrialError(Exception):
-    """The job did not do what was waited for; the message ends with the tail of its log."""
+    """The job did not do what the trial waited for; the message ends with the tail of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Trial:
         return carrying(f"{MARK}={self.mark}")
 
     def rank_pids(self) -> list[int]:
-        """PIDs of the ranks, in rank order; without RANK in the environment (spawn) in order of PID."""
+        """PIDs of the ranks in rank order; by PID if the environment has no RANK (spawn)."""
         marked = {process.pid: process for process in self.processes()}
         ranks: list[tuple[int, int]] = []
         for pid, process in marked.items():
@@ -76,7 +76,7 @@ class Trial:
         return self._wait(look, timeout, f"no {pattern!r} in the log")
 
     def wait_still(self, seconds: float, timeout: float = 90.0) -> None:
-        """Wait until log and CPU clocks of all ranks have stood still for `seconds`; raises TrialError."""
+        """Wait until the log has not grown and no rank has used CPU for `seconds`; raises TrialError."""
         since = time.monotonic()
         before = (-1, -1.0)
 
@@ -87,15 +87,15 @@ class Trial:
                 since, before = time.monotonic(), now
             return time.monotonic() - since >= seconds
 
-        self._wait(look, timeout, "the job does not stand still")
+        self._wait(look, timeout, "the job is still busy")
 
     def check(self) -> None:
-        """Raises TrialError where the job has ended by itself."""
+        """Raise TrialError if the job has ended by itself."""
         if self.launcher.poll() is not None:
-            raise TrialError(f"the job ended with exit code {self.launcher.returncode}\n{self._tail()}")
+            raise TrialError(f"the job exited with code {self.launcher.returncode}\n{self._tail()}")
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Kill every process of the trial, stopped ones too; with `grace_s` the launcher may tidy up first."""
+        """Kill every process of the trial, stopped ones too; the launcher gets `grace_s` to clean up first."""
         if grace_s and self.launcher.poll() is None:
             self.launcher.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -107,7 +107,7 @@ class Trial:
                     process.kill()
                 except psutil.Error:
                     continue
-            time.sleep(0.02)  # not until they are gone: a zombie stays for as long as its new parent likes
+            time.sleep(0.02)  # no wait for zombies: their new parent may never collect them
         self.launcher.wait(5)
 
     def _cpu_s(self) -> float:
@@ -130,11 +130,11 @@ class Trial:
         return str(found)
 
     def _tail(self) -> str:
-        return "\n".join(self.text().splitlines()[-60:])  # torchrun sums a failure up at length
+        return "\n".join(self.text().splitlines()[-60:])  # torchrun's failure summary is long
 
 
 def command(script: Path, ranks: int, args: Sequence[str] = (), launcher: str = "torchrun") -> list[str]:
-    """How the job is started: under torchrun on a free port, or by the script itself."""
+    """Command line of the job: torchrun on a free port, or the script itself."""
     if launcher == "self":
         return [sys.executable, str(script), *args]
     return [
@@ -144,7 +144,7 @@ def command(script: Path, ranks: int, args: Sequence[str] = (), launcher: str = 
 
 
 def carrying(setting: str) -> list[psutil.Process]:
-    """Every living process that was started with `NAME=value` in its environment."""
+    """Every running process with `NAME=value` in its initial environment."""
     found = []
     for pid in psutil.pids():
         try:
@@ -163,11 +163,11 @@ def running(
     env: Mapping[str, str] | None = None,
     launcher: str = "torchrun",
 ) -> Iterator[Trial]:
-    """Start the job in a session of its own; whatever happens, nothing of it is left afterwards."""
+    """Run the job in its own session; on exit all its processes and files are removed, whatever happens."""
     mark = uuid.uuid4().hex
     folder = Path(tempfile.mkdtemp(prefix="hangdoc-"))
     log, path = folder / "job.log", Path(script)
-    # One thread a rank: several ranks share this host's cores. Everything temporary goes with the folder.
+    # One thread per rank, as the ranks share this host's cores. Temporary files go with the folder.
     own = {MARK: mark, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     inherited = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     try:
@@ -178,14 +178,14 @@ def running(
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={**inherited, **own, **(env or {})},
-                cwd=folder,  # `python -m` imports from where it runs first: ours may hold a torch.py of somebody else's
+                cwd=folder,  # `python -m` imports from its working directory, which may contain someone else's torch.py
                 start_new_session=True,
             )
         trial = Trial(process, mark, folder, log)
         try:
             yield trial
         finally:
-            with _undisturbed():
+            with _signals_ignored():
                 trial.end(GRACE_S if launcher == "self" else 0.0)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -195,8 +195,8 @@ QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the tidying up is done (they may only be set aside in the main thread)."""
+def _signals_ignored() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM during the cleanup; only the main thread can do that."""
     try:
         before = {number: signal.signal(number, signal.SIG_IGN) for number in QUIET}
     except ValueError:

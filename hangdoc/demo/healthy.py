@@ -1,4 +1,4 @@
-"""The healthy demonstration: the reference job runs from start to end under watch, and nothing may be raised."""
+"""The healthy demo: hangdoc watches the reference job from start to end and must raise no alarm."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hangdoc.errors import HangdocError
 
 if TYPE_CHECKING:
     from hangdoc.verdict import Verdict
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 ID = "healthy"
 RANKS = 2
-RAISED = frozenset({"stall", "verdict"})  # events that a healthy job must not cause
-PULSE_S = 0.5  # its second run is over in a few seconds: the end of the first must not be noticed late
-EVERYTHING = 10_000  # lines: the figures at the end are shown in full
+ALARMS = frozenset({"stall", "verdict"})  # events that a healthy job must not cause
+PULSE_S = 0.5  # the second run takes only seconds, so the end of the first must be noticed at once
+EVERYTHING = 10_000  # lines; the results at the end are shown in full
 
 
 def run(write: Callable[[str], None]) -> int:
-    """Run the reference job and watch it; events and the outcome go to `write`.
+    """Run and watch the reference job; events and the outcome go to `write`.
 
-    Returns 0 where the job went well and nothing was raised, else 1. Raises HangdocError where the job cannot be run.
+    Returns 0 if the job succeeded without an alarm, else 1. Raises HangdocError if the job cannot be run.
     """
     import playbooks
 
     say, show_line = narrator()
     folder = Path(tempfile.mkdtemp(prefix="hangdoc-reference-"))
     script = playbooks.ROOT / ID / "reference.py"
-    say(f"starting {RANKS} ranks of {script} (a real job, nothing wrong with it); its results go to {folder}")
+    say(f"starting {RANKS} ranks of {script} (a real, healthy job); its results go to {folder}")
     started = time.monotonic()
     with running(script, RANKS, ["--out", str(folder)], launcher="self") as trial:
         log = Log(trial, show_line)
@@ -42,18 +42,18 @@ def run(write: Callable[[str], None]) -> int:
         code = trial.launcher.wait(60)
         log.show(EVERYTHING)
     if code not in (0, 1):
-        raise HangdocError(f"the reference job could not be run (exit code {code}); its last lines stand above")
-    told = f"raised {', '.join(raised)} on a healthy job" if raised else "raised nothing"
-    equal = "" if code == 0 else "; the ranks' states DIFFER"
-    write(f"hangdoc watched for {time.monotonic() - started:.0f} s and {told}{equal}")
+        raise HangdocError(f"the reference job could not be run (exit code {code}); see its last lines above")
+    outcome = f"raised {', '.join(raised)} on a healthy job" if raised else "raised no alarm"
+    equal = "" if code == 0 else "; the ranks' final states DIFFER"
+    write(f"hangdoc watched for {time.monotonic() - started:.0f} s and {outcome}{equal}")
     write(f"results: {folder}")
     return 1 if raised or code else 0
 
 
 def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
-    """Watch whatever ranks the job has until it ends; the kinds of events that should not have been."""
+    """Watch the ranks of the job until it ends; returns the kinds of false alarms."""
     from hangdoc.discovery.ranks import discover
-    from hangdoc.watch.once import Options, watch
+    from hangdoc.watch.run import WatchOptions, watch
 
     raised: list[str] = []
 
@@ -61,7 +61,7 @@ def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
         from hangdoc.render.live import event_text
 
         write(event_text(event))
-        if event.kind in RAISED:
+        if event.kind in ALARMS:
             raised.append(event.kind)
 
     def status(_: Verdict) -> None:
@@ -71,9 +71,9 @@ def follow(trial: Trial, log: Log, write: Callable[[str], None]) -> list[str]:
         log.show()
         ranks = tuple(trial.rank_pids())
         seen = {target.pid for target in discover((trial.launcher_pid,)).targets}
-        if not ranks or not seen.issuperset(ranks):  # not yet, or between its two runs
+        if not ranks or not seen.issuperset(ranks):  # starting, or between its two runs
             time.sleep(0.2)
             continue
-        with suppress(HangdocError):  # they ended before they could be looked at
-            watch(Options(pids=ranks, interval_s=PULSE_S), emit, status, lambda text: None)
+        with suppress(HangdocError):  # they ended before the first sample
+            watch(WatchOptions(pids=ranks, interval_s=PULSE_S), emit, status, lambda text: None)
     return raised

@@ -1,4 +1,4 @@
-"""The demonstration: a playbook's reproducer runs for real, is diagnosed live, and is taken down again."""
+"""The demo: run a playbook's reproducer, diagnose it live, and end it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 DEFAULT = "uneven-batches"
 SCRIPT = "reproducer.py"
-QUIET_S = 3.0  # a log silent for so long is worth a look
-UNDER_WAY_S = 5.0  # a job that is slow or diverges is never silent: it is looked at so long after its first line
-SHOWN = 4  # lines of the job's log shown at a time
+QUIET_S = 3.0  # of silence in the log, then hangdoc looks
+UNDER_WAY_S = 5.0  # after the first line; a slow or diverging job never falls silent
+SHOWN = 4  # lines of the job's log at a time
 WIDEST = 1000  # characters of such a line
-GONE_WRONG = frozenset({"stalled", "failed"})  # verdicts that a live watch is left for
+GONE_WRONG = frozenset({"stalled", "failed"})  # statuses that end the live watch
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """The job that a playbook is proved by, and the diagnosis it must get."""
+class BrokenJob:
+    """A job that reproduces a playbook's failure, and the diagnosis that it must get."""
 
     playbook: str
     cls: str
     script: Path
-    told: Reproducer  # how it is started, how soon it must be diagnosed, who is to blame
+    spec: Reproducer  # launch, time limit, expected diagnosis
     status: str = "stalled"
-    variant: str = ""  # another job that fails so, which the tests run; "": the one that the demo shows
+    variant: str = ""  # another job with the same failure, for the tests; "": the job of the demo
 
     @property
     def name(self) -> str:
@@ -47,25 +47,25 @@ class Broken:
 
     @property
     def goes_on(self) -> bool:
-        """True where the job does not hang: it is slow, or silently wrong."""
+        """True if the job does not hang but is slow or diverges."""
         return self.status in ("slow", "diverging")
 
     @property
     def asking(self) -> tuple[str, ...]:
-        """The options of `watch` without which it is not told from its look-alikes."""
-        return ("--ask", ",".join(self.told.ask)) if self.told.ask else ()
+        """Options of `watch` that are needed to tell the failure from its look-alikes."""
+        return ("--ask", ",".join(self.spec.ask)) if self.spec.ask else ()
 
     def running(self) -> AbstractContextManager[Trial]:
-        """Start it."""
-        return running(self.script, self.told.ranks, self.told.args, self.told.env, self.told.launcher)
+        """Start the job."""
+        return running(self.script, self.spec.ranks, self.spec.args, self.spec.env, self.spec.launcher)
 
     def meets(self, verdicts: Iterable[Verdict]) -> bool:
-        """True where the best finding of a job is this playbook's, on the expected ranks."""
+        """True if the best finding is this playbook's, on the expected ranks."""
         return any(verdict.findings and self._fits(verdict.findings[0]) for verdict in verdicts)
 
     def _fits(self, finding: Finding) -> bool:
         culprits = sorted(culprit.rank for culprit in finding.culprits if culprit.rank is not None)
-        wanted = (self.playbook, self.cls, sorted(self.told.expect.culprits))
+        wanted = (self.playbook, self.cls, sorted(self.spec.expect.culprits))
         return (finding.playbook, finding.cls, culprits) == wanted
 
 
@@ -74,8 +74,8 @@ def ids() -> list[str]:
     return sorted(id for id, folder in folders().items() if (folder / SCRIPT).exists())
 
 
-def broken(id: str) -> Broken:
-    """The reproducer of a playbook; raises HangdocError where it has none, or its playbook cannot be read."""
+def broken(id: str) -> BrokenJob:
+    """The reproducer of a playbook; raises HangdocError if there is none or the playbook cannot be read."""
     import yaml
 
     from hangdoc.rules.schema import Envelope
@@ -85,22 +85,22 @@ def broken(id: str) -> Broken:
         playbook = Envelope.model_validate(yaml.safe_load((folder / "playbook.yaml").read_text(encoding="utf-8")))
     except (ValueError, yaml.YAMLError) as error:
         raise HangdocError(f"{folder / 'playbook.yaml'} cannot be read: {error}") from error
-    told = playbook.reproducer
-    if told is None or not (folder / SCRIPT).exists():
-        raise UsageError(f"{id} has no reproducer; `hangdoc demo --list` shows those that have one")
-    return Broken(id, playbook.cls, folder / told.script, told, told.expect.status or playbook.status)
+    spec = playbook.reproducer
+    if spec is None or not (folder / SCRIPT).exists():
+        raise UsageError(f"{id} has no demo; `hangdoc demo --list` lists the failures that have one")
+    return BrokenJob(id, playbook.cls, folder / spec.script, spec, spec.expect.status or playbook.status)
 
 
 def run(id: str | None, console: Console) -> int:
-    """Break a job, show its diagnosis on `console`; 0 where it is the expected one, else 1.
+    """Break a job and show its diagnosis on `console`; returns 0 if it is as expected, else 1.
 
-    Raises HangdocError where the job cannot be run or ends by itself. Every process it started is ended again.
+    Raises HangdocError if the job cannot be run or ends by itself. Every process of the job is ended.
     """
     from hangdoc.render.terminal import show
 
     job = broken(id or DEFAULT)
     say, show_line = narrator()
-    say(f"starting {job.told.ranks} ranks of {job.script} (a real job, about to break)")
+    say(f"starting {job.spec.ranks} ranks of {job.script} (a real job, about to break)")
     try:
         with job.running() as trial:
             verdicts = diagnose(job, trial, say, show_line)
@@ -110,17 +110,17 @@ def run(id: str | None, console: Console) -> int:
     except TrialError as error:
         raise HangdocError(f"the demo's job could not be run: {error}") from error
     met = job.meets(verdicts)
-    wanted = f"{job.playbook}, culprits {list(job.told.expect.culprits)}"
-    say(f"the job and all its processes are ended; the diagnosis is {'' if met else 'NOT '}the expected one ({wanted})")
+    wanted = f"{job.playbook}, culprits {list(job.spec.expect.culprits)}"
+    say(f"the job and all its processes have ended; the diagnosis is {'' if met else 'NOT '}as expected ({wanted})")
     return 0 if met else 1
 
 
 def narrator() -> tuple[Callable[[str], None], Callable[[str], None]]:
-    """What says progress on stderr, and what shows a line of the job's log there; raises HangdocError without torch."""
+    """Two functions that print to stderr: progress, and a line of the job's log. Raises HangdocError without torch."""
     from rich.console import Console
 
     if importlib.util.find_spec("torch") is None:
-        raise HangdocError("the demo runs a real PyTorch job and torch is missing: pip install 'hangdoc[demo]'")
+        raise HangdocError("the demo runs a real PyTorch job, which needs torch: pip install 'hangdoc[demo]'")
     progress = Console(file=sys.stderr, markup=False, highlight=False, emoji=False, style="dim")
     return (
         lambda text: progress.print(f"hangdoc: {text}", soft_wrap=True),
@@ -129,36 +129,38 @@ def narrator() -> tuple[Callable[[str], None], Callable[[str], None]]:
 
 
 def diagnose(
-    job: Broken, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
+    job: BrokenJob, trial: Trial, say: Callable[[str], None], show_line: Callable[[str], None]
 ) -> tuple[Verdict, ...]:
-    """Follow the job's log until it falls silent, then judge as `watch --once` does, until there is a finding."""
-    from hangdoc.watch.once import Options, watch_once
+    """Follow the job's log until it falls silent, then judge like `watch --once` until there is a finding."""
+    from hangdoc.watch.run import WatchOptions, watch_once
 
-    deadline = time.monotonic() + job.told.within_s
+    deadline = time.monotonic() + job.spec.within_s
     log = Log(trial, show_line)
-    if job.told.watch == "live":
+    if job.spec.watch == "live":
         return _watched(job, trial, log, deadline, say)
-    options = Options(pids=(trial.launcher_pid,), ask=frozenset(job.told.ask))
+    options = WatchOptions(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask))
     while True:
         quiet = log.follow(deadline, UNDER_WAY_S if job.goes_on else None)
-        say(f"{f'no output for {QUIET_S:.0f} s: ' * quiet}{' '.join(_command(job, trial, '--once'))}")
+        say(f"{f'no output for {QUIET_S:.0f} s; ' * quiet}running: {' '.join(_command(job, trial, '--once'))}")
         verdicts = watch_once(options, say)
         if any(verdict.findings for verdict in verdicts) or time.monotonic() >= deadline:
             return verdicts
 
 
-class _Told(Exception):
-    """The live watch has said what is wrong, or had time enough."""
+class _Done(Exception):
+    """The live watch has its verdict, or has run out of time."""
 
 
-def _command(job: Broken, trial: Trial, *options: str) -> list[str]:
+def _command(job: BrokenJob, trial: Trial, *options: str) -> list[str]:
     return ["hangdoc", "watch", *options, *job.asking, "--pids", str(trial.launcher_pid)]
 
 
-def _watched(job: Broken, trial: Trial, log: Log, deadline: float, say: Callable[[str], None]) -> tuple[Verdict, ...]:
-    """Watch it live from its first line on, until it has gone wrong."""
+def _watched(
+    job: BrokenJob, trial: Trial, log: Log, deadline: float, say: Callable[[str], None]
+) -> tuple[Verdict, ...]:
+    """Watch the job live from its first line until it fails or stalls."""
     from hangdoc.render.live import event_text
-    from hangdoc.watch.once import Event, Options, watch
+    from hangdoc.watch.run import Event, WatchOptions, watch
 
     verdicts: list[Verdict] = []
 
@@ -170,18 +172,18 @@ def _watched(job: Broken, trial: Trial, log: Log, deadline: float, say: Callable
     def status(_: Verdict) -> None:
         log.show()
         if verdicts or time.monotonic() >= deadline:
-            raise _Told
+            raise _Done
 
     log.follow(deadline, 0.0)
-    say(" ".join(_command(job, trial)))
-    with suppress(_Told):
-        watch(Options(pids=(trial.launcher_pid,), ask=frozenset(job.told.ask)), emit, status, say)
+    say(f"running: {' '.join(_command(job, trial))}")
+    with suppress(_Done):
+        watch(WatchOptions(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask)), emit, status, say)
     log.show()
     return tuple(verdicts)
 
 
 class Log:
-    """Shows what a job writes, as it comes."""
+    """Prints the log of a job as it grows."""
 
     def __init__(self, trial: Trial, show_line: Callable[[str], None]) -> None:
         self._trial = trial
@@ -189,8 +191,10 @@ class Log:
         self._seen = 0
 
     def follow(self, deadline: float, talk_s: float | None = None) -> bool:
-        """Until the job has been silent for QUIET_S (True), or `deadline` (monotonic s) is there, or it has been
-        talking for `talk_s`; raises TrialError where it has ended."""
+        """Wait for QUIET_S of silence (True), for `deadline` (monotonic s), or for `talk_s` after the first line.
+
+        Raises TrialError if the job has ended.
+        """
         last = time.monotonic()
         while time.monotonic() < deadline:
             before = self._seen
@@ -205,8 +209,8 @@ class Log:
         return False
 
     def show(self, most: int = SHOWN) -> bool:
-        """Show what is new, at most so many lines of it; True where there is something."""
-        from hangdoc.render.text import clean
+        """Print the last `most` of the new lines; True if there are new lines."""
+        from hangdoc.render.sanitize import clean
 
         lines = self._trial.text().splitlines()
         new = lines[self._seen :]

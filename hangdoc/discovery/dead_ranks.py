@@ -21,7 +21,7 @@ def absent_of(targets: Sequence[Target]) -> tuple[Target, ...]:
     return tuple(
         replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=())
         for first, size, numbers in _local(targets)
-        for rank in limits.absent(size, numbers)
+        for rank in limits.absent_ranks(size, numbers)
     )
 
 
@@ -36,7 +36,7 @@ def uncounted(targets: Sequence[Target]) -> tuple[Unseen, ...]:
             host=first.host,
         )
         for first, size, numbers in _local(targets)
-        if (lacking := limits.lacking(size, numbers)) > limits.NAMED_MOST
+        if (lacking := limits.count_absent(size, numbers)) > limits.NAMED_MOST
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hangdoc.evidence.limits import HOST_MOST, RANKS_MOST, whole
+from hangdoc.evidence.limits import HOST_MOST, RANKS_MOST, parse_count
 
 # Rank, rank on this host, world size: the first family whose rank is set wins, the most specific launcher first
 # (torchrun inside an mpirun inside a Slurm step leaves all three behind).
@@ -67,7 +67,7 @@ def identity(environ: Mapping[str, str]) -> Identity | None:
 
 
 def _integer(environ: Mapping[str, str], *names: str, most: int = RANKS_MOST) -> int | None:
-    return next((number for name in names if (number := whole(environ.get(name), most)) is not None), None)
+    return next((number for name in names if (number := parse_count(environ.get(name), most)) is not None), None)
 
 
 def _doubts(

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.discovery.process_table import Table
-from hangdoc.evidence.limits import lacking
+from hangdoc.evidence.limits import count_absent
 from hangdoc.system import procfs
 
 TOGETHER_S = 60.0  # within which the ranks of a job are started on one host
@@ -70,7 +70,7 @@ def _whole(parts: Sequence[Part]) -> bool:
     for part in parts:
         if part.world_size and part.number is not None:
             numbers[part.world_size].add(part.number)
-    return any(lacking(size, there) == 0 for size, there in numbers.items())
+    return any(count_absent(size, there) == 0 for size, there in numbers.items())
 
 
 def _in_turn(parts: Iterable[Part], table: Table) -> Iterator[list[Part]]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from hangdoc.discovery.environment import Identity, identity
 from hangdoc.discovery.launcher import STATIC, Launch, launch_of
-from hangdoc.evidence import Kin, Target
+from hangdoc.evidence import JobProcess, Target
 from hangdoc.system import procfs
 from hangdoc.system.account import account
-from hangdoc.system.socket_holders import lineage
 
 YOUNG_S = 20.0  # a younger process may still become another program
 # They listen for somebody else: what is behind them is not seen.
@@ -64,22 +63,22 @@ class Relatives:
             known[pid] = before if before and settled else _who(pid, stat.start_ticks, stat.ppid)
         self._known = known
 
-    def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[Kin, ...]:
+    def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[JobProcess, ...]:
         """The processes of the target's job that are not watched, helpers of a watched one left out."""
         me = self._known.get(target.pid)
-        found: dict[int | None, Kin] = {}
+        found: dict[int | None, JobProcess] = {}
         for who in sorted(self._known.values(), key=lambda who: (who.start_ticks, who.pid)):
-            if who.pid in watched or me is None or any(pid in watched for pid in lineage(who.ppid)):
+            if who.pid in watched or me is None or any(pid in watched for pid in procfs.lineage(who.ppid)):
                 continue
             number = _number(who, me, target)
             if number is not None and number[0] not in found and account(who.pid) == account(me.pid):
-                found[number[0]] = Kin(who.pid, number[0], procfs.age_s(who.start_ticks), number[1])
+                found[number[0]] = JobProcess(who.pid, number[0], procfs.age_s(who.start_ticks), number[1])
         return tuple(found.values())
 
     def belongs(self, holder: int, target: Target, watched: Mapping[int, Target]) -> bool | None:
         """Whether the process that listens where `target` meets the others is of its job; None: cannot be told."""
-        mine = set(lineage(target.pid))
-        if holder in mine or target.pid in lineage(holder):
+        mine = set(procfs.lineage(target.pid))
+        if holder in mine or target.pid in procfs.lineage(holder):
             return True
         fellow = watched.get(holder)
         if fellow is not None:
@@ -87,7 +86,7 @@ class Relatives:
         them, me = self._known.get(holder), self._known.get(target.pid)
         if them is None or me is None or (me.launch is not None and me.launch.backend not in STORES):
             return None
-        if any(one.job == target.job and holder in lineage(one.pid) for one in watched.values()):
+        if any(one.job == target.job and holder in procfs.lineage(one.pid) for one in watched.values()):
             return True  # the launcher of another rank of the job
         if them.ppid == me.ppid and them.ppid > 1:
             return True
@@ -116,8 +115,8 @@ class Relatives:
             if who.identity
             and who.identity == me.identity
             and who.pid != me.pid
-            and me.pid not in lineage(who.pid)
-            and who.pid not in lineage(me.pid)
+            and me.pid not in procfs.lineage(who.pid)
+            and who.pid not in procfs.lineage(me.pid)
         ]
         mine = _distance(them, me)
         if any(_distance(them, twin) < mine for twin in twins):

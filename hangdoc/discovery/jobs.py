@@ -132,7 +132,7 @@ def _argued(command: Iterable[str]) -> int | None:
     for word in words:
         match = _RANK_ARGUMENT.fullmatch(word)
         if match:
-            return limits.whole(match[1] or next(words, ""))
+            return limits.parse_count(match[1] or next(words, ""))
     return None
 
 
@@ -221,6 +221,6 @@ def _number(targets: list[Target], members: list[Member], table: Table) -> list[
         world = max((m.siblings for m in members if m.siblings), default=len(targets) if joined else None)
     left = [pid for pid, rank in ranks.items() if rank is None]
     known = set(ranks.values())
-    if len(left) == 1 and world and limits.lacking(world, known) == 1:
-        (ranks[left[0]],) = limits.absent(world, known)
+    if len(left) == 1 and world and limits.count_absent(world, known) == 1:
+        (ranks[left[0]],) = limits.absent_ranks(world, known)
     return [replace(t, rank=ranks[t.pid], world_size=t.world_size or world) for t in targets]

@@ -55,7 +55,7 @@ class Launch:
     def world_size(self) -> int | None:
         """Of the job, where the number of nodes is fixed and every node starts as many ranks."""
         fixed = self.fewest is not None and self.fewest == self.most
-        return limits.world(self.most * self.per_node) if fixed and self.most and self.per_node else None
+        return limits.valid_world_size(self.most * self.per_node) if fixed and self.most and self.per_node else None
 
 
 def launch_of(command: Sequence[str], environ: Mapping[str, str]) -> Launch | None:
@@ -98,24 +98,29 @@ def _torchrun(told: Mapping[str, str]) -> Launch:
     return Launch(
         fewest,
         most,
-        limits.whole(told.get("node-rank", "0" if backend == STATIC else conf.get("rank", ""))),
-        limits.whole(told.get("nproc-per-node", "1"), HOST_MOST),
+        limits.parse_count(told.get("node-rank", "0" if backend == STATIC else conf.get("rank", ""))),
+        limits.parse_count(told.get("nproc-per-node", "1"), HOST_MOST),
         backend,
         _with_port(endpoint or "localhost", _C10D_PORT),
         told.get("rdzv-id", "none"),
-        limits.whole(conf.get(*(("timeout", "900") if backend == STATIC else ("join_timeout", "600"))), TIMEOUT_MOST_S),
+        limits.parse_count(
+            conf.get(*(("timeout", "900") if backend == STATIC else ("join_timeout", "600"))), TIMEOUT_MOST_S
+        ),
         alone="standalone" in told or (most == 1 and (backend == STATIC or not given)),
     )
 
 
 def _accelerate(told: Mapping[str, str]) -> Launch:
-    machines, processes = limits.whole(told.get("num-machines", "1")), limits.whole(told.get("num-processes", ""))
+    machines, processes = (
+        limits.parse_count(told.get("num-machines", "1")),
+        limits.parse_count(told.get("num-processes", "")),
+    )
     backend = told.get("rdzv-backend", STATIC)
     address, port = told.get("main-process-ip"), told.get("main-process-port", _NODE_PORT)
     return Launch(
         machines,
         machines,
-        limits.whole(told.get("machine-rank", "")) if backend == STATIC else None,
+        limits.parse_count(told.get("machine-rank", "")) if backend == STATIC else None,
         processes // machines if processes and machines else None,
         backend,
         f"{address}:{port}" if address else None,
@@ -127,7 +132,7 @@ def _accelerate(told: Mapping[str, str]) -> Launch:
 def _nodes(text: str) -> tuple[int | None, int | None]:
     """`3` or `2:4`."""
     low, _, high = text.partition(":")
-    return limits.whole(low), limits.whole(high or low)
+    return limits.parse_count(low), limits.parse_count(high or low)
 
 
 def _with_port(endpoint: str, port: int) -> str:

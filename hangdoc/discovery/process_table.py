@@ -10,7 +10,7 @@ from functools import cache
 
 from hangdoc.discovery.environment import Identity, identity
 from hangdoc.system import procfs
-from hangdoc.system.sockdiag import from_proc
+from hangdoc.system.sockdiag import read_proc_tables
 
 # Threads that only a process in a c10d process group has; a forked worker inherits none of them. A name has 15 letters.
 _GROUP_THREAD = re.compile(r"gloo_tcp_loop|pt_gloo_|pt_nccl_|pt_mpi_|pt_ucc_|pt_xccl_|pt_hccl_|NCCL ")
@@ -179,7 +179,7 @@ def _ends(pid: int) -> Ends:
     links = (procfs.link(f"/proc/{pid}/fd/{fd}") or "" for fd in procfs.descriptors(pid))
     inodes = {int(link[8:-1]): [pid] for link in links if link.startswith("socket:[")}
     try:
-        rows = list(from_proc(pid, inodes)) if inodes else []
+        rows = list(read_proc_tables(pid, inodes)) if inodes else []
     except OSError:
         rows = []
     talks = [row for row in rows if row["state"] in ("established", "syn_sent", "close_wait")]

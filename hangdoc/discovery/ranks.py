@@ -18,8 +18,7 @@ from hangdoc.discovery.process_table import Table
 from hangdoc.evidence import Target, Unseen
 from hangdoc.system import procfs
 from hangdoc.system.account import account
-from hangdoc.system.hidepid import hidden_processes
-from hangdoc.system.permissions import owner_of, remedy
+from hangdoc.system.permissions import hidden_processes, owner_of, remedy
 
 
 @dataclass(frozen=True, slots=True)

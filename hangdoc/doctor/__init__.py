@@ -1,1 +1,1 @@
-"""What hangdoc may see on this host, and the one thing to change where it may not."""
+"""Checks of what hangdoc can see on a host, each with one fix. A check never touches a job."""

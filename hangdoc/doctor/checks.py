@@ -1,4 +1,4 @@
-"""What hangdoc may see on this host, each thing tried for real where that hurts nobody."""
+"""What hangdoc can see on this host. Each check tries the real operation if that is harmless."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.system import procfs, programs
-from hangdoc.system.hidepid import hidden_processes
+from hangdoc.system.permissions import hidden_processes
 
 _SYS_PTRACE = 19  # bit of linux/capability.h
 _OLDEST_PYTHON = (3, 10)
-_OLDEST_KERNEL = (4, 9)  # its tcp_info tells the ages and counters that a verdict on a link needs
+_OLDEST_KERNEL = (4, 9)  # first with the ages and counters in tcp_info that network verdicts need
 _CONTAINER_FIX = "start the container with --pid=host --cap-add SYS_PTRACE, or run hangdoc in the job's own"
-# The stand-in for a rank: it says where 8 known bytes lie, and ends by itself should we not live to end it.
-_STRANGER = (
+# Stands in for a rank: prints the address of 8 known bytes, and exits by itself if hangdoc dies first.
+_TEST_PROGRAM = (
     "import ctypes, time; b = ctypes.create_string_buffer(b'hangdoc!');"
     " print(ctypes.addressof(b), flush=True); time.sleep(20)"
 )
@@ -32,26 +32,26 @@ _STRANGER = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing hangdoc needs or would like to have."""
+    """One thing that hangdoc needs or can use."""
 
     name: str
-    ok: bool | None  # None: it could not be told, or hangdoc does without
+    ok: bool | None  # None: could not be checked, or optional
     detail: str
-    fix: str = ""  # one line; empty where nothing is to be done
+    fix: str = ""  # one line; empty: nothing to fix
 
 
 def checks() -> tuple[Check, ...]:
-    """What can be told of this host, in about 0.2 s. Starts one small process of its own and ends it."""
-    with _stranger() as stranger:
+    """All checks of this host, in about 0.2 s. Starts one small process of its own and ends it."""
+    with _test_process() as process:
         found = [
             _python(),
             _kernel(),
             *_guarded("py-spy", _py_spy),
             *_guarded("ptrace right", _ptrace_right),
-            *_guarded("read another process", lambda: _dump(stranger)),
-            *_guarded("process_vm_readv", lambda: _read_memory(stranger)),
+            *_guarded("read another process", lambda: _dump(process)),
+            *_guarded("process_vm_readv", lambda: _read_memory(process)),
             *_guarded("kernel stack", _kernel_stack),
-            *_guarded("wait channel", lambda: _wchan(stranger)),
+            *_guarded("wait channel", lambda: _wchan(process)),
             *_guarded("PID namespace", _pid_namespace),
             *_guarded("other users' processes", _hidden),
             *_guarded("network namespaces", _network_namespaces),
@@ -64,33 +64,33 @@ def checks() -> tuple[Check, ...]:
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Iterator[Check]:
-    """A check that fails in a way nobody thought of is a failed check, not a traceback."""
+    """Turn an unexpected exception into a failed check."""
     try:
         yield check()
     except Exception as error:
-        yield Check(name, None, f"could not be tried: {type(error).__name__}: {error}", "run hangdoc as root")
+        yield Check(name, None, f"check failed: {type(error).__name__}: {error}", "run hangdoc as root")
 
 
 @dataclass(frozen=True, slots=True)
-class _Stranger:
+class _TestProcess:
     pid: int
     address: int
 
 
 @contextmanager
-def _stranger() -> Iterator[_Stranger | None]:
-    """A Python process that is no descendant of ours: yama lets everyone read his own children, which proves nothing.
+def _test_process() -> Iterator[_TestProcess | None]:
+    """A Python process that is not our descendant: yama lets a process read its own children, which proves nothing.
 
-    A shell starts it and ends at once, which makes it an orphan.
+    The shell that starts it exits at once, so it becomes an orphan.
     """
     started = None
     script = '"$0" -c "$1" & echo $!'
     shell = subprocess.Popen(
-        ["/bin/sh", "-c", script, sys.executable, _STRANGER],
+        ["/bin/sh", "-c", script, sys.executable, _TEST_PROGRAM],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd="/",  # `python -c` imports from where it runs: our folder may hold a ctypes.py of somebody else's
+        cwd="/",  # `python -c` imports from its working directory, which may contain someone else's ctypes.py
         start_new_session=True,
         text=True,
     )
@@ -101,7 +101,7 @@ def _stranger() -> Iterator[_Stranger | None]:
             before = procfs.stat(pid)
             address = shell.stdout.readline()
         started = (pid, before.start_ticks) if before else None
-        yield _Stranger(pid, int(address)) if address.strip() else None
+        yield _TestProcess(pid, int(address)) if address.strip() else None
     finally:
         if started and _runs(*started):
             os.kill(started[0], signal.SIGKILL)
@@ -111,7 +111,7 @@ def _stranger() -> Iterator[_Stranger | None]:
 
 
 def _runs(pid: int, start_ticks: int) -> bool:
-    """That process, not another with its number, nor its zombie."""
+    """True while this very process runs: not a zombie, and not another process with a reused PID."""
     now = procfs.stat(pid)
     return now is not None and now.start_ticks == start_ticks and now.state not in "ZX"
 
@@ -131,7 +131,12 @@ def _kernel() -> Check:
     version = tuple(int(part) for part in release.replace("-", ".").split(".")[:2] if part.isdecimal())
     if version >= _OLDEST_KERNEL:
         return Check("kernel", True, f"Linux {release}")
-    return Check("kernel", False, f"Linux {release}: tells too little of a connection", "update to Linux 4.9 or later")
+    return Check(
+        "kernel",
+        False,
+        f"Linux {release}: its tcp_info lacks what network verdicts need",
+        "update to Linux 4.9 or later",
+    )
 
 
 def _py_spy() -> Check:
@@ -139,7 +144,7 @@ def _py_spy() -> Check:
     install = f"{sys.executable} -m pip install --force-reinstall py-spy"
     if binary is None:
         return Check(
-            "py-spy", False, "not found beside this Python nor, where only root may write, on the PATH", install
+            "py-spy", False, "not found next to this Python, nor in a folder of PATH that only root can write", install
         )
     answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
     if answer.returncode:
@@ -157,20 +162,20 @@ def _ptrace_right() -> Check:
     yama = f"yama scope {scope}" if scope else "no yama"
     who = f"uid {os.geteuid()}, {'with' if has else 'without'} CAP_SYS_PTRACE, {yama}"
     if scope == "3":
-        fix = "set kernel.yama.ptrace_scope=1 in /etc/sysctl.d and boot again: scope 3 cannot be undone"
+        fix = "set kernel.yama.ptrace_scope=1 in /etc/sysctl.d and reboot: scope 3 cannot be changed at run time"
         return Check("ptrace right", False, who, fix)
     if has:
         return Check("ptrace right", True, who)
     if scope in ("", "0"):
-        return Check("ptrace right", True, f"{who}: processes of this user only")
+        return Check("ptrace right", True, f"{who}: only processes of this user")
     return Check("ptrace right", False, who, "run hangdoc as root, or: sudo sysctl kernel.yama.ptrace_scope=0")
 
 
-def _dump(stranger: _Stranger | None) -> Check:
+def _dump(process: _TestProcess | None) -> Check:
     binary, name = programs.py_spy(), "read another process"
-    if binary is None or stranger is None:
+    if binary is None or process is None:
         return Check(name, None, "not tried: py-spy or the test process is missing", "install py-spy first")
-    command = [binary, "dump", "--json", "--full-filenames", "--nonblocking", "--pid", str(stranger.pid)]
+    command = [binary, "dump", "--json", "--full-filenames", "--nonblocking", "--pid", str(process.pid)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     if answer.returncode == 0:
         return Check(name, True, "py-spy read the stack of a process that is not our child")
@@ -186,15 +191,15 @@ class _Iovec(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-def _read_memory(stranger: _Stranger | None) -> Check:
+def _read_memory(process: _TestProcess | None) -> Check:
     name = "process_vm_readv"
-    if stranger is None:
+    if process is None:
         return Check(name, None, "not tried: the test process did not start", "run hangdoc doctor again")
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(8)
     here = _Iovec(ctypes.addressof(buffer), 8)
-    there = _Iovec(stranger.address, 8)
-    got = libc.process_vm_readv(stranger.pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    there = _Iovec(process.address, 8)
+    got = libc.process_vm_readv(process.pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
     if got == 8 and buffer.raw == b"hangdoc!":
         return Check(name, True, "memory of a process that is not our child can be read")
     return Check(name, False, os.strerror(ctypes.get_errno()), _read_fix())
@@ -203,16 +208,16 @@ def _read_memory(stranger: _Stranger | None) -> Check:
 def _kernel_stack() -> Check:
     if procfs.read("/proc/self/stack") is not None:
         return Check("kernel stack", True, "/proc/PID/stack is readable")
-    refused = "/proc/PID/stack is refused: of a blocked storage call only the wait channel is seen"
+    refused = "/proc/PID/stack is refused: for a blocked storage call hangdoc sees only the wait channel"
     return Check("kernel stack", None, refused, "run hangdoc as root")
 
 
-def _wchan(stranger: _Stranger | None) -> Check:
-    pid = stranger.pid if stranger else os.getpid()
+def _wchan(process: _TestProcess | None) -> Check:
+    pid = process.pid if process else os.getpid()
     found = procfs.text(f"/proc/{pid}/wchan")
-    if stranger and found not in (None, "", "0"):
+    if process and found not in (None, "", "0"):
         return Check("wait channel", True, f"/proc/PID/wchan is readable ({found})")
-    return Check("wait channel", None, "/proc/PID/wchan tells nothing here", "run hangdoc as root, on the host itself")
+    return Check("wait channel", None, "/proc/PID/wchan is empty here", "run hangdoc as root, on the host itself")
 
 
 def _in_container() -> bool:
@@ -221,14 +226,14 @@ def _in_container() -> bool:
 
 
 def _in_first_namespace() -> bool:
-    """The host's own PID namespace has a fixed number (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
+    """True in the host's own PID namespace, whose inode is fixed (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
     return procfs.link("/proc/self/ns/pid") == "pid:[4026531836]"
 
 
 def _pid_namespace() -> Check:
     if _in_first_namespace():
         return Check("PID namespace", True, "the host's own: every rank on this host is visible")
-    return Check("PID namespace", None, "a container: only processes of this container are visible", _CONTAINER_FIX)
+    return Check("PID namespace", None, "a container's: only its own processes are visible", _CONTAINER_FIX)
 
 
 def _hidden() -> Check:
@@ -240,7 +245,7 @@ def _hidden() -> Check:
 
 
 def _network_namespaces() -> Check:
-    """Entering the namespace we are in changes nothing, and is refused exactly where entering another would be."""
+    """Enter our own namespace: that changes nothing, and is refused exactly if entering another would be."""
     name = "network namespaces"
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -250,8 +255,8 @@ def _network_namespaces() -> Check:
     finally:
         os.close(descriptor)
     if entered:
-        return Check(name, True, "connections of ranks in other network namespaces can be seen")
-    refused = f"{reason}: of ranks in other network namespaces only queues are seen, no ages"
+        return Check(name, True, "connections in other network namespaces are visible")
+    refused = f"{reason}: for connections in other network namespaces hangdoc sees queues but no ages"
     return Check(name, None, refused, "run hangdoc as root (CAP_SYS_ADMIN)")
 
 
@@ -264,7 +269,7 @@ def _sock_diag() -> Check:
         diag.close()
     except OSError as error:
         return Check("sock_diag", False, str(error), "sudo modprobe tcp_diag; or run hangdoc outside the container")
-    return Check("sock_diag", True, "the kernel tells the state of every TCP connection")
+    return Check("sock_diag", True, "the state of every TCP connection is visible")
 
 
 def _cgroup() -> Check:
@@ -273,8 +278,8 @@ def _cgroup() -> Check:
     if unified.exists():
         return Check("cgroup", True, "v2")
     if old.exists() or hybrid.exists():
-        return Check("cgroup", True, "v1" + (" beside v2" if hybrid.exists() else ""))
-    unseen = "not mounted: throttling and memory limits of the job are not seen"
+        return Check("cgroup", True, "v1" + (" and v2" if hybrid.exists() else ""))
+    unseen = "not mounted: CPU throttling and memory limits are invisible"
     return Check("cgroup", None, unseen, "mount -t cgroup2 none /sys/fs/cgroup")
 
 
@@ -282,11 +287,11 @@ def _ssh() -> Check:
     found = shutil.which("ssh")
     if found:
         return Check("ssh", True, found)
-    return Check("ssh", None, "not found: needed for `watch --nodes` only", "install openssh-client")
+    return Check("ssh", None, "not found: needed only for `watch --nodes`", "install openssh-client")
 
 
 def _cluster_shell() -> Check:
     if importlib.util.find_spec("ClusterShell"):
         return Check("ClusterShell", True, "importable")
     install = f"{sys.executable} -m pip install ClusterShell"
-    return Check("ClusterShell", None, "not found: needed for `watch --nodes` only", install)
+    return Check("ClusterShell", None, "not found: needed only for `watch --nodes`", install)

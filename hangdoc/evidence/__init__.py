@@ -1,21 +1,32 @@
-"""What is known of a job at an instant: the contract between those who observe and those who judge.
+"""Evidence: what is known of a job at one instant. The contract between probes and readers, and analysis.
 
-Plain frozen records, no behaviour. `None` means "not seen", never zero and never false. Ages and
-durations are in seconds, sizes in bytes; instants are the observing host's monotonic clock and are
-never compared between hosts.
+Plain frozen records without behaviour; nothing here reads a process or a file. `None` means "not seen", never zero or
+false. Ages and durations are in seconds, sizes in bytes. Instants are on the observing host's monotonic clock; compare
+them only within a host.
 
-A probe (`probes/NAME.py`) returns one record a rank or one a host. Records that analysis relies on are defined in
-this package, a file a subject; a new probe may define its own record in its own file, nothing else has to know it.
+A probe (`probes/NAME.py`) returns one record per rank or per host. This package defines the records that analysis
+uses, one file per subject. A new probe may define its record in its own file.
 """
 
 from __future__ import annotations
 
-from hangdoc.evidence.collectives import FlightRecorder, Groups, ProcessGroup, Recorded
+from hangdoc.evidence.collectives import FlightRecorder, ProcessGroup, ProcessGroups, RecordedCall
 from hangdoc.evidence.network import Connection, Interface, Interfaces, Sockets
 from hangdoc.evidence.process import ChildProcess, Process, ThreadCpu
-from hangdoc.evidence.rendezvous import Environ, Holder, Kin, Meeting
+from hangdoc.evidence.rendezvous import Environ, Holder, JobProcess, Rendezvous
 from hangdoc.evidence.snapshot import End, Host, RankEvidence, Snapshot
-from hangdoc.evidence.stacks import Branch, Frame, Handed, Loop, Place, Source, Stack, Stacks, Tensor, Variable
+from hangdoc.evidence.stacks import (
+    Branch,
+    CollectiveArgument,
+    Frame,
+    Loop,
+    Place,
+    Source,
+    Stack,
+    Stacks,
+    Tensor,
+    Variable,
+)
 from hangdoc.evidence.storage import FileCall, FileLock, Files, Folder, Helper, Io, OpenFile, Peer
 from hangdoc.evidence.target import AGENT, Target, Unseen
 
@@ -23,6 +34,7 @@ __all__ = [
     "AGENT",
     "Branch",
     "ChildProcess",
+    "CollectiveArgument",
     "Connection",
     "End",
     "Environ",
@@ -32,24 +44,23 @@ __all__ = [
     "FlightRecorder",
     "Folder",
     "Frame",
-    "Groups",
-    "Handed",
     "Helper",
     "Holder",
     "Host",
     "Interface",
     "Interfaces",
     "Io",
-    "Kin",
+    "JobProcess",
     "Loop",
-    "Meeting",
     "OpenFile",
     "Peer",
     "Place",
     "Process",
     "ProcessGroup",
+    "ProcessGroups",
     "RankEvidence",
-    "Recorded",
+    "RecordedCall",
+    "Rendezvous",
     "Snapshot",
     "Sockets",
     "Source",

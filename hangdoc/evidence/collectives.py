@@ -1,4 +1,4 @@
-"""Process groups, and what torch itself recorded of them (probes `groups`, `recorder`)."""
+"""Process groups, and the collectives that torch recorded (probes `groups`, `recorder`)."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from hangdoc.evidence.stacks import Frame
 class ProcessGroup:
     """A process group of torch.distributed that a rank belongs to."""
 
-    address: int  # of the ProcessGroup object in this rank: what the variables of its frames point to
-    name: str  # as torch names it, the same on every member: "0", "1", or a hash
-    ranks: tuple[int, ...]  # global ranks of the members, by their rank in the group
-    default: bool = False  # the group of the whole job
+    address: int  # of the ProcessGroup object in this rank; variables that hold the group point to it
+    name: str  # torch's name, equal on all members: "0", "1", or a hash
+    ranks: tuple[int, ...]  # global ranks of the members, in order of their rank in the group
+    default: bool = False  # the default group: every rank of the job
     backend: str | None = None  # gloo, nccl, cpu:gloo,cuda:nccl, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """The process groups of a rank, and who it says it is (record of probe `groups`)."""
+class ProcessGroups:
+    """The process groups of a rank, and its own rank and world size (record of probe `groups`)."""
 
     groups: tuple[ProcessGroup, ...] = ()  # in order of creation; empty before init_process_group
-    rank: int | None = None  # global rank, from its groups; else from its own environment as it is now
+    rank: int | None = None  # global rank, from the groups, else from the current os.environ
     world_size: int | None = None
-    local_rank: int | None = None  # from its environment as it is now
-    master: str | None = None  # address:port, likewise
+    local_rank: int | None = None  # from the current os.environ
+    master: str | None = None  # address:port, from the current os.environ
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """An operation that a Flight Recorder holds."""
+class RecordedCall:
+    """One entry of a Flight Recorder: a collective or a point-to-point operation."""
 
     group: str  # name of the process group: "0"
-    sequence: int  # of the collectives of that group, or of its point-to-point operations
+    sequence: int  # collectives and point-to-point operations of a group are numbered separately
     op: str  # all_reduce, barrier, ...
-    sizes: str  # of its inputs: "[[10]]"; "" where it has none
+    sizes: str  # of the inputs: "[[10]]"; "" if none
     dtypes: tuple[str, ...]
-    retired: bool  # it is over
+    retired: bool  # finished
     p2p: bool = False
-    state: str = ""  # scheduled | started | completed, as torch has it; gloo always says scheduled
-    outputs: str = ""  # sizes of its outputs
+    state: str = ""  # torch's: scheduled | started | completed; gloo always records scheduled
+    outputs: str = ""  # sizes of the outputs
     output_dtypes: tuple[str, ...] = ()
-    frames: tuple[Frame, ...] = ()  # where it was called, innermost first; none: not recorded
-    sender: int | None = None  # p2p: rank in the group, not the global one
-    receiver: int | None = None
+    frames: tuple[Frame, ...] = ()  # call stack, innermost first; empty: not recorded
+    sender: int | None = None  # p2p: rank within the group
+    receiver: int | None = None  # p2p: rank within the group
     timeout_s: float | None = None
-    thread: int | None = None  # that called it, numbered as they appear in the record; None: not recorded
+    thread: int | None = None  # calling thread, numbered in order of appearance; None: not recorded
 
 
 @dataclass(frozen=True, slots=True)
 class FlightRecorder:
-    """The newest operations of a rank as torch recorded them (record of probe `recorder`)."""
+    """The newest operations of a rank, from torch's Flight Recorder (record of probe `recorder`)."""
 
     version: str
-    entries: tuple[Recorded, ...]  # oldest first
-    enqueued: Mapping[str, int]  # by group: the last collective begun
-    completed: Mapping[str, int]  # and the last one done
-    final: bool = False  # a dump that is left of a job: what is not over in it never ended
-    groups: tuple[ProcessGroup, ...] = ()  # those of which it names the members (gloo: none)
-    labels: Mapping[str, str] = field(default_factory=dict)  # by group: what the job calls it
-    begun: tuple[float, ...] = ()  # Unix time (s) at which the newest entries were made, by this rank's clock
-    written: float | None = field(default=None, compare=False)  # Unix time (s) of its file; of a copy later
-    missed: int = 0  # operations before the first entry, which have been overwritten or lost
+    entries: tuple[RecordedCall, ...]  # oldest first
+    enqueued: Mapping[str, int]  # sequence of the last collective enqueued, by group
+    completed: Mapping[str, int]  # sequence of the last collective completed, by group
+    final: bool = False  # a dump of a job that is gone: its unfinished operations never finished
+    groups: tuple[ProcessGroup, ...] = ()  # groups with recorded members (gloo: none)
+    labels: Mapping[str, str] = field(default_factory=dict)  # the job's description of a group, by group
+    begun: tuple[float, ...] = ()  # creation of the newest entries, Unix time (s) on this rank's clock
+    written: float | None = field(default=None, compare=False)  # mtime of the file, Unix time (s); a copy is later
+    missed: int = 0  # operations before the first entry, overwritten or lost
     library: str | None = None  # version of the communication library
 
 
-def pending_call(record: FlightRecorder) -> Recorded | None:
-    """The oldest operation of a rank that began and did not end, and none of its group ended after it."""
-    over: set[tuple[str, bool]] = set()
-    found: Recorded | None = None
+def pending_call(record: FlightRecorder) -> RecordedCall | None:
+    """The oldest unfinished operation with no later finished operation in its group; None: nothing is pending."""
+    finished: set[tuple[str, bool]] = set()
+    found: RecordedCall | None = None
     for entry in reversed(record.entries):
         if entry.retired:
-            over.add((entry.group, entry.p2p))
-        elif (entry.group, entry.p2p) not in over:
+            finished.add((entry.group, entry.p2p))
+        elif (entry.group, entry.p2p) not in finished:
             found = entry
     return found

@@ -1,8 +1,7 @@
-"""How much of what processes, agents and files claim about the size of a job is believed.
+"""Limits for rank numbers and world sizes that processes, agents and files claim.
 
-A rank number or a world size is a claim of whoever wrote it: an environment, a command line, a file. It must never
-decide how much memory or time hangdoc takes: nothing here, nor in those who use it, makes as many objects as a claimed
-world has ranks.
+A claim from an environment, a command line or a file is untrusted. It must never decide how much memory or time hangdoc
+takes: neither this module nor its callers create an object for each rank of a claimed world.
 """
 
 from __future__ import annotations
@@ -13,52 +12,52 @@ from itertools import islice
 
 from hangdoc.evidence import Target
 
-RANKS_MOST = 1 << 20  # ranks of a job; the largest known run on some 100,000 accelerators
-HOST_MOST = 8192  # ranks of one host; Linux runs on no more CPUs than that (NR_CPUS, arch/x86/Kconfig)
-NAMED_MOST = 128  # absent ranks that are named one by one (16 hosts of 8): more are counted
+RANKS_MOST = 1 << 20  # ranks of a job; the largest known jobs use about 100,000 accelerators
+HOST_MOST = 8192  # ranks of one host; the most CPUs that Linux supports (NR_CPUS, arch/x86/Kconfig)
+NAMED_MOST = 128  # absent ranks listed one by one (16 hosts of 8); beyond that only a count
 
 
-def whole(text: str | None, most: int = RANKS_MOST) -> int | None:
-    """A number in ASCII digits, from 0 to `most`; None where the text is anything else."""
+def parse_count(text: str | None, most: int = RANKS_MOST) -> int | None:
+    """A number from 0 to `most` in ASCII digits; None for any other text."""
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
         return None
     number = int(text)
     return number if number <= most else None
 
 
-def world(size: int | None) -> int | None:
-    """A world size that a job may have; None for any other."""
+def valid_world_size(size: int | None) -> int | None:
+    """`size` if a job can have that world size, else None."""
     return size if size is not None and 0 < size <= RANKS_MOST else None
 
 
-def rank(number: int | None) -> int | None:
-    """A rank that a job may have; None for any other."""
+def valid_rank(number: int | None) -> int | None:
+    """`number` if a job can have that rank, else None."""
     return number if number is not None and 0 <= number < RANKS_MOST else None
 
 
-def believed(target: Target) -> Target:
-    """What a file or an agent says of a process, without a rank or a world size that no job has."""
-    number, size = rank(target.rank), world(target.world_size)
+def validated(target: Target) -> Target:
+    """The target of a file or an agent, with an impossible rank or world size replaced by None."""
+    number, size = valid_rank(target.rank), valid_world_size(target.world_size)
     if number == target.rank and size == target.world_size:
         return target
     return replace(target, rank=number, world_size=size)
 
 
-def lacking(size: int, there: Iterable[int | None]) -> int:
-    """How many ranks of a world are absent; numbers beyond it do not count as there."""
+def count_absent(size: int, there: Iterable[int | None]) -> int:
+    """Number of absent ranks in a world of `size`; numbers outside the world are ignored."""
     return size - len({number for number in there if number is not None and 0 <= number < size})
 
 
-def absent(size: int, there: Collection[int | None]) -> tuple[int, ...]:
-    """The absent ranks of a world, while they are few enough to be named; else none."""
-    if not 0 < lacking(size, there) <= NAMED_MOST:
+def absent_ranks(size: int, there: Collection[int | None]) -> tuple[int, ...]:
+    """The absent ranks of a world; empty if there are more than NAMED_MOST."""
+    if not 0 < count_absent(size, there) <= NAMED_MOST:
         return ()
     known = set(there)
     return tuple(islice((number for number in range(size) if number not in known), NAMED_MOST))
 
 
-def gaps(size: int, there: Iterable[int | None]) -> tuple[tuple[int, int], ...]:
-    """The absent ranks of a world as runs, first and last of each: at most one run more than there are known ranks."""
+def absent_ranges(size: int, there: Iterable[int | None]) -> tuple[tuple[int, int], ...]:
+    """The absent ranks of a world as ranges (first, last): at most one more than there are known ranks."""
     found: list[tuple[int, int]] = []
     start = 0
     for number in sorted({number for number in there if number is not None and 0 <= number < size}):

@@ -7,47 +7,47 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LockFileHolder:
-    """A living process that has a lock file."""
+    """A living process that holds a lock file."""
 
     pid: int
     command: str  # shortened
-    cpu_s: float  # used so far, with its children
+    cpu_s: float  # CPU time so far, children included
 
 
 @dataclass(frozen=True, slots=True)
 class LockFile:
     """A lock file that a rank waits for (record of probe `lockfile`)."""
 
-    path: str | None = None  # None: it waits for none
-    kind: str = ""  # baton | filelock | kernel | loop: what the frames say that waits for it
+    path: str | None = None  # None: the rank waits for no lock file
+    kind: str = ""  # baton | filelock | kernel | loop: the waiting code, from the frames
     inode: int = 0
-    age_s: float = 0.0  # since it was last written or made, by this host's wall clock
-    before_s: float = 0.0  # how long before the rank's process was started that was; negative: since
-    local: bool = False  # on a filesystem that no other host has
+    age_s: float = 0.0  # since the file was created or last written, on this host's wall clock
+    before_s: float = 0.0  # file time to start of the rank's process; negative: the file is newer
+    local: bool = False  # on a filesystem of this host only
     holders: tuple[
         LockFileHolder, ...
     ] = ()  # who has it open (kernel: who has the lock), other than those that wait for it
-    hidden: int = 0  # processes of the file's owner whose descriptors may not be read
-    named_pid: int | None = None  # the PID that stands in the file
-    named_host: str | None = None  # the host that stands in it
-    named_alive: bool | None = None  # whether that is a living process of this host
+    hidden: int = 0  # processes of the file's owner with unreadable descriptors
+    named_pid: int | None = None  # PID written in the file
+    named_host: str | None = None  # host written in the file
+    named_alive: bool | None = None  # that process is alive on this host; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LockWait:
-    """A thread that waits for a lock, without a timeout."""
+    """A thread that waits for a lock without a timeout."""
 
     tid: int
     semaphore: int  # address in the process
-    name: str  # as the source has it: "self.lock"
-    found: bool = False  # the lock object was found in memory by that name
+    name: str  # in the source: "self.lock"
+    found: bool = False  # the lock object was found in memory under this name
     reentrant: bool | None = None  # an RLock; None: the object was not found
-    owner: int | None = None  # thread id; 0: a thread that has ended; None: not known (a plain lock does not tell)
+    owner: int | None = None  # thread ID; 0: an ended thread; None: unknown (a plain lock records no owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A thread whose source says that it has acquired a lock that another, or itself, waits for."""
+    """A thread that, by its source, holds a lock that some thread waits for."""
 
     tid: int
     semaphore: int
@@ -55,13 +55,13 @@ class Holding:
     function: str
     file: str
     line: int
-    found: bool  # the lock object was found in memory by that name; else only the names agree
+    found: bool  # the lock object was found in memory under this name; else only the names match
 
 
 @dataclass(frozen=True, slots=True)
 class Locks:
     """The locks of one rank (record of probe `locks`)."""
 
-    parked: tuple[int, ...] = ()  # Python threads in an untimed wait that only this process itself can end
-    waits: tuple[LockWait, ...] = ()  # those of them that wait for a lock
+    parked: tuple[int, ...] = ()  # TIDs of Python threads in an untimed wait that only their own process can end
+    waits: tuple[LockWait, ...] = ()  # parked threads that wait for a lock
     holdings: tuple[Holding, ...] = ()

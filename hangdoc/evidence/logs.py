@@ -1,33 +1,42 @@
-"""What a job's logs say (record `logs`, made by readers: no probe sees it)."""
+"""Records of a job that is gone, made by readers and not by probes: its logs (`logs`), and what was found of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Kinds of line that a rank writes which waited for others until a timeout: how it ended then is no fault of its own.
+# Kinds of event in which a rank timed out waiting for its peers: its own exit is then a consequence.
 WAITED = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout", "dump_signal"})
-LOST = frozenset({"connection_closed"})  # and of one whose peer was gone
-TEARDOWN = "teardown"  # field of an exception that a rank raised once its launcher had told it to end
+LOST = frozenset({"connection_closed"})  # the rank lost a peer
+TEARDOWN = "teardown"  # field of an exception raised after the launcher had asked the rank to exit
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """A line of a log that means something to us."""
+    """A log line that matches one of our patterns."""
 
-    kind: str  # as hangdoc/postmortem/readers/_logs/patterns.yaml names it: collective_timeout, connection_closed, ...
-    text: str  # the message, prefixes and colours stripped, shortened and redacted
+    kind: str  # id in postmortem/readers/_logs/patterns.yaml: collective_timeout, ...
+    text: str  # the message without prefixes and colours, shortened and redacted
     source: str  # file
-    line: int  # number in that file, from 1
-    at: float | None = None  # Unix time (s) where the line says it; clocks of two hosts are never compared
-    fields: Mapping[str, str] = field(default_factory=dict)  # what it names: group, sequence, op, ranks, address, ...
+    line: int  # line number, from 1
+    at: float | None = None  # Unix time (s) of the line, if it has one; compare only within a host
+    fields: Mapping[str, str] = field(
+        default_factory=dict
+    )  # from the pattern: group, sequence, op, ranks, address, ...
 
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """What one rank, or of a host or launcher as a whole, was said; in the order it was written."""
+    """The events in the logs of one rank, or of a host or launcher, in the order of the files."""
 
     said: tuple[LogEvent, ...] = ()
-    lines: int = 0  # read in all
-    first: float | None = None  # Unix time of the first line with a time, and of the last
-    last: float | None = None
+    lines: int = 0  # read in total, events or not
+    first: float | None = None  # Unix time (s) of the first line that has a time
+    last: float | None = None  # Unix time (s) of the last line that has a time
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """The job is gone; its evidence comes from files, not from a watch (record `aftermath`, made by the assembly)."""
+
+    left: tuple[str, ...]  # kinds of records found for this rank: stacks, logs, recorder, ...

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A TCP socket of a rank with the kernel's tcp_info (record of probe `sockets`, one of several)."""
+    """A TCP socket of a rank, with the kernel's tcp_info (part of the record of probe `sockets`)."""
 
     local: str
     local_port: int
     remote: str
     remote_port: int
     state: str  # established, syn_sent, listen, close_wait, ...
-    receive_queue: int = 0  # bytes the rank has not read
-    send_queue: int = 0  # bytes not acknowledged by the peer
+    receive_queue: int = 0  # bytes received, not yet read by the rank
+    send_queue: int = 0  # bytes not yet acknowledged by the peer
     unacked: int | None = None  # segments in flight
-    retransmits: int | None = None  # of the segment now at the head, in a row
-    backoff: int | None = None
+    retransmits: int | None = None  # consecutive retransmissions of the oldest unacknowledged segment
+    backoff: int | None = None  # doublings of the retransmission timeout
     total_retransmits: int | None = None
     last_send_s: float | None = None  # tcpi_last_data_sent (a retransmission counts); None before the first byte
     last_receive_s: float | None = None  # tcpi_last_data_recv; None before the first byte
@@ -36,17 +36,17 @@ class Connection:
     timer: str | None = None  # on | keepalive | timewait | persist | off
     uid: int | None = None
     inode: int | None = None
-    interface: str | None = None  # that holds the local address
-    peer_pid: int | None = None  # the other end's rank, where it was seen by the same agent
-    probes: int | None = None  # window or keepalive probes unanswered in a row (tcpi_probes)
-    not_sent: int | None = None  # part of send_queue that was never sent (tcpi_notsent_bytes)
-    send_window: int | None = None  # bytes the peer will take (tcpi_snd_wnd, Linux >= 5.4); 0: it does not read
-    segment_bytes: int | None = None  # most that one segment carries (tcpi_snd_mss)
-    sacked: int | None = None  # segments that arrived after one that did not (tcpi_sacked)
-    delivered: int | None = None  # segments that arrived, in all (tcpi_delivered)
-    data_segments_out: int | None = None  # with repetitions (tcpi_data_segs_out)
-    repeated_needlessly: int | None = None  # segments repeated that had arrived, as the peer said (tcpi_dsack_dups)
-    least_rtt_s: float | None = None  # tcpi_min_rtt, of the last minutes
+    interface: str | None = None  # interface with the local address
+    peer_pid: int | None = None  # PID of the rank at the remote end, if on the same host
+    probes: int | None = None  # consecutive unanswered window or keepalive probes (tcpi_probes)
+    not_sent: int | None = None  # bytes of send_queue that were never sent (tcpi_notsent_bytes)
+    send_window: int | None = None  # bytes the peer accepts (tcpi_snd_wnd, Linux >= 5.4); 0: the peer does not read
+    segment_bytes: int | None = None  # maximum segment size for sending (tcpi_snd_mss)
+    sacked: int | None = None  # segments that arrived behind a lost one (tcpi_sacked)
+    delivered: int | None = None  # segments that arrived, in total (tcpi_delivered)
+    data_segments_out: int | None = None  # retransmissions included (tcpi_data_segs_out)
+    repeated_needlessly: int | None = None  # spurious retransmissions, reported by the peer (tcpi_dsack_dups)
+    least_rtt_s: float | None = None  # lowest RTT of the last minutes (tcpi_min_rtt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Interface:
     name: str
     addresses: tuple[str, ...]
     kind: str  # ethernet | loopback | bridge | veth | wireless | infiniband | tunnel | other
-    up: bool  # administratively
-    carrier: bool | None  # operationally: a link is there
+    up: bool  # administrative state
+    carrier: bool | None  # operational state: the link is up
     mtu: int
     speed_mbit: int | None = None
     rx_errors: int | None = None
@@ -69,9 +69,9 @@ class Interface:
     rx_bytes: int | None = None
     tx_bytes: int | None = None
     default_route: bool = False
-    networks: tuple[str, ...] = ()  # its addresses with the length of the prefix: "10.0.0.1/24"
-    queue: str | None = None  # the queueing discipline that it sends through, where that holds it to a rate: tbf, htb
-    queue_rate: int | None = None  # that rate, bytes per second
+    networks: tuple[str, ...] = ()  # the addresses with their prefix length: "10.0.0.1/24"
+    queue: str | None = None  # queueing discipline that limits the send rate: tbf, htb
+    queue_rate: int | None = None  # that limit, bytes per second
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,17 @@ class Interfaces:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """How many echo requests of each size a host has answered."""
+    """ICMP echo requests that a host answered, small and of full packet size."""
 
     remote: str = ""
-    asked: int = 0  # of each size; 0: it was not asked
-    small: int = 0
-    full: int = 0
-    full_bytes: int = 0  # of the whole IP packet: what the kernel believes the path to take
+    asked: int = 0  # requests of each size; 0: none sent
+    small: int = 0  # answers to small requests
+    full: int = 0  # answers to full-size requests
+    full_bytes: int = 0  # size of the full IP packet: the path MTU as the kernel knows it
 
     @property
     def passes(self) -> str:
-        """all | some: it comes through by chance | small: full-size packets do not | none | "": not told."""
+        """all | some: random loss | small: only small packets pass | none | "": unknown."""
         if not self.asked:
             return ""
         if not self.small and not self.full:
@@ -109,7 +109,7 @@ UNASKED = Echo()
 
 @dataclass(frozen=True, slots=True)
 class Echoes:
-    """Of the hosts at the other ends of a rank's connections (record of probe `echo`)."""
+    """Answers of the hosts at the remote ends of a rank's connections (record of probe `echo`)."""
 
     echoes: tuple[Echo, ...]
 
@@ -118,14 +118,14 @@ class Echoes:
 class Rule:
     """A rule of a packet filter."""
 
-    text: str  # as the tool writes it
-    packets: int  # that it has matched since it was made
-    refuses: bool  # it answers; else the packet vanishes
+    text: str  # as the firewall tool prints it
+    packets: int  # matched since the rule was added
+    refuses: bool  # rejects with an answer; False: drops silently
 
 
 @dataclass(frozen=True, slots=True)
 class Firewall:
-    """Rules that let TCP packets not through (record of probe `firewall`)."""
+    """Rules that block TCP packets (record of probe `firewall`)."""
 
     rules: tuple[Rule, ...]
 
@@ -140,35 +140,35 @@ class Port:
     physical: str | None = None  # LinkUp, Disabled, Polling, ...
     layer: str | None = None  # InfiniBand | Ethernet
     rate: str | None = None  # "400 Gb/sec (4X NDR)"
-    interface: str | None = None  # network interface of the same adapter
+    interface: str | None = None  # network interface of this adapter
     sent_bytes: int | None = None
     received_bytes: int | None = None
-    troubles: tuple[tuple[str, int], ...] = ()  # counters of errors that are not zero
+    troubles: tuple[tuple[str, int], ...] = ()  # non-zero error counters
 
 
 @dataclass(frozen=True, slots=True)
 class Infiniband:
-    """The ports of a host (record of host probe `infiniband`)."""
+    """The InfiniBand and RoCE ports of a host (record of host probe `infiniband`)."""
 
     ports: tuple[Port, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """An interface, and the addresses that it holds."""
+class InterfaceAddresses:
+    """An interface and its addresses."""
 
     name: str
-    addresses: tuple[str, ...] = ()  # with the length of the network's prefix: "10.0.0.1/24"
+    addresses: tuple[str, ...] = ()  # with their prefix length: "10.0.0.1/24"
     up: bool = False
-    default: bool = False  # a default route leads out of it
+    default: bool = False  # a default route uses this interface
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Of a rank's namespaces (record of probe `addresses`)."""
+    """Addresses and host name in a rank's namespaces (record of probe `addresses`)."""
 
-    interfaces: tuple[Held, ...]
+    interfaces: tuple[InterfaceAddresses, ...]
     namespace: int | None = None  # inode of the network namespace
     hostname: str | None = None
-    named: tuple[str, ...] | None = None  # addresses that the hosts file gives that name; None: it was not readable
-    line: str | None = None  # the first line of it that does: "/etc/hosts:2: 127.0.1.1 node-1"
+    named: tuple[str, ...] | None = None  # addresses of hostname in the hosts file; None: not readable
+    line: str | None = None  # its first entry for hostname: "/etc/hosts:2: 127.0.1.1 node-1"

@@ -1,4 +1,4 @@
-"""A record read from a file, and the process it is about (post-mortem readers)."""
+"""What post-mortem readers return: a record from a file, and the process that it describes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """As much as a source says of the process that a piece is about; None: it does not say."""
+class ProcessRef:
+    """What a source states about the process of a piece; None: not stated."""
 
     rank: int | None = None  # global rank
     host: str | None = None
     pid: int | None = None
-    run: int = 0  # how often the job had been restarted
+    run: int = 0  # restarts of the job so far
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record of one process, such as a probe would have made; several of one process and probe are successive looks.
+    """A record of one process, as a probe would return it. Pieces of one process and probe are successive samples.
 
-    `probe` is the name of the probe whose record it is, or `logs`, or `end` with an `End` as record: how the process
-    ended. `who` with neither rank nor PID speaks of the host, else of the job as a whole.
+    `probe` names the probe of the record, or is `logs`, or `end` with an `End` as record. A `process` without rank and
+    PID stands for its host, and without a host for the whole job.
     """
 
-    who: Who
+    process: ProcessRef
     probe: str
     record: Any
-    at: float | None = None  # Unix time (s) by the clock of its host
+    at: float | None = None  # Unix time (s) on the clock of its host
     world_size: int | None = None
     job: str | None = None
     launcher: str | None = None

@@ -1,4 +1,4 @@
-"""A rank's process, its threads and its helpers, as `/proc` has them (probe `cpu`)."""
+"""A rank's process, its threads and its helper processes, from `/proc` (probe `cpu`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class ThreadCpu:
     comm: str
     state: str  # R S D T t Z X I
     cpu_s: float  # user + system time since it started
-    voluntary: int | None = None  # context switches
-    involuntary: int | None = None
+    voluntary: int | None = None  # voluntary context switches
+    involuntary: int | None = None  # involuntary context switches
     wchan: str | None = None  # kernel function it sleeps in
-    syscall: int | None = None  # number of the system call it is in; -1 outside one
-    syscall_fd: int | None = None  # first argument of read/write-like calls
-    run_delay_s: float | None = None  # time spent runnable but waiting for a core (schedstat)
+    syscall: int | None = None  # number of the current system call; -1: in none
+    syscall_fd: int | None = None  # first argument of calls like read and write
+    run_delay_s: float | None = None  # time runnable but waiting for a core (schedstat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class Process:
     cpu_s: float
     rss_bytes: int
     threads: tuple[ThreadCpu, ...]
-    tracer_pid: int = 0  # who ptraces it
-    tracer: str | None = None  # its command name
-    tracer_command: str | None = None  # its command line, shortened and redacted
-    affinity: tuple[int, ...] | None = None  # cores it may run on
+    tracer_pid: int = 0  # process that ptraces it; 0: none
+    tracer: str | None = None  # command name of the tracer
+    tracer_command: str | None = None  # command line of the tracer, shortened and redacted
+    affinity: tuple[int, ...] | None = None  # cores that it may use
     nice: int | None = None
     children: tuple[ChildProcess, ...] = ()
-    system_s: float | None = None  # of its CPU time, that in the kernel
+    system_s: float | None = None  # part of cpu_s spent in the kernel
 
 
 @dataclass(frozen=True, slots=True)
 class ChildProcess:
-    """A helper process of a rank: dataloader worker, tokeniser pool, compiler."""
+    """A helper process of a rank: dataloader worker, tokenizer pool, compiler."""
 
     pid: int
     comm: str

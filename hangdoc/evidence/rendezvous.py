@@ -1,4 +1,4 @@
-"""Where the ranks of a job mean to meet, and what they were told (probes `store`, `environ`)."""
+"""Rendezvous of a job's ranks, and their environment (probes `store`, `environ`, `mesh`)."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Environ:
-    """Environment variables that matter, through an allow-list: never a secret."""
+    """Allow-listed environment variables, never a secret (record of probe `environ`)."""
 
     variables: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who listens on the port where a rank wants to meet the others."""
+    """The process that listens on a rank's rendezvous port."""
 
-    pid: int | None  # None: a process that may not be looked into
+    pid: int | None  # None: its process is not readable
     command: str | None  # shortened and redacted
     uid: int | None = None
     age_s: float | None = None
-    kin: bool | None = None  # it belongs to this rank's job; None: that could not be told
+    kin: bool | None = None  # belongs to this rank's job; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Kin:
-    """A process of this host that was started as a part of the same job."""
+class JobProcess:
+    """A process of this host that was started as part of the same job."""
 
     pid: int
-    number: int | None  # its rank; of a launcher its node
+    number: int | None  # rank; for a launcher its node rank
     age_s: float
     agent: bool = False  # a launcher
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where a rank that is being set up, or a launcher, means to meet the others (record of probe `store`)."""
+class Rendezvous:
+    """The rendezvous of a rank that is starting, or of a launcher (record of probe `store`)."""
 
-    address: str  # as it was told
+    address: str  # as configured
     port: int
-    resolved: tuple[str, ...] | None = None  # addresses it stands for; empty: the name is unknown; None: not asked
-    local: bool | None = None  # one of them is an address of its own network namespace
-    holder: Holder | None = None  # where local: who listens there; None: nobody
-    clients: int | None = None  # where somebody listens: connections to it, the listener's own included
-    kin: tuple[Kin, ...] = ()
-    timeout_s: float | None = None  # how long init_process_group waits
+    resolved: tuple[str, ...] | None = None  # addresses of that name; empty: unknown name; None: not resolved
+    local: bool | None = None  # one of them belongs to the rank's network namespace
+    holder: Holder | None = None  # if local: the listener; None: nobody listens
+    clients: int | None = None  # if local: connections to the listener, its own included
+    kin: tuple[JobProcess, ...] = ()
+    timeout_s: float | None = None  # timeout of init_process_group
 
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """Where a rank says that it listens."""
+    """The address that a rank advertises to its peers."""
 
     rank: int  # global
     address: str
@@ -60,7 +60,7 @@ class Advertised:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """What the store holds of the group that a rank is being made a member of (record of probe `mesh`)."""
+    """Store content for the process group that a rank is creating (record of probe `mesh`)."""
 
     advertised: tuple[Advertised, ...] = ()
-    missing: tuple[int, ...] = ()  # global ranks of the group, among those asked for, that have left nothing yet
+    missing: tuple[int, ...] = ()  # global ranks of the group, of those asked for, that have advertised nothing yet

@@ -1,4 +1,4 @@
-"""What limits and disturbs a rank: cgroups and other processes (probes `cgroup`, `neighbours`)."""
+"""Resource limits and competition: cgroups and other processes (probes `cgroup`, `neighbours`)."""
 
 from __future__ import annotations
 
@@ -7,56 +7,56 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """A CPU quota on a rank's group or one above it. Counters run since the group was made."""
+    """A CPU quota on a rank's cgroup or one of its parents. Counters start when the group is created."""
 
-    file: str
-    cores: float
-    periods: int | None = None  # in which the group wanted to run
-    throttled_periods: int | None = None  # in which it used its quota up
-    throttled_s: float | None = None  # summed over the CPUs it was kept from
+    file: str  # that sets the quota
+    cores: float  # quota
+    periods: int | None = None  # quota periods in which the group was runnable
+    throttled_periods: int | None = None  # periods in which it exhausted its quota
+    throttled_s: float | None = None  # summed over all throttled CPUs
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A memory limit on a rank's group or one above it. Counters run since the group was made."""
+    """A memory limit on a rank's cgroup or one of its parents. Counters start when the group is created."""
 
-    file: str
-    bytes: int
+    file: str  # that sets the limit
+    bytes: int  # limit
     used_bytes: int | None = None
-    hits: int | None = None  # times that an allocation ran into the limit and had to reclaim
-    refaults: int | None = None  # pages read again soon after they were reclaimed
+    hits: int | None = None  # allocations that hit the limit and had to reclaim
+    refaults: int | None = None  # pages read again soon after being reclaimed
     swap_bytes: int | None = None
     oom_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """What limits one rank (record of probe `cgroup`)."""
+    """cgroup limits and memory pressure of one rank (record of probe `cgroup`)."""
 
     cpu: tuple[CpuLimit, ...] = ()  # the rank's own group first
     memory: tuple[MemoryLimit, ...] = ()
-    pressure_group: str | None = None  # that the three below are of; "/" is the whole host
-    cpu_stall_s: float | None = None  # time in which some of the group's tasks waited for a CPU
-    memory_stall_s: float | None = None  # time in which some of them waited for memory
-    memory_full_s: float | None = None  # time in which all of them did
-    major_faults: int | None = None  # of the rank itself: pages that had to be read from storage
-    swapped_bytes: int | None = None  # of the rank itself
+    pressure_group: str | None = None  # cgroup of the three fields below; "/": the whole host
+    cpu_stall_s: float | None = None  # time in which some task of the group waited for a CPU
+    memory_stall_s: float | None = None  # time in which some task waited for memory
+    memory_full_s: float | None = None  # time in which all tasks waited for memory
+    major_faults: int | None = None  # page faults of the rank that read from storage
+    swapped_bytes: int | None = None  # memory of the rank in swap
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A process that is no rank, nor a helper of one."""
+    """A process that is neither a rank nor a helper of one."""
 
     pid: int
-    command: str  # program and script, shortened; no arguments, which may hold secrets
-    cores: float  # used since the look before
+    command: str  # program and script, shortened; no arguments, which may contain secrets
+    cores: float  # CPU use since the previous sample, in cores
     nice: int
-    core: int | None  # it last ran on
+    core: int | None  # on which it last ran
     affinity: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Record of host probe `neighbours`: the busiest first."""
+    """The busiest other processes of a host, busiest first (record of host probe `neighbours`)."""
 
     processes: tuple[Neighbour, ...]

@@ -1,4 +1,4 @@
-"""What a rank runs: versions of its libraries, types named in its source (probes `versions`, `types`)."""
+"""Library versions of a rank, and number types in its source (probes `versions`, `types`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Lines that name bfloat16 (record of probe `types`): "train.py:31: dtype = torch.bfloat16", decisions first."""
+    """Source lines that mention bfloat16 (record of probe `types`)."""
 
-    bf16: tuple[str, ...]
+    bf16: tuple[str, ...]  # "train.py:31: dtype = torch.bfloat16"; lines that choose the type first
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Versions of what a rank has loaded (record of probe `versions`); None: not loaded, or not told by its files."""
+    """Versions of loaded libraries (record of probe `versions`); None: not loaded, or unknown."""
 
     torch: str | None = None
     nccl: str | None = None

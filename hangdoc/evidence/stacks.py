@@ -1,4 +1,4 @@
-"""What a rank executes (probes `stacks`, `variables`, `tensors` and `source`)."""
+"""Stacks of a rank, with variables and source (probes `stacks`, `variables`, `tensors` and `source`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Shape, type and device of a tensor, read from outside."""
+    """Shape, dtype and device of a tensor, read from the rank's memory."""
 
     shape: tuple[int, ...]
     dtype: str  # torch name without prefix: float32, bfloat16, int64, ...
@@ -23,9 +23,9 @@ class Variable:
     text: str  # shortened and redacted representation
     argument: bool = False
     number: float | None = None  # value of an int, bool or float
-    length: int | None = None  # of a list, tuple, dict, string or array, where readable
+    length: int | None = None  # of a list, tuple, dict, string or array, if readable
     kind: str | None = None  # int float bool str none list tuple dict tensor object
-    address: int | None = None  # of the object, for other probes of the same process
+    address: int | None = None  # of the object, for other probes of this process
     tensor: Tensor | None = None
 
 
@@ -34,9 +34,9 @@ class Loop:
     """A `for` or `while` statement that encloses a line of source."""
 
     first: int  # line of the statement itself
-    last: int  # last line of its body (an `else` part is not in it)
+    last: int  # last line of the body, without an `else` part
     header: str  # its source text, shortened
-    counters: tuple[str, ...]  # its targets, and names its body increments
+    counters: tuple[str, ...]  # loop targets, and names that the body increments
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,22 @@ class Branch:
 
     line: int  # line of the statement
     arm: str  # body | else | except | finally
-    test: str  # source text of the condition, shortened; "" where there is none
-    leaves: bool = False  # the arm ends in return, continue, break or raise: what follows is the other arm
+    test: str  # source text of the condition, shortened; "" if none
+    leaves: bool = False  # the arm ends in return, continue, break or raise: code after the `if` is the other arm
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """A call in a function that hands a variable of it to a collective of the whole job."""
+class CollectiveArgument:
+    """A call that passes a local variable to a collective over the whole job."""
 
     op: str  # all_reduce | broadcast | reduce
-    name: str  # a variable that the function gives a value to in one place only
+    name: str  # a variable that the function assigns in one place only
     line: int
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the source says about the line a frame stands on."""
+    """The source around the current line of a frame."""
 
     text: str  # the statement's first line, stripped, shortened and redacted
     loops: tuple[Loop, ...]  # outermost first, within the function
@@ -70,7 +70,7 @@ class Place:
     function_last: int
     passed: tuple[Loop, ...] = ()  # loops of the same function that ended before this line
     around: tuple[str, ...] = ()  # dotted names called anywhere in the enclosing function
-    hands: tuple[Handed, ...] = ()  # what the enclosing function hands to collectives
+    hands: tuple[CollectiveArgument, ...] = ()  # variables that the enclosing function passes to collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Frame:
     """One Python (or native) frame."""
 
     function: str
-    file: str  # full path as the interpreter knows it; the shared object for a native frame
+    file: str  # full path known to the interpreter; for a native frame the shared object
     line: int | None
-    short: str = ""  # py-spy's shortened file name, for people
+    short: str = ""  # py-spy's shortened file name, for display
     native: bool = False
-    variables: tuple[Variable, ...] | None = None  # None: not asked or not readable
+    variables: tuple[Variable, ...] | None = None  # None: not requested or not readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,15 @@ class Stack:
     name: str | None  # Python's thread name
     frames: tuple[Frame, ...]
     holds_gil: bool = False
-    active: bool = False  # py-spy: on a CPU when looked at
-    left_out: int = 0  # frames in the middle of a deep stack that were not kept: `frames` are its two ends
+    active: bool = False  # on a CPU when sampled, by py-spy
+    left_out: int = 0  # frames dropped from the middle of a deep stack; `frames` has both ends
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the source says about the lines on a rank's stacks (record of probe `source`)."""
+    """The source around the lines on a rank's stacks (record of probe `source`)."""
 
-    places: Mapping[str, Place]  # by "file:line" as the frames name them
+    places: Mapping[str, Place]  # by "file:line", as in the frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +110,16 @@ class Stacks:
 
     threads: tuple[Stack, ...]
     native: bool = False  # native frames are interleaved
-    python: str | None = None  # interpreter version, where known
+    python: str | None = None  # interpreter version, if known
     globals: tuple[Variable, ...] | None = None  # of the training script's module (probe `variables`)
-    children: tuple[tuple[int, tuple[Stack, ...]], ...] = ()  # helper PID -> its threads
+    children: tuple[tuple[int, tuple[Stack, ...]], ...] = ()  # PID and threads of each helper process
 
 
 MAKES_GROUP = "_new_process_group_helper"
 
 
 def making_group(stacks: object) -> Frame | None:
-    """The frame in which a rank is being made a member of a process group."""
+    """The frame in which a rank creates a process group; None: in no such call."""
     if not isinstance(stacks, Stacks):
         return None
     frames = (frame for thread in stacks.threads for frame in thread.frames)

@@ -1,4 +1,4 @@
-"""Open files, and what is read, written and waited for (probes `files`, `io`)."""
+"""Open files, file locks and I/O (probes `files`, `io`)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
+    """An open file descriptor of a rank."""
+
     fd: int
     path: str
     kind: str  # file | fifo | directory | device | pipe | socket | other
-    position: int | None = None
-    size: int | None = None
+    position: int | None = None  # file offset
+    size: int | None = None  # bytes
     mode: str | None = None  # r | w | rw
     mount: str | None = None  # mount point
     filesystem: str | None = None  # ext4, nfs4, fuse.sshfs, ...
@@ -19,69 +21,71 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class FileLock:
-    """A lock on a file one of the ranks has open, from /proc/locks."""
+    """A lock on an open file of a rank, from /proc/locks."""
 
     path: str | None
     inode: int
     kind: str  # flock | posix | ofd
-    holder_pid: int | None  # None: nobody living
+    holder_pid: int | None  # None: no living process
     waiting_pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
+    """Open files of a rank, and locks on them (record of probe `files`)."""
+
     open: tuple[OpenFile, ...]
     locks: tuple[FileLock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that has the other end of a pipe or FIFO open."""
+    """A process at the other end of a pipe or FIFO."""
 
     pid: int
     command: str  # shortened
     state: str
-    own: bool  # a rank, or a helper of one
+    own: bool  # a rank or a helper of one
     cpu_s: float
-    moved: int | None = None  # bytes it has read and written since it started
+    moved: int | None = None  # bytes read and written since its start
 
 
 @dataclass(frozen=True, slots=True)
 class FileCall:
-    """A system call on a file in which a thread sleeps."""
+    """A system call on a file that blocks a thread."""
 
     pid: int  # a rank or a helper of it
     tid: int
     call: str  # read | write | open | stat | list | sync | close | change | fault: a page of a mapped file
-    path: str  # as that process knows it; "pipe:[4711]"
+    path: str  # path in the process's mount namespace, or "pipe:[4711]"
     kind: str  # file | fifo | pipe | socket | directory | device | other | unknown
-    state: str  # S, or D: not even a signal wakes it
-    fd: int | None = None  # None: the call names the file by its path
-    writes: bool = False  # bytes go out: a write, an open for writing, a sync
+    state: str  # S: interruptible, D: uninterruptible sleep
+    fd: int | None = None  # None: the call takes a path
+    writes: bool = False  # a write, an open for writing, or a sync
     wchan: str | None = None  # kernel function it sleeps in
-    switches: int | None = None  # context switches of the thread: where they did not change it did not run
+    switches: int | None = None  # context switches of the thread; unchanged: it has not run
     mount: str | None = None
     filesystem: str | None = None
-    peers: tuple[Peer, ...] | None = None  # who has the other end of a pipe or FIFO open; None: not looked for
+    peers: tuple[Peer, ...] | None = None  # processes at the other end of a pipe or FIFO; None: not examined
 
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """A helper process of a rank, beyond what `ChildProcess` says of it."""
+    """Activity of a helper process of a rank, in addition to `ChildProcess`."""
 
     pid: int
     comm: str
     state: str
     cpu_s: float
-    moved: int | None = None  # bytes read and written since it started, caches and pipes included
+    moved: int | None = None  # bytes read and written since its start, caches and pipes included
     switches: int | None = None  # context switches of its main thread
-    sleeps: str | None = None  # in what its main thread does: lock | semaphore | time | poll | file | child | other
-    locked: bool = False  # every thread of it waits, without a limit of time, for a lock of this very process
+    sleeps: str | None = None  # in what its main thread sleeps: lock | semaphore | time | poll | file | child | other
+    locked: bool = False  # every thread waits without a timeout for a lock of this process
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder on a local filesystem that a rank takes its data from."""
+    """A folder on a local filesystem from which a rank reads data."""
 
     path: str
     entries: int  # at most `probes.io.MOST_ENTRIES`
@@ -89,13 +93,13 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Io:
-    """What a rank and its helpers read, write and wait for (record of probe `io`)."""
+    """I/O of a rank and its helpers (record of probe `io`)."""
 
-    read: int | None = None  # bytes since its start, caches and pipes included (rchar)
-    written: int | None = None  # wchar
-    fetched: int | None = None  # bytes that came from storage (read_bytes): counted while a long call still runs
-    stored: int | None = None  # bytes meant for storage (write_bytes)
+    read: int | None = None  # bytes read since its start, caches and pipes included (rchar)
+    written: int | None = None  # bytes written since its start, caches and pipes included (wchar)
+    fetched: int | None = None  # bytes read from storage (read_bytes); counted during a long call as well
+    stored: int | None = None  # bytes written to storage (write_bytes)
     calls: tuple[FileCall, ...] = ()
     helpers: tuple[Helper, ...] = ()
-    files: tuple[str, ...] = ()  # regular files open for reading, code and system files left out; helpers' too
-    folders: tuple[Folder, ...] = ()  # that hold these files, or that variables name
+    files: tuple[str, ...] = ()  # regular files open for reading, of helpers too; without code and system files
+    folders: tuple[Folder, ...] = ()  # folders of these files, or named by variables

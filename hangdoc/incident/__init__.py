@@ -1,1 +1,1 @@
-"""Everything that a report shows of one incident. Renderers decide nothing beyond it."""
+"""All that a report shows of one incident, with secrets masked: verdict, stacks, timeline, links. No rendering here."""

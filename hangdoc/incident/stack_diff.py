@@ -1,4 +1,4 @@
-"""The stack of the culprit beside that of the ranks it keeps waiting, with what differs between the two."""
+"""The culprit's stack next to the stack of its victims, with the differences between the two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hangdoc.incident.timeline import Member, member
 from hangdoc.redaction.text import redact
 
 MOST_FRAMES = 60
-MOST_LOCALS = 6  # of a frame of the user's own code
+MOST_LOCALS = 6  # per frame of the user's code
 MOST_TEXT = 120  # characters of a value
 
 
@@ -38,16 +38,16 @@ class Line:
     function: str
     file: str
     line: int | None
-    text: str = ""  # the source there
-    own: bool = False  # the user's own code
+    text: str = ""  # source line
+    own: bool = False  # code of the user
     native: bool = False
-    differs: bool = False  # the other side has no such frame
+    differs: bool = False  # the other side lacks this frame
     locals: tuple[Local, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Ranks that stand at the same place; outermost frame first."""
+    """Ranks with the same call path; outermost frame first."""
 
     title: str
     members: tuple[Member, ...]
@@ -55,21 +55,21 @@ class Side:
     op: str | None
     thread: str | None
     lines: tuple[Line, ...]
-    left_out: int = 0  # frames in the middle that are not among the lines
+    left_out: int = 0  # frames omitted from the middle
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Ranks that stand at one place, and the frames of the first of them, outermost first."""
+    """Ranks with one call path, and the frames of one of them, outermost first."""
 
     keys: tuple[Key, ...]
     frames: tuple[Frame, ...]
     variables: tuple[Sequence[Variable], ...]
-    left_out: int = 0  # frames in the middle that were not kept
+    left_out: int = 0  # frames omitted from the middle
 
 
 def sides(facts: Facts, blamed: Collection[Key]) -> tuple[Side, ...]:
-    """The culprits' largest group and the majority; without culprits the two largest groups; what is there of them."""
+    """The largest groups of culprits and of other ranks; without culprits, the two largest groups. Up to two sides."""
     case = facts.case
     guilty = _places(case, [key for key in case.ranks if key in blamed])
     rest = _places(case, [key for key in case.ranks if key not in blamed])
@@ -88,7 +88,7 @@ def sides(facts: Facts, blamed: Collection[Key]) -> tuple[Side, ...]:
 
 
 def _title(case: Case, chosen: Sequence[_Place]) -> str:
-    """What the first of several places is called where nobody is to blame."""
+    """Title of the first side if there is no culprit."""
     if chosen and len(chosen[0].keys) == len(case.ranks):
         return "Every rank"
     return "Majority" if len(chosen) < 2 or len(chosen[0].keys) > len(chosen[1].keys) else "Some"
@@ -99,17 +99,17 @@ def _waits(case: Case, place: _Place) -> bool:
 
 
 def _places(case: Case, keys: Collection[Key]) -> tuple[_Place, ...]:
-    """The largest first; ranks whose stacks were not seen are nowhere."""
-    alike: dict[Chain, list[Key]] = defaultdict(list)
+    """Places of the ranks, largest first; ranks without a stack have none."""
+    groups: dict[Chain, list[Key]] = defaultdict(list)
     for key in keys:
         found = thread_of(case, key)
         if found is not None and found[1].frames:
-            alike[tuple(one for one in chain_in(case, found[1]) if not one[3])].append(key)
-    return tuple(_place(case, alike[chain]) for chain in sorted(alike, key=lambda chain: -len(alike[chain])))
+            groups[tuple(one for one in chain_in(case, found[1]) if not one[3])].append(key)
+    return tuple(_place(case, groups[chain]) for chain in sorted(groups, key=lambda chain: -len(groups[chain])))
 
 
 def _place(case: Case, keys: Sequence[Key]) -> _Place:
-    """Of the ranks there one with native frames is shown, if any."""
+    """A place shows one of its ranks, with native frames if possible."""
     threads = [found for key in keys if (found := thread_of(case, key))]
     stacks, stack = next((one for one in threads if one[0].native), threads[0])
     frames = tuple(frame for frame in stack.frames[::-1] if not (frame.native and frame.function.startswith("0x")))
@@ -118,7 +118,7 @@ def _place(case: Case, keys: Sequence[Key]) -> _Place:
 
 
 def _marked(found: Sequence[Sequence[Frame]]) -> list[list[bool]]:
-    """Which frames of each side the other lacks. Native frames are compared among native ones only."""
+    """Frames of each side that the other lacks; native frames count only if both sides have them."""
     if len(found) < 2:
         return [[False] * len(frames) for frames in found]
     names = [[(f.function, f.file, f.line) for f in frames] for frames in found]
@@ -126,7 +126,7 @@ def _marked(found: Sequence[Sequence[Frame]]) -> list[list[bool]]:
     for block in SequenceMatcher(None, names[0], names[1], autojunk=False).get_matching_blocks():
         for side, start in ((0, block.a), (1, block.b)):
             marks[side][start : start + block.size] = [False] * block.size
-    if not all(any(f.native for f in frames) for frames in found):  # native frames were asked of one side only
+    if not all(any(f.native for f in frames) for frames in found):  # only one side has native frames
         for side, frames in enumerate(found):
             marks[side] = [mark and not f.native for mark, f in zip(marks[side], frames, strict=True)]
     return marks
@@ -162,8 +162,8 @@ def _line(
     place = source.places.get(f"{frame.file}:{frame.line}") if source else None
     own = not frame.native and not is_library(frame.file)
     there = {v.name: v for v in other.get((frame.file, frame.function), ())}
-    told = [_local(v, there.get(v.name)) for v in variables if _tells(v)] if own else []
-    told.sort(key=lambda one: not one.differs)
+    shown = [_local(v, there.get(v.name)) for v in variables if _is_shown(v)] if own else []
+    shown.sort(key=lambda local: not local.differs)
     return Line(
         frame.function,
         frame.file if own else frame.short or frame.file,
@@ -172,17 +172,19 @@ def _line(
         own,
         frame.native,
         differs,
-        tuple(told[:MOST_LOCALS]),
+        tuple(shown[:MOST_LOCALS]),
     )
 
 
-def _tells(variable: Variable) -> bool:
-    """Numbers, texts and what has a length; not what is only an address."""
+def _is_shown(variable: Variable) -> bool:
+    """True for numbers, texts and sized objects; not for objects shown only by address."""
     return variable.number is not None or variable.length is not None or variable.kind in ("str", "none")
 
 
 def _local(variable: Variable, there: Variable | None) -> Local:
-    own = any(word in variable.name.lower() for word in MUST_DIFFER)  # the rank's number: another on each
+    own = any(
+        word in variable.name.lower() for word in MUST_DIFFER
+    )  # variables that differ by design, such as the rank
     differs = there is not None and not own and _value(variable) != _value(there)
     if variable.number is None and variable.length is not None and variable.kind != "str":
         return Local(f"len({variable.name})", str(variable.length), differs)

@@ -1,7 +1,7 @@
-"""When the ranks did what: lanes of like ranks over the last minutes, and what their logs said meanwhile.
+"""Timeline of the last minutes: lanes of ranks with the same history, and the lines of their logs.
 
-Clocks of two hosts are never compared: each lane is drawn by the clock of its own host, backwards from the last moment
-that was seen of that host.
+Clocks of different hosts are never compared: each lane uses its own host's clock, counted back from the last moment
+that hangdoc saw that host.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from hangdoc.evidence import FlightRecorder
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.formatting import fold_hosts
 
-WINDOW_S = 600.0  # what is older is not drawn
+WINDOW_S = 600.0  # older samples are not drawn
 MOST_LANES = 14
-MOST_SITES = 8  # different places at which ranks stand; where there are more, a lane is all ranks of a phase
+MOST_SITES = 8  # distinct sites; with more, a lane holds all ranks of one phase
 MOST_EVENTS = 30
 
 Member = tuple[int | None, int | None]  # rank, PID
-Mix = tuple[tuple[str, float], ...]  # phase and the share of the ranks in it (0..1), largest first
-Kind = tuple[str, str | None, str | None]  # phase, operation, place
+Mix = tuple[tuple[str, float], ...]  # phase and share of the ranks in it (0 to 1), largest first
+Kind = tuple[str, str | None, str | None]  # phase, operation, site
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From one look to the next; negative seconds from the last moment seen of that host."""
+    """From one sample to the next, in negative seconds before the host was last seen."""
 
     start_s: float
     end_s: float
@@ -40,47 +40,47 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Ranks that ended up doing the same, and what they did before."""
+    """Ranks in the same final state, and their history."""
 
     members: tuple[Member, ...]
-    hosts: tuple[str, ...]  # all whose ranks did the same one after the other; drawn by the clock of the first
+    hosts: tuple[str, ...]  # hosts with the same history; drawn on the clock of the first
     phase: str
     op: str | None
     site: str | None
     spans: tuple[Span, ...]
-    marks: tuple[float, ...] = ()  # lines of their logs, negative seconds from the last moment
-    beats: tuple[float, ...] = ()  # operations that they began, as their Flight Recorders have it, likewise
+    marks: tuple[float, ...] = ()  # log lines, in negative seconds before the host was last seen
+    beats: tuple[float, ...] = ()  # operations started, from the Flight Recorder, likewise
     blamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Lines of logs that say the same."""
+    """Log lines with the same text, except for numbers."""
 
     kind: str
-    text: str  # of the first of them
+    text: str  # text of the first line
     source: str
     line: int
     members: tuple[Member, ...]
     hosts: tuple[str, ...]
     count: int
-    at: float | None = None  # Unix time by that host's clock; None: of several hosts, or the line does not say
+    at: float | None = None  # Unix time on the host's clock; None: several hosts, or a line without time
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     lanes: tuple[Lane, ...] = ()
     more_lanes: int = 0
-    window_s: float = 0.0  # how far back the lanes go
+    window_s: float = 0.0  # length of the lanes
     events: tuple[Event, ...] = ()
     more_events: int = 0
 
 
 @dataclass(slots=True)
 class _Clock:
-    """What happened when on one host, in Unix time by its own clock."""
+    """Moments of one host, in Unix time on its own clock."""
 
-    times: dict[float, float]  # of its snapshots, by their monotonic instants
+    times: dict[float, float]  # Unix time of its snapshots by their monotonic time
     last: float | None = None
 
     def saw(self, at: float) -> None:
@@ -89,7 +89,7 @@ class _Clock:
 
 @dataclass(slots=True)
 class _Row:
-    """The lines that make an event."""
+    """The log lines of an event."""
 
     first: LogEvent
     members: set[Member] = field(default_factory=set)
@@ -98,27 +98,27 @@ class _Row:
 
 
 def timeline(facts: Facts, blamed: frozenset[Key]) -> Timeline:
-    """The last minutes of the job; empty where no source says when it was."""
+    """The last minutes of the job; empty if no source has times."""
     case = facts.case
     clocks = {host: _Clock(times) for host, times in _times(case).items()}
-    said = list(_said(case))
-    for host, _, one in said:
-        if one.at is not None:
-            clocks[host].saw(one.at)
+    log_events = list(_log_events(case))
+    for host, _, event in log_events:
+        if event.at is not None:
+            clocks[host].saw(event.at)
     begun = {key: _begun(case, key) for key in case.ranks}
     for key in case.ranks:
         clock = clocks[key[0]]
         looks = {look.at_s for look in looks_at(case, key)}
         for at in (*(clock.times[look] for look in looks & clock.times.keys()), *begun[key]):
             clock.saw(at)
-    lanes = _lanes(facts, blamed, clocks, _marks(said, clocks), begun)
+    lanes = _lanes(facts, blamed, clocks, _marks(log_events, clocks), begun)
     shown = lanes[:MOST_LANES]
     ages = [-age for lane in shown for age in (*(span.start_s for span in lane.spans), *lane.marks, *lane.beats)]
-    events = _events(case, said)
-    half = MOST_EVENTS // 2  # how it began and how it ended
-    told = events if len(events) <= MOST_EVENTS else events[:half] + events[-half:]
-    more = len(events) - len(told)
-    return Timeline(tuple(shown), len(lanes) - len(shown), max(ages, default=0.0), tuple(told), more)
+    events = _events(case, log_events)
+    half = MOST_EVENTS // 2  # the first and the last events
+    kept = events if len(events) <= MOST_EVENTS else events[:half] + events[-half:]
+    more = len(events) - len(kept)
+    return Timeline(tuple(shown), len(lanes) - len(shown), max(ages, default=0.0), tuple(kept), more)
 
 
 def _times(case: Case) -> dict[str, dict[float, float]]:
@@ -138,32 +138,34 @@ def _unix(time: str) -> float | None:
         return None
 
 
-def _said(case: Case) -> Iterator[tuple[str, Key | None, LogEvent]]:
-    """Every line that means something, with its host and, where it is known, the rank that wrote it."""
+def _log_events(case: Case) -> Iterator[tuple[str, Key | None, LogEvent]]:
+    """Every recognized log line with its host and, if known, the rank that wrote it."""
     for key in case.ranks:
         logs = case.record(key, "logs")
         for one in logs.said if isinstance(logs, Logs) else ():
             yield key[0], key, one
-    told: set[tuple[str, int, str]] = set()
+    seen: set[tuple[str, int, str]] = set()
     for shot in case.history:
         logs = shot.records.get("logs")
         for one in logs.said if isinstance(logs, Logs) else ():
-            if (place := (one.source, one.line, one.kind)) not in told:  # what was said of the whole job: once
-                told.add(place)
+            if (place := (one.source, one.line, one.kind)) not in seen:  # lines about the whole job: once
+                seen.add(place)
                 yield shot.host, None, one
 
 
-def _marks(said: Sequence[tuple[str, Key | None, LogEvent]], clocks: Mapping[str, _Clock]) -> dict[Key, list[float]]:
+def _marks(
+    log_events: Sequence[tuple[str, Key | None, LogEvent]], clocks: Mapping[str, _Clock]
+) -> dict[Key, list[float]]:
     found: dict[Key, list[float]] = defaultdict(list)
-    for host, key, one in said:
+    for host, key, event in log_events:
         last = clocks[host].last
-        if key is not None and one.at is not None and last is not None and last - one.at <= WINDOW_S:
-            found[key].append(one.at - last)
+        if key is not None and event.at is not None and last is not None and last - event.at <= WINDOW_S:
+            found[key].append(event.at - last)
     return found
 
 
 def _begun(case: Case, key: Key) -> tuple[float, ...]:
-    """When a rank began its newest operations, as its Flight Recorder has it."""
+    """Start times of a rank's newest operations, from its Flight Recorder."""
     recorder = case.record(key, "recorder")
     return recorder.begun if isinstance(recorder, FlightRecorder) else ()
 
@@ -175,15 +177,15 @@ def _lanes(
     marks: Mapping[Key, Sequence[float]],
     begun: Mapping[Key, Sequence[float]],
 ) -> list[Lane]:
-    """Those with culprits first, then the largest."""
+    """Lanes with culprits first, then by size."""
     kinds: dict[Key, Kind] = {(r.host, r.pid): (r.stack.phase, r.stack.op, r.stack.site) for r in facts.ranks}
     if len(set(kinds.values())) > MOST_SITES:
         kinds = {key: (kind[0], None, None) for key, kind in kinds.items()}
-    alike: dict[tuple[str, Kind, bool], list[Key]] = defaultdict(list)
+    groups: dict[tuple[str, Kind, bool], list[Key]] = defaultdict(list)
     for key, kind in kinds.items():
-        alike[key[0], kind, key in blamed].append(key)
+        groups[key[0], kind, key in blamed].append(key)
     lanes: dict[object, Lane] = {}
-    for (host, kind, guilty), keys in alike.items():
+    for (host, kind, guilty), keys in groups.items():
         spans = _spans(facts.case, keys, clocks[host])
         ticks = tuple(sorted({round(age, 1) for key in keys for age in marks.get(key, ())}))
         last = clocks[host].last or 0.0
@@ -200,7 +202,7 @@ def _lanes(
 
 
 def member(case: Case, key: Key) -> Member:
-    """A rank as people name it; the PID of a process that is not known is made up, and left out."""
+    """Rank and PID for display; made-up PIDs (not positive) are left out."""
     return case.ranks[key].target.rank, key[1] if key[1] > 0 else None
 
 
@@ -223,11 +225,11 @@ def _spans(case: Case, keys: Sequence[Key], clock: _Clock) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _events(case: Case, said: Sequence[tuple[str, Key | None, LogEvent]]) -> list[Event]:
-    """By host and time; the same said by many ranks or often is one event."""
+def _events(case: Case, log_events: Sequence[tuple[str, Key | None, LogEvent]]) -> list[Event]:
+    """Events by host and time; repeated lines, or lines of several ranks, are one event."""
     rows: dict[tuple[str, str], _Row] = {}
-    for host, key, one in said:
-        row = rows.setdefault((one.kind, re.sub(r"\d+", "0", one.text)), _Row(one))
+    for host, key, event in log_events:
+        row = rows.setdefault((event.kind, re.sub(r"\d+", "0", event.text)), _Row(event))
         row.count += 1
         row.hosts.add(host)
         if key is not None:

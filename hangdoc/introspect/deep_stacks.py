@@ -152,8 +152,13 @@ class _Reader:
             address = self._memory.word(address + offset)
         inner: list[Frame] = []
         outer: deque[Frame] = deque(maxlen=OUTERMOST)
-        count = 0
+        count = passed = seen = 0
         while address:
+            passed += 1
+            if address == seen:  # a ring: it ran while it was read (Brent's algorithm)
+                raise _Changed
+            if not passed & (passed - 1):
+                seen = address
             raw = self._at(address)
             if layout.owner is None or raw[layout.owner] != _SHIM:
                 if layout.instructions:

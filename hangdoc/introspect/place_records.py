@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hangdoc.evidence import Branch, Handed, Loop, Place
+from hangdoc.evidence import Branch, CollectiveArgument, Loop, Place
 from hangdoc.redaction.text import redact_source
 
 WIDTH = 120  # characters of a line or an expression that are kept
@@ -28,7 +28,11 @@ def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
         return found
 
     functions = {
-        first: (last, tuple(map(shown, calls)), tuple(Handed(op, _cut(name), line) for op, name, line in hands))
+        first: (
+            last,
+            tuple(map(shown, calls)),
+            tuple(CollectiveArgument(op, _cut(name), line) for op, name, line in hands),
+        )
         for first, last, calls, hands in answer["functions"]
     }
     for line, place in answer["places"].items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from hangdoc.system import procfs, sandbox
-from hangdoc.system.target_files import Content, TargetFiles, content, regular, why
+from hangdoc.system.target_files import Content, TargetFiles, content, read_failure, regular
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class Sources(Generic[T]):
         for file, status in TargetFiles(pid).each(files, regular).items():
             if isinstance(status, OSError):
                 if status.errno not in _GONE:
-                    lacks.append(Lack(pid, file, f"could not be read ({why(status)})"))
+                    lacks.append(Lack(pid, file, f"could not be read ({read_failure(status)})"))
             elif self._older and status.st_mtime > started + CLOCK_SLACK_S:
                 lacks.append(Lack(pid, file, "changed after the process started"))
             elif status.st_size > MAX_BYTES:
@@ -148,7 +148,7 @@ class Sources(Generic[T]):
         for pid, files in by_pid.items():
             for file, read in TargetFiles(pid).each(files, lambda fd: content(fd, MAX_BYTES)).items():
                 if not isinstance(read, Content):
-                    lacks.append(Lack(pid, file, f"could not be read ({why(read)})"))
+                    lacks.append(Lack(pid, file, f"could not be read ({read_failure(read)})"))
                 elif (identity := _identity(read.status)) in missing:  # else it has just changed
                     questions.append((identity, pid, read.data, sorted(missing[identity][2])))
         asked = []
@@ -157,7 +157,7 @@ class Sources(Generic[T]):
                 asked.append(question)
             else:
                 self._keep(question[0], question[3], ())
-        answers = sandbox.each(self._function, [(data, keys) for _, _, data, keys in asked]) if asked else []
+        answers = sandbox.run_each(self._function, [(data, keys) for _, _, data, keys in asked]) if asked else []
         for (identity, pid, data, keys), answer in zip(asked, answers, strict=True):
             ended = isinstance(answer, sandbox.Failed) and answer.ended
             cost = MOST_PARSED_BYTES // MOST_BAD + 1 if ended else len(data)

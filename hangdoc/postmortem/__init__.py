@@ -1,1 +1,1 @@
-"""What a dead job left behind: its files become the evidence of a live watch."""
+"""Post-mortem: files of a job become the same evidence that live probes record. Judging it belongs to `diagnose`."""

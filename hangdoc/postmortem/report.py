@@ -1,4 +1,4 @@
-"""Post-mortem: what is left of a job, through the same analysis and playbooks as the live watch."""
+"""The verdict of a job that has ended, from its files, by the same analyses and playbooks as a live watch."""
 
 from __future__ import annotations
 
@@ -8,39 +8,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.diagnose import Judge
+from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
+from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
-from hangdoc.postmortem.readers import Found, Notes, Reader, Source, load
-from hangdoc.postmortem.readers._input_file import gather
-from hangdoc.postmortem.readers._torchrun import with_nodes
-from hangdoc.postmortem.readers.recording import with_segments
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load_readers
+from hangdoc.postmortem.readers._input_file import find_sources
+from hangdoc.postmortem.readers._torchrun import assign_nodes
+from hangdoc.postmortem.readers.recording import join_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import Verdict
-from hangdoc.watch.once import judge_with
-from hangdoc.watch.sampler import of_job
 
-Say = Callable[[str], None]
-PROBLEMS = 20  # said one by one; the rest is counted
+Warn = Callable[[str], None]
+MOST_WARNINGS = 20  # the rest is counted
 
 
 class Unrecognised(HangdocError):
-    """Nothing in the sources is of a kind that says anything; the text says what would."""
+    """No source contains evidence of a job; the text lists the known formats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A source, and what it was taken for."""
+class IdentifiedSource:
+    """A source and its format."""
 
     source: Source
-    kind: str | None  # name of the reader; None: not recognised
+    format: str | None  # name of the reader; None: not recognised
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """One job's verdict, and what it rests on."""
+class JobReport:
+    """The verdict of one job, with the facts behind it."""
 
     verdict: Verdict
     facts: Facts
@@ -48,74 +47,77 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    accounts: tuple[Account, ...]
-    read: tuple[Read, ...]
-    problems: tuple[str, ...]  # a sentence for each thing that could not be read
+    jobs: tuple[JobReport, ...]
+    sources: tuple[IdentifiedSource, ...]
+    problems: tuple[str, ...]  # one sentence for each thing that could not be read
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        return tuple(account.verdict for account in self.accounts)
+        return tuple(job.verdict for job in self.jobs)
 
 
 def report(
-    sources: Sequence[Path],
+    paths: Sequence[Path],
     playbooks: Sequence[Path] = (),
-    say: Say = lambda text: None,
+    warn: Warn = lambda text: None,
     progress: Callable[[int], None] = lambda count: None,
     judge: Judge | None = None,
 ) -> Report:
-    """The verdict of every job of which something is left; raises Unrecognised where nothing is.
+    """The verdict of every job with evidence in `paths`. Raises Unrecognised if there is none.
 
-    `judge`: one for many reports, else it is made of the shipped playbooks and `playbooks`.
+    `judge`: reused for many reports; default: a new one from the shipped playbooks and `playbooks`.
     """
     problems: list[str] = []
-    readers = load()
-    read: list[Read] = []
-    files = with_segments(with_nodes(gather(sources, problems.append)))
-    notes = Notes(problems.append, progress)
-    shots = snapshots(_found(files, readers, notes, read), problems.append)
-    shots = with_source(shots, notes.shared.get(SCRIPTS, ()), _written(files), problems.append)
-    for problem in problems[:PROBLEMS]:
-        say(problem)
-    if len(problems) > PROBLEMS:
-        say(f"and {len(problems) - PROBLEMS} more that could not be read")
-    jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
-    if not jobs and not any(shot.records for shot in shots):
-        raise Unrecognised(_nothing(sources, readers))
-    judge = judge or judge_with(playbooks, say)
-    accounts = []
-    for job in jobs or {"none": None}:
-        facts = judge.facts(_of(shots, job))
-        accounts.append(Account(judge.verdict(facts), facts))
-    return Report(tuple(accounts), tuple(read), tuple(problems))
+    readers = load_readers()
+    identified: list[IdentifiedSource] = []
+    files = join_segments(assign_nodes(find_sources(paths, problems.append)))
+    context = ReadContext(problems.append, progress)
+    shots = snapshots(_read_evidence(files, readers, context, identified), problems.append)
+    shots = with_source(shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), problems.append)
+    for problem in problems[:MOST_WARNINGS]:
+        warn(problem)
+    if len(problems) > MOST_WARNINGS:
+        warn(f"and {len(problems) - MOST_WARNINGS} more that could not be read")
+    names = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
+    if not names and not any(shot.records for shot in shots):
+        raise Unrecognised(_unrecognised_text(paths, readers))
+    judge = judge or load_judge(playbooks, warn)
+    jobs = []
+    for name in names or {"none": None}:
+        facts = judge.facts(_history_of(shots, name))
+        jobs.append(JobReport(judge.verdict(facts), facts))
+    return Report(tuple(jobs), tuple(identified), tuple(problems))
 
 
-def _of(shots: Sequence[Snapshot], job: str) -> list[Snapshot]:
-    """The history of one job; a host without a rank of it may still have something to say."""
-    mine = [of_job(shot, job) for shot in shots]
-    return [part for part, shot in zip(mine, shots, strict=True) if part.ranks or not shot.ranks]
+def _history_of(shots: Sequence[Snapshot], job: str) -> list[Snapshot]:
+    """The history of one job, with the snapshots of hosts without ranks, which may have records of their own."""
+    parts = [of_job(shot, job) for shot in shots]
+    return [part for part, shot in zip(parts, shots, strict=True) if part.ranks or not shot.ranks]
 
 
-def _found(sources: Sequence[Source], readers: Sequence[Reader], notes: Notes, read: list[Read]) -> Iterator[Found]:
+def _read_evidence(
+    sources: Sequence[Source], readers: Sequence[Reader], context: ReadContext, identified: list[IdentifiedSource]
+) -> Iterator[EvidenceItem]:
     for source in sources:
-        reader = next((one for one in readers if one.knows(source)), None) if source.head else None
-        read.extend(Read(part, reader.name if reader else None) for part in (*source.before, source))
+        reader = next((one for one in readers if one.recognises(source)), None) if source.head else None
+        format = reader.name if reader else None
+        identified.extend(IdentifiedSource(part, format) for part in (*source.earlier_segments, source))
         if reader is None:
-            notes.problem(f"{source.name}: {'not of a kind that hangdoc reads' if source.head else _empty(source)}")
-            notes.progress(source.size)
+            context.warn(f"{source.name}: {'unknown format' if source.head else _why_no_head(source)}")
+            context.progress(source.size)
             continue
         try:
-            yield from reader.read(source, notes)
+            yield from reader.read(source, context)
         except OSError as error:
-            notes.problem(f"{source.name}: {error.strerror or error}; read up to there")
+            context.warn(f"{source.name}: {error.strerror or error}; read up to there")
         except (MemoryError, RecursionError):
-            notes.problem(f"{source.name}: it takes more memory than a file of its size can need; read up to there")
+            context.warn(f"{source.name}: it needs more memory than a file of its size should; read up to there")
         finally:
-            source.forget_head()
+            source.drop_head()
 
 
-def _written(files: Sequence[Source]) -> float | None:
-    """When the newest of them, scripts aside, was written (Unix time)."""
+def _evidence_time(files: Sequence[Source]) -> float | None:
+    """The last modification time (Unix, s) of the files, without scripts."""
     times = []
     for source in files:
         with suppress(OSError):
@@ -125,7 +127,7 @@ def _written(files: Sequence[Source]) -> float | None:
     return max(times, default=None)
 
 
-def _empty(source: Source) -> str:
+def _why_no_head(source: Source) -> str:
     try:
         with source.open() as file:
             return "empty" if not file.read(1) else "not readable"
@@ -133,7 +135,7 @@ def _empty(source: Source) -> str:
         return getattr(error, "strerror", None) or str(error)
 
 
-def _nothing(sources: Sequence[Path], readers: Sequence[Reader]) -> str:
-    names = ", ".join(str(source) for source in sources)
+def _unrecognised_text(paths: Sequence[Path], readers: Sequence[Reader]) -> str:
+    names = ", ".join(str(path) for path in paths)
     helps = "\n".join(f"  {reader.name}: {reader.help}" for reader in readers)
-    return f"nothing in {names} tells of a training job. What would, and how to keep it next time:\n{helps}"
+    return f"no evidence of a training job in {names}. Known formats, and how to collect them next time:\n{helps}"

@@ -1,8 +1,8 @@
-"""The source of a job that is gone: of scripts given along, or that still lie where the stacks say.
+"""Adds source lines to stacks of a job that has ended, from given scripts or from the paths in the stacks.
 
-A file counts only where it fits: every function that a stack names must be around its line there, most lines must name
-what is called from them, and the file must not be younger than the evidence. Files are parsed in a child process that
-they cannot harm, never imported.
+A file is used only if it fits: each line of a stack lies in the function that the stack names, most lines name the
+functions called from them, and the file is not newer than the evidence. Files are parsed in a sandboxed child process,
+never imported.
 """
 
 from __future__ import annotations
@@ -13,29 +13,40 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.evidence import Place, RankEvidence, Snapshot, Source, Stacks
+from hangdoc.evidence import Frame, Place, RankEvidence, Snapshot, Source, Stack, Stacks, Variable
+from hangdoc.introspect.p2p_peers import ARGUMENTS
 from hangdoc.introspect.place_records import places_of
-from hangdoc.postmortem.p2p_peers import Call, call_of, with_partners
 from hangdoc.system import sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content
 
-Frames = set[tuple[str, str | None]]  # function, and the one of the user's own code that it is seen to call
-Lines = Mapping[str, Mapping[int, Frames]]  # file -> line -> frames there
-Calls = Mapping[Call, Sequence[int]]  # sends and receives -> the ranks that are in them
+C10D = "torch/distributed/distributed_c10d.py"
 
-MAX_BYTES = 1_000_000  # a larger file is generated code
+
+class Call(NamedTuple):
+    """A send or receive on a stack, and the line of user code that called it."""
+
+    file: str
+    line: int
+    function: str
+
+
+NamedFrames = set[tuple[str, str | None]]  # function, and the user function that it calls on a stack
+SourceLines = Mapping[str, Mapping[int, NamedFrames]]  # file -> line -> frames there
+CallRanks = Mapping[Call, Sequence[int]]  # send or receive -> ranks in it
+
+MAX_BYTES = 1_000_000  # larger files are generated code
 MOST_FILES = 500
-MOST_READ_BYTES = 64 << 20  # of all of them
+MOST_READ_BYTES = 64 << 20  # of all files
 _PARSING_S = 30.0
-_LEFT = "hangdoc.introspect.script:left"
+_PARSER = "hangdoc.introspect.script:left"
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A file that may be what ran as `file`."""
+    """A file that may be the source of `file`."""
 
     file: str
     path: Path
@@ -44,86 +55,88 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """What a file that was parsed says of the lines of the stacks."""
+    """A parsed file, reduced to the lines on the stacks."""
 
     places: Mapping[int, Place]
     around: Mapping[int, tuple[int, int, str] | None]
-    partners: Mapping[Call, Sequence[int | None]]  # by rank, as in Calls
+    peers: Mapping[Call, Sequence[int | None]]  # one per rank, in the order of CallRanks
 
 
 def with_source(
-    shots: Sequence[Snapshot], given: Iterable[Path], taken: float | None, problem: Callable[[str], None]
+    shots: Sequence[Snapshot], given: Iterable[Path], evidence_time: float | None, warn: Callable[[str], None]
 ) -> tuple[Snapshot, ...]:
-    """The snapshots with a record `source` for ranks of which stacks were found and none was taken along.
+    """Add a record `source` to ranks with stacks but no source.
 
-    `taken`: Unix time (s) when the evidence was last written; None: unknown.
+    `evidence_time`: Unix time (s) of the last write to the evidence; None: unknown.
     """
-    lines = _lines(shots)
+    lines = _source_lines(shots)
     if not lines:
         return tuple(shots)
-    calls = _calls(shots)
+    calls = _p2p_calls(shots)
     problems: list[str] = []
     candidates = list(_candidates(list(islice(lines, MOST_FILES)), list(given)))
-    scripts = _chosen(candidates, _parsed(candidates, lines, calls, _size(shots), taken), lines, problems)
+    parsed = _parsed_scripts(candidates, lines, calls, _world_size(shots), evidence_time)
+    scripts = _fitting_scripts(candidates, parsed, lines, problems)
     for text in problems:
-        problem(text)
+        warn(text)
     if not scripts:
         if not problems:
             name = Path(next(iter(lines))).name
-            problem(
-                f"the source of {name} is not here: give it along (`hangdoc report ... {name}`), it tells the loops"
-            )
+            warn(f"the source of {name} was not found: add it (`hangdoc report ... {name}`) to see loops and branches")
         return tuple(shots)
     places = {f"{file}:{line}": place for file, script in scripts.items() for line, place in script.places.items()}
-    partners: dict[int, dict[Call, int]] = defaultdict(dict)
-    for call, peers in (item for script in scripts.values() for item in script.partners.items()):
-        for rank, peer in zip(calls[call], peers, strict=True):
-            if peer is not None:
-                partners[rank][call] = peer
+    peers: dict[int, dict[Call, int]] = defaultdict(dict)
+    for script in scripts.values():
+        for call, peer_of_rank in script.peers.items():
+            for rank, peer in zip(calls[call], peer_of_rank, strict=True):
+                if peer is not None:
+                    peers[rank][call] = peer
     source = Source(places)
-    return tuple(replace(shot, ranks=tuple(_with(rank, source, partners) for rank in shot.ranks)) for shot in shots)
+    return tuple(
+        replace(shot, ranks=tuple(_with_source_record(one, source, peers) for one in shot.ranks)) for shot in shots
+    )
 
 
-def _with(rank: RankEvidence, source: Source, partners: Mapping[int, Mapping[Call, int]]) -> RankEvidence:
-    stacks, number = _wanting(rank), rank.target.rank
+def _with_source_record(rank: RankEvidence, source: Source, peers: Mapping[int, Mapping[Call, int]]) -> RankEvidence:
+    stacks, number = _stacks_without_source(rank), rank.target.rank
     if stacks is None:
         return rank
-    if number is not None and number in partners:
-        stacks = with_partners(stacks, partners[number])
+    if number is not None and number in peers:
+        stacks = with_peers(stacks, peers[number])
     return replace(rank, records={**rank.records, "source": source, "stacks": stacks})
 
 
-def _calls(shots: Sequence[Snapshot]) -> Calls:
-    """The sends and receives on the stacks of which nothing tells the other rank."""
+def _p2p_calls(shots: Sequence[Snapshot]) -> CallRanks:
+    """Sends and receives on the stacks whose peer is unknown, with the ranks in them."""
     found: dict[Call, dict[int, None]] = defaultdict(dict)
     for rank in (rank for shot in shots for rank in shot.ranks):
         number = rank.target.rank
-        for stack in stacks.threads if number is not None and (stacks := _wanting(rank)) else ():
-            if number is not None and (call := call_of(stack)) is not None:
+        for stack in stacks.threads if number is not None and (stacks := _stacks_without_source(rank)) else ():
+            if number is not None and (call := innermost_call(stack)) is not None:
                 found[call[1]][number] = None
     return {call: tuple(ranks) for call, ranks in found.items()}
 
 
-def _size(shots: Sequence[Snapshot]) -> int:
-    """As declared; else the ranks that there are, if none is missing between them."""
+def _world_size(shots: Sequence[Snapshot]) -> int:
+    """The declared world size, else the number of ranks if they have no gaps, else 0."""
     targets = [rank.target for shot in shots for rank in shot.ranks]
     numbers = {target.rank for target in targets if target.rank is not None}
     declared = max((target.world_size or 0 for target in targets), default=0)
     return declared or (len(numbers) if numbers and max(numbers) == len(numbers) - 1 else 0)
 
 
-def _wanting(rank: RankEvidence) -> Stacks | None:
-    """The stacks of a rank that is judged without having been watched, and without its source."""
+def _stacks_without_source(rank: RankEvidence) -> Stacks | None:
+    """The stacks of a rank that was not watched live and has no source; None: no such stacks."""
     stacks = rank.records.get("stacks")
     missing = "aftermath" in rank.records and "source" not in rank.records
     return stacks if missing and isinstance(stacks, Stacks) else None
 
 
-def _lines(shots: Sequence[Snapshot]) -> Lines:
-    """The lines of the users' own code on the stacks."""
-    found: dict[str, dict[int, Frames]] = defaultdict(lambda: defaultdict(set))
+def _source_lines(shots: Sequence[Snapshot]) -> SourceLines:
+    """The lines of user code on the stacks."""
+    found: dict[str, dict[int, NamedFrames]] = defaultdict(lambda: defaultdict(set))
     for rank in (rank for shot in shots for rank in shot.ranks):
-        for stack in stacks.threads if (stacks := _wanting(rank)) else ():
+        for stack in stacks.threads if (stacks := _stacks_without_source(rank)) else ():
             callee: str | None = None
             for frame in stack.frames:
                 own = (
@@ -136,19 +149,19 @@ def _lines(shots: Sequence[Snapshot]) -> Lines:
 
 
 def _candidates(files: Iterable[str], given: Sequence[Path]) -> Iterable[_Candidate]:
-    """For each file those given, the most alike in name first, then the one at its place."""
+    """Candidates for each file: given scripts of that name, closest path first, then the file at that path."""
     for file in files:
         named = (path for path in given if path.name == Path(file).name)
-        for path in sorted(named, key=lambda path: -_alike(path, file))[:MOST_FILES]:
+        for path in sorted(named, key=lambda path: -_common_suffix_length(path, file))[:MOST_FILES]:
             yield _Candidate(file, path, given=True)
         if Path(file).is_absolute():
             yield _Candidate(file, Path(file), given=False)
 
 
-def _parsed(
-    candidates: Sequence[_Candidate], lines: Lines, calls: Calls, size: int, taken: float | None
+def _parsed_scripts(
+    candidates: Sequence[_Candidate], lines: SourceLines, calls: CallRanks, size: int, evidence_time: float | None
 ) -> dict[_Candidate, _Script | str]:
-    """What the candidates say that are there, or why that is not used."""
+    """The parsed candidates, or why one is not used; missing files are left out."""
     paths = {one: os.path.abspath(one.path) for one in candidates}
     left = MOST_READ_BYTES
 
@@ -165,16 +178,16 @@ def _parsed(
     for one, path in paths.items():
         file = read[path]
         if isinstance(file, Content):
-            if not one.given and taken is not None and file.status.st_mtime > taken:
-                found[one] = _changed(one.file)
+            if not one.given and evidence_time is not None and file.status.st_mtime > evidence_time:
+                found[one] = _changed_message(one.file)
                 continue
             asked[one] = [call for call in calls if size and call.file == one.file]
             own = [[call.line, call.function, calls[call], size] for call in asked[one]]
             questions.append((file.data, {"lines": list(lines[one.file]), "calls": own}))
-    answers = sandbox.each(_LEFT, questions, _PARSING_S) if questions else []
+    answers = sandbox.run_each(_PARSER, questions, _PARSING_S) if questions else []
     for (one, own_calls), answer in zip(asked.items(), answers, strict=True):
         if isinstance(answer, sandbox.Failed):
-            found[one] = f"{one.path}: could not be parsed ({answer.why}); its loops are not used"
+            found[one] = f"{one.path}: could not be parsed ({answer.why}); its loops are ignored"
         else:
             found[one] = _script(answer, own_calls)
     return found
@@ -185,10 +198,13 @@ def _script(answer: Any, calls: Sequence[Call]) -> _Script:
     return _Script(dict(places_of(answer)), around, dict(zip(calls, answer["partners"], strict=True)))
 
 
-def _chosen(
-    candidates: Iterable[_Candidate], parsed: Mapping[_Candidate, _Script | str], lines: Lines, problems: list[str]
+def _fitting_scripts(
+    candidates: Iterable[_Candidate],
+    parsed: Mapping[_Candidate, _Script | str],
+    lines: SourceLines,
+    problems: list[str],
 ) -> dict[str, _Script]:
-    """The first that fits, for each file."""
+    """The first candidate that fits, for each file on the stacks."""
     found: dict[str, _Script] = {}
     for one in candidates:
         script = parsed.get(one)
@@ -200,26 +216,26 @@ def _chosen(
             found[one.file] = script
         elif one.given:
             problems.append(
-                f"{one.path}: not the {one.path.name} that ran (its functions lie on other lines); "
-                "its loops are not used"
+                f"{one.path}: not the {one.path.name} that ran (its functions are on other lines); "
+                "its loops are ignored"
             )
         else:
-            problems.append(_changed(one.file))
+            problems.append(_changed_message(one.file))
     return found
 
 
-def _changed(file: str) -> str:
-    return f"{file} has changed since; its loops and branches are not used"
+def _changed_message(file: str) -> str:
+    return f"{file} has changed since the stacks were taken; its loops and branches are ignored"
 
 
-def _alike(path: Path, file: str) -> int:
-    """How many parts, from the last, two paths have in common."""
+def _common_suffix_length(path: Path, file: str) -> int:
+    """Number of equal trailing path components."""
     pairs = zip(reversed(path.absolute().parts), reversed(Path(file).parts), strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), 99)
 
 
-def _fits(script: _Script, named: Mapping[int, Frames]) -> bool:
-    """Whether each line lies in the functions that frames on it name, and most name what is called from there."""
+def _fits(script: _Script, named: Mapping[int, NamedFrames]) -> bool:
+    """True if every line lies in the function of its frames, and most lines name the functions called from them."""
     right = wrong = 0
     for line, frames in named.items():
         place = script.places.get(line)
@@ -232,9 +248,40 @@ def _fits(script: _Script, named: Mapping[int, Frames]) -> bool:
 
 
 def _within(function: str, line: int, around: tuple[int, int, str] | None) -> bool:
-    """Whether code of a function can run at a line, in the innermost definition around it."""
+    """True if `function` can run at a line; `around`: first line, last line, name of its definition."""
     if function == "<module>":
         return around is None or around[0] == line
     if function.startswith("<"):
         return True
     return around is not None and around[2] == function and (line > around[0] or around[0] == around[1])
+
+
+# --- peers of sends and receives ------------------------------------------------------------------
+
+
+def innermost_call(stack: Stack) -> tuple[int, Call] | None:
+    """The innermost send or receive without variables, and the index of its frame."""
+    for i, frame in enumerate(stack.frames):
+        if frame.file.endswith(C10D) and frame.function in ARGUMENTS and not frame.variables:
+            own = next((one for one in stack.frames[i + 1 :] if not is_library(one.file)), None)
+            if own is not None:
+                return i, Call(own.file, own.line or 0, frame.function)
+    return None
+
+
+def with_peers(stacks: Stacks, peers: Mapping[Call, int]) -> Stacks:
+    """Add the peer as a variable to the frame of each send and receive, if known."""
+    threads = tuple(_with_peer(stack, peers) for stack in stacks.threads)
+    return stacks if threads == stacks.threads else replace(stacks, threads=threads)
+
+
+def _with_peer(stack: Stack, peers: Mapping[Call, int]) -> Stack:
+    found = innermost_call(stack)
+    if found is None or found[1] not in peers:
+        return stack
+    frames: list[Frame] = list(stack.frames)
+    i, call = found
+    peer = peers[call]
+    argument = Variable(ARGUMENTS[call.function], str(peer), argument=True, number=float(peer), kind="int")
+    frames[i] = replace(frames[i], variables=(argument,))
+    return replace(stack, frames=tuple(frames))

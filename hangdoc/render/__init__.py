@@ -1,1 +1,1 @@
-"""Renderers: terminal, live, JSON, Markdown. They receive a verdict and decide nothing."""
+"""Renderers: terminal, live view, JSON, Markdown, HTML. They receive a verdict and decide nothing."""

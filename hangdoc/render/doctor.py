@@ -1,4 +1,4 @@
-"""What `hangdoc doctor` found, one check a line, with its fix."""
+"""The checks of `hangdoc doctor`, one per line, each with its fix."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from hangdoc.render.page import Page
-from hangdoc.render.text import clean
+from hangdoc.render.page import NARROW, Page
+from hangdoc.render.sanitize import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hangdoc.doctor.checks import Check
 
 
-NARROW = 60  # columns: under this the detail has a line of its own
 MARKS = {True: ("ok", "green"), False: ("no", "bold red"), None: ("-", "dim")}
 
 

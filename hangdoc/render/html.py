@@ -1,4 +1,4 @@
-"""A report as one self-contained page: no script, no external address, for screens, phones and paper."""
+"""A report as one self-contained HTML page, without scripts or external resources, for screen, phone and paper."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from typing import TYPE_CHECKING, Any
 
 from hangdoc import __version__
 from hangdoc.formatting import name_ranks, name_runs, percent, seconds, size
-from hangdoc.incident.incident import Dossier
+from hangdoc.incident.incident import Incident
 from hangdoc.postmortem.assemble import UNKNOWN_HOST
 from hangdoc.render import svg
-from hangdoc.render.rank_lines import WAITING, fold, hosts_text, name
-from hangdoc.render.terminal import culprit_groups, job_name, job_text, link_texts, unseen_texts
-from hangdoc.render.text import clean
+from hangdoc.render.rank_groups import WAITING, culprit_groups, fold, hosts_text, name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.verdict_text import job_name, job_text, link_texts, unseen_texts
 from hangdoc.verdict import CONFIDENCES, STATUSES, Finding
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-WORDS = frozenset((*STATUSES, *CONFIDENCES))  # that are names in the style sheet too
-LONGEST = 400  # characters of one text
+WORDS = frozenset((*STATUSES, *CONFIDENCES))  # also class names in the style sheet
+LONGEST = 400  # characters per text
 MOST_GROUPS = 12
 MOST_ROWS = 24
 MOST_FILES = 500
 MOST_NAMED = 200  # characters
 
 
-def page(dossiers: Sequence[Dossier]) -> str:
-    """All jobs of a report on one page of HTML."""
-    return _environment().get_template("report.html.j2").render(dossiers=list(dossiers), version=__version__)
+def page(incidents: Sequence[Incident]) -> str:
+    """All jobs of a report as one HTML page."""
+    return _environment().get_template("report.html.j2").render(incidents=list(incidents), version=__version__)
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("hangdoc.render", "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_sanitized,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
+    environment.filters.update(
         prose=_prose,
         parts=lambda text: [part for part in re.split(r" {2,}", clean(text, LONGEST)) if part],
         duration=lambda value: "" if value is None else seconds(value),
@@ -70,7 +70,7 @@ def _environment() -> Environment:
         waits=lambda phase: phase in WAITING,
         word=lambda text: text if text in WORDS else "unknown",
     )
-    made.globals.update(
+    environment.globals.update(
         grid=svg.grid,
         bars=svg.bars,
         ticks=svg.ticks,
@@ -81,27 +81,27 @@ def _environment() -> Environment:
         most_rows=MOST_ROWS,
         most_files=MOST_FILES,
     )
-    return made
+    return environment
 
 
-def _shown(value: Any) -> Any:
-    """Every text that a template writes passes here, before it is escaped: hostile characters and lengths end here."""
+def _sanitized(value: Any) -> Any:
+    """Every text of the template passes here before escaping: removes hostile characters, limits the length."""
     return clean(value, LONGEST) if type(value) is str else value
 
 
 def _path(text: str) -> Markup:
-    """A path of SVG that we have made ourselves, however long."""
+    """An SVG path of our own, without a length limit."""
     from markupsafe import Markup, escape
 
     return Markup(escape(text))
 
 
 def _prose(text: str) -> Markup:
-    """A sentence; what stands between backticks in it is code."""
+    """A sentence; text between backticks becomes code."""
     from markupsafe import Markup, escape
 
     words = clean(text, 2 * LONGEST).split("`")
-    if len(words) % 2 == 0:  # one is not closed
+    if len(words) % 2 == 0:  # an unbalanced backtick
         return Markup(escape("`".join(words)))
     return Markup("").join(
         Markup("<code>{}</code>").format(word) if i % 2 else escape(word) for i, word in enumerate(words)
@@ -114,7 +114,7 @@ def _ago(age_s: float) -> str:
 
 
 def _clock(at: float | None) -> str:
-    """`2026-11-21 03:29:31`, as the log has it."""
+    """`2026-11-21 03:29:31`, in UTC."""
     try:
         return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S}" if at is not None else ""
     except (ValueError, OverflowError, OSError):
@@ -122,7 +122,7 @@ def _clock(at: float | None) -> str:
 
 
 def _end(path: str) -> str:
-    """`…/attempt_0/rank3.log`: as much as tells files apart on sight."""
+    """`…/attempt_0/rank3.log`: the last two parts of a path."""
     parts = path.split("/")
     return path if len(parts) <= 2 else "/".join(["…", *parts[-2:]])
 
@@ -132,7 +132,7 @@ def _hosts(hosts: Sequence[str]) -> str:
     return text if len(text) <= MOST_NAMED else f"{len(hosts)} hosts"
 
 
-def _victims(finding: Finding, dossier: Dossier) -> list[Any]:
-    """The ranks that are not blamed, folded."""
-    blamed = {(one.host, one.pid) for one in finding.culprits}
-    return fold(line for line in dossier.verdict.job.ranks if (line.host, line.pid) not in blamed)
+def _victims(finding: Finding, incident: Incident) -> list[Any]:
+    """Groups of the ranks that are not culprits."""
+    blamed = {(culprit.host, culprit.pid) for culprit in finding.culprits}
+    return fold(line for line in incident.verdict.job.ranks if (line.host, line.pid) not in blamed)

@@ -1,4 +1,4 @@
-"""The JSON contract: one object a line."""
+"""The JSON contract: one object per line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hangdoc.recording.verdict_json import to_json
 from hangdoc.verdict import Verdict
 
 if TYPE_CHECKING:
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -18,13 +18,13 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def event_line(event: Event) -> str:
-    """An event of the live watch; one with a verdict carries it under `verdict`."""
-    told: dict[str, Any] = {"event": event.kind, "time": event.time, **event.data}
+    """An event of the live watch, with its verdict, if any, under `verdict`."""
+    fields: dict[str, Any] = {"event": event.kind, "time": event.time, **event.data}
     if event.verdict is not None:
-        told["verdict"] = to_json(event.verdict)
-    return line(told)
+        fields["verdict"] = to_json(event.verdict)
+    return line(fields)
 
 
 def line(value: Any) -> str:
-    """Any JSON value on one line of ASCII: no control character of a target reaches the terminal."""
+    """Any JSON value on one line of ASCII, so that no control character of a target reaches the terminal."""
     return json.dumps(value, ensure_ascii=True, default=str)

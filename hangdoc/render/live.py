@@ -1,4 +1,4 @@
-"""The live watch: one screen that is redrawn on a terminal, plain or JSON lines elsewhere."""
+"""The live watch: a screen that is redrawn on a terminal, plain or JSON lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from hangdoc.formatting import seconds
-from hangdoc.render.page import Page
-from hangdoc.render.rank_lines import name
-from hangdoc.render.terminal import job_name, job_text, lines, ranks, status_text
-from hangdoc.render.text import clean
+from hangdoc.render.page import GAP, NARROW, Page
+from hangdoc.render.rank_groups import name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.terminal import lines, ranks, status_text
+from hangdoc.render.verdict_text import job_name, job_text
 from hangdoc.verdict import EXIT, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from hangdoc.watch.once import Event
+    from hangdoc.watch.run import Event
 
-OVER = frozenset({"started", "healthy", "recovered"})  # an older verdict no longer holds
-EVENTS = 5  # last events on the screen
-FAILED = 8  # last jobs that failed and are over, on the screen
+CLEARING = frozenset({"started", "healthy", "recovered"})  # events that make an older verdict obsolete
+EVENTS = 5  # newest events on the screen
+FAILED = 8  # newest failed jobs that stay on the screen after their end
 STYLES = {
     "healthy": "green",
     "recovered": "green",
@@ -38,11 +39,11 @@ STYLES = {
 
 
 class Closed(Exception):
-    """Nobody reads the output any more."""
+    """The output has no reader any more."""
 
 
 class Lines:
-    """Events as lines, for pipes and files. `text` makes one or more lines of an event."""
+    """Events as lines, for pipes and files; `text` renders one event."""
 
     def __init__(self, text: Callable[[Event], str], write: Callable[[str], None], gone: Callable[[], bool]) -> None:
         self.code = 0
@@ -65,7 +66,7 @@ class Lines:
 
 
 class Screen:
-    """A terminal: the jobs' state, the verdict while it holds, the last events. The last picture stays."""
+    """A terminal: the state of each job, its verdict while it holds, the newest events. The last picture stays."""
 
     def __init__(self, console: Console, gone: Callable[[], bool]) -> None:
         self.code = 0
@@ -73,7 +74,7 @@ class Screen:
         self._states: dict[str, Verdict] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS)
-        self._failed: list[str] = []  # jobs that are over
+        self._failed: list[str] = []  # ids of failed jobs that have ended
         self._live: Live | None = None
 
     def emit(self, event: Event) -> None:
@@ -83,10 +84,10 @@ class Screen:
             self.code = EXIT[event.verdict.status]
             self._verdicts[job] = event.verdict
             self._states[job] = event.verdict
-        elif event.kind in OVER:
+        elif event.kind in CLEARING:
             self._verdicts.pop(job, None)
         elif event.kind == "job_ended":
-            self._over(job)
+            self._end(job)
         self._draw()
 
     def status(self, state: Verdict) -> None:
@@ -94,7 +95,7 @@ class Screen:
         self._draw()
 
     def picture(self) -> Page:
-        """All there is to show, however long."""
+        """The whole picture, however long."""
         page = Page(self._console)
         for job, state in self._states.items():
             if page.lines:
@@ -108,23 +109,23 @@ class Screen:
         if self._events:
             page.blank()
         for event in self._events:
-            page.parts(event_parts(event), 2)
+            _write_event(page, event, "  ")
         return page
 
-    def _over(self, job: str) -> None:
-        """A job has ended: what made the last of those that failed end is shown as long as we are here."""
+    def _end(self, job: str) -> None:
+        """Remove an ended job from the screen; the newest failed jobs stay, with their verdicts."""
         failed = job in self._verdicts and self._verdicts[job].status == "failed"
-        self._failed = [*(one for one in self._failed if one != job), *([job] if failed else [])]
+        self._failed = [*(id for id in self._failed if id != job), *([job] if failed else [])]
         gone = [*self._failed[:-FAILED], *([] if failed else [job])]
         self._failed = self._failed[-FAILED:]
-        for one in gone:
-            self._verdicts.pop(one, None)
-            self._states.pop(one, None)
+        for id in gone:
+            self._verdicts.pop(id, None)
+            self._states.pop(id, None)
 
     def _draw(self) -> None:
         if self._gone():
             raise Closed
-        if self._live is None:  # not before there is something to show: until then the progress is on stderr
+        if self._live is None:  # only once there is something to show; until then, progress goes to stderr
             from rich.live import Live
 
             self._live = Live(
@@ -151,10 +152,20 @@ class Screen:
 
 
 def event_parts(event: Event) -> list[Text]:
-    """Time of day, kind, and what the event says."""
+    """Time of day, kind, and detail."""
     clock = clean(event.time).partition("T")[2][:8] or clean(event.time)
     kind = Text(clean(event.kind).replace("_", " ").ljust(11), STYLES.get(event.kind, ""))
-    return [Text(clock, "dim"), kind, Text(clean(_told(event)))]
+    return [Text(clock, "dim"), kind, Text(clean(_detail(event)))]
+
+
+def _write_event(page: Page, event: Event, indent: str = "") -> None:
+    """The detail wraps beside time and kind, or below them on a narrow terminal."""
+    clock, kind, detail = event_parts(event)
+    head = Text.assemble(indent, clock, GAP, kind, GAP)
+    if page.console.width >= NARROW:
+        page.beside(head, detail)
+    else:
+        page.parts([clock, kind, detail], len(indent))
 
 
 def event_text(event: Event) -> str:
@@ -162,7 +173,7 @@ def event_text(event: Event) -> str:
     return " ".join(part.plain for part in event_parts(event))
 
 
-def _told(event: Event) -> str:
+def _detail(event: Event) -> str:
     data, verdict = event.data, event.verdict
     job = f"job {job_name(verdict.job.id if verdict else str(data.get('job', 'none')))}"
     if verdict is not None:
@@ -170,14 +181,14 @@ def _told(event: Event) -> str:
     if event.kind == "started":
         return f"{job}: {name((rank if rank >= 0 else None, None) for rank in data.get('ranks', ()))}"
     if event.kind == "stall":
-        return f"{job}: nothing moves since {seconds(data.get('seconds'))}"
+        return f"{job}: no progress for {seconds(data.get('seconds'))}"
     if event.kind == "recovered":
-        return f"{job}: goes on after {seconds(data.get('seconds'))}"
+        return f"{job}: makes progress again after {seconds(data.get('seconds'))}"
     if event.kind == "rank_exited":
-        how = f", {data['exit']}" if data.get("exit") else ""
-        return f"{job}: {name([(data.get('rank'), None)])} (pid {data.get('pid')}) is gone{how}"
+        how = f": {data['exit']}" if data.get("exit") else ""
+        return f"{job}: {name([(data.get('rank'), None)])} (pid {data.get('pid')}) ended{how}"
     if event.kind == "node_lost":
-        return f"{data.get('host')} is not seen: {data.get('why')}"
+        return f"no data from {data.get('host')}: {data.get('why')}"
     if event.kind == "job_ended":
         return f"{job} has ended"
     if "text" in data:
@@ -191,7 +202,7 @@ def view(
     gone: Callable[[], bool],
     json: bool,
 ) -> Screen | Lines:
-    """The view that suits stdout."""
+    """The view for stdout: lines of JSON, a screen, or plain lines."""
     if json:
         from hangdoc.render.json import event_line
 
@@ -202,7 +213,7 @@ def view(
 
     def plain(event: Event) -> str:
         page = Page(shown)
-        page.parts(event_parts(event))
+        _write_event(page, event)
         if event.kind == "verdict" and event.verdict is not None:
             page.lines += lines(event.verdict, shown)
             page.blank()

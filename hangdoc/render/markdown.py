@@ -8,29 +8,28 @@ from typing import TYPE_CHECKING
 
 from hangdoc import __version__
 from hangdoc.formatting import seconds
-from hangdoc.render.rank_lines import WAITING, fold, name
-from hangdoc.render.sources import about, summary
-from hangdoc.render.terminal import culprit_groups, job_text, link_texts, unseen_texts
-from hangdoc.render.text import clean
+from hangdoc.render.rank_groups import WAITING, culprit_groups, fold, name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.verdict_text import file_text, files_text, job_text, link_texts, unseen_texts
 from hangdoc.verdict import Finding, Job, Verdict
 
 if TYPE_CHECKING:
     from hangdoc.incident.incident import File
 
-MOST = 5  # items of a list; twice as many proofs
+MOST = 5  # items of a list; twice as many for evidence
 MOST_FILES = 3
-MOST_TEXT = 300  # characters of a file's name or a problem
+MOST_TEXT = 300  # characters of a file name or a problem
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
 def document(verdicts: Sequence[Verdict], files: Sequence[File] = (), problems: Sequence[str] = ()) -> str:
-    """All verdicts, one ticket after the other; each says which files it rests on, and what could not be read."""
+    """All verdicts, one ticket after the other, each with its source files and read problems."""
     return "\n---\n\n".join(ticket(verdict, files, problems) for verdict in verdicts)
 
 
 def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str] = ()) -> str:
-    """One verdict."""
+    """One verdict as a ticket."""
     age = f" {seconds(verdict.stalled_for_s)}" if verdict.stalled_for_s is not None else ""
     first = verdict.findings[0] if verdict.findings else None
     job = verdict.job
@@ -48,19 +47,19 @@ def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str]
         lines += _section("What the ranks do", groups, MOST)
     lines += _section("Also possible", (_other(f) for f in verdict.findings[1:]), MOST // 2)
     lines += _section("Could not see", map(escape, unseen_texts(verdict.unseen)), MOST // 2)
-    lines += _rests_on(files, problems)
+    lines += _sources(files, problems)
     return "\n".join([*lines, "", f"hangdoc {__version__}", ""])
 
 
-def _rests_on(files: Sequence[File], problems: Sequence[str]) -> list[str]:
+def _sources(files: Sequence[File], problems: Sequence[str]) -> list[str]:
     lines = []
     if files:
-        shown = [f"{code(_short(file.name))} ({escape(about(file))})" for file in files[:MOST_FILES]]
+        shown = [f"{code(_short(file.name))} ({escape(file_text(file))})" for file in files[:MOST_FILES]]
         more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
-        lines += ["", f"Rests on {escape(summary(files))}: {', '.join(shown)}{more}."]
+        lines += ["", f"Based on {escape(files_text(files))}: {', '.join(shown)}{more}."]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        lines += ["", f"Not read: {escape(_short(problems[0]))}{more}"]
+        lines += ["", f"Could not read: {escape(_short(problems[0]))}{more}"]
     return lines
 
 
@@ -97,21 +96,21 @@ def _other(finding: Finding) -> str:
 
 
 def _section(title: str, items: Iterable[str], most: int, numbered: bool = False) -> list[str]:
-    told = list(items)
-    if not told:
+    texts = list(items)
+    if not texts:
         return []
-    listed = [f"{f'{i}.' if numbered else '-'} {item}" for i, item in enumerate(told[:most], 1)]
-    if len(told) > most:
-        listed.append(f"- and {len(told) - most} more")
+    listed = [f"{f'{i}.' if numbered else '-'} {item}" for i, item in enumerate(texts[:most], 1)]
+    if len(texts) > most:
+        listed.append(f"- and {len(texts) - most} more")
     return ["", f"## {title}", "", *listed]
 
 
 def escape(text: str) -> str:
-    """Text of a target as literal Markdown text."""
+    """Text of a target as literal Markdown."""
     return _SPECIAL.sub(r"\\\1", clean(text))
 
 
 def code(text: str) -> str:
-    """A code span that its own content cannot end."""
+    """A code span that its content cannot close."""
     shown = clean(text).replace("`", "'")
     return f"`{shown}`" if shown else ""

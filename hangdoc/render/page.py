@@ -1,4 +1,4 @@
-"""A page of labelled lines that wraps well: what the terminal renderers write on."""
+"""Layout for the terminal renderers: labelled lines that wrap well."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 Part = str | Text
 Row = tuple[str, Sequence[Part]]  # label and columns
 GAP = "  "
+NARROW = 60  # columns; below this, details go on a line of their own
 
 
 class Page:
-    """Lines of at most the console's width, without trailing spaces; wrapped text hangs under where it began."""
+    """Lines no wider than the console, without trailing spaces; wrapped text is indented to where it began."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -26,21 +27,21 @@ class Page:
 
     def print(self) -> None:
         for line in self.lines:
-            self.console.print(line, soft_wrap=True)  # already wrapped: not a second time
+            self.console.print(line, soft_wrap=True)  # already wrapped
 
     def blank(self) -> None:
         self.lines.append(Text())
 
     def paragraph(self, body: Part, indent: int = 0, style: str = "", hang: int = 0) -> None:
-        """Wrapped text; lines after the first are set in by `hang` more."""
+        """Wrapped text; lines after the first are indented by `hang` more."""
         self._hang(Text(" " * indent), _text(body, style), hang)
 
     def beside(self, head: Text, body: Part) -> None:
-        """Wrapped text beside a head."""
+        """Wrapped text to the right of a head."""
         self._hang(head, _text(body))
 
     def row(self, label: str, body: Part, width: int, style: str = "dim", hang: int = 0) -> None:
-        """A label of `width` columns and its text beside it; columns within the text break where they end."""
+        """A label of `width` columns and its text; if the text is too long, it breaks between its columns."""
         room = self.console.width - len(GAP) - width
         text = _text(body)
         bodies = [text] if text.cell_len <= room else self._pack(_columns(text), room, GAP)
@@ -48,12 +49,12 @@ class Page:
             self._hang(self._label("" if i else label, width, style), line, hang)
 
     def parts(self, parts: Sequence[Part], indent: int = 0, gap: str = GAP) -> None:
-        """Parts side by side; one that does not fit goes, whole, to the next line."""
+        """Parts side by side; a part that does not fit moves to the next line whole."""
         for line in self._pack([_text(p) for p in parts if len(p)], self.console.width - indent, gap):
             self._hang(Text(" " * indent), line)
 
     def table(self, rows: Sequence[Row], width: int, style: str = "dim") -> None:
-        """Labelled rows; as many of the first columns are aligned as there is room for, the rest is packed."""
+        """Labelled rows; as many leading columns as fit are aligned, the rest is packed."""
         cells = [[_text(part) for part in parts] for _, parts in rows]
         widths = [max(cell.cell_len for cell in column) for column in zip_longest(*cells, fillvalue=Text())]
         room = self.console.width - len(GAP) - width
@@ -89,7 +90,7 @@ class Page:
 
 
 def _columns(text: Text) -> list[Text]:
-    """The parts of a text that wide gaps set apart."""
+    """The columns of a text: parts separated by two or more spaces."""
     cuts = [end for gap in re.finditer(r" {2,}", text.plain) for end in gap.span()]
     parts = list(text.divide(cuts))
     return [part for part in parts if part.plain.strip()]
@@ -100,14 +101,14 @@ def _text(part: Part, style: str = "") -> Text:
 
 
 def _fits(widths: Sequence[int], aligned: int, room: int) -> bool:
-    """True where the first columns, padded, leave room for every cell of the others."""
+    """True if the first `aligned` columns, padded, leave room for every other cell."""
     head = sum(width + len(GAP) for width in widths[:aligned] if width)
     rest = widths[aligned:]
     return head + max(rest) <= room if rest else head - len(GAP) <= room
 
 
 def _padded(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    """The first cells side by side, padded to `widths`; an empty column takes no room."""
+    """The first cells side by side, padded to `widths`; empty columns are skipped."""
     line = Text()
     for cell, width in zip_longest(cells[: len(widths)], widths, fillvalue=Text()):
         if isinstance(cell, Text) and isinstance(width, int) and width:

@@ -1,4 +1,4 @@
-"""Plain SVG of a report: where each rank stands, and lanes of time. All that is in it are numbers."""
+"""SVG of a report: the grid of ranks and the lanes of the timeline. It contains only numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hangdoc.analysis.ranks.phases import PHASES
-from hangdoc.incident.incident import Dossier
+from hangdoc.incident.incident import Incident
 from hangdoc.incident.timeline import Lane
 
 CELL = 20  # units
-NUMBERED = 128  # ranks; of more the cells are too small for their number
-WIDEST = 1 << 16  # ranks of a job of which missing ones are drawn
-LANE = 1000.0  # units that the window of a timeline is wide
-THIN = 4.0  # units that a single look is wide
+NUMBERED = 128  # ranks; with more, the cells are too small for numbers
+WIDEST = 1 << 16  # ranks; above this, missing ranks are not drawn
+LANE = 1000.0  # units: width of the timeline
+THIN = 4.0  # units: width of a single sample
 MISSING = "missing"
 
 
@@ -36,11 +36,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A cell a rank, row by row."""
+    """One cell per rank, row by row."""
 
     width: int
     height: int
-    left: int  # units that the row labels take
+    left: int  # units: width of the row labels
     cells: tuple[Cells, ...]
     blamed: str  # path of the outlines of culprits
     rules: str  # path of the lines between cells
@@ -57,17 +57,17 @@ class Bar:
 
 
 def phase_class(phase: str) -> str:
-    """A phase as a name that style sheets know."""
+    """A phase as a class name of the style sheet."""
     return phase if phase in PHASES or phase == MISSING else "unknown"
 
 
-def grid(dossier: Dossier) -> Grid | None:
-    """The ranks of a job by number; ranks without one, or with that of another, come after."""
-    phases, blamed, numbers = _places(dossier)
+def grid(incident: Incident) -> Grid | None:
+    """The ranks of a job in order; ranks without a number, or with a duplicate one, come last."""
+    phases, blamed, numbers = _places(incident)
     if not phases:
         return None
     across = 16 if len(phases) <= NUMBERED else 32 if len(phases) <= 1024 else 64 if len(phases) <= 16384 else 128
-    columns = min(across, -(-len(phases) // 8) * 8)  # hosts have eight ranks, or a part or a multiple of it
+    columns = min(across, -(-len(phases) // 8) * 8)  # hosts usually have eight ranks, or a fraction or multiple
     rows = -(-len(phases) // columns)
     left = 0 if len(phases) <= NUMBERED else columns * CELL // 12
     letter = columns * CELL / 40
@@ -95,11 +95,11 @@ def grid(dossier: Dossier) -> Grid | None:
     )
 
 
-def _places(dossier: Dossier) -> tuple[list[str], list[int], list[tuple[int, str]]]:
-    """The phase of each cell; the cells of culprits; the numbers that fit into the cells."""
-    lines = dossier.verdict.job.ranks
+def _places(incident: Incident) -> tuple[list[str], list[int], list[tuple[int, str]]]:
+    """The phase of each cell, the cells of culprits, and the numbers to print."""
+    lines = incident.verdict.job.ranks
     known = {line.rank for line in lines if line.rank is not None and 0 <= line.rank < WIDEST}
-    size = max([*known, *(min(last, WIDEST - 1) for first, last in dossier.missing if first < WIDEST)], default=-1) + 1
+    size = max([*known, *(min(last, WIDEST - 1) for first, last in incident.missing if first < WIDEST)], default=-1) + 1
     phases = [MISSING] * size
     taken, cell_of = set[int](), dict[int, int]()
     for i, line in enumerate(lines):
@@ -110,7 +110,7 @@ def _places(dossier: Dossier) -> tuple[list[str], list[int], list[tuple[int, str
             cell_of[i] = len(phases)
             phases.append(line.phase)
     numbered = range(size) if len(phases) <= NUMBERED else ()
-    return phases, [cell_of[i] for i in dossier.blamed if i in cell_of], [(i, str(i)) for i in numbered]
+    return phases, [cell_of[i] for i in incident.blamed if i in cell_of], [(i, str(i)) for i in numbered]
 
 
 def _box(x: int, y: int, width: int) -> str:
@@ -118,7 +118,7 @@ def _box(x: int, y: int, width: int) -> str:
 
 
 def bars(lane: Lane, window_s: float) -> tuple[Bar, ...]:
-    """The shares of the phases over time, stacked; a bar is 20 units high."""
+    """Stacked shares of the phases over time; a bar is 20 units high."""
     paths: dict[str, list[str]] = defaultdict(list)
     for span in lane.spans:
         x, end = _x(span.start_s, window_s), _x(span.end_s, window_s)
@@ -132,7 +132,7 @@ def bars(lane: Lane, window_s: float) -> tuple[Bar, ...]:
 
 
 def ticks(ages: Sequence[float], window_s: float, top: int = 0) -> str:
-    """A path with a stroke, from `top` down, for each of these moments; strokes that fall together are one."""
+    """A path with a vertical stroke from `top` down for each moment; coinciding strokes are drawn once."""
     return "".join(f"M{x} {top}V{CELL}" for x in sorted({round(_x(age, window_s)) for age in ages}))
 
 
@@ -140,8 +140,8 @@ def _x(age_s: float, window_s: float) -> float:
     return LANE * (1 + age_s / window_s) if window_s > 0 else LANE
 
 
-def shown_phases(dossier: Dossier) -> Iterable[str]:
-    """The phases that a legend must explain, in the table's order."""
-    seen = {phase_class(line.phase) for line in dossier.verdict.job.ranks}
-    seen |= {phase_class(phase) for lane in dossier.timeline.lanes for span in lane.spans for phase, _ in span.mix}
-    return [phase for phase in PHASES if phase in seen] + [MISSING] * bool(dossier.missing)
+def shown_phases(incident: Incident) -> Iterable[str]:
+    """Phases for the legend, in the order of the table."""
+    seen = {phase_class(line.phase) for line in incident.verdict.job.ranks}
+    seen |= {phase_class(phase) for lane in incident.timeline.lanes for span in lane.spans for phase, _ in span.mix}
+    return [phase for phase in PHASES if phase in seen] + [MISSING] * bool(incident.missing)

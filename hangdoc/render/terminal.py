@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -12,10 +10,10 @@ from rich.text import Text
 from hangdoc.evidence import Unseen
 from hangdoc.formatting import seconds
 from hangdoc.render.page import Page, Part, Row
-from hangdoc.render.rank_lines import WAITING, Group, fold, hosts_text, name
-from hangdoc.render.sources import summary
-from hangdoc.render.text import clean
-from hangdoc.verdict import Culprit, Finding, Job, Link, RankLine, Verdict
+from hangdoc.render.rank_groups import WAITING, Group, culprit_groups, fold, name
+from hangdoc.render.sanitize import clean
+from hangdoc.render.verdict_text import files_text, job_name, job_text, link_texts, unseen_texts
+from hangdoc.verdict import Finding, Job, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,11 +33,9 @@ LABEL = 9  # columns of the labels at the left
 MOST_GROUPS = 6  # groups of ranks shown before "and N more"
 MOST_UNSEEN = 6
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
 
 def show(verdicts: Sequence[Verdict], console: Console, files: Sequence[File] = ()) -> None:
-    """Print verdicts, one under the other, and which files they rest on."""
+    """Print verdicts one below the other, then the files that they are based on."""
     page = Page(console)
     for verdict in verdicts:
         if page.lines:
@@ -47,12 +43,12 @@ def show(verdicts: Sequence[Verdict], console: Console, files: Sequence[File] = 
         page.lines += lines(verdict, console)
     if files:
         page.blank()
-        page.paragraph(f"rests on {summary(files)}", 2, "dim")
+        page.paragraph(f"based on {files_text(files)}", 2, "dim")
     page.print()
 
 
 def lines(verdict: Verdict, console: Console) -> list[Text]:
-    """The verdict as lines that fit the console's width."""
+    """The verdict as lines no wider than the console."""
     page = Page(console)
     _headline(page, verdict)
     if verdict.findings:
@@ -66,28 +62,14 @@ def lines(verdict: Verdict, console: Console) -> list[Text]:
     return page.lines
 
 
-def job_name(id: str) -> str:
-    """The job's id; of a UUID, which torchrun makes up where nobody gives an id, the first block."""
-    shown = clean(id)
-    return shown[:8] if _UUID.fullmatch(shown) else shown
-
-
-def job_text(job: Job) -> str:
-    """`3 ranks on 1 host`; says so where ranks of the job are not among those seen."""
-    seen = len(job.ranks)
-    count = f"{seen} of {job.world_size}" if job.world_size and job.world_size > seen else str(seen)
-    hosts = len(job.hosts)
-    return f"{count} rank{'' if count == '1' else 's'} on {hosts} host{'' if hosts == 1 else 's'}"
-
-
 def status_text(status: str, stalled_for_s: float | None) -> Text:
-    """`STALLED 41 s` in its colour."""
+    """`STALLED 41 s`, coloured."""
     age = f" {seconds(stalled_for_s)} " if stalled_for_s is not None else ""
     return Text(status.upper() + age, STYLES.get(status, "bold"))
 
 
 def ranks(page: Page, job: Job) -> None:
-    """What every rank does, folded."""
+    """The state of every rank; ranks in the same state share a row."""
     groups = fold(job.ranks)
     if not groups:
         return
@@ -120,12 +102,16 @@ def _finding(page: Page, finding: Finding, job: Job) -> None:
     page.blank()
     _links(page, finding)
     page.table(_who(finding, job), LABEL)
-    shown = {f"{line.op} at {line.site}" for line in job.ranks}  # stands in the lines above already
+    shown = {f"{line.op} at {line.site}" for line in job.ranks}  # already in the rows above
     proofs = [clean(proof.text) for proof in finding.evidence if proof.text not in shown]
     for i, text in enumerate(proofs):
         page.row("" if i else "why", text, LABEL)
     if finding.reasons and finding.confidence != "high":
-        page.row("" if proofs else "why", Text(f"confidence: {'; '.join(map(clean, finding.reasons))}", "dim"), LABEL)
+        page.row(
+            "" if proofs else "why",
+            Text(f"{finding.confidence} confidence: {'; '.join(map(clean, finding.reasons))}", "dim"),
+            LABEL,
+        )
     for i, action in enumerate(finding.actions):
         number = f"{i + 1}. " if len(finding.actions) > 1 else ""
         page.row("" if i else "do", number + clean(action), LABEL, hang=len(number))
@@ -154,7 +140,7 @@ def _title(page: Page, finding: Finding, style: str) -> None:
 
 
 def _who(finding: Finding, job: Job) -> list[Row]:
-    """Rows of the culprits and those who wait for them."""
+    """Rows of the culprits, then of all other ranks."""
     rows: list[Row] = []
     blamed = {(c.host, c.pid) for c in finding.culprits}
     for group in culprit_groups(finding.culprits, job):
@@ -168,40 +154,12 @@ def _who(finding: Finding, job: Job) -> list[Row]:
 
 
 def _once(rows: Sequence[Row]) -> list[Row]:
-    """The same label only in the first of the rows under it."""
+    """Print a label only in the first of consecutive rows that share it."""
     return [("" if i and rows[i - 1][0] == label else label, parts) for i, (label, parts) in enumerate(rows)]
-
-
-def culprit_groups(culprits: Iterable[Culprit], job: Job) -> list[Group]:
-    """Culprits as groups; phase and operation come from the job's own line of that rank."""
-    of = {(line.host, line.pid): line for line in job.ranks if line.pid is not None}
-    by_rank: dict[int | None, RankLine] = {line.rank: line for line in job.ranks if line.rank is not None}
-    found = []
-    for culprit in culprits:
-        line = by_rank.get(culprit.rank) if culprit.pid is None else of.get((culprit.host or "", culprit.pid))
-        if line is None:
-            line = RankLine(culprit.rank, culprit.pid, culprit.host or "", "")
-        found.append(replace(line, site=culprit.site or line.site))
-    return fold(found)
 
 
 def _links(page: Page, finding: Finding) -> None:
     page.table(_once([("link", parts) for parts in link_texts(finding.links)]), LABEL)
-
-
-def link_texts(links: Iterable[Link]) -> list[tuple[str, str]]:
-    """Both ends of each link, and the interface."""
-
-    def end(rank: int | None, address: str) -> str:
-        return f"rank {rank} ({clean(address)})" if rank is not None else clean(address)
-
-    return [
-        (
-            f"{end(link.from_rank, link.local)} -> {end(link.to_rank, link.remote)}",
-            f"on {clean(link.interface)}" if link.interface else "",
-        )
-        for link in links
-    ]
 
 
 def _runbook(page: Page, finding: Finding) -> None:
@@ -213,27 +171,6 @@ def _more(page: Page, count: int, what: str) -> None:
         page.paragraph(f"and {count} {what}", 2, "dim")
 
 
-def unseen_texts(unseen: Iterable[Unseen]) -> list[str]:
-    """`stacks of ranks 3-5: ptrace refused; ...`, the same reason once."""
-    found: dict[tuple[str, str], list[Unseen]] = {}
-    for one in unseen:
-        found.setdefault((one.probe, _of_any(one)), []).append(one)
-    texts = []
-    for (probe, why), ones in found.items():
-        of = [one for one in ones if one.rank is not None or one.pid is not None]
-        hosts = {one.host for one in ones if one.host}
-        whose = name((one.rank, one.pid) for one in of) if of else hosts_text(hosts) if hosts else ""
-        texts.append(f"{clean(probe)}{f' of {whose}' if whose else ''}: {clean(why)}")
-    return texts
-
-
-def _of_any(one: Unseen) -> str:
-    """The reason without the PID, which the rank's name stands for: else no two would be the same."""
-    if one.pid is None:
-        return one.why
-    return re.sub(rf"\bPID {one.pid}\b", "the process", one.why).replace(f"/proc/{one.pid}/", "/proc/PID/")
-
-
 def _unseen(page: Page, unseen: Sequence[Unseen]) -> None:
     texts = unseen_texts(unseen)
     if not texts:
@@ -241,4 +178,4 @@ def _unseen(page: Page, unseen: Sequence[Unseen]) -> None:
     page.blank()
     for text in texts[:MOST_UNSEEN]:
         page.paragraph(f"could not see: {text}", 2, "yellow", hang=2)
-    _more(page, len(texts) - MOST_UNSEEN, "more that could not be seen")
+    _more(page, len(texts) - MOST_UNSEEN, "more things that hangdoc could not see")

@@ -1,1 +1,1 @@
-"""What a playbook may say: schema, expressions, templates; how it is loaded and evaluated over facts."""
+"""Playbooks: schema, expressions and templates, loading, evaluation over facts. No rule knows a specific failure."""

@@ -1,8 +1,8 @@
 """Typed rules: expressions of the rule-engine library, compiled against the dataclasses of the facts.
 
-Users bring their own playbooks, and the library is no sandbox: it reads any attribute of an object whose type it does
-not know, and a regular expression or a large number can block it. `_read` refuses such a text before the library parses
-it, and through `_Context` a rule reads the fields of facts and nothing else.
+Users bring their own playbooks, and the library is no sandbox: it reads any attribute of an object of unknown type, and
+a regular expression or a large number can block it. `_check_syntax` refuses such expressions before the library parses
+them, and `_Context` gives a rule access to the fields of facts and to nothing else.
 
 Imported only when playbooks are loaded: the library builds its parser tables at import (0.3 s).
 """
@@ -22,16 +22,16 @@ from rule_engine import Context, DataType, Rule, ast, builtins, errors
 from hangdoc.analysis.facts import Schema
 from hangdoc.rules import regex_limits, time_limit
 
-ALL = "all"  # selection of every rank the playbook can see
-UNKNOWN = "unknown"  # selection of the others: a probe it needs has not seen them
+ALL = "all"  # selection: every rank that the needed probes have seen
+UNKNOWN = "unknown"  # selection: ranks that some needed probe has not seen
 
 MAX_LENGTH = 2_000  # characters of an expression
 MAX_TOKENS = 500  # of an expression
-MAX_NESTING = 60  # of the parts of an expression, as `a or b or c` is nested twice
+MAX_NESTING = 60  # levels; `a or b or c` has two
 
 Path = tuple[str, ...]
 
-# What an expression may be written with: no power, no shift, no date, and no number that grows beyond all bounds.
+# Tokens of an expression: no power, no shift, no date, and no number without bound.
 _TOKEN = re.compile(
     r"""\s+
     | (?P<text> r? (?: "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' ) )
@@ -43,18 +43,18 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _AFTER_REGEX = frozenset({"", ")", "]", "}", ",", "?", ":", "??", "==", "!=", "and", "or", "if", "for"})
-_FUNCTIONS = ("abs", "all", "any", "max", "min", "sum")  # of those the library offers as `$name`
-_METHODS = ("as_lower", "as_upper", "ends_with", "is_empty", "length", "starts_with")  # of text and lists
+_FUNCTIONS = ("abs", "all", "any", "max", "min", "sum")  # functions of the library, as `$name`
+_METHODS = ("as_lower", "as_upper", "ends_with", "is_empty", "length", "starts_with")  # methods of text and lists
 
 _TYPE_NAMES = {"FLOAT": "a number", "STRING": "text", "BOOLEAN": "true or false", "ARRAY": "a list", "NULL": "null"}
 _OPERATORS = {"eq": "==", "ne": "!="}
 _REMEDY = "see the expressions of the built-in playbooks"
-# What the library raises for a text that is no rule: its own errors, and what constant folding runs into (`1 / 0`).
+# Raised by the library for an invalid rule: its own errors, and those of constant folding (`1 / 0`).
 _REFUSALS = (errors.EngineError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 class RuleError(ValueError):
-    """An expression that cannot be compiled: a sentence, and what to do."""
+    """An expression that cannot be compiled: sentence and remedy."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -67,15 +67,15 @@ class Expression:
 
     text: str
     rule: Rule
-    reads: tuple[Path, ...]  # fields of the thing it is evaluated over that its value depends on
+    reads: tuple[Path, ...]  # fields that the value depends on
 
     def holds(self, thing: Any) -> bool:
-        """Whether it is true of `thing`; raises TooSlow and whatever the library raises."""
+        """True if the expression holds for `thing`; raises TooSlow and any error of the library."""
         time_limit.check()
         return bool(self.rule.evaluate(thing))
 
     def value(self, thing: Any) -> Any:
-        """Its value over `thing`; raises TooSlow and whatever the library raises."""
+        """Value for `thing`; raises TooSlow and any error of the library."""
         time_limit.check()
         return self.rule.evaluate(thing)
 
@@ -85,7 +85,7 @@ class Compiler:
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self.link = _link_type(schema.job)  # None: no analysis yields links
+        self.link = _link_type(schema.job)  # None: no analysis provides links
         self._rank = _object(schema.rank)
         self._job = _object(schema.job)
         self._link = None if self.link is None else _object(self.link)
@@ -94,11 +94,11 @@ class Compiler:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Names that a selection may not take: the job's groups and the two selections there always are."""
+        """Reserved names: the job's fact groups and the two built-in selections."""
         return (*self._job.attributes, ALL, UNKNOWN)
 
     def hints(self, ranks: Iterable[str], links: Iterable[str]) -> dict[str, Any]:
-        """Type hint of each name that an expression over the job may use."""
+        """Type hints of the names in expressions over the job."""
         hints = dict(typing.get_type_hints(self.schema.job))
         hints |= dict.fromkeys((ALL, UNKNOWN, *ranks), types.GenericAlias(tuple, (self.schema.rank, ...)))
         return hints | dict.fromkeys(links, types.GenericAlias(tuple, (self.link, ...)))
@@ -124,20 +124,20 @@ class Compiler:
 
 
 def lint(expression: Expression, truth: bool = True) -> Iterator[RuleError]:
-    """What is legal but wrong: evidence that was not seen silently taken for a no, comparisons that can never hold.
+    """Legal but wrong: missing evidence that would count as "no", and comparisons that can never hold.
 
-    `truth`: the expression as a whole is asked whether it is true.
+    `truth`: the expression as a whole is used as a condition.
     """
     yield from _lint(expression.rule.statement.expression, truth)
 
 
 def _object(kind: type) -> Any:
-    # Not strict: a field of a type the library does not know stays unchecked instead of making every rule fail.
+    # Not strict: fields of types unknown to the library stay unchecked; strict, every rule would fail.
     return DataType.OBJECT.from_dataclass(kind.__name__, kind, strict=False)
 
 
 class _Context(Context):  # type: ignore[misc]  # the library is not typed here
-    """What a rule can reach: the names given, the fields of facts, and a few functions."""
+    """Scope of a rule: the given names, the fields of facts, and a few functions."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         super().__init__(resolver=_field, type_resolver=names, default_timezone="utc", mapping_attribute_lookup=False)
@@ -158,13 +158,13 @@ class _Context(Context):  # type: ignore[misc]  # the library is not typed here
         return super().resolve_attribute(thing, object_, name)
 
     def assignments(self, *assigned: Any) -> Any:
-        """Entered at each round of a comprehension."""
+        """Runs at each round of a comprehension."""
         time_limit.check()
         return super().assignments(*assigned)
 
 
-class _Start(ast.ExpressionBase):  # type: ignore[misc]
-    """The start of a text: as much of it as `patterns` has reckoned with."""
+class _Truncated(ast.ExpressionBase):  # type: ignore[misc]
+    """A text cut to MAX_SUBJECT characters, the length that `regex_limits` assumes."""
 
     def __init__(self, whole: ast.ExpressionBase) -> None:
         self.context, self.result_type, self.whole = whole.context, whole.result_type, whole
@@ -175,7 +175,7 @@ class _Start(ast.ExpressionBase):  # type: ignore[misc]
 
 
 def _field(thing: Any, name: str) -> Any:
-    """A name of the scope, or a declared field of a dataclass: nothing else of an object is within reach."""
+    """A name of the scope, or a declared field of a dataclass; no other attribute is accessible."""
     if isinstance(thing, Mapping) and name in thing:
         return thing[name]
     if name in getattr(type(thing), "__dataclass_fields__", ()):
@@ -184,7 +184,7 @@ def _field(thing: Any, name: str) -> Any:
 
 
 def _link_type(job: type) -> type | None:
-    """The dataclass found in `network.links` of the job's facts."""
+    """The dataclass of `network.links` in the job's facts; None if there is none."""
     network = typing.get_type_hints(job).get("network")
     links = typing.get_type_hints(network).get("links") if isinstance(network, type) else None
     kind = next(iter(typing.get_args(links)), None)
@@ -192,7 +192,7 @@ def _link_type(job: type) -> type | None:
 
 
 def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Expression:
-    _read(text)
+    _check_syntax(text)
     try:
         rule = Rule(text, context=context)
         if _nesting(rule.statement.expression) > MAX_NESTING:
@@ -203,13 +203,13 @@ def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Expressi
         raise _refusal(error, fields) from None
     for node in _all(rule.statement.expression):
         if isinstance(node, ast.FuzzyComparisonExpression):
-            node.left = _Start(node.left)
+            node.left = _Truncated(node.left)
     reads = dict.fromkeys(path for path in _reads(rule.statement.expression) if path[0] in fields)
     return Expression(text, rule, tuple(reads))
 
 
-def _read(text: str) -> None:
-    """Refuse what the library must not even parse: it reckons with constants, and tries patterns on them, meanwhile."""
+def _check_syntax(text: str) -> None:
+    """Refuse what the library must not even parse, as it evaluates constants and matches patterns while parsing."""
     if len(text) > MAX_LENGTH:
         raise RuleError(f"is longer than {MAX_LENGTH} characters", "split it into several selections")
     tokens, at = list[tuple[str, str]](), 0
@@ -222,16 +222,14 @@ def _read(text: str) -> None:
         if found.lastgroup:
             tokens.append((found.lastgroup, found[0]))
     if len(tokens) > MAX_TOKENS:
-        raise RuleError(f"has more than {MAX_TOKENS} words and signs", "split it into several selections")
+        raise RuleError(f"has more than {MAX_TOKENS} tokens", "split it into several selections")
     tokens += [("", ""), ("", "")]
     for (kind, sign), (literal, pattern), (_, after) in zip(tokens, tokens[1:], tokens[2:], strict=False):
         if kind == "name" and sign.startswith("_"):
             raise RuleError(f"unknown name `{sign}`", "names of facts begin with a letter")
         if kind == "regex":
             if literal != "text" or after not in _AFTER_REGEX:
-                raise RuleError(
-                    f"`{sign}` compares a fact with one quoted pattern", "write the pattern there, in quotes"
-                )
+                raise RuleError(f"`{sign}` needs one quoted pattern on its right", "write the pattern there, in quotes")
             _check_pattern(pattern, searched=sign.endswith("~~"))
 
 
@@ -241,7 +239,7 @@ def _check_pattern(literal: str, searched: bool) -> None:
     except regex_limits.PatternError as error:
         raise RuleError(str(error).replace("not a", "invalid"), regex_limits.BOUNDED) from None
     except errors.EngineError as error:
-        raise RuleError(error.message, "mend the quoted text") from None
+        raise RuleError(error.message, "fix the quoted text") from None
 
 
 def _refusal(error: BaseException, fields: Mapping[str, Any]) -> RuleError:
@@ -256,7 +254,7 @@ def _refusal(error: BaseException, fields: Mapping[str, Any]) -> RuleError:
         return RuleError(f"unknown field `{error.attribute_name}`", _suggest(error.attribute_name, known))
     message = error.message if isinstance(error, errors.EngineError) else str(error) or type(error).__name__
     if "nullable" in message:
-        return RuleError(f"{message.split(' (')[0]}: an operand may not have been seen", "say what then, with `??`")
+        return RuleError(f"{message.split(' (')[0]}: an operand may be unseen", "give a default with `??`")
     return RuleError(message, _REMEDY)
 
 
@@ -299,7 +297,7 @@ def _nodes(value: Any) -> Iterator[ast.ExpressionBase]:
 
 
 def _path(node: ast.ExpressionBase) -> Path | None:
-    """`stack.phase` as ("stack", "phase"), of a symbol and the fields of objects taken from it."""
+    """`stack.phase` as ("stack", "phase"); None for anything but a symbol and its fields."""
     if isinstance(node, ast.SymbolExpression):
         return (node.name,) if node.scope is None else None
     if isinstance(node, ast.GetAttributeExpression):
@@ -320,15 +318,15 @@ def _reads(node: ast.ExpressionBase) -> Iterator[Path]:
 
 def _lint(node: ast.ExpressionBase, truth: bool) -> Iterator[RuleError]:
     if truth and _nullable(node):
-        yield RuleError(f"{_name(node)} may not have been seen, and would count as no", "write `(... ?? false)`")
+        yield RuleError(f"{_name(node)} may be unseen, and would then count as no", "write `(... ?? false)`")
     if type(node) is ast.ComparisonExpression:
         yield from _lint_comparison(node)
     elif isinstance(node, ast.ContainsExpression) and _nullable(node.member):
-        yield RuleError(f"{_name(node.member)} before `in` may not have been seen", "write `(... ?? value) in`")
+        yield RuleError(f"{_name(node.member)} before `in` may be unseen", "write `(... ?? value) in`")
     elif isinstance(node, ast.FunctionCallExpression):
         for argument in node.arguments:
             if _nullable_members(argument):
-                yield RuleError(f"members of {_name(argument)} may not have been seen", "use `??` on each of them")
+                yield RuleError(f"members of {_name(argument)} may be unseen", "use `??` on each of them")
     asked = _asked_for_truth(node)
     for child in _children(node):
         yield from _lint(child, any(child is one for one in asked))
@@ -337,11 +335,11 @@ def _lint(node: ast.ExpressionBase, truth: bool) -> Iterator[RuleError]:
 def _lint_comparison(node: ast.ComparisonExpression) -> Iterator[RuleError]:
     sides = (node.left, node.right)
     if any(isinstance(side, ast.NullExpression) for side in sides):
-        return  # an open question whether it was seen
+        return  # a test whether it was seen
     operator = _OPERATORS[node.type]
     for side in sides:
         if _nullable(side):
-            yield RuleError(f"{_name(side)} beside `{operator}` may not have been seen", "write `(... ?? value)`")
+            yield RuleError(f"{_name(side)} next to `{operator}` may be unseen", "write `(... ?? value)`")
     left, right = (DataType.NULLABLE.unwrap(side.result_type) for side in sides)
     if not DataType.is_compatible(left, right):
         kinds = f"{_TYPE_NAMES.get(left.name, left.name)} with {_TYPE_NAMES.get(right.name, right.name)}"
@@ -349,7 +347,7 @@ def _lint_comparison(node: ast.ComparisonExpression) -> Iterator[RuleError]:
 
 
 def _asked_for_truth(node: ast.ExpressionBase) -> tuple[Any, ...]:
-    """The children that a node only asks whether they are true."""
+    """Children of a node that are used as conditions."""
     if isinstance(node, ast.LogicExpression):
         return (node.left, node.right)
     if isinstance(node, ast.UnaryExpression) and node.type == "not":

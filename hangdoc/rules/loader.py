@@ -1,37 +1,38 @@
-"""Playbooks: found, read, checked and compiled. A broken one is named with file and line; the others go on."""
+"""Playbooks: found, read, checked, compiled. A broken playbook is reported with file and line, and skipped."""
 
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hangdoc.analysis.facts import Schema
-from hangdoc.rules import playbook_files
-from hangdoc.rules.playbook_files import FILE, MAX_PLAYBOOKS
-
 if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
     import yaml
 
+    from hangdoc.analysis.facts import Schema
     from hangdoc.rules.expressions import Compiler, Expression
     from hangdoc.rules.schema import Envelope, Location
     from hangdoc.rules.templates import Text
 
+FILE = "playbook.yaml"
+MAX_PLAYBOOKS = 500  # of one directory
 MAX_BYTES = 256 * 1024  # of a playbook file
 MAX_DEPTH = 20
 MAX_VALUE = 4_000  # characters of a key or a value in the file
-MAX_PROBLEMS = 20  # of one playbook: the first ones are said
-MAX_SENTENCE = 300  # characters of a problem, some of them the playbook's own
+MAX_PROBLEMS = 20  # reported per playbook
+MAX_SENTENCE = 300  # characters of a problem, which may quote the playbook
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a playbook, where, and what to do about it."""
+    """A problem of a playbook: location, sentence, remedy."""
 
     file: Path
-    line: int  # from 1; 0: not about a line
+    line: int  # from 1; 0: no particular line
     sentence: str
     remedy: str
 
@@ -42,7 +43,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Playbook:
-    """A compiled playbook; expressions and templates are found by where they stand in the file."""
+    """A compiled playbook; expressions and templates by their location in the file."""
 
     file: Path
     envelope: Envelope
@@ -57,7 +58,7 @@ class Playbook:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The playbooks in order of id, and what is wrong with those that are left out."""
+    """The playbooks in order of id, and the problems of those that were skipped."""
 
     playbooks: tuple[Playbook, ...]
     problems: tuple[Problem, ...] = ()
@@ -66,7 +67,7 @@ class Library:
 def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | None = None) -> Library:
     """The playbooks in `directories` (`ID/playbook.yaml`), compiled against the schema of the facts.
 
-    Of two with the same id the first is kept. `probes`: names that `needs` may use, those there are if None.
+    Of two with the same id the first wins. `probes`: names allowed in `needs`; None: all probes.
     """
     from hangdoc.rules.expressions import Compiler
 
@@ -84,54 +85,60 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
                 continue
             first = kept.setdefault(playbook.id, playbook)
             if first is not playbook:
-                twice = f"the id {playbook.id!r} is taken by {first.file}:{first.lines[('id',)]}, which is used"
-                problems.append(Problem(file, playbook.lines[("id",)], twice, "give one of the two another id"))
+                place = f"{first.file}:{first.lines[('id',)]}"
+                duplicate = f"the id {playbook.id!r} is already used by {place}, which takes precedence"
+                problems.append(Problem(file, playbook.lines[("id",)], duplicate, "rename one of the two"))
     return Library(tuple(kept[id] for id in sorted(kept)), tuple(problems))
 
 
 def _files(directory: Path) -> tuple[list[Path], list[Problem]]:
-    """The playbook files of a directory, and what is wrong with the directory."""
+    """The playbook files of a directory, and the problems of the directory."""
     try:
-        files = playbook_files.found(directory)
+        files = find_files(directory)
     except OSError as error:
-        return [], [Problem(directory, 0, f"holds no playbook ({error.strerror or error})", "name another directory")]
+        return [], [Problem(directory, 0, f"cannot be read ({error.strerror or error})", "give another directory")]
     if not files:
-        return [], [Problem(directory, 0, f"holds no playbook (ID/{FILE})", "name another directory")]
+        return [], [Problem(directory, 0, f"contains no playbook (ID/{FILE})", "give another directory")]
     if len(files) > MAX_PLAYBOOKS:
-        sentence = f"holds {len(files)} playbooks: those after {files[MAX_PLAYBOOKS - 1].parent.name} are left out"
-        return files[:MAX_PLAYBOOKS], [Problem(directory, 0, sentence, f"keep at most {MAX_PLAYBOOKS} there")]
+        sentence = f"contains {len(files)} playbooks: those after {files[MAX_PLAYBOOKS - 1].parent.name} are skipped"
+        return files[:MAX_PLAYBOOKS], [
+            Problem(directory, 0, sentence, f"keep at most {MAX_PLAYBOOKS} in one directory")
+        ]
     return files, []
 
 
 def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playbook | None, tuple[Problem, ...]]:
-    """One playbook, or what is wrong with it."""
+    """One playbook, or None and its problems."""
     reader = _Reader(file, compiler, probes)
     playbook = reader.read()
     problems = reader.problems
     if len(problems) > MAX_PROBLEMS:
-        problems = [*problems[:MAX_PROBLEMS], Problem(file, 0, "has more problems", "mend these first")]
+        problems = [*problems[:MAX_PROBLEMS], Problem(file, 0, "has more problems", "fix these first")]
     return (None if problems else playbook), tuple(problems)
 
 
 def lint(playbook: Playbook) -> tuple[Problem, ...]:
-    """Expressions that are legal and wrong: see `rules.lint`. A playbook that `load` returned has none."""
-    from hangdoc.rules import expressions as rules
+    """Legal but wrong expressions: see `expressions.lint`. A playbook that `load` returned has none."""
+    from hangdoc.rules import expressions
 
     return tuple(
         Problem(playbook.file, _line(playbook.lines, at), f"{_where(at)}: {wrong.sentence}", wrong.remedy)
         for at, expression in playbook.expressions.items()
-        for wrong in rules.lint(expression, truth=at[-1] not in ("each", "blame"))
+        for wrong in expressions.lint(expression, truth=at[-1] not in ("each", "blame"))
     )
 
 
 def _probe_names() -> frozenset[str]:
     import probes
 
-    return frozenset(probe.name for probe in probes.load()) | {"logs", "aftermath"}  # no probe's: of a job that is gone
+    return frozenset(probe.name for probe in probes.load()) | {
+        "logs",
+        "aftermath",
+    }  # records of no probe: left by a job that has ended
 
 
 class _Reader:
-    """Reads one file; what is wrong with it gathers in `problems`."""
+    """Reads one file and collects its `problems`."""
 
     def __init__(self, file: Path, compiler: Compiler, probes: Collection[str]) -> None:
         self.file, self.compiler, self.probes = file, compiler, probes
@@ -154,10 +161,10 @@ class _Reader:
     def _yaml(self) -> Any:
         import yaml
 
-        # The safe loader, in C where it is built in; the node tree is kept for the line numbers.
+        # The safe loader, in C if available; the node tree provides line numbers.
         Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            text = playbook_files.read(self.file, MAX_BYTES)
+            text = read_file(self.file, MAX_BYTES)
             self._events(yaml.parse(text, Loader=Loader))
             if self.problems:
                 return None
@@ -170,16 +177,16 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self.lines[()] = mark.line + 1 if mark else 1
-            self._say((), f"is not YAML: {error.problem or error.context}", "quote texts that hold `{`, `:` or `#`")
-        except playbook_files.UnfitError as error:
+            self._say((), f"is not YAML: {error.problem or error.context}", "quote texts that contain `{`, `:` or `#`")
+        except UnreadableFile as error:
             self._say((), str(error), "a playbook is a file of a few kilobytes")
         except OSError as error:
-            self._say((), f"cannot be read: {error.strerror or error}", "mend the file or its permissions")
-        except Exception as error:  # whatever the library runs into: `!!timestamp x` is an AttributeError
-            self._say((), f"cannot be read: {' '.join(str(error).split())}", "mend the file")
+            self._say((), f"cannot be read: {error.strerror or error}", "fix the file or its permissions")
+        except Exception as error:  # any error of the library: `!!timestamp x` raises AttributeError
+            self._say((), f"cannot be read: {' '.join(str(error).split())}", "fix the file")
 
     def _events(self, events: Iterable[yaml.Event]) -> None:
-        """Aliases, which can blow a file up, nesting that would overflow the C loader's stack, and endless values."""
+        """Refuse aliases (billion laughs), nesting that would overflow the C loader's stack, and overlong values."""
         from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
         depth = 0
@@ -187,11 +194,11 @@ class _Reader:
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
             self.lines[()] = event.start_mark.line + 1 if event.start_mark else 1
             if isinstance(event, AliasEvent):
-                return self._say((), "uses a YAML alias", "write it out: a playbook has no anchors")
+                return self._say((), "uses a YAML alias", "write the value out: a playbook has no anchors")
             if depth > MAX_DEPTH:
                 return self._say((), "is nested too deeply", "see the built-in playbooks")
             if len(getattr(event, "value", "")) > MAX_VALUE:
-                return self._say((), f"holds a value of more than {MAX_VALUE} characters", "shorten it")
+                return self._say((), f"contains a value of more than {MAX_VALUE} characters", "shorten it")
         self.lines.clear()
 
     def _note_lines(self, node: yaml.Node, at: Location) -> None:
@@ -204,7 +211,7 @@ class _Reader:
                 twice = inner in self.lines
                 self.lines[inner] = key.start_mark.line + 1
                 if twice and len(self.problems) <= MAX_PROBLEMS:
-                    self._say(inner, f"{_where(inner)} stands there twice", "take one out")
+                    self._say(inner, f"{_where(inner)} is a duplicate key", "remove one of the two")
                 self._note_lines(value, inner)
         elif isinstance(node, SequenceNode):
             for i, value in enumerate(node.value):
@@ -228,7 +235,9 @@ class _Reader:
 
         folder = self.file.resolve().parent.name
         if envelope.id != folder:
-            self._say(("id",), f"the id {envelope.id!r} is not its folder's name {folder!r}", "rename one of the two")
+            self._say(
+                ("id",), f"the id {envelope.id!r} differs from the folder name {folder!r}", "rename one of the two"
+            )
         for i, need in enumerate(envelope.needs):
             for probe in need.split("|"):
                 if probe not in self.probes:
@@ -236,12 +245,12 @@ class _Reader:
         for kind, selections in (("ranks", envelope.ranks), ("links", envelope.links)):
             for name in selections:
                 if name in self.compiler.groups or (kind == "links" and name in envelope.ranks):
-                    self._say((kind, name), f"the selection `{name}` has a name that is taken", "give it another")
+                    self._say((kind, name), f"the selection `{name}` has a reserved or duplicate name", "rename it")
         for at, name, of_links in envelope.names():
             known = envelope.links if of_links else {*envelope.ranks, ALL, UNKNOWN}
             if name not in known:
                 kind = "links" if of_links else "ranks"
-                self._say(at, f"{_where(at)}: no selection of {kind} is called `{name}`", _suggest(name, known))
+                self._say(at, f"{_where(at)}: there is no selection of {kind} named `{name}`", _suggest(name, known))
 
     def _expressions(self, envelope: Envelope) -> dict[Location, Expression]:
         from hangdoc.rules.expressions import RuleError
@@ -271,7 +280,7 @@ class _Reader:
         for at, text in envelope.templates():
             each = at[0] == "evidence" and envelope.evidence[int(at[1])].each is not None
             for sentence in templates.check(text, {**names, "item": None} if each else names):
-                self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "mend it")
+                self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "fix it")
             found[at] = templates.Text(text)
         return found
 
@@ -281,7 +290,7 @@ def _shortened(text: str) -> str:
 
 
 def _line(lines: Mapping[Location, int], at: Location) -> int:
-    """Of the nearest thing around it that stands in the file."""
+    """Line of the location, or of the nearest enclosing one."""
     return next((lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in lines), 1)
 
 
@@ -290,7 +299,7 @@ def _where(at: Location) -> str:
 
 
 def _explained(at: Location, kind: str, message: str) -> tuple[str, str]:
-    """A pydantic error as a sentence and a remedy."""
+    """A pydantic error as sentence and remedy."""
     if kind == "extra_forbidden":
         return f"unknown field {_where(at)}", _suggest(str(at[-1]), _fields(at))
     if kind == "missing":
@@ -300,7 +309,7 @@ def _explained(at: Location, kind: str, message: str) -> tuple[str, str]:
 
 
 def _fields(at: Location) -> Iterator[str]:
-    """Names a field at this place may have."""
+    """Field names that are valid at this location."""
     from hangdoc.rules import schema as envelope
 
     models: dict[str | int, Any] = {
@@ -321,3 +330,35 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names) or 'none'}"
+
+
+# --- files: a user's directory may contain anything -----------------------------------------------
+
+
+class UnreadableFile(OSError):
+    """A file that hangdoc refuses to read: one sentence."""
+
+
+def find_files(directory: Path) -> list[Path]:
+    """Every `ID/playbook.yaml` in order of name, even beyond MAX_PLAYBOOKS; raises OSError."""
+    files = (Path(entry.path, FILE) for entry in sorted(os.scandir(directory), key=lambda entry: entry.name))
+    return [file for file in files if os.path.lexists(file)]
+
+
+def read_file(file: Path, limit: int) -> bytes:
+    """A regular file of at most `limit` bytes; raises OSError, UnreadableFile for any other.
+
+    Other kinds of files are not even opened: a FIFO would block, and opening a device can trigger it.
+    """
+    _require_regular(os.stat(file))
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as opened:
+        _require_regular(os.fstat(opened.fileno()))
+        data = opened.read(limit + 1)
+    if len(data) > limit:
+        raise UnreadableFile(f"is larger than {limit} bytes")
+    return data
+
+
+def _require_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise UnreadableFile("cannot be read: not a regular file")

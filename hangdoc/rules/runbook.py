@@ -1,4 +1,4 @@
-"""The on-call runbook: the prose of every playbook, for a person at 3 a.m."""
+"""Runbooks: the folders, titles and prose of the playbooks. Light to import: no rule is compiled."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.errors import HangdocError, UsageError
-from hangdoc.rules import playbook_files
-
-MAX_BYTES = 256 * 1024  # of a runbook, or of a playbook's file
+from hangdoc.rules.loader import FILE, MAX_BYTES, MAX_PLAYBOOKS, find_files, read_file
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One playbook as the list of runbooks shows it."""
+    """One playbook in the list of runbooks."""
 
     id: str
     cls: str
@@ -24,27 +22,27 @@ class Entry:
 
 
 def folders(extra: Sequence[Path] = ()) -> dict[str, Path]:
-    """Folder of every playbook by id, the built-in ones first."""
+    """Folder of every playbook by id; built-in ones take precedence."""
     import playbooks
 
     found: dict[str, Path] = {}
     for root in (*map(Path, playbooks.__path__), *extra):
-        for file in playbook_files.found(root)[: playbook_files.MAX_PLAYBOOKS]:
+        for file in find_files(root)[:MAX_PLAYBOOKS]:
             found.setdefault(file.parent.name, file.parent)
     return found
 
 
 def entries(extra: Sequence[Path] = ()) -> list[Entry]:
-    """Every playbook, by id; one whose file is broken is listed by its id alone."""
+    """Every playbook in order of id; a broken one has only its id."""
     return [_entry(id, folder) for id, folder in sorted(folders(extra).items())]
 
 
 def text(id: str, extra: Sequence[Path] = ()) -> str:
-    """The runbook of a playbook as Markdown; an unknown id is a UsageError that suggests others."""
+    """The runbook of a playbook as Markdown; raises UsageError for an unknown id, HangdocError if unreadable."""
     folder = require(id, extra)
     file = folder / "runbook.md"
     try:
-        return playbook_files.read(file, MAX_BYTES).decode(errors="replace")
+        return read_file(file, MAX_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return f"# {_entry(id, folder).title}\n\nThis playbook has no runbook ({file}).\n"
     except OSError as error:
@@ -52,7 +50,7 @@ def text(id: str, extra: Sequence[Path] = ()) -> str:
 
 
 def require(id: str, extra: Sequence[Path] = ()) -> Path:
-    """Folder of a playbook, or a UsageError with the ids that are meant, perhaps."""
+    """Folder of a playbook; raises UsageError with similar ids."""
     known = folders(extra)
     if id in known:
         return known[id]
@@ -66,14 +64,14 @@ def require(id: str, extra: Sequence[Path] = ()) -> Path:
 def _entry(id: str, folder: Path) -> Entry:
     import yaml
 
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     with suppress(OSError, ValueError, yaml.YAMLError):
-        told = _values(playbook_files.read(folder / playbook_files.FILE, MAX_BYTES))
-    return Entry(id, told.get("class", ""), told.get("title", "(cannot be read)"), folder)
+        values = _values(read_file(folder / FILE, MAX_BYTES))
+    return Entry(id, values.get("class", ""), values.get("title", "(cannot be read)"), folder)
 
 
 def _values(text: bytes) -> dict[str, str]:
-    """The plain values at the top of a YAML file: its events are read, and nothing is built from them."""
+    """The scalar values at the top level of a YAML file, from its events: no object is built."""
     import yaml
     from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 

@@ -1,6 +1,6 @@
-"""The form of a `playbook.yaml`, validated by pydantic; what its expressions and templates mean is not known here.
+"""The schema of `playbook.yaml`, as pydantic models. Expressions and templates are plain text here.
 
-Imported only when playbooks are loaded: pydantic costs start-up time.
+Imported only when playbooks are loaded, as pydantic costs start-up time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from hangdoc.rules import regex_limits
 from hangdoc.verdict import CLASSES, STATUSES
 
-MAX_PARTS = 64  # selections, steps, lines of evidence, actions of one playbook: each of them is compiled
+MAX_PARTS = 64  # of each kind (selections, steps, evidence, actions) in one playbook, as each is compiled
 
 Location = tuple[str | int, ...]  # keys and indices from the top of the file
 
@@ -48,7 +48,7 @@ class _Model(BaseModel):
 
 
 class Step(_Model):
-    """A reason to be more, or less, certain."""
+    """A reason to raise or lower the confidence."""
 
     if_: Text = Field(alias="if")
     because: Text
@@ -61,40 +61,40 @@ class Confidence(_Model):
 
 
 class Line(_Model):
-    """A line of evidence, left out where `if` does not hold or the selection `ranks` is empty."""
+    """A line of evidence; omitted if `if` does not hold or the selection `ranks` is empty."""
 
     probe: Text
     ranks: Selection = "all"
     if_: Text | None = Field(None, alias="if")
-    each: Text | None = None  # an expression that gives a list: a line for each member, `item` in the template
+    each: Text | None = None  # an expression with a list: one line per member, `item` in the template
     text: Text
 
 
 class Expect(_Model):
-    """What must be said of a job that has gone wrong in this way."""
+    """The expected diagnosis of a reproducer."""
 
     culprits: tuple[int, ...] = ()
-    status: Annotated[str, AfterValidator(_status)] | None = None  # None: that of the playbook
-    # Each is found in a line of the evidence; the tests look for it.
+    status: Annotated[str, AfterValidator(_status)] | None = None  # None: the status of the playbook
+    # Patterns for the tests: each must match a line of evidence.
     evidence: tuple[Pattern, ...] = Field(default=(), max_length=MAX_PARTS)
 
 
 class Start(_Model):
-    """How a job is started, and what must be said of it."""
+    """Launch of a job, and its expected diagnosis."""
 
     ranks: int = Field(1, ge=1)
-    launcher: Literal["torchrun", "self"] = "torchrun"  # self: the script starts its ranks by itself
+    launcher: Literal["torchrun", "self"] = "torchrun"  # self: the script starts its own ranks
     script: Annotated[str, StringConstraints(pattern=r"^\w+\.py$")] = "reproducer.py"  # in the playbook's folder
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
-    watch: Literal["once", "live"] = "once"  # live: watched while it goes wrong, for there is nothing to see afterwards
-    ask: tuple[Literal["store", "recorder", "ping", "dns"], ...] = ()  # what hangdoc must send to name it (`--ask`)
+    watch: Literal["once", "live"] = "once"  # live: watched from the start, as nothing is left to see afterwards
+    ask: tuple[Literal["store", "recorder", "ping", "dns"], ...] = ()  # requests needed for the diagnosis (`--ask`)
     within_s: float = Field(60.0, gt=0)
     expect: Expect = Expect()
 
 
 class Reproducer(Start):
-    """The job that the demo shows."""
+    """The job that the demo runs."""
 
     ranks: int = Field(ge=1)
     within_s: float = Field(gt=0)
@@ -106,18 +106,20 @@ class LookAlike(_Model):
 
 
 class Envelope(_Model):
-    """A playbook as it is written."""
+    """A playbook as written in its file."""
 
     id: Id
     cls: Annotated[str, AfterValidator(_class)] = Field("", alias="class")
     status: Annotated[str, AfterValidator(_status)] = "stalled"
     title: Text
-    needs: tuple[Short, ...] = Field(default=(), max_length=MAX_PARTS)  # probes; "a|b": one of the two
+    needs: tuple[Short, ...] = Field(default=(), max_length=MAX_PARTS)  # probes; "a|b": either
     ranks: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)
     links: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)
     when: Text
     culprits: Selection | None = None
-    blame: Text | None = None  # an expression that gives a list: culprits that are no ranks seen (rank, pid, host)
+    blame: Text | None = (
+        None  # an expression with a list of culprits that are no ranks, or were not seen (rank, pid, host)
+    )
     blame_links: Selection | None = None
     confidence: Confidence = Confidence.model_validate({})
     over: tuple[Id, ...] = Field(default=(), max_length=MAX_PARTS)
@@ -134,7 +136,7 @@ class Envelope(_Model):
         return self
 
     def conditions(self) -> Iterator[tuple[Location, str]]:
-        """The expressions over the job and the selections, by where they stand."""
+        """Conditions over the job and the selections, by location."""
         yield ("when",), self.when
         for i, step in enumerate(self.confidence.raise_):
             yield ("confidence", "raise", i, "if"), step.if_
@@ -145,7 +147,7 @@ class Envelope(_Model):
                 yield ("evidence", i, "if"), line.if_
 
     def lists(self) -> Iterator[tuple[Location, str]]:
-        """The expressions that give lists, by where they stand."""
+        """Expressions with a list as value, by location."""
         if self.blame is not None:
             yield ("blame",), self.blame
         for i, line in enumerate(self.evidence):
@@ -153,7 +155,7 @@ class Envelope(_Model):
                 yield ("evidence", i, "each"), line.each
 
     def templates(self) -> Iterator[tuple[Location, str]]:
-        """The jinja2 templates, by where they stand."""
+        """Templates, by location."""
         yield ("summary",), self.summary
         for i, line in enumerate(self.evidence):
             yield ("evidence", i, "text"), line.text
@@ -161,7 +163,7 @@ class Envelope(_Model):
             yield ("actions", i), action
 
     def names(self) -> Iterator[tuple[Location, str, bool]]:
-        """Where a selection is used by name: location, name, and whether it must be one of links."""
+        """Uses of selections by name: location, name, and whether it must be a selection of links."""
         if self.culprits is not None:
             yield ("culprits",), self.culprits, False
         if self.blame_links is not None:

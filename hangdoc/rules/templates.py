@@ -1,9 +1,9 @@
 """The texts of findings: jinja2 templates, sandboxed, over a playbook's selections and the job's groups.
 
-Users bring their own playbooks. A template reads the declared fields of facts and nothing else of an object, whatever
-way the name of the field comes about; it has `if`, one `for`, and the filters named here; its text is cut at MAX_TEXT.
+Users bring their own playbooks. A template reads only declared fields of facts, however it computes their names. It has
+`if`, `for` without nesting, and the filters listed here. Its text is cut at MAX_TEXT.
 
-Names and fields are checked when a playbook is loaded. Escaping for terminal and HTML is the renderers' work.
+Names and fields are checked when a playbook is loaded. The renderers escape for terminal and HTML.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hangdoc import formatting
 from hangdoc.rules import time_limit
 
 Scope = Mapping[str, Any]
-Types = Mapping[str, Any]  # type hint of each name a template may use
+Types = Mapping[str, Any]  # type hints of the names in a template
 
-MAX_PAIRS = 8  # of ranks that a text names
-MAX_TEXT = 20_000  # characters of a text: more than anyone reads
-MAX_NESTING = 40  # of the parts of a template, as `a|first|string` is nested three times
-MAX_DIGITS = 9  # after the point of a number
+MAX_PAIRS = 8  # of ranks named in a text
+MAX_TEXT = 20_000  # characters of a text
+MAX_NESTING = 40  # levels; `a|first|string` has three
+MAX_DIGITS = 9  # after the decimal point
 
-# What a template may be made of: nothing that grows without bound (`*`, `%`, `set`), calls, defines or includes.
+# Allowed nodes: nothing that grows without bound (`*`, `%`, `set`), calls, defines or includes.
 _ALLOWED = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr, nodes.Getitem,
     nodes.Filter, nodes.Keyword, nodes.Test, nodes.If, nodes.For, nodes.CondExpr, nodes.Compare, nodes.Operand,
@@ -44,7 +44,7 @@ _OF_LOOPS = ("first", "index", "index0", "last", "length")  # fields of `loop`
 
 
 class Text:
-    """A text of a playbook, compiled when it is first said: most never are, and compiling all takes a second."""
+    """A template, compiled at its first use: most are never used, and compiling all takes a second."""
 
     __slots__ = ("_source", "_template")
 
@@ -53,7 +53,7 @@ class Text:
         self._template: Template | None = None
 
     def render(self, scope: Scope) -> str:
-        """The text on one line; raises TooSlow, TemplateError and what a filter raises on values it cannot take."""
+        """The text on one line; raises TooSlow, TemplateError, and any error of a filter on unsuitable values."""
         if self._template is None:
             self._template = _environment().from_string(self._source)
         pieces, left = [], MAX_TEXT
@@ -67,7 +67,7 @@ class Text:
 
 
 def check(text: str, names: Types) -> tuple[str, ...]:
-    """A sentence for each name or field in a text that does not exist, or why it cannot be parsed."""
+    """One sentence for each unknown name or field, or for the syntax error."""
     try:
         tree = _environment().parse(text)
     except TemplateError as error:
@@ -78,25 +78,25 @@ def check(text: str, names: Types) -> tuple[str, ...]:
 
 
 def _refused(tree: nodes.Template) -> Iterator[str]:
-    """A sentence for what a template may not be made of; nothing is read any deeper where it is nested too deeply."""
-    told = set()
+    """One sentence for each construct that is not allowed."""
+    refusals = set()
     level: list[tuple[nodes.Node, bool]] = [(tree, False)]
     for _ in range(MAX_NESTING):
         for node, _ in level:
             if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
-                told.add(
-                    f"`{type(node).__name__.lower()}` is not for playbooks; write it with names, fields and filters"
+                refusals.add(
+                    f"`{type(node).__name__.lower()}` is not allowed in playbooks; use names, fields and filters"
                 )
         if any(inside and isinstance(node, nodes.For) for node, inside in level):
-            told.add("a `for` within a `for`; use a filter for one of the two")
+            refusals.add("nested `for`; use a filter for one of the two")
         level = [
             (child, inside or isinstance(node, nodes.For))
             for node, inside in level
             for child in node.iter_child_nodes()
         ]
     if level:
-        told.add("is nested too deeply; see the built-in playbooks")
-    yield from sorted(told)
+        refusals.add("is nested too deeply; see the built-in playbooks")
+    yield from sorted(refusals)
 
 
 def _check(tree: nodes.Template, names: Types) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _environment() -> SandboxedEnvironment:
 
 
 class _Environment(SandboxedEnvironment):
-    """Reads the declared fields of facts, the members of lists, and nothing else of an object."""
+    """Gives access to declared fields of facts and to members of lists, and to nothing else."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if attribute in _declared(obj) or (isinstance(obj, LoopContext) and attribute in _OF_LOOPS):
@@ -153,7 +153,7 @@ def _declared(thing: Any) -> Collection[str]:
 
 
 def _timed(made: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that asks first whether there is time left."""
+    """A filter that first checks the CPU time."""
 
     @wraps(made)
     def timed(*arguments: Any, **named: Any) -> Any:
@@ -164,12 +164,12 @@ def _timed(made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _show(value: Any) -> Any:
-    """What an expression that was not piped through a filter looks like."""
+    """Text of an expression without a filter."""
     return "unknown" if value is None else _text(value) if isinstance(value, float) else _plain(value)
 
 
 def _plain(value: Any) -> Any:
-    """A value that a text may show: of a whole object, such as a rank, the text would be without end."""
+    """The value, if a text may show it; a whole object, such as a rank, would be endless text."""
     for one in value if isinstance(value, (tuple, list)) else (value,):
         if not isinstance(one, (str, int, float, Undefined, type(None))):
             raise TemplateRuntimeError(f"a text cannot show a whole {type(one).__name__}: name a field of it")
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _ranks(ranks: Iterable[Any]) -> str:
-    """`rank 2`, `ranks 0-1,7`; by PID where the rank's number is not known."""
+    """`rank 2`, `ranks 0-1,7`; by PID if the rank is unknown."""
     found = list(ranks)
     known = [r.rank for r in found if r.rank >= 0]
     nameless = [r.pid for r in found if r.rank < 0]
@@ -188,7 +188,7 @@ def _ranks(ranks: Iterable[Any]) -> str:
     named = [formatting.name_ranks(known)] if known or not nameless else []
     if pids:
         named.append(f"pid {', '.join(pids)}")
-    if unknown := len(nameless) - len(pids):  # of a dump that does not say whose it is
+    if unknown := len(nameless) - len(pids):  # from a dump without rank and PID
         named.append("an unnamed process" if unknown == 1 else f"{unknown} unnamed processes")
     return " and ".join(named)
 
@@ -199,7 +199,7 @@ def _rank_list(ranks: Iterable[Any]) -> str:
 
 
 def _pids(ranks: Iterable[Any]) -> str:
-    """`4276 4278`, as kill takes them."""
+    """`4276 4278`, as arguments of kill."""
     return " ".join(str(r.pid) for r in ranks)
 
 
@@ -208,21 +208,21 @@ def _hosts(ranks: Iterable[Any]) -> str:
 
 
 def _attr(values: Iterable[Any], path: str, digits: int | None = None) -> str:
-    """The distinct values of a dotted field, joined; numbers with so many digits after the point."""
+    """The distinct values of a dotted field, joined; numbers with `digits` after the decimal point."""
     return ", ".join(dict.fromkeys(_text(v, digits) for v in _values(values, path) if v is not None)) or "unknown"
 
 
 def _links(links: Iterable[Any]) -> str:
-    """`ranks 0 and 1, rank 1 and 10.0.0.9`: whom the links join; of many the first, and how many more there are."""
+    """`ranks 0 and 1, rank 1 and 10.0.0.9`: both ends of each link; the first MAX_PAIRS, and the number of others."""
     pairs = dict.fromkeys(
         tuple(sorted(_ends(link), key=lambda end: (not end.isdecimal(), len(end), end))) for link in links
     )
-    told = [f"ranks {one} and {other}" if other.isdecimal() else f"{_end(one)} and {other}" for one, other in pairs]
-    return _some(told) or "no link"
+    named = [f"ranks {one} and {other}" if other.isdecimal() else f"{_end(one)} and {other}" for one, other in pairs]
+    return _some(named) or "no link"
 
 
 def _ways(links: Iterable[Any]) -> str:
-    """`from rank 0 to rank 1, from rank 2 to rank 1`: who sends to whom over the links."""
+    """`from rank 0 to rank 1, from rank 2 to rank 1`: directions of the links."""
     pairs = dict.fromkeys(_ends(link) for link in links)
     return _some([f"from {_end(one)} to {_end(other)}" for one, other in pairs]) or "nowhere"
 
@@ -237,7 +237,7 @@ def _end(name: str) -> str:
 
 
 def _ends(link: Any) -> tuple[str, str]:
-    """The ranks at the two ends of a link; of one that is not known the address."""
+    """Rank at each end of a link, or its address if the rank is unknown."""
     known = ((link.from_rank, link.local), (link.to_rank, link.remote))
     one, other = (str(rank) if rank >= 0 else address.rpartition(":")[0] or "?" for rank, address in known)
     return one, other
@@ -248,7 +248,7 @@ def _sites(ranks: Iterable[Any]) -> str:
 
 
 def _by(ranks: Iterable[Any], path: str, digits: int | None = None) -> str:
-    """`20 on ranks 0-1, 15 on rank 2`: who has which value of a dotted field."""
+    """`20 on ranks 0-1, 15 on rank 2`: values of a dotted field by rank."""
     groups: dict[str, list[Any]] = {}
     for rank in ranks:
         (value,) = _values([rank], path)
@@ -300,7 +300,7 @@ def _of_text(made: Callable[[str], str]) -> Callable[[Any], str]:
     return lambda value: made(str(_plain(value)))
 
 
-# Of jinja2's own those whose result is no longer than what they are given.
+# Filters of jinja2 with a result no longer than their input.
 _KEPT = (
     "abs", "count", "default", "first", "last", "length", "list", "map", "max", "min", "reject", "rejectattr", "select",
     "selectattr", "sort", "sum", "unique",
@@ -327,11 +327,11 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-# --- what a template may speak of -----------------------------------------------------------------
+# --- types of template expressions ----------------------------------------------------------------
 
 
 def _hint(node: nodes.Node | None, names: Types) -> Any:
-    """Type hint of a template expression; None where it cannot be told."""
+    """Type hint of a template expression; None: unknown."""
     if isinstance(node, nodes.Name):
         return names.get(node.name)
     if isinstance(node, nodes.Getattr):
@@ -354,19 +354,19 @@ def _check_path(path: str, of: Any) -> Iterator[str]:
 
 
 def _kind(hint: Any) -> type | None:
-    """The dataclass a hint stands for, also where it may be None."""
+    """The dataclass of a type hint, optional or not."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next((one for one in typing.get_args(hint) if one is not type(None)), None)
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 
 def _member(hint: Any) -> Any:
-    """The hint of the members of `tuple[X, ...]`."""
+    """Type hint of the members of `tuple[X, ...]`."""
     return next(iter(typing.get_args(hint)), None) if typing.get_origin(hint) is tuple else None
 
 
 def _fields(hint: Any) -> Mapping[str, Any]:
-    """The fields of the dataclass a hint stands for, with their hints."""
+    """Fields of the dataclass of a type hint, with their hints."""
     kind: Any = _kind(hint)
     return _hints(kind) if kind else {}
 

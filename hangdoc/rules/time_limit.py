@@ -1,7 +1,6 @@
-"""CPU time that a playbook may take: nothing that a user's rule or text does goes on for ever.
+"""Limit on the CPU time of a playbook, so that no rule or template of a user runs forever.
 
-Rules and texts run in small steps (a round of a comprehension, a filter), none of which takes long; before each step
-`check` asks whether there is time left.
+Rules and templates run in short steps (one round of a comprehension, one filter); `check` runs before each step.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _end: ContextVar[float] = ContextVar("_end", default=math.inf)  # CPU seconds of
 
 
 class TooSlow(Exception):
-    """The allowance is used up."""
+    """The CPU time is used up."""
 
 
 @contextmanager
 def allowance(seconds: float) -> Iterator[None]:
-    """So much CPU time of this thread for what runs inside; TooSlow where it needs more."""
+    """Limit the CPU time of this thread inside the block; `check` raises TooSlow after that."""
     token = _end.set(time.thread_time() + seconds)
     try:
         yield
@@ -30,6 +29,6 @@ def allowance(seconds: float) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise TooSlow where the allowance is used up."""
+    """Raise TooSlow if the CPU time is used up."""
     if time.thread_time() > _end.get():
         raise TooSlow

@@ -1,4 +1,4 @@
-"""Who has a pipe or FIFO open at its other end: a walk over the descriptors of every process of this host."""
+"""Processes at the other end of a pipe or FIFO, found among the descriptors of every process of this host."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hangdoc.evidence import Peer
 from hangdoc.redaction.text import redact_words
 from hangdoc.system import procfs
 
-_MOST = 8  # peers of one pipe that are kept
+_MOST = 8  # peers kept per pipe
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 _LONGEST = 60  # characters of a command
 
 
 def peers(wanted: Mapping[str, str], own: Collection[int]) -> dict[str, tuple[Peer, ...]]:
-    """By path, as the links in /proc/PID/fd say it, the processes that have it open for `r` or `w`, as `wanted` says.
+    """For each path in `wanted` (as in /proc/PID/fd), the processes that have it open in that mode, `r` or `w`.
 
-    Processes that may not be looked at are missed. `own`: ranks and their helpers.
+    Misses processes that we may not read. `own`: PIDs of ranks and their helpers.
     """
     found: dict[str, dict[int, Peer]] = {path: {} for path in wanted}
     for pid in procfs.numbers("/proc") if wanted else ():
@@ -43,16 +43,4 @@ def _peer(pid: int, own: bool) -> Peer | None:
     words = redact_words(procfs.strings(f"/proc/{pid}/cmdline") or (stat.comm,))
     command = " ".join(" ".join((os.path.basename(words[0]), *words[1:])).split())
     shown = command if len(command) <= _LONGEST else command[: _LONGEST - 3] + "..."
-    return Peer(pid, shown, stat.state, own, stat.cpu_s, moved(pid))
-
-
-def moved(pid: int) -> int | None:
-    """Bytes a process has read and written since it started, from caches and pipes too; None where refused."""
-    counted = transfer(pid)
-    return counted[0] + counted[1] if counted else None
-
-
-def transfer(pid: int) -> tuple[int, int, int, int] | None:
-    """rchar, wchar, read_bytes and write_bytes of /proc/PID/io."""
-    fields = (procfs.read(f"/proc/{pid}/io") or b"").split()
-    return (int(fields[1]), int(fields[3]), int(fields[9]), int(fields[11])) if len(fields) >= 12 else None
+    return Peer(pid, shown, stat.state, own, stat.cpu_s, procfs.moved_bytes(pid))

@@ -23,7 +23,7 @@ LIMIT_S = 10.0
 STEPS = 1500  # that succeed: the watch has long begun
 
 
-def told_after(job: reproducer.Broken) -> tuple[float, str]:
+def told_after(job: reproducer.BrokenJob) -> tuple[float, str]:
     """Seconds from the break to the verdict, and the playbook it names."""
     with job.running() as trial:
         trial.wait_log("loss", 90)
@@ -36,10 +36,10 @@ def told_after(job: reproducer.Broken) -> tuple[float, str]:
     return took, findings[0]["playbook"] if findings else event["verdict"]["status"]
 
 
-def later(job: reproducer.Broken) -> reproducer.Broken:
+def later(job: reproducer.BrokenJob) -> reproducer.BrokenJob:
     """The same job, with more steps before the break."""
-    told = job.told.model_copy(update={"args": [*job.told.args, "--steps-before", str(STEPS)]})
-    return replace(job, told=told)
+    told = job.spec.model_copy(update={"args": [*job.spec.args, "--steps-before", str(STEPS)]})
+    return replace(job, spec=told)
 
 
 def main() -> int:

@@ -27,14 +27,14 @@ ABSENT = 47  # rank that does not come to the last collective
 READ = """
 import json, resource, sys, time
 from pathlib import Path
-from hangdoc.postmortem.readers import Notes, Piece
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers import Piece, ReadContext
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.logs import READER
-files = gather([Path(sys.argv[1])], print)
+files = find_sources([Path(sys.argv[1])], print)
 began, cpu = time.monotonic(), time.process_time()
-pieces = [piece for source in files if READER.knows(source) for piece in READER.read(source, Notes(print))]
+pieces = [piece for source in files if READER.recognises(source) for piece in READER.read(source, ReadContext(print))]
 wall, cpu = time.monotonic() - began, time.process_time() - cpu
-ranks = {piece.who.rank for piece in pieces}
+ranks = {piece.process.rank for piece in pieces}
 said = sum(len(piece.record.said) for piece in pieces if piece.probe == "logs")
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps([wall, cpu, sum(file.size for file in files) / 1e6, peak, len(ranks - {None}), said]))

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 
-from hangdoc.diagnose import Judge
+from hangdoc.diagnose import Judge, load_judge
 from hangdoc.evidence import Snapshot
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Verdict
-from hangdoc.watch.once import judge_with
 from tests.benchmarks.measure import met, table
 from tests.support.paths import ROOT
 from tests.support.replicated_ranks import collected, replicate
@@ -73,7 +72,7 @@ def main() -> None:
     options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options.add_argument("--profile", action="store_true", help="of the largest size, where the time goes")
     given = options.parse_args()
-    judge = judge_with((), print)
+    judge = load_judge((), print)
     well = [measure(judge, playbook, given.sizes, given.profile) for playbook in CAPTURES]
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"\nlargest memory of the whole process, with the evidence and what its agents keep: {used:.0f} MiB")

@@ -41,7 +41,7 @@ STACKS = "stacks"
 # --- the collecting ---------------------------------------------------------------------------------
 
 
-def collect(job: reproducer.Broken, folder: Path) -> None:
+def collect(job: reproducer.BrokenJob, folder: Path) -> None:
     """Run a job to its end; what is left of it is then in `folder`, how it ended in the file beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / STACKS).mkdir(parents=True)
@@ -50,11 +50,11 @@ def collect(job: reproducer.Broken, folder: Path) -> None:
         "HANGDOC_KEEP": str(folder),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH")))),
     }
-    if job.told.launcher != "self":
+    if job.spec.launcher != "self":
         settings |= {"PET_LOG_DIR": str(folder / "logs"), "PET_REDIRECTS": "3", "PET_TEE": "3"}
-    told = job.told.model_copy(update={"env": {**(job.told.env or {}), **settings}})
+    told = job.spec.model_copy(update={"env": {**(job.spec.env or {}), **settings}})
     began = time.monotonic()
-    with replace(job, told=told).running() as trial:
+    with replace(job, spec=told).running() as trial:
         ended = True
         try:
             trial.launcher.wait(GOES_ON_S if job.goes_on else FAILS_S)
@@ -77,7 +77,7 @@ def beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.json")
 
 
-def place(out: Path, job: reproducer.Broken) -> Path:
+def place(out: Path, job: reproducer.BrokenJob) -> Path:
     return out / job.name.replace(" ", "-")
 
 
@@ -88,17 +88,17 @@ def place(out: Path, job: reproducer.Broken) -> Path:
 class Row:
     """What was said of one job."""
 
-    job: reproducer.Broken
+    job: reproducer.BrokenJob
     failed: bool  # a slow job never does, and leaves nothing
     found: Finding | None
     with_stacks: Finding | None  # where the stacks at the end are there as well
 
     def right(self, found: Finding | None) -> bool:
-        return found is not None and (found.cls, ranks(found)) == (self.job.cls, sorted(self.job.told.expect.culprits))
+        return found is not None and (found.cls, ranks(found)) == (self.job.cls, sorted(self.job.spec.expect.culprits))
 
     def cells(self) -> Iterator[str]:
         yield self.job.name
-        yield f"{self.job.cls} {sorted(self.job.told.expect.culprits)}"
+        yield f"{self.job.cls} {sorted(self.job.spec.expect.culprits)}"
         for found in (self.found, self.with_stacks):
             yield "-" if found is None else f"{found.playbook}, {found.cls} {ranks(found)}, {found.confidence}"
             yield "yes" if self.right(found) else "no"
@@ -108,13 +108,13 @@ def ranks(found: Finding) -> list[int]:
     return sorted(one.rank for one in found.culprits if one.rank is not None)
 
 
-def judge(job: reproducer.Broken, folder: Path) -> Row:
+def judge(job: reproducer.BrokenJob, folder: Path) -> Row:
     how = json.loads(beside(folder).read_text())
     left = [path for path in sorted(folder.iterdir()) if path.name != STACKS]
     return Row(job, _failed(job, folder, how), best(left), best([*left, folder / STACKS]))
 
 
-def _failed(job: reproducer.Broken, folder: Path, how: Mapping[str, Any]) -> bool:
+def _failed(job: reproducer.BrokenJob, folder: Path, how: Mapping[str, Any]) -> bool:
     """It met a timeout or an error; not where only its end by us is left, or nothing (MPI waits for ever)."""
     if not how["ended"] and job.goes_on:
         return False
@@ -151,7 +151,7 @@ def markdown(rows: Sequence[Row]) -> str:
     )
 
 
-def jobs(wanted: Sequence[str]) -> list[reproducer.Broken]:
+def jobs(wanted: Sequence[str]) -> list[reproducer.BrokenJob]:
     """What `ID` (the reproducer itself) and `ID/VARIANT` stand for; those that go on for ever come last.
 
     Where nothing is wanted: every reproducer, and of the class that timeouts are all about the variants too.

@@ -26,8 +26,8 @@ from unittest.mock import patch
 
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording.recorder import Recorder, read
-from hangdoc.watch.live import CALM
-from hangdoc.watch.session import Options
+from hangdoc.watch.live import CALM_FACTOR
+from hangdoc.watch.session import WatchOptions
 from tests.benchmarks.measure import met, table
 from tests.support.cli import HANGDOC
 from tests.support.paths import RECORDINGS, ROOT
@@ -99,7 +99,7 @@ def write(folder: Path, hours: float, stalls: bool) -> tuple[int, float]:
     """Record it; returns how many looks, and CPU seconds of one write."""
     count, used = 0, 0.0
     clock = time.monotonic()
-    every_s = Options().interval_s * CALM
+    every_s = WatchOptions().interval_s * CALM_FACTOR
     with patch("time.monotonic", lambda: clock), Recorder(folder, "node-a") as recorder:
         for shot in day(CALM_CAPTURE, hours, every_s):
             clock += every_s

@@ -17,9 +17,9 @@ from hangdoc.analysis import Case
 from hangdoc.analysis.ranks.divergence import ANALYSIS as POSITION
 from hangdoc.analysis.ranks.stack import ANALYSIS as STACK
 from hangdoc.evidence import RankEvidence, Stacks
+from hangdoc.evidence.memory import gc_paused
 from hangdoc.recording.recorder import read
-from hangdoc.render.rank_lines import fold
-from hangdoc.system.garbage_collector import gc_paused
+from hangdoc.render.rank_groups import fold
 from hangdoc.verdict import RankLine
 from tests.benchmarks.measure import met, table
 from tests.support.paths import ROOT

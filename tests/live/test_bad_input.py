@@ -259,9 +259,9 @@ def test_broken_playbooks_are_named_and_the_others_go_on(hung: Trial, tmp_path: 
         (key, "12", "sumary"),
         (level, "8", "confidence"),
         (yaml, "[345]", "not YAML"),
-        (folder, "1", "is not its folder's name"),
-        (again, "1", f"the id 'twin' is taken by {twin}:1, which is used"),
-        (shipped, "1", "the id 'rank-left' is taken by"),
+        (folder, "1", "differs from the folder name"),
+        (again, "1", f"the id 'twin' is already used by {twin}:1, which takes precedence"),
+        (shipped, "1", "the id 'rank-left' is already used by"),
     ):
         of_this = [line for line in lines if line.startswith(f"{path}:")]
         assert len(of_this) == 1, (path, lines)

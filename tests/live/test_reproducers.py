@@ -65,7 +65,7 @@ def test_reproducer_is_diagnosed(id: str) -> None:
         assert "stopped" not in states or id == STOPS, "the job was left stopped"
 
 
-def names_links(job: reproducer.Broken) -> bool:
+def names_links(job: reproducer.BrokenJob) -> bool:
     """Where ranks have not met yet there is no link to name."""
     return "blame_links:" in (job.script.parent / "playbook.yaml").read_text()
 

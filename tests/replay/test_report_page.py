@@ -9,17 +9,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hangdoc.incident.incident import Dossier
+from hangdoc.incident.incident import Incident
 from hangdoc.render.html import page
 from tests.support import requirements
 from tests.support.chromium import Chromium, chromium
-from tests.support.dossiers import captured, full, recorded
+from tests.support.incidents import captured, full, recorded
 from tests.support.verdicts import dead_link
 
 WIDTHS = (390, 1280)
-PAGES: dict[str, Callable[[], list[Dossier]]] = {
+PAGES: dict[str, Callable[[], list[Incident]]] = {
     "uneven": lambda: [captured("uneven-batches")],
-    "dead link": lambda: [captured("dead-link"), Dossier(dead_link())],
+    "dead link": lambda: [captured("dead-link"), Incident(dead_link())],
     "healthy": lambda: [recorded("slow_steps")],
     "large": lambda: [captured("uneven-batches", 512, 300, 2)],
     "hostile": lambda: [full()],
@@ -83,13 +83,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_reads_well_everywhere_and_asks_for_nothing(browser: Chromium, site: Site, name: str, width: int) -> None:
-    dossiers = PAGES[name]()
-    shown = browser.open(site.put(page(dossiers)), width, ("h1", ".status", ".lead", "main"))
+    incidents = PAGES[name]()
+    shown = browser.open(site.put(page(incidents)), width, ("h1", ".status", ".lead", "main"))
     assert shown.content_width <= shown.width <= width
     assert shown.requests == ()
     assert site.asked == ["/report.html"]
     assert all(height > 0 for _, height in shown.texts.values())
-    verdict = dossiers[0].verdict
+    verdict = incidents[0].verdict
     if name != "hostile" and verdict.findings:
         assert verdict.findings[0].title in shown.texts["h1"][0]
         assert verdict.findings[0].summary in shown.texts[".lead"][0]

@@ -23,22 +23,22 @@ FAULTS: dict[str, tuple[Callable[[SshTestbed], None], Callable[[SshTestbed], Non
 }
 
 
-def three_ranks(job: reproducer.Broken, culprits: list[int]) -> reproducer.Broken:
+def three_ranks(job: reproducer.BrokenJob, culprits: list[int]) -> reproducer.BrokenJob:
     """The same job with a rank on each of three hosts."""
-    expect = job.told.expect.model_copy(update={"culprits": culprits})
-    return replace(job, told=job.told.model_copy(update={"ranks": 3, "expect": expect}))
+    expect = job.spec.expect.model_copy(update={"culprits": culprits})
+    return replace(job, spec=job.spec.model_copy(update={"ranks": 3, "expect": expect}))
 
 
-def uneven() -> reproducer.Broken:
+def uneven() -> reproducer.BrokenJob:
     return three_ranks(reproducers.broken("uneven-batches"), [2])
 
 
-def mixed_bf16() -> reproducer.Broken:
+def mixed_bf16() -> reproducer.BrokenJob:
     job = next(job for job in reproducers.variants("bf16-on-cpu") if job.variant == "mixed")
     return three_ranks(job, [1, 2])
 
 
-def judged(bed: SshTestbed, trial: Trial, job: reproducer.Broken) -> reproducers.Result:
+def judged(bed: SshTestbed, trial: Trial, job: reproducer.BrokenJob) -> reproducers.Result:
     """What `watch --nodes --once` says of the job; where PIDs are shared others' jobs are seen too."""
     started = time.monotonic()
     done = bed.hangdoc("watch", "--nodes", bed.nodes, "--once", "--json", timeout=120)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from hangdoc.diagnose import Judge
+from hangdoc.diagnose import Judge, load_judge
 from hangdoc.postmortem.report import Report, report
-from hangdoc.watch.once import judge_with
 
 
 @cache
 def judge() -> Judge:
-    return judge_with((), print)
+    return load_judge((), print)
 
 
 def reported(*sources: Path) -> Report:

@@ -15,9 +15,9 @@ from hangdoc.evidence import (
     Connection,
     Environ,
     Frame,
-    Groups,
     Process,
     ProcessGroup,
+    ProcessGroups,
     RankEvidence,
     Snapshot,
     Sockets,
@@ -27,11 +27,10 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from hangdoc.evidence.sharing import share
+from hangdoc.evidence.memory import share
 from hangdoc.fleet import protocol
-from hangdoc.fleet.decoder import Reader
-from hangdoc.fleet.encoder import Writer
-from hangdoc.fleet.object_addresses import ADDRESS
+from hangdoc.fleet.decoder import Decoder
+from hangdoc.fleet.encoder import ADDRESS, Encoder
 from hangdoc.recording import codec
 
 PER_HOST = 8
@@ -106,10 +105,10 @@ def collected(history: Sequence[Snapshot]) -> list[Snapshot]:
     registry = codec.registry()
     kinds: Mapping[str, type] = {**registry.rank, **registry.host}
     models: dict[str, Any] = {}
-    agents: dict[str, tuple[Writer, Reader]] = {}
+    agents: dict[str, tuple[Encoder, Decoder]] = {}
     found = []
     for shot in history:
-        writer, reader = agents.setdefault(shot.host, (Writer(), Reader(kinds, models)))
+        writer, reader = agents.setdefault(shot.host, (Encoder(), Decoder(kinds, models)))
         line = protocol.line(writer.answer(1, shot, {}))
         found.append(reader.snapshot(shot.host, protocol.parse(line, protocol.Answer)))
     return found
@@ -141,7 +140,7 @@ class Maker:
         self.kinds: Mapping[type, Callable[[Any], Any]] = {
             Process: self._process,
             Environ: self._environ,
-            Groups: self._groups,
+            ProcessGroups: self._groups,
             Stacks: self._stacks,
             Sockets: self._sockets,
         }
@@ -210,7 +209,7 @@ class Maker:
         told = {name: str(value) for name, value in mine.items() if name in record.variables}
         return Environ({**record.variables, **told})
 
-    def _groups(self, record: Groups) -> Groups:
+    def _groups(self, record: ProcessGroups) -> ProcessGroups:
         """All the ranks are in the one group; a recorded group of fewer ranks has no counterpart."""
         whole = [self._group(group) for group in record.groups if group.default]
         return replace(

@@ -52,7 +52,7 @@ def of(first: Reproducer, expected: Expectations) -> dict[str, Reproducer]:
     return {"": itself, **{variant.name: variant.applied(itself) for variant in expected.variants}}
 
 
-def variants(id: str) -> list[reproducer.Broken]:
+def variants(id: str) -> list[reproducer.BrokenJob]:
     """The reproducer of a playbook and then its variants, with all that is expected of them."""
     job = reproducer.broken(id)
     expected = Expectations.model_validate(yaml.safe_load((EXPECTED / f"{id}.yaml").read_text(encoding="utf-8")))
@@ -60,15 +60,15 @@ def variants(id: str) -> list[reproducer.Broken]:
         replace(
             job,
             script=job.script.parent / told.script,
-            told=told,
+            spec=told,
             status=told.expect.status or job.status,
             variant=name,
         )
-        for name, told in of(job.told, expected).items()
+        for name, told in of(job.spec, expected).items()
     ]
 
 
-def broken(id: str) -> reproducer.Broken:
+def broken(id: str) -> reproducer.BrokenJob:
     """The reproducer alone."""
     return variants(id)[0]
 
@@ -77,7 +77,7 @@ def broken(id: str) -> reproducer.Broken:
 class Result:
     """What was said of one run of a reproducer."""
 
-    job: reproducer.Broken
+    job: reproducer.BrokenJob
     verdict: dict[str, Any]
     code: int  # exit code of the command
     seconds: float  # from the command line to the verdict
@@ -94,7 +94,7 @@ class Result:
 
     def problems(self) -> dict[str, str]:
         """What is wrong with it, by kind: playbook, class, culprits, status, evidence."""
-        expect = self.job.told.expect
+        expect = self.job.spec.expect
         culprits = sorted(c["rank"] for c in self.best.get("culprits", []) if c["rank"] is not None)
         lines = [line["text"] for line in self.best.get("evidence", [])]
         missing = [pattern for pattern in expect.evidence if not any(re.search(pattern, line) for line in lines)]
@@ -104,7 +104,7 @@ class Result:
             "culprits": (culprits, sorted(expect.culprits)),
             "status": ((self.verdict["status"], self.code), (self.job.status, EXIT[self.job.status])),
             "evidence": (missing, []),
-            "ranks": (len(self.verdict["job"]["ranks"]), self.job.told.ranks),
+            "ranks": (len(self.verdict["job"]["ranks"]), self.job.spec.ranks),
         }
         return {kind: f"{said}, not {wanted}" for kind, (said, wanted) in compared.items() if said != wanted}
 
@@ -113,19 +113,19 @@ class Result:
         return json.dumps({"problems": self.problems(), "code": self.code, "verdict": self.verdict}, indent=1)
 
 
-def run(job: reproducer.Broken) -> Result:
+def run(job: reproducer.BrokenJob) -> Result:
     """Start it and judge it once it has gone wrong; raises TrialError where it does not run."""
     with job.running() as trial:
         trial.wait_log(r"loss", 90)
         return diagnose(job, trial)
 
 
-def diagnose(job: reproducer.Broken, trial: Trial, *options: str) -> Result:
+def diagnose(job: reproducer.BrokenJob, trial: Trial, *options: str) -> Result:
     """What `watch --once` says; one that goes on is asked about again until there has been enough to see."""
     options = (*job.asking, *options)
-    if job.told.watch == "live":
+    if job.spec.watch == "live":
         return follow(job, trial, *options)
-    limit = time.monotonic() + job.told.within_s
+    limit = time.monotonic() + job.spec.within_s
     reproducer.Log(trial, lambda line: None).follow(limit, reproducer.UNDER_WAY_S if job.goes_on else None)
     started = time.monotonic()
     while True:
@@ -135,9 +135,9 @@ def diagnose(job: reproducer.Broken, trial: Trial, *options: str) -> Result:
             return result
 
 
-def follow(job: reproducer.Broken, trial: Trial, *options: str) -> Result:
+def follow(job: reproducer.BrokenJob, trial: Trial, *options: str) -> Result:
     """What the live watch says, which is there when it goes wrong; `seconds` count from when a rank was gone."""
-    with watching(trial.launcher_pid, *options, seconds=job.told.within_s) as watch:
+    with watching(trial.launcher_pid, *options, seconds=job.spec.within_s) as watch:
         gone: datetime | None = None
         for event in watch.events():
             at = datetime.fromisoformat(event["time"])
@@ -148,4 +148,4 @@ def follow(job: reproducer.Broken, trial: Trial, *options: str) -> Result:
                 over = verdict["status"] == "failed"  # then the watch ends with the job
                 code = watch.process.wait(30) if over else EXIT[verdict["status"]]
                 return Result(job, verdict, code, (at - gone).total_seconds() if gone else 0.0)
-    raise TrialError(f"the live watch saw nothing go wrong within {job.told.within_s:.0f} s")
+    raise TrialError(f"the live watch saw nothing go wrong within {job.spec.within_s:.0f} s")

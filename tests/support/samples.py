@@ -8,7 +8,7 @@ from typing import Any
 
 from hangdoc.evidence import Stacks
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Found, Notes, Reader, Source, load
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load_readers
 from tests.support.paths import DATA, RECORDINGS
 
 SAMPLES = DATA / "samples"
@@ -29,13 +29,13 @@ def source(path: Path) -> Source:
 
 
 def reader(module: str) -> Reader:
-    return next(one for one in load() if type(one).__module__ == f"hangdoc.postmortem.readers.{module}")
+    return next(one for one in load_readers() if type(one).__module__ == f"hangdoc.postmortem.readers.{module}")
 
 
-def read(module: str, path: Path) -> tuple[list[Found], list[str]]:
+def read(module: str, path: Path) -> tuple[list[EvidenceItem], list[str]]:
     """What a reader finds in a file, and what it has to say."""
     problems: list[str] = []
-    return list(reader(module).read(source(path), Notes(problems.append))), problems
+    return list(reader(module).read(source(path), ReadContext(problems.append))), problems
 
 
 def pieces(module: str, path: Path) -> list[Piece]:

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hangdoc.postmortem.readers import Notes, Reader, Source, load
+from hangdoc.postmortem.readers import ReadContext, Reader, Source, load_readers
 from tests.support import samples
 
 LIMIT_S = 5.0
@@ -155,10 +155,10 @@ def attempt(reader: Reader, content: bytes, folder: Path, name: str = "rank_3.tx
     file = folder / name
     file.write_bytes(content)
     source = Source(file, str(file), len(content))
-    reader.knows(source)
+    reader.recognises(source)
     began = time.monotonic()
     try:
-        found = list(reader.read(source, Notes(lambda text: None)))
+        found = list(reader.read(source, ReadContext(lambda text: None)))
     except OSError:
         return 0
     took = time.monotonic() - began
@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"))
     args = parser.parse_args()
     corpus = Corpus(list(samples.every()))
-    readers = [(type(one).__module__.rpartition(".")[2], one) for one in load()]
+    readers = [(type(one).__module__.rpartition(".")[2], one) for one in load_readers()]
     readers = [(name, one) for name, one in readers if args.reader in (None, name)]
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**32)
     draw, until, tried, findings = random.Random(seed), time.monotonic() + args.seconds, 0, 0

@@ -35,7 +35,7 @@ ENOUGH = 0.95
 class Row:
     """The runs of one reproducer."""
 
-    job: reproducer.Broken
+    job: reproducer.BrokenJob
     results: list[reproducers.Result] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # runs that gave no verdict at all
 
@@ -125,7 +125,7 @@ def run_one(row: Row, number: int, out: Path | None) -> str:
     return f"{told} after {result.seconds:.1f} s"
 
 
-def jobs(wanted: str, default_only: bool) -> list[reproducer.Broken]:
+def jobs(wanted: str, default_only: bool) -> list[reproducer.BrokenJob]:
     """What `ID` or `ID/VARIANT` stands for."""
     id, _, variant = wanted.partition("/")
     every = reproducers.variants(id)

@@ -36,7 +36,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     ("every_s", "status", "note"),
     [
         (5.0, "healthy", "rank 0: idle wait at serve (job.py:5); rank 1: collective broadcast at serve (job.py:6)"),
-        (30.0, "unknown", "for 1 min 30 s the others have waited for rank 0, idle at serve (job.py:5): "),
+        (30.0, "unknown", "rank 0 has kept other ranks waiting for 1 min 30 s, idle at serve (job.py:5); "),
     ],
 )
 def test_ranks_that_wait_for_an_idle_one(stage: Stage, every_s: float, status: str, note: str) -> None:
@@ -50,7 +50,7 @@ def test_a_healthy_job_says_its_step(stage: Stage) -> None:
     assert judge().verdict(stage.facts(*looks)).note == "a step every 1 s"
 
 
-@pytest.mark.parametrize(("usual_s", "before"), [(None, ""), (0.01, ", 10 ms before"), (1000.0, "")])
+@pytest.mark.parametrize(("usual_s", "before"), [(None, ""), (0.01, "; it took 10 ms before"), (1000.0, "")])
 def test_a_slow_job_says_its_step_now_and_before(usual_s: float | None, before: str) -> None:
     capture = Path(playbooks.ROOT) / "straggler" / "capture.jsonl.zst"
     (recorded,) = read(capture)

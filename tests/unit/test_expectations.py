@@ -13,13 +13,13 @@ from tests.support.reproducers import Expectations, Variant
 @pytest.mark.parametrize("id", reproducer.ids())
 def test_reproducer_says_who_is_to_blame(id: str) -> None:
     jobs = reproducers.variants(id)
-    assert jobs[0].told.expect.culprits == reproducer.broken(id).told.expect.culprits
+    assert jobs[0].spec.expect.culprits == reproducer.broken(id).spec.expect.culprits
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
         if job.cls != "startup":  # there launchers stand for ranks that are still to come, of other hosts as well
-            assert all(rank < job.told.ranks for rank in job.told.expect.culprits)
-            assert job.told.expect.culprits or job.cls == "network"
-        assert job.told.expect.evidence, f"{job.name}: nothing of the evidence is asked for"
+            assert all(rank < job.spec.ranks for rank in job.spec.expect.culprits)
+            assert job.spec.expect.culprits or job.cls == "network"
+        assert job.spec.expect.evidence, f"{job.name}: nothing of the evidence is asked for"
         assert job.script.exists()
     assert (jobs[0].script.parent / "runbook.md").exists()
 

@@ -1,1 +1,1 @@
-"""Who waits for whom in which collective, with what arguments; Flight Recorder histories (`fr_*`)."""
+"""Collectives: who waits for whom in which group, with which tensors; Flight Recorder histories (`fr_*`)."""

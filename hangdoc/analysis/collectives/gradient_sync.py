@@ -1,7 +1,7 @@
-"""Analysis `sync`: do the replicas exchange gradients, or does the forward pass go round the wrapper that does it.
+"""Analysis `sync`: do the replicas exchange gradients, or does the forward pass bypass the DDP or FSDP wrapper?
 
-DDP's hooks run in the wrapper's own forward (torch/nn/parallel/distributed.py, 2.13); a loss that comes from
-`model.module` leaves them out, and every rank trains alone.
+DDP's hooks run in the wrapper's forward (torch/nn/parallel/distributed.py, torch 2.13). A loss computed through
+`model.module` skips them, and every rank trains on its own.
 """
 
 from __future__ import annotations
@@ -15,59 +15,59 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.ranks.call_path import Step
-from hangdoc.analysis.ranks.progress import Look, looks_at, own_steps, spots
+from hangdoc.analysis.ranks.progress import Look, activities, looks_at, own_steps
 from hangdoc.evidence import Connection
 
 WRAPPER = re.compile(r"<(DistributedDataParallel|FullyShardedDataParallel|DDP|FSDP) at ")
-UNWRAPPED = re.compile(r"^(.+)\.module(?:\.(\w+))?$")  # called: model.module(x), model.module.loss(x)
-# methods of a bare module that no gradient passes through
+UNWRAPPED = re.compile(r"^(.+)\.module(?:\.(\w+))?$")  # calls: model.module(x), model.module.loss(x)
+# methods of an unwrapped module without a gradient
 NO_FORWARD = re.compile(
     r"^((load_)?state_dict|(named_)?(parameters|modules|buffers|children)|train|eval|to|cpu|cuda|half|float|bfloat16"
     r"|zero_grad|requires_grad_|register_\w+|apply|compile|generate|save\w*|load\w*)$"
 )
-ON_PURPOSE = re.compile(r"(^|\.)no_sync$")
-OFTEN = 2  # looks: on a busy host a thread within backward may sleep a moment for reasons of its own
-TRAINS = re.compile(r"(^|\.)backward$")
+DEFERRED = re.compile(r"(^|\.)no_sync$")
+MIN_LOOKS = 2  # in a collective within backward: on a busy host a thread may sleep once for other reasons
+BACKWARD = re.compile(r"(^|\.)backward$")
 
 
 @dataclass(frozen=True, slots=True)
-class SyncFacts:
-    """One rank, over the looks."""
+class GradientSyncFacts:
+    """One rank over all looks; None: not seen."""
 
-    wrapped: str | None = None  # variable that holds a wrapped model
-    bypass: str | None = None  # the call that goes round the wrapper: "model.module in train (train.py)"
-    uncalled: str | None = None  # a wrapped model that the function which calls backward never calls
-    trains: bool | None = None  # it was seen in, or in a function that does, backward
-    reduced: bool | None = None  # it was seen waiting for the others within backward, and not only once
-    bytes_per_s: float | None = None  # to and from its peers, since it was first seen training
-    deferred: bool | None = None  # its code defers synchronisation on purpose (no_sync, join)
+    wrapped: str | None = None  # variable that holds a DDP or FSDP model: "model"
+    bypass: str | None = None  # the call that bypasses the wrapper: "model.module in train (train.py)"
+    uncalled: str | None = None  # wrapped model not called where backward is: "model in train (train.py)"
+    trains: bool | None = None  # it was seen in a function that calls backward
+    reduced: bool | None = None  # it was seen in a collective within backward, in at least two looks
+    bytes_per_s: float | None = None  # sent to and received from its peers, since it was first seen training
+    deferred: bool | None = None  # its code defers synchronisation on purpose (no_sync)
 
 
-UNSEEN = SyncFacts()
+UNSEEN = GradientSyncFacts()
 
 
 @dataclass(slots=True)
-class SyncAnalysis:
+class GradientSyncAnalysis:
     name: str = "sync"
     order: int = 50
-    rank_facts: type | None = SyncFacts
+    rank_facts: type | None = GradientSyncFacts
     job_facts: type | None = None
     on_demand: bool = True
 
-    def derive(self, case: Case) -> tuple[dict[Key, SyncFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, GradientSyncFacts], None]:
         data = data_connections(case)
-        return {key: _facts(case, key, [one.connection for one in data.get(key, ())]) for key in case.ranks}, None
+        return {key: _facts(case, key, [link.connection for link in data.get(key, ())]) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key, data: Sequence[Connection]) -> SyncFacts:
+def _facts(case: Case, key: Key, data: Sequence[Connection]) -> GradientSyncFacts:
     looks = looks_at(case, key)
     if not looks:
         return UNSEEN
     own = own_steps(looks)
-    known: dict[int, str | None] = case.once("wrapped", dict)  # by identity: ranks that are alike share steps
+    known: dict[int, str | None] = case.once("wrapped", dict)  # by identity: ranks share steps
     wraps = [(step, wrapped) for step in own if (wrapped := _wrapped(step, known))]
-    code = case.once(("sync", spots(looks)), lambda: _code(looks, own))
-    return SyncFacts(
+    code = case.once(("sync", activities(looks)), lambda: _code(looks, own))
+    return GradientSyncFacts(
         wrapped=wraps[0][1] if wraps else None,
         bypass=code.bypass,
         uncalled=next((site for step, wrapped in wraps if (site := _uncalled(step, wrapped))), None) if wraps else None,
@@ -80,13 +80,13 @@ def _facts(case: Case, key: Key, data: Sequence[Connection]) -> SyncFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What the places tell that a rank was seen at."""
+    """Facts that follow from the code a rank was seen in."""
 
     bypass: str | None
     trains: bool
     reduced: bool
     deferred: bool
-    since: int | None  # the first look that found it training
+    since: int | None  # index of the first look at which it trained
 
 
 def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
@@ -94,43 +94,43 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
     return _Code(
         bypass=next((site for step in own if (site := _bypass(step))), None),
         trains=any(_calls_backward(calls) for calls in around),
-        reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= OFTEN,
+        reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= MIN_LOOKS,
         deferred=any(_defers(calls) for calls in around),
         since=next((at for at, look in enumerate(looks) if _trains(look)), None),
     )
 
 
 def _trains(look: Look) -> bool:
-    """It is within a loop, in code that calls backward."""
+    """True if it is within a loop, in code that calls backward."""
     places = [step.place for step in look.own if step.place]
     return any(place.loops for place in places) and any(_calls_backward(place.around) for place in places)
 
 
 @lru_cache(maxsize=1024)
 def _calls_backward(around: tuple[str, ...]) -> bool:
-    return any(TRAINS.search(name) for name in around)
+    return any(BACKWARD.search(name) for name in around)
 
 
 @lru_cache(maxsize=1024)
 def _defers(around: tuple[str, ...]) -> bool:
-    return any(ON_PURPOSE.search(name) for name in around)
+    return any(DEFERRED.search(name) for name in around)
 
 
 def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> float | None:
-    """Before it trains a wrapper sends the whole model round: that is no gradient."""
+    """Bytes/s to and from peers since `since_s`: earlier traffic is the wrapper's broadcast of the model."""
     if not data:
         return None
-    history = tcp_counters.History(case.series(key, "sockets"))
-    since = next((at for at, (instant, _) in enumerate(history.looks) if instant >= since_s), len(history.looks))
-    if len(history.looks) - since < 2:
+    history = tcp_counters.SocketHistory(case.series(key, "sockets"))
+    since = next((at for at, (instant, _) in enumerate(history.samples) if instant >= since_s), len(history.samples))
+    if len(history.samples) - since < 2:
         return None
-    seconds = history.looks[-1][0] - history.looks[since][0]
+    seconds = history.samples[-1][0] - history.samples[since][0]
     crossed = tcp_counters.traffic(history.known(since), data, seconds).crossed
     return crossed / seconds if crossed is not None else None
 
 
 def _in_backward(look: Look) -> bool:
-    return any(step.function == "_engine_run_backward" for step in look.story)
+    return any(step.function == "_engine_run_backward" for step in look.path)
 
 
 def _wrapped(step: Step, known: dict[int, str | None]) -> str | None:
@@ -142,9 +142,9 @@ def _wrapped(step: Step, known: dict[int, str | None]) -> str | None:
 
 
 def _bypass(step: Step) -> str | None:
-    """The call of an unwrapped model in a function that never calls the wrapper itself."""
+    """The call of an unwrapped model in a function that never calls its wrapper."""
     call = _unwrapped(step.place.around) if step.place else None
-    return f"{call} in {_where(step)}" if call else None
+    return f"{call} in {_format_site(step)}" if call else None
 
 
 @lru_cache(maxsize=1024)
@@ -157,13 +157,13 @@ def _unwrapped(around: tuple[str, ...]) -> str | None:
 
 
 def _uncalled(step: Step, wrapped: str) -> str | None:
-    """A wrapped model that is not called in a function which calls backward."""
+    """A wrapped model that is not called in a function that calls backward."""
     calls = step.place.around if step.place else ()
-    return f"{wrapped} in {_where(step)}" if wrapped not in calls and _calls_backward(calls) else None
+    return f"{wrapped} in {_format_site(step)}" if wrapped not in calls and _calls_backward(calls) else None
 
 
-def _where(step: Step) -> str:
+def _format_site(step: Step) -> str:
     return f"{step.function} ({step.short.rsplit('/', 1)[-1]})"
 
 
-ANALYSIS = SyncAnalysis()
+ANALYSIS = GradientSyncAnalysis()

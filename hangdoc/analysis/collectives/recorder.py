@@ -1,4 +1,4 @@
-"""Analysis `recorder`: how many collectives each rank has begun, by its Flight Recorder where one could be read."""
+"""Analysis `recorder`: the newest collective of each live rank, from its Flight Recorder if one could be read."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 
-Call = tuple[str, str, tuple[str, ...]]  # operation, sizes, types
+Call = tuple[str, str, tuple[str, ...]]  # operation, sizes, dtypes
 
 
 @dataclass(frozen=True, slots=True)
 class RecorderFacts:
-    """One rank in the group that most ranks are recorded in; None: no Flight Recorder was readable."""
+    """One rank, in the process group most ranks used last; None: no Flight Recorder readable, or another group."""
 
-    sequence: int | None = None  # collectives it has begun
-    last: str | None = None  # the newest of them: "collective 20, barrier"
-    last_others: str | None = None  # what most ranks began last
-    behind: bool | None = None  # it has begun fewer than another rank
-    differs: bool | None = None  # at the same number it began another operation, or one of other sizes, than most
+    sequence: int | None = None  # sequence number of its newest collective
+    last: str | None = None  # that collective: "collective 20, barrier"
+    last_others: str | None = None  # the newest collective of most of its peers
+    behind: bool | None = None  # a peer has started a later one
+    differs: bool | None = None  # under the same number most ranks started another operation, size or dtype
 
 
 UNSEEN = RecorderFacts()
@@ -39,53 +39,53 @@ class RecorderAnalysis:
         here = {key: entry for key, entry in newest.items() if entry.group == common[0][0]} if common else {}
         if len(here) < 2:
             return dict.fromkeys(case.ranks, UNSEEN), None
-        all_ranks = Level.of(here.values())
-        return {key: _facts(here[key], all_ranks) if key in here else UNSEEN for key in case.ranks}, None
+        newest_calls = NewestCalls.of(here.values())
+        return {key: _facts(here[key], newest_calls) if key in here else UNSEEN for key in case.ranks}, None
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """The newest collective of all ranks."""
+class NewestCalls:
+    """The newest collective of every rank."""
 
-    front: int
-    calls: Mapping[int, Counter[Call]]  # by its number: how many began which
-    usual: Mapping[int, Call]  # by its number: what most began
-    told: tuple[tuple[str, int], ...]  # the two that most ranks began last, and how many
+    front: int  # highest sequence number
+    calls: Mapping[int, Counter[Call]]  # by sequence number: ranks per call
+    usual: Mapping[int, Call]  # by sequence number: the call of most ranks
+    most_common: tuple[tuple[str, int], ...]  # the two most common newest collectives, with their number of ranks
 
     @classmethod
-    def of(cls, here: Collection[Recorded]) -> Level:
+    def of(cls, here: Collection[RecordedCall]) -> NewestCalls:
         calls: dict[int, Counter[Call]] = defaultdict(Counter)
         for entry in here:
             calls[entry.sequence][_call(entry)] += 1
         usual = {number: began.most_common(1)[0][0] for number, began in calls.items()}
-        return cls(max(calls), calls, usual, tuple(Counter(map(_told, here)).most_common(2)))
+        return cls(max(calls), calls, usual, tuple(Counter(map(_format_call, here)).most_common(2)))
 
-    def of_others(self, mine: str) -> str:
-        """What most of the ranks but one began last."""
-        return max(self.told, key=lambda told: told[1] - (told[0] == mine))[0]
+    def of_peers(self, own: str) -> str:
+        """The newest collective of most ranks, without one rank in `own`."""
+        return max(self.most_common, key=lambda pair: pair[1] - (pair[0] == own))[0]
 
 
-def _newest(record: object) -> Recorded | None:
+def _newest(record: object) -> RecordedCall | None:
     entries = [entry for entry in record.entries if not entry.p2p] if isinstance(record, FlightRecorder) else []
     return max(entries, key=lambda entry: entry.sequence, default=None)
 
 
-def _facts(mine: Recorded, all_ranks: Level) -> RecorderFacts:
-    level, usual = all_ranks.calls[mine.sequence], all_ranks.usual[mine.sequence]
+def _facts(own: RecordedCall, newest_calls: NewestCalls) -> RecorderFacts:
+    level, usual = newest_calls.calls[own.sequence], newest_calls.usual[own.sequence]
     return RecorderFacts(
-        sequence=mine.sequence,
-        last=_told(mine),
-        last_others=all_ranks.of_others(_told(mine)),
-        behind=mine.sequence < all_ranks.front,
-        differs=level[_call(mine)] < level[usual],
+        sequence=own.sequence,
+        last=_format_call(own),
+        last_others=newest_calls.of_peers(_format_call(own)),
+        behind=own.sequence < newest_calls.front,
+        differs=level[_call(own)] < level[usual],
     )
 
 
-def _call(entry: Recorded) -> Call:
+def _call(entry: RecordedCall) -> Call:
     return entry.op, entry.sizes, entry.dtypes
 
 
-def _told(entry: Recorded) -> str:
+def _format_call(entry: RecordedCall) -> str:
     return f"collective {entry.sequence}, {entry.op}{' ' + entry.sizes if entry.sizes else ''}"
 
 

@@ -1,4 +1,4 @@
-"""Analysis `payload`: what the ranks hand to the same collective, from the arguments on their stacks."""
+"""Analysis `payload`: the tensors that ranks pass to the same collective, from the arguments on their stacks."""
 
 from __future__ import annotations
 
@@ -16,52 +16,54 @@ from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
 WORD = re.compile(r"\w+")
-# Looks at one call before what a running rank hands over there is compared: a tensor is read after the stack, and its
-# rank may be elsewhere by then, with another tensor in that place.
-OFTEN = 4
+# Looks at one call before the tensors of running ranks are compared: a tensor is read after its stack, and by then the
+# rank may have moved on, with another tensor in the same variable.
+MIN_LOOKS = 4
 
-Call = tuple[str, str, str]  # the line of the user's own code, the c10d function, and "file:line"
+Call = tuple[str, str, str]  # site in user code, c10d function, "file:line"
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadFacts:
-    """The tensor of one rank's collective; None: no such argument was readable, or nobody's to compare it with."""
+class TensorArgumentFacts:
+    """The tensor of one rank's collective; None: not readable, or no peer to compare it with."""
 
     shape: str | None = None  # "[64, 10]"
-    dtype: str | None = None
-    elements: int | None = None
-    differs: bool | None = None  # another number of elements or type than most ranks hand over there
+    dtype: str | None = None  # "float32"
+    elements: int | None = None  # number of elements
+    differs: bool | None = None  # number of elements or dtype differs from that of most ranks
     call: str | None = None  # "all_reduce at train (train.py:24)"
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadJob:
-    mismatch: bool | None  # ranks hand different sizes or types to one call; None: fewer than two were read
-    standing: bool | None  # they stand in that call now
-    often: bool | None  # they were seen to do so time and again
+class TensorArgumentJob:
+    """The tensors passed to one call of the job; None: none could be compared."""
+
+    mismatch: bool | None  # size or dtype differs between ranks
+    standing: bool | None  # the ranks are in that call now
+    often: bool | None  # it differed repeatedly while the ranks ran
 
 
 @dataclass(slots=True)
-class PayloadAnalysis:
+class TensorArgumentAnalysis:
     name: str = "payload"
     order: int = 15
-    rank_facts: type | None = PayloadFacts
-    job_facts: type | None = PayloadJob
+    rank_facts: type | None = TensorArgumentFacts
+    job_facts: type | None = TensorArgumentJob
 
-    def derive(self, case: Case) -> tuple[dict[Key, PayloadFacts], PayloadJob]:
-        facts = dict.fromkeys(case.ranks, PayloadFacts())
-        seen = {key: _handed(case, key) for key in case.ranks}
+    def derive(self, case: Case) -> tuple[dict[Key, TensorArgumentFacts], TensorArgumentJob]:
+        facts = dict.fromkeys(case.ranks, TensorArgumentFacts())
+        seen = {key: _arguments(case, key) for key in case.ranks}
         here = _standing(case, seen)
         standing = bool(here)
         often = _often(case, seen)
         if not _differ(here) and often:
             here, standing = often, False
         if not here:
-            return facts, PayloadJob(None, None, None)
+            return facts, TensorArgumentJob(None, None, None)
         kinds = [_kind(tensor) for _, tensor in here.values()]
         common = max(dict.fromkeys(kinds), key=kinds.count)
         facts.update({key: _facts(call, tensor, common) for key, (call, tensor) in here.items()})
-        return facts, PayloadJob(_differ(here), standing, _differ(often))
+        return facts, TensorArgumentJob(_differ(here), standing, _differ(often))
 
 
 def _differ(here: Mapping[Key, tuple[Call, Tensor]]) -> bool:
@@ -69,16 +71,16 @@ def _differ(here: Mapping[Key, tuple[Call, Tensor]]) -> bool:
 
 
 def _often(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
-    """What ranks that go on hand to one call again and again, where it is not the same."""
-    sources = {key: [one for one in case.distinct(key, "source") if isinstance(one, Source)] for key in seen}
-    held = {key: _held(case, key, known) for key, known in sources.items()}
-    return _usual(held) or _usual({key: _of_no_list(case, handed, sources[key]) for key, handed in seen.items()})
+    """The tensors that running ranks repeatedly pass to one call, if they differ between ranks."""
+    sources = {key: [record for record in case.distinct(key, "source") if isinstance(record, Source)] for key in seen}
+    held = {key: _passed_variables(case, key, known) for key, known in sources.items()}
+    return _usual(held) or _usual({key: _without_iterated(case, handed, sources[key]) for key, handed in seen.items()})
 
 
 def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
-    """The ranks that stand in the same call, on the same process group, now.
+    """The ranks that are in the same call on the same process group now.
 
-    None where a rank waits elsewhere: it is that rank which is missing, and the others may be at different tensors.
+    Empty if a rank of the group waits elsewhere: its peers wait for that rank, and may be at different tensors.
     """
     stack, group = case.rank_facts["stack"], case.rank_facts["group"]
     there = {
@@ -94,60 +96,60 @@ def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> 
 
 
 def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
-    """A call to which two ranks or more were each seen handing one kind of tensor, and not the same."""
+    """A call to which each of two or more ranks always passed one kind of tensor, and the kinds differ."""
     calls: dict[Call, dict[Key, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     for key, handed in seen.items():
         for call, tensor in handed:
             calls[call][key].append(tensor)
     for call, by_rank in calls.items():
-        steady = {k: ts[0] for k, ts in by_rank.items() if len(ts) >= OFTEN and len({_kind(t) for t in ts}) == 1}
+        steady = {k: ts[0] for k, ts in by_rank.items() if len(ts) >= MIN_LOOKS and len({_kind(t) for t in ts}) == 1}
         if len({_kind(t) for t in steady.values()}) > 1:
             return {key: (call, tensor) for key, tensor in steady.items()}
     return {}
 
 
-def _held(case: Case, key: Key, sources: Sequence[Source]) -> list[tuple[Call, Tensor]]:
-    """What the variables that a function hands to collectives held, look after look, wherever in it the rank was."""
+def _passed_variables(case: Case, key: Key, sources: Sequence[Source]) -> list[tuple[Call, Tensor]]:
+    """Values, in each look, of the variables that a function passes to collectives, wherever in it the rank was."""
     found: list[tuple[Call, Tensor]] = []
-    places = {at: place for source in sources for at, place in _handing(case, source).items()}
-    for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if places else ():
-        place = places.get(f"{frame.file}:{frame.line}")
+    lines = {at: place for source in sources for at, place in _passing_lines(case, source).items()}
+    for frame in (frame for stack in _threads(case, key) for frame in stack.frames) if lines else ():
+        place = lines.get(f"{frame.file}:{frame.line}")
         tensors = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None} if place else {}
-        for handed in place.hands if place else ():
-            if (tensor := tensors.get(handed.name)) is not None:
-                found.append((_call(frame, handed.op, handed.line), tensor))
+        for argument in place.hands if place else ():
+            if (tensor := tensors.get(argument.name)) is not None:
+                found.append((_call(frame, argument.op, argument.line), tensor))
     return found
 
 
-def _handing(case: Case, source: Source) -> Mapping[str, Place]:
-    """The lines of functions that hand variables to collectives."""
-    known: dict[int, dict[str, Place]] = case.once("handing", dict)
+def _passing_lines(case: Case, source: Source) -> Mapping[str, Place]:
+    """The lines in functions that pass variables to collectives, by "file:line"."""
+    known: dict[int, dict[str, Place]] = case.once("passing lines", dict)
     if id(source.places) not in known:
         known[id(source.places)] = {at: place for at, place in source.places.items() if place.hands}
     return known[id(source.places)]
 
 
 def _threads(case: Case, key: Key) -> list[Stack]:
-    """The threads of a rank, look after look."""
+    """The threads of a rank in each look, oldest first."""
     return [stack for _, stacks in case.series(key, "stacks") if isinstance(stacks, Stacks) for stack in stacks.threads]
 
 
-def _handed(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
-    """What a rank was seen handing over, oldest first."""
+def _arguments(case: Case, key: Key) -> list[tuple[Call, Tensor]]:
+    """The tensors a rank was seen passing to collectives, oldest first."""
     found: list[tuple[Call, Tensor]] = []
-    told: list[tuple[Call, Tensor]] = []
+    passed: list[tuple[Call, Tensor]] = []
     before = None
     for _, stacks in case.series(key, "stacks"):
         if stacks is not before:
             threads = stacks.threads if isinstance(stacks, Stacks) else ()
-            told = [one for stack in threads if (one := _argument(stack.frames)) is not None]
-        found += told
+            passed = [argument for stack in threads if (argument := _argument(stack.frames)) is not None]
+        found += passed
         before = stacks
     return found
 
 
 def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
-    """The tensor that a c10d function was called with, and where."""
+    """The tensor argument of the innermost c10d function, and its call."""
     for i, frame in enumerate(frames):
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             by_name = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None}
@@ -166,27 +168,27 @@ def _named(function: str, file: str, short: str, op: str, line: int | None) -> C
     return f"{function} ({short.rsplit('/', 1)[-1]}:{line})", op, f"{file}:{line}"
 
 
-def _of_no_list(
+def _without_iterated(
     case: Case, handed: Sequence[tuple[Call, Tensor]], sources: Sequence[Source]
 ) -> Sequence[tuple[Call, Tensor]]:
-    """Without calls for one after the other of a list, as of a model's parameters: another tensor every time."""
+    """Drop calls made for each item of a list, such as a model's parameters: the tensor differs every time."""
     if not handed:
         return handed
-    known: dict[Hashable, bool] = case.once("of a list", dict)
-    told = tuple(map(id, sources))
+    known: dict[Hashable, bool] = case.once("iterated", dict)
+    identity = tuple(map(id, sources))
     for _, _, at in {call for call, _ in handed}:
-        if (at, told) not in known:
-            known[at, told] = _of_a_list(at, sources)
-    return [one for one in handed if not known[one[0][2], told]]
+        if (at, identity) not in known:
+            known[at, identity] = _is_iterated(at, sources)
+    return [(call, tensor) for call, tensor in handed if not known[call[2], identity]]
 
 
-def _of_a_list(at: str, sources: Sequence[Source]) -> bool:
+def _is_iterated(at: str, sources: Sequence[Source]) -> bool:
     place = next((source.places[at] for source in sources if at in source.places), None)
     return place is not None and any(targets(loop.header) & set(WORD.findall(place.text)) for loop in place.loops)
 
 
-def _facts(call: Call, tensor: Tensor, common: tuple[int, str]) -> PayloadFacts:
-    return PayloadFacts(
+def _facts(call: Call, tensor: Tensor, common: tuple[int, str]) -> TensorArgumentFacts:
+    return TensorArgumentFacts(
         shape=str(list(tensor.shape)),
         dtype=tensor.dtype,
         elements=prod(tensor.shape),
@@ -199,4 +201,4 @@ def _kind(tensor: Tensor) -> tuple[int, str]:
     return prod(tensor.shape), tensor.dtype
 
 
-ANALYSIS = PayloadAnalysis()
+ANALYSIS = TensorArgumentAnalysis()

@@ -1,9 +1,9 @@
-"""Analysis `group`: who waits for whom.
+"""Analysis `group`: the wait graph, who waits for whom.
 
-A rank in a collective waits for the members of its process group that are not in it; one that sends or receives waits
-for its peer. A rank outside the group is not late. A circle of such waits is a deadlock; ranks that are waited for and
-wait for nobody are where the cause is. Members that all wait in one group, but not in the same operation, wait for
-nobody by this reckoning: they are `crossed`.
+A rank in a collective waits for the members of its process group that are not in it; a rank in a send or receive waits
+for its peer. A rank outside the group is not late. A cycle of waits is a deadlock. Otherwise the cause is at the roots:
+ranks that others wait for and that wait for nobody. If every member waits in the group but not in the same operation,
+the graph has no edge: such a group is `crossed`.
 """
 
 from __future__ import annotations
@@ -11,58 +11,59 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.collectives.wait_targets import Group, Wait, waits
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Groups, limits
+from hangdoc.evidence import ProcessGroups, limits
 
-Node = int | Group  # a rank, or the wait that ranks in a collective of one group share
-Edges = Mapping[Node, frozenset[Node]]
-UNKNOWN = -1  # number of a rank that is not known
+Node = int | Group  # a rank, or the wait shared by all ranks in a collective of one group
+Edges = Mapping[Node, frozenset[Node]]  # node -> what it waits for
+UNKNOWN = -1  # stands for an unknown rank number
+N = TypeVar("N", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """The process group one rank waits in; None and () where it waits in none, or in which was not seen."""
+    """The process group one rank waits in; None and (): it waits in none, or the group is unknown."""
 
-    name: str | None  # as torch names it, the same on every member: "0"; "default_pg" where only the size is known
-    label: str | None  # what the user's code calls it: "tp_group"; None for the default group where it is not named
-    default: bool | None  # it is the group of the whole job
-    ranks: tuple[int, ...]  # its members, global; of a group of which only the size is known those seen
-    member_waiting: tuple[int, ...]  # members that wait in a collective of it
-    absent: tuple[int, ...]  # members that do not: what a rank in a collective waits for
-    hidden: tuple[int, ...]  # members of which it was not seen
-    op: str | None  # what it waits in
-    p2p: bool | None  # it sends or receives; None: it does not wait
+    name: str | None  # torch's name, the same on every member: "0"; "default_pg" if only the world size is known
+    label: str | None  # the variable that holds it in user code: "tp_group"; None for an unnamed default group
+    default: bool | None  # it is the default group, of the whole job
+    ranks: tuple[int, ...]  # members, global rank numbers; if only the size is known, the members seen
+    member_waiting: tuple[int, ...]  # members that wait in a collective of the group
+    absent: tuple[int, ...]  # members that do not: a rank in a collective waits for these
+    hidden: tuple[int, ...]  # members that could not be observed
+    op: str | None  # the operation it waits in
+    p2p: bool | None  # the operation is a send or receive; None: it does not wait
     peer: int | None  # p2p: the rank it sends to or receives from
-    matched: bool | None  # p2p with a known peer: it does the counterpart, so the transfer itself is slow or broken
-    waits_for: tuple[int, ...]  # ranks
+    matched: bool | None  # p2p with a known peer: the peer runs the counterpart, so the transfer is slow or broken
+    waits_for: tuple[int, ...]  # ranks this one waits for
     waited_by: tuple[int, ...]  # ranks that wait for this one
-    blocked_on: tuple[int, ...]  # roots at the ends of what it waits for, over any number of ranks
-    crossed: bool | None  # every member waits in this group, but not in the same operation or place
-    threads: int | None  # of this rank, that are in an operation of this group at once
+    blocked_on: tuple[int, ...]  # roots it waits for, directly or through other ranks
+    crossed: bool | None  # every member waits in this group, but not in the same operation or at the same site
+    threads: int | None  # threads of this rank in an operation of this group at once
 
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:
-    """Who waits for whom over the whole job."""
+    """The wait graph of the whole job."""
 
-    groups: int  # distinct groups in which some rank waits
-    cycle: tuple[int, ...]  # ranks that wait for one another in a circle
-    mixed: bool  # some of the circle are in a collective, others send or receive
-    roots: tuple[int, ...]  # ranks that others wait for, and that wait for nobody
-    blocked: tuple[int, ...]  # ranks that wait for a root, or for ranks that do
-    crossed: bool  # in some group every member waits, but not in the same operation or place
+    groups: int  # distinct groups in which a rank waits
+    cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
+    mixed: bool  # the cycle contains both collectives and sends or receives
+    roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
+    blocked: tuple[int, ...]  # ranks that wait for a root, directly or through other ranks
+    crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
     crossed_ranks: tuple[int, ...]  # members of such groups
-    hidden: tuple[int, ...]  # members that ranks may wait for, of which it was not seen
+    hidden: tuple[int, ...]  # members of a waiting rank's group that could not be observed
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Where the members of a group are, for those who wait in a collective of it."""
+    """The members of a group, from the point of view of a rank in a collective of it."""
 
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
@@ -70,12 +71,12 @@ class Members:
     crossed_by: str | None
 
 
-NOBODY = Members((), (), (), None)
+NO_MEMBERS = Members((), (), (), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """All the ranks that wait, by number, and what follows from it."""
+class WaitGraph:
+    """All waiting ranks, by rank number, and what follows from their waits."""
 
     waiting: Mapping[int, Wait]
     members: Mapping[Group, Members]
@@ -97,42 +98,42 @@ class GroupAnalysis:
         found = waits(case)
         stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
         seen = {number: stack[key] for key, number in numbers.items() if stack[key].waits is not None}
-        picture = _picture({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen)
-        told = Told(picture)
-        facts = {key: told.of(numbers.get(key, UNKNOWN), found.get(key)) for key in case.ranks}
-        return facts, _job(picture)
+        graph = _wait_graph({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen)
+        cache = FactsCache(graph)
+        facts = {key: cache.of(numbers.get(key, UNKNOWN), found.get(key)) for key in case.ranks}
+        return facts, _job(graph)
 
 
-def _picture(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Picture:
+def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> WaitGraph:
     groups = {wait.group for wait in waiting.values() if wait.group is not None}
     members = {group: _members(group, waiting, seen) for group in groups}
     edges = _edges(waiting, members)
     roots = _roots(edges, waiting, seen)
     blocked_on = _blocked_on(waiting, edges, roots)
-    return Picture(waiting, members, edges, _ranks(roots), _waited_by(waiting, edges, members), blocked_on)
+    return WaitGraph(waiting, members, edges, _ranks(roots), _waited_by(waiting, edges, members), blocked_on)
 
 
-def _job(picture: Picture) -> GroupJob:
-    crossed = {group: told.crossed_by for group, told in picture.members.items() if told.crossed_by}
-    collective = [wait.group for wait in picture.waiting.values() if not wait.p2p and wait.group is not None]
-    cycle = _ranks(_circle(picture.edges))
+def _job(graph: WaitGraph) -> GroupJob:
+    crossed = {group: members.crossed_by for group, members in graph.members.items() if members.crossed_by}
+    collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
+    cycle = _ranks(cycle_nodes(graph.edges))
     return GroupJob(
-        groups=len(picture.members),
+        groups=len(graph.members),
         cycle=cycle,
-        mixed=len({picture.waiting[rank].p2p for rank in cycle}) > 1,
-        roots=picture.roots,
-        blocked=tuple(sorted(rank for rank, roots in picture.blocked_on.items() if roots)),
+        mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
+        roots=graph.roots,
+        blocked=tuple(sorted(rank for rank, roots in graph.blocked_on.items() if roots)),
         crossed=bool(crossed),
         crossed_by=min(crossed.values(), default=None),
         crossed_ranks=tuple(sorted({rank for group in crossed for rank in group.ranks})),
-        hidden=tuple(sorted({rank for group in collective for rank in picture.members[group].hidden})),
+        hidden=tuple(sorted({rank for group in collective for rank in graph.members[group].hidden})),
     )
 
 
 def _number(case: Case, key: Key) -> int | None:
     record: Any = case.record(key, "groups")
     rank = case.ranks[key].target.rank
-    return rank if rank is not None else record.rank if isinstance(record, Groups) else None
+    return rank if rank is not None else record.rank if isinstance(record, ProcessGroups) else None
 
 
 def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> Members:
@@ -140,8 +141,8 @@ def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, Stack
     absent: list[int] = []
     hidden: list[int] = []
     ranks = group.ranks
-    if isinstance(ranks, range):  # as long as somebody claims that it is
-        hidden += limits.absent(len(ranks), seen)
+    if isinstance(ranks, range):  # its size is a claim and may be huge: never iterate over it
+        hidden += limits.absent_ranks(len(ranks), seen)
         ranks = [rank for rank in seen if rank in ranks]
     for rank in ranks:
         wait = waiting.get(rank)
@@ -160,9 +161,9 @@ def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, Stack
 
 
 def _edges(waiting: Mapping[int, Wait], members: Mapping[Group, Members]) -> dict[Node, frozenset[Node]]:
-    """Who waits for whom; ranks in a collective share one node, so that large jobs stay cheap."""
+    """Who waits for whom; ranks in a collective share one node, which keeps the graph of a large job small."""
     edges: dict[Node, frozenset[Node]] = {}
-    into: dict[int, frozenset[Node]] = {}  # by identity: one group is one object
+    into: dict[int, frozenset[Node]] = {}  # by identity: equal groups are one object
     for rank, wait in waiting.items():
         if wait.p2p:
             known = wait.peer is not None and wait.peer != rank and not _matched(rank, wait, waiting)
@@ -176,21 +177,21 @@ def _edges(waiting: Mapping[int, Wait], members: Mapping[Group, Members]) -> dic
 
 
 def _matched(rank: int, wait: Wait, waiting: Mapping[int, Wait]) -> bool:
-    """Whether the peer does the counterpart of this send or receive."""
-    other = waiting.get(wait.peer) if wait.peer is not None else None
+    """True if the peer runs the counterpart of this send or receive."""
+    peer = waiting.get(wait.peer) if wait.peer is not None else None
     return (
-        other is not None
-        and other.p2p
-        and other.sends is not None
-        and other.sends != wait.sends
-        and (other.peer == rank or other.anyone)
-        and other.group == wait.group
-        and (other.tag == wait.tag or None in (other.tag, wait.tag))
+        peer is not None
+        and peer.p2p
+        and peer.sends is not None
+        and peer.sends != wait.sends
+        and (peer.peer == rank or peer.anyone)
+        and peer.group == wait.group
+        and (peer.tag == wait.tag or None in (peer.tag, wait.tag))
     )
 
 
 def _roots(edges: Edges, waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> frozenset[Node]:
-    """Ranks that are waited for, and are known to wait in nothing."""
+    """Ranks that others wait for and that are known not to wait themselves."""
     return frozenset(
         rank
         for ends in edges.values()
@@ -199,10 +200,10 @@ def _roots(edges: Edges, waiting: Mapping[int, Wait], seen: Mapping[int, StackFa
     )
 
 
-def _circle(edges: Edges) -> frozenset[Node]:
-    """What lies on circles, or on the way from one to another: left when all dead ends are taken away, both ways."""
+def cycle_nodes(edges: Mapping[N, Iterable[N]]) -> frozenset[N]:
+    """Nodes on a cycle, or on a path between cycles: what is left once dead ends in both directions are removed."""
     after = {node: [end for end in ends if end in edges] for node, ends in edges.items()}
-    before = _turned(after)
+    before = _reversed(after)
     onward = {node: len(ends) for node, ends in after.items()}
     entered = {node: len(before.get(node, ())) for node in edges}
     left, dead = set(edges), [node for node in edges if not onward[node] or not entered[node]]
@@ -210,17 +211,16 @@ def _circle(edges: Edges) -> frozenset[Node]:
         node = dead.pop()
         if node in left:
             left.discard(node)
-            for counts, beside in ((onward, before.get(node, ())), (entered, after[node])):
-                for other in beside:
-                    counts[other] -= 1
-                    if not counts[other]:
-                        dead.append(other)
+            for counts, neighbours in ((onward, before.get(node, ())), (entered, after[node])):
+                for neighbour in neighbours:
+                    counts[neighbour] -= 1
+                    if not counts[neighbour]:
+                        dead.append(neighbour)
     return frozenset(left)
 
 
-def _turned(edges: Mapping[Node, Iterable[Node]]) -> dict[Node, list[Node]]:
-    """The edges the other way round."""
-    found: dict[Node, list[Node]] = defaultdict(list)
+def _reversed(edges: Mapping[N, Iterable[N]]) -> dict[N, list[N]]:
+    found: dict[N, list[N]] = defaultdict(list)
     for node, ends in edges.items():
         for end in ends:
             found[end].append(node)
@@ -228,21 +228,21 @@ def _turned(edges: Mapping[Node, Iterable[Node]]) -> dict[Node, list[Node]]:
 
 
 def _blocked_on(waiting: Iterable[int], edges: Edges, roots: frozenset[Node]) -> dict[int, tuple[int, ...]]:
-    """The roots at the ends of what each rank waits for; looked for from the side where there is less to start from."""
+    """The roots each rank waits for, directly or not; searched from the side with fewer starting points."""
     starts = set(edges.values())
     if len(starts) <= len(roots):
-        ends = {ahead: _ranks(roots & _reached(edges, ahead)) for ahead in starts}
+        ends = {ahead: _ranks(roots & _reachable(edges, ahead)) for ahead in starts}
         return {rank: ends[edges[rank]] for rank in waiting if rank in edges}
-    behind = _turned(edges)
+    behind = _reversed(edges)
     blocked: dict[Node, list[int]] = defaultdict(list)
     for root in _ranks(roots):
-        for node in _reached(behind, [root]):
+        for node in _reachable(behind, [root]):
             blocked[node].append(root)
     return {rank: tuple(blocked.get(rank, ())) for rank in waiting if rank in edges}
 
 
-def _reached(edges: Mapping[Node, Iterable[Node]], start: Iterable[Node]) -> frozenset[Node]:
-    """These nodes and all that they wait for, over any number of steps."""
+def _reachable(edges: Mapping[Node, Iterable[Node]], start: Iterable[Node]) -> frozenset[Node]:
+    """These nodes and everything reachable from them."""
     found, fresh = set(start), set(start)
     while fresh:
         fresh = {end for node in fresh for end in edges.get(node, ())} - found
@@ -254,14 +254,14 @@ def _waited_by(
     waiting: Mapping[int, Wait], edges: Edges, members: Mapping[Group, Members]
 ) -> dict[int, tuple[int, ...]]:
     found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-    for told in members.values():
-        for rank in told.absent if told.waiting else ():
-            found[rank].append(told.waiting)
+    for group_members in members.values():
+        for rank in group_members.absent if group_members.waiting else ():
+            found[rank].append(group_members.waiting)
     for rank, wait in waiting.items():
         if wait.p2p:
             for end in _ranks(edges[rank]):
                 found[end].append((rank,))
-    # Where half of a group waits for the other half, those who wait are told once, not once for each awaited.
+    # If half of a group waits for the other half, all absent members share one tuple of waiting members.
     return {rank: parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts))) for rank, parts in found.items()}
 
 
@@ -269,16 +269,16 @@ def _ranks(nodes: frozenset[Node]) -> tuple[int, ...]:
     return tuple(sorted(node for node in nodes if isinstance(node, int)))
 
 
-class Told:
-    """The facts of each rank; one object for all that wait for the same in the same collective."""
+class FactsCache:
+    """Facts by rank; ranks in the same collective that wait for the same ranks share one object."""
 
-    def __init__(self, picture: Picture) -> None:
-        self.picture = picture
+    def __init__(self, graph: WaitGraph) -> None:
+        self.picture = graph
         self._known: dict[Hashable, GroupFacts] = {}
 
     def of(self, rank: int, wait: Wait | None) -> GroupFacts:
         edges = self.picture.edges
-        if wait.p2p if wait is not None else rank in edges:  # the number of another one that waits
+        if wait.p2p if wait is not None else rank in edges:  # not shared: a peer is one rank's own
             return _facts(rank, wait, self.picture)
         behind, ahead = self.picture.waited_by.get(rank), self.picture.blocked_on.get(rank)
         same = (wait and (id(wait.group), wait.op, wait.label, wait.threads), id(behind), id(ahead))
@@ -287,32 +287,36 @@ class Told:
         return self._known[same]
 
 
-def _facts(rank: int, wait: Wait | None, picture: Picture) -> GroupFacts:
+def _facts(rank: int, wait: Wait | None, graph: WaitGraph) -> GroupFacts:
     group = wait.group if wait is not None else None
-    told = picture.members.get(group, NOBODY) if group is not None else NOBODY
+    members = graph.members.get(group, NO_MEMBERS) if group is not None else NO_MEMBERS
     collective = wait is not None and not wait.p2p
     return GroupFacts(
         name=group.name if group else None,
         label=wait.label if wait else None,
         default=group.default if group else None,
-        ranks=_listed(group, told) if group else (),
-        member_waiting=told.waiting,
-        absent=told.absent if collective else (),
-        hidden=told.hidden if collective else (),
+        ranks=_listed(group, members) if group else (),
+        member_waiting=members.waiting,
+        absent=members.absent if collective else (),
+        hidden=members.hidden if collective else (),
         op=wait.op if wait else None,
         p2p=wait.p2p if wait else None,
         peer=wait.peer if wait else None,
-        matched=_matched(rank, wait, picture.waiting) if wait is not None and wait.peer is not None else None,
-        waits_for=told.absent if collective else _ranks(picture.edges.get(rank, frozenset())),
-        waited_by=picture.waited_by.get(rank, ()),
-        blocked_on=picture.blocked_on.get(rank, ()),
-        crossed=bool(told.crossed_by) if group and collective else None,
+        matched=_matched(rank, wait, graph.waiting) if wait is not None and wait.peer is not None else None,
+        waits_for=members.absent if collective else _ranks(graph.edges.get(rank, frozenset())),
+        waited_by=graph.waited_by.get(rank, ()),
+        blocked_on=graph.blocked_on.get(rank, ()),
+        crossed=bool(members.crossed_by) if group and collective else None,
         threads=wait.threads if wait and group else None,
     )
 
 
-def _listed(group: Group, told: Members) -> tuple[int, ...]:
-    return group.ranks if isinstance(group.ranks, tuple) else tuple(sorted((*told.waiting, *told.absent, *told.hidden)))
+def _listed(group: Group, members: Members) -> tuple[int, ...]:
+    return (
+        group.ranks
+        if isinstance(group.ranks, tuple)
+        else tuple(sorted((*members.waiting, *members.absent, *members.hidden)))
+    )
 
 
 ANALYSIS = GroupAnalysis()

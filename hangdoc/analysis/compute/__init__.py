@@ -1,1 +1,4 @@
-"""How fast each rank computes, and what holds it back: CPU, memory, workload, precision, recompilation."""
+"""How fast each rank computes, and why it is slow: CPU, memory, workload, batch size, precision, recompilation.
+
+Waiting for data belongs to `data`, waiting for locks to `locks`.
+"""

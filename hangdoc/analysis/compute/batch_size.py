@@ -1,4 +1,4 @@
-"""Analysis `batch`: is the first dimension of the same variable another one on some rank, look after look?"""
+"""Analysis `batch`: does the first dimension of the same variable differ between ranks in look after look?"""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
 
 MIN_LOOKS = 4
-USUAL_SHARE = 0.75  # of the looks: the last batch of an epoch is often smaller, and a batch may be cut before its use
+# Share of the looks with the usual shape: an epoch's last batch is often smaller, and a batch may be sliced before use.
+USUAL_SHARE = 0.75
 
 Name = tuple[str, str]  # function and variable
-Shaped = tuple[Name, tuple[int, ...]]
+NamedShape = tuple[Name, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFacts:
-    """One rank's batch dimension against the others'."""
+class BatchSizeFacts:
+    """One rank's batch size, compared with the other ranks."""
 
-    odd: bool | None = None  # it differs from most ranks'; None: no common variable was read often enough
-    name: str | None = None  # "images in train"
-    size: int | None = None
-    size_others: int | None = None
-    agreeing: int = 0  # variables that say the same
+    odd: bool | None = None  # the rank's batch size differs from most ranks; None: no shared variable seen often enough
+    name: str | None = None  # the variable and its function: "images in train"
+    size: int | None = None  # first dimension of that variable on this rank
+    size_others: int | None = None  # first dimension on most ranks
+    agreeing: int = 0  # number of variables whose first dimension differs
 
 
-UNSEEN, ALIKE = BatchFacts(), BatchFacts(False)
+UNSEEN, SAME = BatchSizeFacts(), BatchSizeFacts(False)
 
 
 @dataclass(slots=True)
-class BatchAnalysis:
+class BatchSizeAnalysis:
     name: str = "batch"
     order: int = 50
-    rank_facts: type | None = BatchFacts
+    rank_facts: type | None = BatchSizeFacts
     job_facts: type | None = None
     on_demand: bool = True
 
-    def derive(self, case: Case) -> tuple[dict[Key, BatchFacts], None]:
-        seen = {key: _usual(case, key) for key in case.ranks}
-        odd: dict[Key, list[BatchFacts]] = defaultdict(list)
+    def derive(self, case: Case) -> tuple[dict[Key, BatchSizeFacts], None]:
+        seen = {key: _usual_shapes(case, key) for key in case.ranks}
+        outliers: dict[Key, list[BatchSizeFacts]] = defaultdict(list)
         compared: set[Key] = set()
         for name in {name for sizes in seen.values() for name in sizes}:
             holders = {key: sizes[name] for key, sizes in seen.items() if name in sizes}
             if len(holders) < 2 or len(holders) < len(seen):
                 continue
             compared.update(holders)
-            common, _ = max(
-                Counter(holders.values()).items(), key=lambda item: (item[1], item[0])
-            )  # of a tie, the larger
+            # On a tie, the larger shape counts as common.
+            common, _ = max(Counter(holders.values()).items(), key=lambda item: (item[1], item[0]))
             for key, shape in holders.items():
                 if shape[0] != common[0] and shape[1:] == common[1:]:
-                    odd[key].append(BatchFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0]))
-        return {key: _facts(odd.get(key, []), key in compared) for key in case.ranks}, None
+                    outliers[key].append(BatchSizeFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0]))
+        return {key: _facts(outliers.get(key, []), key in compared) for key in case.ranks}, None
 
 
-def _facts(odd: list[BatchFacts], compared: bool) -> BatchFacts:
-    if not odd:
-        return ALIKE if compared else UNSEEN
-    first = min(odd, key=lambda facts: facts.name or "")
-    return BatchFacts(True, first.name, first.size, first.size_others, len(odd))
+def _facts(differences: list[BatchSizeFacts], compared: bool) -> BatchSizeFacts:
+    if not differences:
+        return SAME if compared else UNSEEN
+    first = min(differences, key=lambda facts: facts.name or "")
+    return BatchSizeFacts(True, first.name, first.size, first.size_others, len(differences))
 
 
-def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
-    """Shapes that the tensors in the user's own frames have in nearly all of the looks."""
+def _usual_shapes(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
+    """Shapes that tensors in the user's own frames have in most looks."""
     looks = looks_at(case, key)
     if len(looks) < MIN_LOOKS:
         return {}
-    stories = [id(look.story) for look in looks]
+    stories = [id(look.path) for look in looks]
     shapes: dict[Name, dict[tuple[int, ...], int]] = {}
     for look in distinct(looks):
-        times = stories.count(id(look.story))
+        times = stories.count(id(look.path))
         for name, shape in _shapes(case, look):
             seen = shapes.setdefault(name, {})
             seen[shape] = seen.get(shape, 0) + times
@@ -82,8 +82,8 @@ def _usual(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     }
 
 
-def _shapes(case: Case, look: Look) -> Iterator[Shaped]:
-    known: dict[int, list[Shaped]] = case.once("shapes", dict)  # by identity: ranks that are alike share steps
+def _shapes(case: Case, look: Look) -> Iterator[NamedShape]:
+    known: dict[int, list[NamedShape]] = case.once("shapes", dict)  # by identity: identical ranks share steps
     for step in look.own:
         found = known.get(id(step))
         if found is None:
@@ -92,4 +92,4 @@ def _shapes(case: Case, look: Look) -> Iterator[Shaped]:
         yield from found
 
 
-ANALYSIS = BatchAnalysis()
+ANALYSIS = BatchSizeAnalysis()

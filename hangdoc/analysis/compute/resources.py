@@ -1,7 +1,7 @@
-"""Analysis `resources`: what CPU and memory each rank asked for, over the whole window, and what it got.
+"""Analysis `resources`: the CPU and memory that each rank demanded over the window, and what it received.
 
-A thread is either on a core, in a run queue (schedstat counts both to the nanosecond), or asleep. Run queue and core
-together are what it asked for: `demand`. A cgroup's throttling shows in its cpu.stat only.
+A thread is on a core, in a run queue (schedstat counts both in nanoseconds), or asleep. Time on a core plus time in a
+run queue is its `demand`. Throttling by a cgroup shows only in the cgroup's cpu.stat.
 """
 
 from __future__ import annotations
@@ -14,69 +14,68 @@ from operator import attrgetter
 from typing import Any
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.cpu_clocks import over, processes
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.ranks.cpu_clocks import usage_over
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 from hangdoc.formatting import fold_ranks
 
-BUSY_THREAD = 0.1  # cores asked for by a thread that counts as one that runs
+BUSY_THREAD = 0.1  # cores that a busy thread demands at least
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-BUSY_NEIGHBOUR = 0.05  # cores used by a process that is worth counting
-MIN_WINDOW_S = 2.0  # counters over less say nothing
+BUSY_NEIGHBOUR = 0.05  # cores that a process uses at least to be counted
+MIN_WINDOW_S = 2.0  # rates over a shorter window are noise
 
 _STATE = attrgetter("state")
 
-Fields = dict[str, Any]  # some of those of ResourcesFacts
+Fields = dict[str, Any]  # a subset of the fields of ResourcesFacts
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ResourcesFacts:
-    """One rank over the window; shares are 0..1, rates are per second; None: not seen, or seen once only."""
+    """One rank over the window. Shares are 0..1, rates per second. None: not seen, or seen only once."""
 
-    window_s: float | None = None
-    cores_used: float | None = None
-    user_cores: float | None = None  # the same, without what the kernel took for it
-    demand: float | None = None  # cores asked for: used, and waited for in a run queue
-    delay_share: float | None = None  # of the CPU time it asked for, the part it stood in a run queue
-    busy_threads: int | None = None  # threads that asked for a tenth of a core and more
-    cores: int | None = None  # it may run on
-    core_list: str | None = None  # "0-1"
-    bound: bool | None = None  # to fewer cores than the host has
-    crowd: int | None = None  # ranks of this host that may run on none but these cores, itself included
-    nice: int | None = None
-    nicer: int | None = None  # by how much its niceness exceeds the lowest of the job's ranks
-    throttled_share: float | None = None  # of the time its cgroup was kept off the CPUs
-    throttled_periods: float | None = None  # share of the quota's periods in which that happened
-    cpu_limit: float | None = None  # cores
-    cpu_limit_file: str | None = None
-    memory_limit: int | None = None  # bytes; the limit nearest to what is used
-    memory_limit_file: str | None = None
-    memory_used: int | None = None
-    memory_full: float | None = None  # used / limit
-    memory_hits: float | None = None  # times a second that the limit was hit
-    refaults: float | None = None  # pages a second read again soon after they were reclaimed
-    major_faults: float | None = None  # pages a second that the rank itself had to wait for
-    memory_stall: float | None = None  # share of the time some task waited for memory (PSI) ...
-    memory_stall_of: str | None = None  # ... of its group, or of the host
+    window_s: float | None = None  # length of the window, seconds
+    cores_used: float | None = None  # CPU time / window, in cores
+    user_cores: float | None = None  # the same for user time only, without system time
+    demand: float | None = None  # cores demanded: time on a core plus time in a run queue
+    delay_share: float | None = None  # share of the demanded CPU time spent in a run queue
+    busy_threads: int | None = None  # threads that demanded at least 0.1 cores
+    cores: int | None = None  # number of cores in its CPU affinity
+    core_list: str | None = None  # those cores: "0-1"
+    bound: bool | None = None  # its affinity has fewer cores than the host
+    crowd: int | None = None  # ranks on this host with exactly this affinity, including itself
+    nice: int | None = None  # its niceness
+    nicer: int | None = None  # its niceness minus the lowest niceness placement the job's ranks
+    throttled_share: float | None = None  # share of the time that its cgroup's CPU quota throttled it
+    throttled_periods: float | None = None  # share of the CPU quota's periods with throttling
+    cpu_limit: float | None = None  # CPU quota in cores; of several limits, the one that throttles most
+    cpu_limit_file: str | None = None  # file of that limit
+    memory_limit: int | None = None  # bytes; of several limits, the one nearest to its usage
+    memory_limit_file: str | None = None  # file of that limit
+    memory_used: int | None = None  # bytes charged to that limit
+    memory_full: float | None = None  # memory_used / memory_limit
+    memory_hits: float | None = None  # times per second that usage hit the limit
+    refaults: float | None = None  # pages per second read again soon after reclaim
+    major_faults: float | None = None  # pages per second that the rank itself waited for
+    memory_stall: float | None = None  # share of the time that a task was stalled on memory (PSI "some")
+    memory_stall_of: str | None = None  # scope of memory_stall: "its cgroup" or "the host"
     thread_setting: str | None = None  # "OMP_NUM_THREADS=16"
     swapped_bytes: int | None = None
-    oom_kills: int | None = None  # under its memory limits, ever
-    blocked_share: float | None = None  # samples in which a thread was in uninterruptible sleep
-    neighbour: str | None = (
-        None  # the busiest process on its cores that is not of the job: "python x.py (pid 7) and 2 more"
-    )
-    neighbour_cores: float | None = None  # that all such processes used of its cores
-    neighbour_nice: int | None = None  # of the busiest
+    oom_kills: int | None = None  # OOM kills under its memory limits, since the cgroup was created
+    blocked_share: float | None = None  # share of the samples with a thread in uninterruptible sleep (state D)
+    neighbour: str | None = None  # busiest process on its cores outside the job: "python x.py (pid 7) and 2 more"
+    neighbour_cores: float | None = None  # cores of its affinity used by processes outside the job
+    neighbour_nice: int | None = None  # niceness of the busiest one
 
 
 @dataclass(frozen=True, slots=True)
 class ResourcesJob:
-    """The job's ranks on the host where it is worst; None: not seen."""
+    """The job's ranks on the most oversubscribed host. None: not seen."""
 
-    demand_per_core: float | None = None  # cores asked for by the ranks / cores they may run on
-    busy_threads: int | None = None
-    cores: int | None = None  # they may run on
+    demand_per_core: float | None = None  # cores demanded by the ranks / cores in their affinities
+    busy_threads: int | None = None  # sum over the ranks
+    cores: int | None = None  # number of cores in their affinities
     host_cores: int | None = None
     delay_share: float | None = None  # median over the ranks
 
@@ -90,65 +89,67 @@ class ResourcesAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, ResourcesFacts], ResourcesJob]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}
-        beside = {host: _beside(case, host) for host in {host for host, _ in case.ranks}}
-        among = Among.of(case)
-        facts = {key: _facts(case, key, hosts.get(key[0]), beside[key[0]], among) for key in case.ranks}
+        neighbours = {host: _neighbours(case, host) for host in {host for host, _ in case.ranks}}
+        placement = JobPlacement.of(case)
+        facts = {key: _facts(case, key, hosts.get(key[0]), neighbours[key[0]], placement) for key in case.ranks}
         by_host: dict[str, list[ResourcesFacts]] = {}
-        for key, one in facts.items():
-            by_host.setdefault(key[0], []).append(one)
+        for key, rank in facts.items():
+            by_host.setdefault(key[0], []).append(rank)
         jobs = [_job(ranks, hosts.get(host)) for host, ranks in by_host.items()]
         worst = max(jobs, key=lambda job: job.demand_per_core or 0.0, default=ResourcesJob())
         return facts, worst
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
-    """What only the ranks together tell."""
+class JobPlacement:
+    """Niceness and affinity over all living ranks of the job."""
 
-    least_nice: int
-    crowds: Mapping[tuple[str, tuple[int, ...]], int]  # host and cores: how many ranks may run on none but these
+    least_nice: int  # lowest niceness
+    crowds: Mapping[tuple[str, tuple[int, ...]], int]  # host and affinity -> number of ranks with it
 
     @classmethod
-    def of(cls, case: Case) -> Among:
+    def of(cls, case: Case) -> JobPlacement:
         alive = (key for key in case.ranks if case.ranks[key].alive is not False)
-        newest = [(key[0], one) for key in alive if isinstance(one := case.record(key, "cpu"), Process)]
-        crowds = Counter((host, one.affinity) for host, one in newest if one.affinity)
-        return cls(min((one.nice for _, one in newest if one.nice is not None), default=0), crowds)
+        newest = [(key[0], process) for key in alive if isinstance(process := case.record(key, "cpu"), Process)]
+        crowds = Counter((host, process.affinity) for host, process in newest if process.affinity)
+        return cls(min((process.nice for _, process in newest if process.nice is not None), default=0), crowds)
 
 
-def _facts(case: Case, key: Key, host: object, beside: Sequence[Neighbours], among: Among) -> ResourcesFacts:
-    fields = _process(case, key, host, among)
+def _facts(
+    case: Case, key: Key, host: object, neighbours: Sequence[Neighbours], placement: JobPlacement
+) -> ResourcesFacts:
+    fields = _process(case, key, host, placement)
     if "window_s" in fields:
         fields.update(_cgroup(case, key))
-    if len(beside) > 1:
-        fields.update(_neighbour(case, key, beside))
+    if len(neighbours) > 1:
+        fields.update(_neighbour(case, key, neighbours))
     return ResourcesFacts(**fields)
 
 
-def _process(case: Case, key: Key, host: object, among: Among) -> Fields:
-    series = processes(case, key)
+def _process(case: Case, key: Key, host: object, placement: JobPlacement) -> Fields:
+    series = process_looks(case, key)
     if not series or case.ranks[key].alive is False:
         return {}
     newest = series[-1][1]
     cores, nice = newest.affinity, newest.nice
-    nicer = None if nice is None else nice - among.least_nice
-    told: Fields = {"nice": nice, "nicer": nicer, "thread_setting": _thread_setting(case.record(key, "environ"))}
+    nicer = None if nice is None else nice - placement.least_nice
+    fields: Fields = {"nice": nice, "nicer": nicer, "thread_setting": _thread_setting(case.record(key, "environ"))}
     if cores:
-        told |= {"cores": len(cores), "core_list": _folded(cores), "crowd": among.crowds[key[0], cores]}
-        told["bound"] = len(cores) < host.cores if isinstance(host, Host) else None
-    total = over(series)
+        fields |= {"cores": len(cores), "core_list": _folded(cores), "crowd": placement.crowds[key[0], cores]}
+        fields["bound"] = len(cores) < host.cores if isinstance(host, Host) else None
+    total = usage_over(series)
     if total.seconds < MIN_WINDOW_S:
-        return told
-    told |= {
+        return fields
+    fields |= {
         "window_s": total.seconds,
         "cores_used": total.cpu_s / total.seconds,
         "user_cores": _user_s(series) / total.seconds if newest.system_s is not None else None,
-        "demand": total.asked_s / total.seconds if total.delay_s is not None else None,
-        "delay_share": total.delay_s / total.asked_s if total.delay_s is not None and total.asked_s > 0.0 else None,
+        "demand": total.demand_s / total.seconds if total.delay_s is not None else None,
+        "delay_share": total.delay_s / total.demand_s if total.delay_s is not None and total.demand_s > 0.0 else None,
         "busy_threads": sum([part >= BUSY_THREAD * total.seconds for part in total.by_thread.values()]),
         "blocked_share": sum(["D" in map(_STATE, process.threads) for _, process in series]) / len(series),
     }
-    return told
+    return fields
 
 
 def _user_s(series: Sequence[tuple[float, Process]]) -> float:
@@ -162,8 +163,8 @@ def _folded(cores: tuple[int, ...]) -> str:
 
 
 def _thread_setting(environ: object) -> str | None:
-    told = environ.variables if isinstance(environ, Environ) else {}
-    return ", ".join([f"{name}={told[name]}" for name in THREAD_SETTINGS if name in told]) or None
+    variables = environ.variables if isinstance(environ, Environ) else {}
+    return ", ".join([f"{name}={variables[name]}" for name in THREAD_SETTINGS if name in variables]) or None
 
 
 # --- control groups -------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def _cpu(first: Cgroup, last: Cgroup, seconds: float) -> Fields:
 
 
 def _throttled(before: CpuLimit, now: CpuLimit, seconds: float) -> tuple[float | None, float | None]:
-    """Share of the time, and of the quota's periods. The kernel sums the time over CPUs: it may exceed the clock's."""
+    """Share of the time, and of the quota's periods. The kernel sums the time over CPUs, so it can exceed wall time."""
     kept_s = _grown(before.throttled_s, now.throttled_s)
     periods, hit = _grown(before.periods, now.periods), _grown(before.throttled_periods, now.throttled_periods)
     share = min(1.0, kept_s / seconds) if kept_s is not None else None
@@ -213,9 +214,9 @@ def _throttled(before: CpuLimit, now: CpuLimit, seconds: float) -> tuple[float |
 def _memory(first: Cgroup, last: Cgroup, seconds: float) -> Fields:
     if not last.memory:
         return {}
-    limit = max(last.memory, key=lambda one: (one.used_bytes or 0) / max(1, one.bytes))
-    before = next((one for one in first.memory if one.file == limit.file), MemoryLimit(limit.file, limit.bytes))
-    kills = [one.oom_kills for one in last.memory if one.oom_kills is not None]
+    limit = max(last.memory, key=lambda limit: (limit.used_bytes or 0) / max(1, limit.bytes))
+    before = next((old for old in first.memory if old.file == limit.file), MemoryLimit(limit.file, limit.bytes))
+    kills = [limit.oom_kills for limit in last.memory if limit.oom_kills is not None]
     return {
         "memory_limit": limit.bytes,
         "memory_limit_file": limit.file,
@@ -236,24 +237,24 @@ def _rate(before: float | None, now: float | None, seconds: float) -> float | No
     return None if grown is None else grown / seconds
 
 
-# --- beside others --------------------------------------------------------------------------------
+# --- neighbours: processes outside the job --------------------------------------------------------
 
 
-def _beside(case: Case, host: str) -> list[Neighbours]:
-    """The looks at what runs on a host beside the job."""
+def _neighbours(case: Case, host: str) -> list[Neighbours]:
+    """Records of the processes outside the job on a host, oldest first."""
     shots = [shot.records.get("neighbours") for shot in case.shots(host)]
     return [record for record in shots if isinstance(record, Neighbours)]
 
 
 def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
-    """What the processes beside the job took of this rank's cores, on average over the looks."""
-    series = processes(case, key)
-    mine = set(series[-1][1].affinity or ()) if series else set()
+    """CPU time that processes outside the job took on this rank's cores, averaged over the looks."""
+    series = process_looks(case, key)
+    own_cores = set(series[-1][1].affinity or ()) if series else set()
     total: dict[int, float] = defaultdict(float)
     known: dict[int, Neighbour] = {}
     for record in seen:
         for process in record.processes:
-            if not mine or process.core is None or process.core in mine:
+            if not own_cores or process.core is None or process.core in own_cores:
                 total[process.pid] += process.cores
                 known[process.pid] = process
     if not total:
@@ -269,14 +270,14 @@ def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
 
 
 def _job(ranks: Sequence[ResourcesFacts], host: object) -> ResourcesJob:
-    """The ranks of one host together."""
-    asked = [one.demand for one in ranks if one.demand is not None]
-    lists = {one.core_list for one in ranks if one.core_list}
+    """Totals over the ranks of one host."""
+    demands = [rank.demand for rank in ranks if rank.demand is not None]
+    lists = {rank.core_list for rank in ranks if rank.core_list}
     cores = len({core for text in lists for core in _unfold(text)}) or None
-    delays = sorted(one.delay_share for one in ranks if one.delay_share is not None)
+    delays = sorted(rank.delay_share for rank in ranks if rank.delay_share is not None)
     return ResourcesJob(
-        demand_per_core=sum(asked) / cores if asked and cores else None,
-        busy_threads=sum(one.busy_threads or 0 for one in ranks) if asked else None,
+        demand_per_core=sum(demands) / cores if demands and cores else None,
+        busy_threads=sum(rank.busy_threads or 0 for rank in ranks) if demands else None,
         cores=cores,
         host_cores=host.cores if isinstance(host, Host) else None,
         delay_share=delays[len(delays) // 2] if delays else None,

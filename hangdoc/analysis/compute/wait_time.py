@@ -1,45 +1,46 @@
-"""How long a rank waits for the others, over the parts of the window: by its threads' clocks, and by its stacks.
+"""Share of the time that a rank waits for other ranks, in each part of the window.
 
-Asleep is what neither runs nor queues for a core; its stacks tell what it sleeps for.
+The kernel's clocks give the time asleep: neither running nor runnable. The stacks give the reason for the sleep.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.analysis.ranks.cpu_clocks import clocks, processes, spent
+from hangdoc.analysis.ranks.cpu_clocks import clocks, usage_between
 from hangdoc.analysis.ranks.phases import WAITING
+from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Process
 
-PARTS = 3  # of the window, in each of which steps must go by
+PARTS = 3  # equal parts of the window; a job that makes progress does so in each
 MIN_WINDOW_S = 6.0
 MIN_LOOKS = 8
-SPINS = 0.7  # cores at least, while it waits: one that computes in between is now and then taken for waiting meanwhile
-SLICE_S = 0.5  # the window in its finest parts: about a look each, two where a step takes as long
+SPINS = 0.7  # cores used while it waits; a rank that computes in between is sometimes sampled as waiting and running
+SLICE_S = 0.5  # shortest slice of the window: about one look, or two if a step takes as long
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Shares of the time one rank waited for others."""
+class WaitTime:
+    """Share of the time that one rank waited for other ranks, 0..1."""
 
     parts: tuple[float, ...]  # in each of PARTS
-    slices: tuple[float, ...] | None  # in finer parts of a second and less; None where only its stacks tell
-    spins: bool  # it waits with a thread on a core, as MPI does: its CPU clock tells nothing
+    slices: tuple[float, ...] | None  # in each slice of SLICE_S to 2 * SLICE_S; None: known from stacks only
+    spins: bool  # it busy-waits, as MPI does, so CPU time does not tell waiting from work
 
     @property
     def share(self) -> float:
         return sum(self.parts) / len(self.parts)
 
 
-def waiting(case: Case, key: Key) -> Waiting | None:
-    """None where it was not seen enough."""
-    looks, series = looks_at(case, key), processes(case, key)
+def wait_time(case: Case, key: Key) -> WaitTime | None:
+    """Wait time of one rank. None: too few looks or too short a window."""
+    looks, series = looks_at(case, key), process_looks(case, key)
     if len(looks) < MIN_LOOKS or len(series) < MIN_LOOKS or series[-1][0] - series[0][0] < MIN_WINDOW_S:
         return None
     start, end = looks[0].at_s, looks[-1].at_s
@@ -48,19 +49,19 @@ def waiting(case: Case, key: Key) -> Waiting | None:
     if min(len(part) for part in looks_in) < 2:
         return None
     seen = tuple(sum(look.phase in WAITING for look in part) / len(part) for part in looks_in)
-    known = dict(series)
+    processes_at = dict(series)
     used = case.rank_facts["resources"][key]
-    spins = _spins(looks, known) and (used.demand or used.cores_used or 0.0) >= SPINS * sum(seen) / PARTS
+    spins = _spins(looks, processes_at) and (used.demand or used.cores_used or 0.0) >= SPINS * sum(seen) / PARTS
     asleep = None if spins else _Asleep.of(series)
     if asleep is None:
-        return Waiting(seen, None, spins)
-    for_others = _slept_for_others(looks, known, 1.0)
+        return WaitTime(seen, None, spins)
+    for_others = _waiting_share_of_sleep(looks, processes_at, 1.0)
     finest = max(SLICE_S, min(2 * SLICE_S, 2.0 * (case.job_facts["progress"].period_s or 0.0)))
     slices = _edges(start, end, max(PARTS, int((end - start) / finest)))
-    return Waiting(
+    return WaitTime(
         tuple(asleep.share(first, last) * for_others for first, last in pairwise(edges)),
         tuple(
-            asleep.share(first, last) * _slept_for_others(_near(looks, first, last), known, for_others)
+            asleep.share(first, last) * _waiting_share_of_sleep(_near(looks, first, last), processes_at, for_others)
             for first, last in pairwise(slices)
         ),
         spins,
@@ -73,24 +74,24 @@ def _edges(start: float, end: float, parts: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Asleep:
-    """The time in which no thread of a rank ran or wanted to, summed up to each look (s)."""
+    """Cumulative time, in seconds, that the rank's threads were neither running nor runnable."""
 
-    at_s: tuple[float, ...]
-    sum_s: tuple[float, ...]
+    at_s: tuple[float, ...]  # instant of each look
+    sum_s: tuple[float, ...]  # time asleep up to that look
 
     @classmethod
     def of(cls, series: Sequence[tuple[float, Process]]) -> _Asleep | None:
-        """None where the kernel does not tell how long threads stand in run queues."""
-        told, sums = clocks(series), [0.0]
-        for pair in pairwise(told):
-            time = spent(pair)
+        """None: the kernel does not report run-queue delay."""
+        readings, sums = clocks(series), [0.0]
+        for pair in pairwise(readings):
+            time = usage_between(pair)
             if time.delay_s is None:
                 return None
-            sums.append(sums[-1] + max(0.0, time.seconds - time.asked_s))
-        return cls(tuple(clock.at_s for clock in told), tuple(sums))
+            sums.append(sums[-1] + max(0.0, time.seconds - time.demand_s))
+        return cls(tuple(clock.at_s for clock in readings), tuple(sums))
 
     def share(self, first: float, last: float) -> float:
-        """Of the time between two instants."""
+        """Share of the time between two instants."""
         return min(1.0, max(0.0, (self._until(last) - self._until(first)) / max(1e-9, last - first)))
 
     def _until(self, at_s: float) -> float:
@@ -100,56 +101,82 @@ class _Asleep:
 
 
 def _near(looks: Sequence[Look], first: float, last: float) -> list[Look]:
-    """The looks between two instants, those just before and after too."""
+    """The looks between two instants, with a margin of half a slice."""
     margin = SLICE_S / 2
     return [look for look in looks if first - margin <= look.at_s <= last + margin]
 
 
-def _slept_for_others(looks: Sequence[Look], known: Mapping[float, Process], usual: float) -> float:
-    """Of the looks that found no thread on a core, the share in which it waited for others; `usual` if none did."""
-    asleep = [look for look in looks if look.at_s in known and not _on_core(known[look.at_s])]
-    return sum(look.phase in WAITING for look in asleep) / len(asleep) if asleep else usual
+def _waiting_share_of_sleep(looks: Sequence[Look], processes_at: Mapping[float, Process], default: float) -> float:
+    """Share of the looks at a sleeping rank that found it waiting for other ranks; `default` if it never slept."""
+    asleep = [look for look in looks if look.at_s in processes_at and not _on_core(processes_at[look.at_s])]
+    return sum(look.phase in WAITING for look in asleep) / len(asleep) if asleep else default
 
 
 def _on_core(process: Process) -> bool:
-    """On a core, or kept from one by storage: in state D it waits for no rank."""
+    """Main thread on a core, or any thread in state D: a rank blocked on storage waits for no other rank."""
     return any(thread.state in "RD" for thread in process.threads if thread.tid == process.pid or thread.state == "D")
 
 
-def _spins(looks: Sequence[Look], known: Mapping[float, Process]) -> bool:
-    found = [known[look.at_s] for look in looks if look.phase in WAITING and look.at_s in known]
-    return len(found) > 1 and sum(_on_core(process) for process in found) > len(found) / 2
+def _spins(looks: Sequence[Look], processes_at: Mapping[float, Process]) -> bool:
+    """Most looks that found it waiting also found it on a core."""
+    waiting = [processes_at[look.at_s] for look in looks if look.phase in WAITING and look.at_s in processes_at]
+    return len(waiting) > 1 and sum(_on_core(process) for process in waiting) > len(waiting) / 2
 
 
-def steps(case: Case, key: Key) -> bool:
-    """Whether a rank came on in every part of the window: it is not one long wait."""
+def moves_throughout(case: Case, key: Key) -> bool:
+    """True if the rank moved in every part of the window, so its wait is not one long wait."""
     looks = looks_at(case, key)
     start, end = looks[0].at_s, looks[-1].at_s
-    moved = {
+    parts_moved = {
         min(PARTS - 1, int(PARTS * (after.at_s - start) / max(1e-9, end - start)))
-        for after, came_on in zip(looks[1:], _came_on(case, key), strict=True)
-        if came_on
+        for after, moved in zip(looks[1:], _moved(case, key), strict=True)
+        if moved
     }
-    return len(moved) == PARTS
+    return len(parts_moved) == PARTS
 
 
-def stood(case: Case, key: Key) -> float:
-    """Share of the looks that found a rank at the same place of the same step as the look before."""
-    came_on = _came_on(case, key)
-    return came_on.count(False) / len(came_on) if came_on else 0.0
+def unmoved_share(case: Case, key: Key) -> float:
+    """Share of the looks that found the rank at the same place of the same step as the look before."""
+    moved = _moved(case, key)
+    return moved.count(False) / len(moved) if moved else 0.0
 
 
-def _came_on(case: Case, key: Key) -> list[bool]:
-    """Of each look but the first, whether it found the rank elsewhere than the look before."""
-    known: dict[Key, list[bool]] = case.once("came on", dict)
+def _moved(case: Case, key: Key) -> list[bool]:
+    """For each look after the first: the rank is at another place or step than in the look before."""
+    known: dict[Key, list[bool]] = case.once("moved", dict)
     if key not in known:
         looks = looks_at(case, key)
-        marks = {id(look.story): _mark(look) for look in {id(one.story): one for one in looks}.values()}
-        known[key] = [marks[id(a.story)] != marks[id(b.story)] for a, b in pairwise(looks)]
+        positions = {id(look.path): _position(look) for look in {id(look.path): look for look in looks}.values()}
+        known[key] = [positions[id(a.path)] != positions[id(b.path)] for a, b in pairwise(looks)]
     return known[key]
 
 
-def _mark(look: Look) -> tuple[object, ...]:
-    lines = tuple([(step.function, step.line) for step in look.story if not is_library(step.file)])
-    numbers = tuple(v.number for step in look.story for _, v in sorted(step.variables.items()) if v.number is not None)
+def _position(look: Look) -> tuple[object, ...]:
+    """Lines of the user's own code, and the numbers in all frames."""
+    lines = tuple([(step.function, step.line) for step in look.path if not is_library(step.file)])
+    numbers = tuple(v.number for step in look.path for _, v in sorted(step.variables.items()) if v.number is not None)
     return lines, numbers
+
+
+class WaitingRanks:
+    """Number of waiting ranks over time.
+
+    Time counts from each rank's first look, because clocks of different hosts are not comparable.
+    """
+
+    def __init__(self, ranks: Iterable[Sequence[Look]]) -> None:
+        initial = 0
+        changes: list[tuple[float, int]] = []
+        for looks in ranks:
+            initial += bool(looks) and looks[0].phase in WAITING
+            for before, after in pairwise(looks):
+                if (before.phase in WAITING) != (after.phase in WAITING):  # the change is taken to be halfway between
+                    middle = (before.at_s + after.at_s) / 2 - looks[0].at_s
+                    changes.append((middle, 1 if after.phase in WAITING else -1))
+        changes.sort()
+        self.times = [at for at, _ in changes]
+        self.counts = list(accumulate((by for _, by in changes), initial=initial))
+
+    def at(self, after_s: float) -> int:
+        """Number of ranks whose look nearest to that time found them waiting."""
+        return self.counts[bisect_left(self.times, after_s)]

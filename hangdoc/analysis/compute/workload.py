@@ -1,5 +1,4 @@
-"""What a rank has more of than the others: rows of a batch, parts of a step, files of a shard; and whether they share
-that work at all."""
+"""Work that one rank has more of than its peers: rows of a batch, parts of a step, files of a shard."""
 
 from __future__ import annotations
 
@@ -7,43 +6,44 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.compute.leave_one_out import Waiters
+from hangdoc.analysis.compute.wait_time import WaitingRanks
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.evidence import Variable
 
-MORE = 1.25  # times what the others have
+MORE = 1.25  # times the size on the other ranks
 MIN_LOOKS = 4
 MODEL = "/torch/nn/modules/"
-SAME = 0.5  # of the looks at it while the others wait
-USUAL = 0.75  # of the looks in which it had that size: a last batch is smaller
+SAME = 0.5  # share of the looks at a rank while most of its peers wait
+USUAL = 0.75  # share of the looks with the usual size: an epoch's last batch is smaller
 
-Name = tuple[str, str, str]  # function, variable, and what is counted
+Name = tuple[str, str, str]  # function, variable, unit (" rows", " items" or "")
 
 
 def more_work(case: Case, key: Key) -> str | None:
-    """The size in the user's own frames in which a rank most exceeds all the others, who agree in it.
+    """A variable in the user's own frames that is larger on this rank than on all its peers, if the peers agree.
 
-    "inputs in train: 128 rows, 64 on the others"; rows of tensors come before lengths and plain numbers.
+    "inputs in train: 128 rows, 64 on other ranks". Tensor rows are preferred to lengths, and lengths to plain numbers.
     """
-    usual = case.once("usual sizes", lambda: {one: _sizes(case, one) for one in case.ranks})
-    held = case.once("sizes held", lambda: _held(usual.values()))
+    usual = case.once("usual sizes", lambda: {rank: _sizes(case, rank) for rank in case.ranks})
+    ranks_by_size = case.once("ranks by size", lambda: _ranks_by_size(usual.values()))
     found = []
     for name, size in usual[key].items():
-        if len(held[name]) != 2 or held[name][size] != 1 or held[name].total() < len(usual):
-            continue  # the others do not agree, or not all of them have it
-        there = next(other for other in held[name] if other != size)
-        if size >= MORE * there > 0:
-            function, variable, what = name
-            text = f"{variable} in {function}: {size:g}{what}, {there:g} on the others"
-            found.append((what != " rows", what == "", name, text))
+        counts = ranks_by_size[name]
+        if len(counts) != 2 or counts[size] != 1 or counts.total() < len(usual):
+            continue  # the peers disagree, or the variable is missing on some rank
+        peers = next(other for other in counts if other != size)
+        if size >= MORE * peers > 0:
+            function, variable, unit = name
+            text = f"{variable} in {function}: {size:g}{unit}, {peers:g} on other ranks"
+            found.append((unit != " rows", unit == "", name, text))
     return min(found)[-1] if found else None
 
 
-def _held(usual: Iterable[Mapping[Name, float]]) -> dict[Name, Counter[float]]:
-    """How many ranks have which size."""
+def _ranks_by_size(usual: Iterable[Mapping[Name, float]]) -> dict[Name, Counter[float]]:
+    """Number of ranks with each size, by variable."""
     found: dict[Name, Counter[float]] = defaultdict(Counter)
     for sizes in usual:
         for name, size in sizes.items():
@@ -52,10 +52,10 @@ def _held(usual: Iterable[Mapping[Name, float]]) -> dict[Name, Counter[float]]:
 
 
 def _sizes(case: Case, key: Key) -> dict[Name, float]:
-    """The usual sizes of a rank's variables over the looks."""
+    """Usual size of each of a rank's variables over the looks."""
     seen: dict[Name, list[float]] = {}
     for look in looks_at(case, key):
-        for step in look.story:
+        for step in look.path:
             for variable in () if is_library(step.file) else step.variables.values():
                 size = _size(variable)
                 if size is not None:
@@ -67,7 +67,7 @@ def _sizes(case: Case, key: Key) -> dict[Name, float]:
 
 
 def _size(variable: Variable) -> tuple[str, float] | None:
-    """What is counted of a variable, and how much there is."""
+    """Unit and size of a variable. None: it has no size, or must differ between ranks."""
     if variable.tensor is not None:
         return (" rows", variable.tensor.shape[0]) if variable.tensor.shape else None
     if variable.kind == "int" and variable.number is not None:
@@ -78,30 +78,30 @@ def _size(variable: Variable) -> tuple[str, float] | None:
 
 
 def same_code(case: Case, key: Key) -> bool | None:
-    """Whether a rank, while most others wait, is where they are seen as well: an evaluation is at lines of its own.
+    """True if a rank, while most of its peers wait, runs lines that they run too; an evaluation on one rank does not.
 
-    None where it was seen so too seldom.
+    None: too few looks found most peers waiting.
     """
-    every = {one: looks_at(case, one) for one in case.ranks}
-    waiters = case.once("waiters", lambda: Waiters(every.values()))
-    lines = case.once("lines of looks", lambda: {one: {_chain(look) for look in every[one]} for one in every})
-    seen_at = case.once("ranks seen at lines", lambda: Counter(chain for one in lines.values() for chain in one))
-    mine = every[key]
+    looks = {rank: looks_at(case, rank) for rank in case.ranks}
+    waiters = case.once("waiting ranks", lambda: WaitingRanks(looks.values()))
+    chains = case.once("chains by rank", lambda: {rank: {_chain(look) for look in looks[rank]} for rank in looks})
+    ranks_at = case.once("ranks by chain", lambda: Counter(chain for rank in chains.values() for chain in rank))
+    own = looks[key]
     waited_for = [
         _chain(look)
-        for look in mine
-        if look.phase not in WAITING and 2 * waiters.at(look.at_s - mine[0].at_s) > len(every) - 1
+        for look in own
+        if look.phase not in WAITING and 2 * waiters.at(look.at_s - own[0].at_s) > len(looks) - 1
     ]
     if len(waited_for) < MIN_LOOKS - 1:
         return None
-    return sum(seen_at[chain] > (chain in lines[key]) for chain in waited_for) >= SAME * len(waited_for)
+    return sum(ranks_at[chain] > (chain in chains[key]) for chain in waited_for) >= SAME * len(waited_for)
 
 
 def _chain(look: Look) -> tuple[tuple[str, str, int], ...]:
-    """The calls down to the innermost code that is no library's, with its lines; within a model those do not matter."""
-    own = [number for number, step in enumerate(look.story) if not is_library(step.file)]
+    """Call chain down to the innermost user code, with lines; lines inside a model or a library are ignored."""
+    own = [number for number, step in enumerate(look.path) if not is_library(step.file)]
     chain, in_model = [], False
-    for step in look.story[: own[-1] + 1] if own else ():
+    for step in look.path[: own[-1] + 1] if own else ():
         in_model = in_model or MODEL in step.file
         chain.append((step.file, step.function, 0 if in_model or is_library(step.file) else step.line))
     return tuple(chain)

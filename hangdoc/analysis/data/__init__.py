@@ -1,1 +1,4 @@
-"""What a rank reads and writes: dataloader workers, input, storage, paths of the data."""
+"""Data that a rank reads and writes: dataloader workers, waits for batches, storage, data paths.
+
+Connections between ranks belong to `network`.
+"""

@@ -1,7 +1,6 @@
-"""Analysis `skew`: do the ranks read the same data? Folders that differ, how much is in them, and the variable that
-sends one rank elsewhere.
+"""Analysis `skew`: do the ranks read different data: other folders, how many entries they have, and why?
 
-Ranks that each read a folder of their own by design are no skew as long as the folders hold about the same.
+Ranks that read one folder each by design show no skew if the folders have about the same number of entries.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.divergence import PositionFacts
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
 from hangdoc.evidence import Environ, Io
 
-WAITS = 0.5  # share of the looks
-MORE = 2.0  # times as many entries: less is within what shards of one data set differ
+WAITS = 0.5  # share of the looks that found a rank waiting for other ranks
+MORE = 2.0  # times as many entries; shards of one data set differ by less
 PATH = re.compile(r"^[\"'](/[^\"']*)[\"']$")
 OPEN = "open files"
 
@@ -26,57 +25,59 @@ Place = tuple[str, int]  # folder and number of its entries
 
 
 @dataclass(frozen=True, slots=True)
-class SkewFacts:
-    """One rank's data against the others'; None: no folder of data was seen on every rank, or they agree."""
+class DataPathFacts:
+    """One rank's data folder, compared with the other ranks. None: the ranks agree, or no folder was seen on all."""
 
-    odd: bool | None = None  # it reads another folder than most; of two equal parts: that is waited for, or with less
-    folder: str | None = None
-    entries: int | None = None
-    folder_others: str | None = None
-    entries_others: int | None = None
-    name: str | None = None  # what holds the path: "root in run (train.py)", or "open files"
-    variable: str | None = None  # environment variable that makes the difference
-    value: str | None = None  # None: not set here
-    value_others: str | None = None
-    parted: bool | None = None  # the ranks stand at different places, and divide as their data do
+    odd: bool | None = None  # it reads another folder than most ranks; on a tie, the waited-for or smaller side is odd
+    folder: str | None = None  # the folder that this rank reads
+    entries: int | None = None  # number of entries in it
+    folder_others: str | None = None  # the folder on the other side
+    entries_others: int | None = None  # number of entries in that folder
+    name: str | None = None  # source of the path: "root in run (train.py)", or "open files"
+    variable: str | None = None  # environment variable that differs and points to the folder
+    value: str | None = None  # its value on this rank; None: not set
+    value_others: str | None = None  # its value on the other side; None: not set
+    parted: bool | None = None  # the ranks are at different code positions, divided in the same way as by folder
 
 
 @dataclass(slots=True)
-class SkewAnalysis:
+class DataPathAnalysis:
     name: str = "skew"
     order: int = 48
-    rank_facts: type | None = SkewFacts
+    rank_facts: type | None = DataPathFacts
     job_facts: type | None = None
     on_demand: bool = True
 
-    def derive(self, case: Case) -> tuple[dict[Key, SkewFacts], None]:
-        facts = dict.fromkeys(case.ranks, SkewFacts())
+    def derive(self, case: Case) -> tuple[dict[Key, DataPathFacts], None]:
+        facts = dict.fromkeys(case.ranks, DataPathFacts())
         sources = {key: _sources(case, key) for key in case.ranks}
         for name in _common(sources):
             places = {key: sources[key][name] for key in case.ranks}
-            odd = _odd(case, places)
-            if odd:
-                parted = _parted(case, odd)
-                one_of = {part: next(key for key in places if (key in odd) is part) for part in (True, False)}
-                facts = {key: _facts(case, key, name, places, odd, one_of[key not in odd], parted) for key in places}
+            outliers = _outliers(case, places)
+            if outliers:
+                parted = _parted(case, outliers)
+                sides = {side: next(key for key in places if (key in outliers) is side) for side in (True, False)}
+                facts = {
+                    key: _facts(case, key, name, places, outliers, sides[key not in outliers], parted) for key in places
+                }
                 break
         return facts, None
 
 
 def _common(sources: Mapping[Key, Mapping[str, Place]]) -> list[str]:
-    """What every rank has; what variables say comes before what is merely open."""
-    everywhere = set.intersection(*(set(one) for one in sources.values())) if len(sources) > 1 else set[str]()
+    """Names of path sources that every rank has; variables come before open files."""
+    everywhere = set.intersection(*(set(names) for names in sources.values())) if len(sources) > 1 else set[str]()
     return sorted(everywhere, key=lambda name: (name == OPEN, name))
 
 
 def _sources(case: Case, key: Key) -> dict[str, Place]:
-    """The folders that a rank's variables name, and the one most of its open files were in."""
+    """Folders named by a rank's variables, and the folder with most of its open files."""
     records = [io for _, io in case.series(key, "io") if isinstance(io, Io)]
     entries = {folder.path: folder.entries for io in records for folder in io.folders}
     if not entries:
         return {}
     found: dict[str, Place] = {}
-    for name, path in _named(case, key):
+    for name, path in _path_variables(case, key):
         if path in entries:
             found[name] = (path, entries[path])
     opened = Counter(os.path.dirname(file) for io in records for file in io.files)
@@ -86,7 +87,8 @@ def _sources(case: Case, key: Key) -> dict[str, Place]:
     return found
 
 
-def _named(case: Case, key: Key) -> Iterator[tuple[str, str]]:
+def _path_variables(case: Case, key: Key) -> Iterator[tuple[str, str]]:
+    """Variables in the user's own frames that hold an absolute path, and that path."""
     for step in own_steps(looks_at(case, key)):
         for variable in step.variables.values():
             if "/" in variable.text and (match := PATH.match(variable.text)):
@@ -94,32 +96,32 @@ def _named(case: Case, key: Key) -> Iterator[tuple[str, str]]:
                 yield f"{variable.name} in {where}", match[1].rstrip("/") or "/"
 
 
-def _odd(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
-    """The ranks whose folder is not the usual one, where that makes a difference; empty where all agree."""
+def _outliers(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
+    """Ranks that read another folder than most. Empty: the ranks agree, or the folders are similar in size."""
     by_folder: dict[str, list[Key]] = {}
     for key, (folder, _) in places.items():
         by_folder.setdefault(folder, []).append(key)
     counts = [entries for _, entries in places.values()]
     if len(by_folder) != 2 or max(counts) < MORE * min(counts) or max(counts) - min(counts) < 2:
         return frozenset()
-    sides = sorted((len(keys), _wait(case, keys), places[keys[0]][1], folder) for folder, keys in by_folder.items())
+    sides = sorted((len(keys), _all_wait(case, keys), places[keys[0]][1], folder) for folder, keys in by_folder.items())
     return frozenset(by_folder[sides[0][3]])
 
 
-def _wait(case: Case, keys: Sequence[Key]) -> bool:
-    """They mostly wait for other ranks."""
+def _all_wait(case: Case, keys: Sequence[Key]) -> bool:
+    """All these ranks mostly wait for other ranks."""
     progress: Mapping[Key, ProgressFacts] = case.rank_facts["progress"]
     return all((progress[key].wait_share or 0.0) >= WAITS for key in keys)
 
 
 def _facts(
-    case: Case, key: Key, name: str, places: Mapping[Key, Place], odd: frozenset[Key], other: Key, parted: bool
-) -> SkewFacts:
-    """Of one rank, beside one of the `other` part."""
+    case: Case, key: Key, name: str, places: Mapping[Key, Place], outliers: frozenset[Key], other: Key, parted: bool
+) -> DataPathFacts:
+    """Facts of one rank, compared with `other`, a rank of the other side."""
     (folder, entries), (folder_others, entries_others) = places[key], places[other]
-    variable = _variable(case, key, other, folder, folder_others)
-    return SkewFacts(
-        odd=key in odd,
+    variable = _environment_variable(case, key, other, folder, folder_others)
+    return DataPathFacts(
+        odd=key in outliers,
         folder=folder,
         entries=entries,
         folder_others=folder_others,
@@ -137,24 +139,26 @@ def _environment(case: Case, key: Key) -> Mapping[str, str]:
     return record.variables if isinstance(record, Environ) else {}
 
 
-def _variable(case: Case, key: Key, other: Key, here: str, there: str) -> str | None:
-    """A variable that one of the two does not have, or has otherwise, and that leads to the folder it reads."""
-    mine, its = _environment(case, key), _environment(case, other)
-    for name in sorted({*mine, *its}):
-        ours, theirs = mine.get(name), its.get(name)
-        if ours != theirs and (_leads(ours, here) or _leads(theirs, there)):
+def _environment_variable(case: Case, key: Key, other: Key, folder: str, folder_other: str) -> str | None:
+    """An environment variable that differs between the two ranks and points to the folder that one of them reads."""
+    own_environment, other_environment = _environment(case, key), _environment(case, other)
+    for name in sorted({*own_environment, *other_environment}):
+        own, others = own_environment.get(name), other_environment.get(name)
+        if own != others and (_contains(own, folder) or _contains(others, folder_other)):
             return name
     return None
 
 
-def _leads(value: str | None, folder: str) -> bool:
-    return bool(value) and (folder + "/").startswith((value or "").rstrip("/") + "/")
+def _contains(path: str | None, folder: str) -> bool:
+    """`path` is `folder` or one of its parents."""
+    return bool(path) and (folder + "/").startswith((path or "").rstrip("/") + "/")
 
 
-def _parted(case: Case, odd: frozenset[Key]) -> bool:
-    position: Mapping[Key, PositionFacts] = case.rank_facts["position"]
-    sides = [{facts.side for key, facts in position.items() if (key in odd) is part} for part in (True, False)]
+def _parted(case: Case, outliers: frozenset[Key]) -> bool:
+    """The outliers and the other ranks are at different code positions."""
+    position: Mapping[Key, DivergenceFacts] = case.rank_facts["position"]
+    sides = [{facts.side for key, facts in position.items() if (key in outliers) is side} for side in (True, False)]
     return not sides[0] & sides[1] and None not in sides[0] | sides[1]
 
 
-ANALYSIS = SkewAnalysis()
+ANALYSIS = DataPathAnalysis()

@@ -1,6 +1,6 @@
-"""Analysis `inputs`: how much of its time each rank spends waiting for data, and where that time goes.
+"""Analysis `inputs`: the share of its time that each rank waits for data, and the code that makes the data.
 
-A rank starves while it stands in its loader and no byte crosses to or from it: the steps of the others wait for it.
+A rank starves while it is in its loader and its connections to other ranks are silent: its peers wait for its step.
 """
 
 from __future__ import annotations
@@ -13,77 +13,78 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.data.helpers import LOADER, loads, waits_for_helpers
-from hangdoc.analysis.data.workers import starts, user_line, worker_story
+from hangdoc.analysis.data.workers import LOADER, is_importing, is_loading, user_line, waits_for_helpers, worker_story
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
 from hangdoc.analysis.ranks.call_path import Code, Step
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.progress import Look, ProgressFacts, looks_at, spots
+from hangdoc.analysis.ranks.progress import Look, ProgressFacts, activities, looks_at
 from hangdoc.evidence import Process, Sockets, Source, Stacks
 
-WAITS = 0.8  # of the looks
-GAP_S = 0.5  # without a byte: shorter ones tell nothing
-STARTS = re.compile(r"^(__init__|_get_iterator|__iter__|_reset|start)$")  # in the loader's files: its workers are made
-ENDS = "_shutdown_workers"  # there too: they have nothing more to do, and are waited for
+WAITS = 0.8  # share of the looks
+GAP_S = 0.5  # shorter silence on a connection is normal
+STARTS = re.compile(r"^(__init__|_get_iterator|__iter__|_reset|start)$")  # functions in loader files that start workers
+ENDS = "_shutdown_workers"  # function in loader files that waits for finished workers
 PREPARES = re.compile(r"/datasets/(arrow_dataset|dataset_dict|iterable_dataset|builder|load)\.py|/tokenizers/")
 
 
 @dataclass(frozen=True, slots=True)
-class InputFacts:
-    """One rank over the looks; None: its stacks were not seen."""
+class DataLoadingFacts:
+    """One rank over the looks. Shares are 0..1. None: stacks not seen."""
 
-    share: float | None = None  # of the looks that found it in its loader
-    starved_s: float | None = None  # longest time without a byte to or from other ranks that it spent there, first
-    # batches of workers that were just made left out
-    batch_s: float | None = None  # how long a batch takes, by the counter of the loop over the loader it was seen in
-    gap_s: float | None = None  # how long it goes on without data: `starved_s`, or `batch_s` where bytes tell nothing
-    prepare_share: float | None = None  # of the looks: helpers, or a library, make a data set for it
-    where: str | None = None  # most frequent line of the user's own code that makes the data: "f (data.py:31)"
-    text: str | None = None  # the source line there
-    where_share: float | None = None  # of the looks at the code that makes the data, in that function
-    worker: int | None = None  # PID of the worker that was seen there; None: the rank itself
-    awaited: bool | None = None  # meanwhile another rank does nothing but wait for the others
-    advancing: bool | None = None  # it sleeps in its loader, for a time that it set itself
+    share: float | None = None  # share of the looks that found the rank in its loader
+    # Longest time in the loader without a byte to or from other ranks, seconds; without the first batch of new workers.
+    starved_s: float | None = None
+    batch_s: float | None = None  # seconds per batch, from the counter of the loop over the loader
+    gap_s: float | None = None  # seconds without data: starved_s; if connections were not seen, batch_s
+    prepare_share: float | None = None  # share of the looks with helpers, or a library, preparing a data set for it
+    where: str | None = None  # most frequent line of user code that makes the data: "f (data.py:31)"
+    text: str | None = None  # source line at that site
+    where_share: float | None = None  # share of that function among all looks at user code that makes the data
+    worker: int | None = None  # PID of the worker at that site; None: the rank itself
+    awaited: bool | None = None  # another rank spends most of its time waiting for other ranks
+    advancing: bool | None = None  # it is in a timed sleep in its loader
 
 
-UNSEEN = InputFacts()
+UNSEEN = DataLoadingFacts()
 
 
 @dataclass(slots=True)
-class InputAnalysis:
+class DataLoadingAnalysis:
     name: str = "inputs"
     order: int = 44
-    rank_facts: type | None = InputFacts
+    rank_facts: type | None = DataLoadingFacts
     job_facts: type | None = None
 
-    def derive(self, case: Case) -> tuple[dict[Key, InputFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, DataLoadingFacts], None]:
         waits = {key: _waits(case, key) for key in case.ranks}
         waiting = sum(waits.values())
         return {key: _facts(case, key, waiting > waits[key]) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key, awaited: bool) -> InputFacts:
+def _facts(case: Case, key: Key, awaited: bool) -> DataLoadingFacts:
     looks = looks_at(case, key)
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
-    code = case.once(("inputs", spots(looks)), lambda: _code(looks))
+    code = case.once(("inputs", activities(looks)), lambda: _code(looks))
     workers = list(_by_workers(case, key))
     if code.loading or workers:
-        return _told(case, key, code, workers, awaited)
-    # Of ranks that were at the same places, and never in a loader, all the same is told.
-    return case.once(("inputs", id(code), awaited), lambda: _told(case, key, code, (), awaited))
+        return _derive(case, key, code, workers, awaited)
+    # Ranks that were at the same places, and never in a loader, share their facts.
+    return case.once(("inputs", id(code), awaited), lambda: _derive(case, key, code, (), awaited))
 
 
-def _told(case: Case, key: Key, code: _Code, workers: Sequence[tuple[int | None, Step]], awaited: bool) -> InputFacts:
+def _derive(
+    case: Case, key: Key, code: _Code, workers: Sequence[tuple[int | None, Step]], awaited: bool
+) -> DataLoadingFacts:
     looks = looks_at(case, key)
     loading = [looks[at] for at in code.loading]
     made = [*code.made, *workers]
-    worker, step, share = _most(made) if made else (None, None, None)
+    worker, step, share = _most_frequent(made) if made else (None, None, None)
     gaps = _gaps(case, key, loading)
-    starved_s = max(_later(case, key, gaps), default=0.0) if gaps else None
+    starved_s = max(_without_first_batch(case, key, gaps), default=0.0) if gaps else None
     batch_s = _batch_s(looks) if loading else None
-    return InputFacts(
+    return DataLoadingFacts(
         share=len(loading) / len(looks),
         starved_s=starved_s,
         batch_s=batch_s,
@@ -100,15 +101,15 @@ def _told(case: Case, key: Key, code: _Code, workers: Sequence[tuple[int | None,
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What the places tell that a rank was seen at."""
+    """Summary of the code that a rank was seen in."""
 
-    loading: tuple[int, ...]  # looks that found it in its loader
-    preparing: int
-    made: tuple[tuple[None, Step], ...]  # where it makes the data itself
+    loading: tuple[int, ...]  # indices of the looks that found it in its loader
+    preparing: int  # number of looks that found it preparing a data set
+    made: tuple[tuple[None, Step], ...]  # user code in the rank itself that makes the data
 
 
 def _code(looks: Sequence[Look]) -> _Code:
-    loading = tuple(at for at, look in enumerate(looks) if _feeds(look.code))
+    loading = tuple(at for at, look in enumerate(looks) if _in_loader(look.code))
     return _Code(loading, sum(_prepares(look.code) for look in looks), tuple(_by_itself(looks)))
 
 
@@ -124,8 +125,8 @@ def _sleeps(case: Case, key: Key) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _feeds(code: Code) -> bool:
-    """In its loader, and not to start its workers or to end them."""
+def _in_loader(code: Code) -> bool:
+    """In its loader, but neither starting nor ending its workers."""
     inside = [function for file, function in code if LOADER.search(file)]
     starting = any(map(STARTS.search, inside)) and not waits_for_helpers(code) and not _fetches(code)
     return bool(inside) and not starting and ENDS not in inside
@@ -137,23 +138,23 @@ def _fetches(code: Code) -> bool:
 
 @lru_cache(maxsize=1024)
 def _prepares(code: Code) -> bool:
-    return (waits_for_helpers(code) and not loads(code)) or any(PREPARES.search(file) for file, _ in code)
+    return (waits_for_helpers(code) and not is_loading(code)) or any(PREPARES.search(file) for file, _ in code)
 
 
 def _gaps(case: Case, key: Key, loading: Sequence[Look]) -> list[tuple[Look, float]]:
-    """At each of these looks: how long no byte has come or gone on its connections."""
+    """For each of these looks: seconds since the last byte on the rank's connections to other ranks."""
     if not loading:
         return []
-    between = {identity(one.connection) for one in data_connections(case).get(key, ())}
+    known = {identity(data.connection) for data in data_connections(case).get(key, ())}
     sockets = {at: record.connections for at, record in case.series(key, "sockets") if isinstance(record, Sockets)}
     ages = [
-        (look, least(idle(one) for one in sockets.get(look.at_s, ()) if identity(one) in between)) for look in loading
+        (look, least(idle(one) for one in sockets.get(look.at_s, ()) if identity(one) in known)) for look in loading
     ]
     return [(look, age) for look, age in ages if age is not None]
 
 
-def _later(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator[float]:
-    """The ages of those that are no wait for a first batch: workers that start, an index that is read."""
+def _without_first_batch(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator[float]:
+    """Lengths of the gaps, without waits for a first batch: workers that start, an index that is read."""
     if not gaps:
         return
     processes = dict(process_looks(case, key))
@@ -167,8 +168,8 @@ def _later(case: Case, key: Key, gaps: Sequence[tuple[Look, float]]) -> Iterator
 
 
 def _batch_s(looks: Sequence[Look]) -> float | None:
-    """By the counter that grew, of a loop outside the loader's frames."""
-    if looks[0].story is looks[-1].story:
+    """Seconds per batch, from the fastest loop counter outside the loader's frames."""
+    if looks[0].path is looks[-1].path:
         return None
     first, last = _counters(looks[0]), _counters(looks[-1])
     grown = max((last[name] - first[name] for name in last if name in first), default=0.0)
@@ -176,26 +177,26 @@ def _batch_s(looks: Sequence[Look]) -> float | None:
 
 
 def _counters(look: Look) -> dict[str, float]:
-    """Of the loops outside the loader's frames."""
-    if not look.spot.counters:
+    """Loop counters outside the loader's frames, by function and name."""
+    if not look.activity.counters:
         return {}
-    files = [step.file for step in look.story]
-    inside = next((at for at, file in enumerate(files) if _of_loader(file)), len(files))
-    steps = [(look.story[at], name) for at, name in look.spot.counters if at < inside]
+    files = [step.file for step in look.path]
+    inside = next((at for at, file in enumerate(files) if _is_loader_file(file)), len(files))
+    steps = [(look.path[at], name) for at, name in look.activity.counters if at < inside]
     return {
-        f"{step.function}.{name}": one.number
+        f"{step.function}.{name}": variable.number
         for step, name in steps
-        if (one := step.variables.get(name)) and one.number is not None
+        if (variable := step.variables.get(name)) and variable.number is not None
     }
 
 
 @lru_cache(maxsize=1024)
-def _of_loader(file: str) -> bool:
+def _is_loader_file(file: str) -> bool:
     return bool(LOADER.search(file))
 
 
-def _most(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | None, float | None]:
-    """The function seen most: the process and the line seen most in it, and its share of the looks."""
+def _most_frequent(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | None, float | None]:
+    """Most frequent function: its most frequent process and line, and the function's share of the looks."""
     if not made:
         return None, None, None
     functions = Counter((step.file, step.function) for _, step in made)
@@ -206,24 +207,24 @@ def _most(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | N
 
 
 def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[None, Step]]:
-    """The user's lines below the frames of the loader."""
-    for look in (look for look in looks if loads(look.code)):
-        inside = [i for i, step in enumerate(look.story) if LOADER.search(step.file)]
-        own = user_line(look.story[inside[0] + 1 :])
+    """User code that the loader called in the rank itself."""
+    for look in (look for look in looks if is_loading(look.code)):
+        inside = [i for i, step in enumerate(look.path) if LOADER.search(step.file)]
+        own = user_line(look.path[inside[0] + 1 :])
         if own is not None:
             yield None, own
 
 
 def _by_workers(case: Case, key: Key) -> Iterator[tuple[int | None, Step]]:
-    """The user's lines that its workers were seen at."""
+    """User code that the rank's workers were seen in, with their PIDs."""
     for _, rank in case.rounds(key):
         stacks = rank.records.get("stacks")
         for pid, threads in stacks.children if isinstance(stacks, Stacks) else ():
             source = rank.records.get("source")
             steps = worker_story(threads, source if isinstance(source, Source) else None)
-            own = None if starts(steps) else user_line(steps)
+            own = None if is_importing(steps) else user_line(steps)
             if own is not None:
                 yield pid, own
 
 
-ANALYSIS = InputAnalysis()
+ANALYSIS = DataLoadingAnalysis()

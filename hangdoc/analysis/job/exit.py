@@ -1,8 +1,8 @@
-"""Analysis `exit`: which ranks have ended, how, and which of them ended first: the others may only be its victims.
+"""Analysis `exit`: which ranks have ended, how, and which ended first; later ends may only be consequences.
 
-A launcher that notices sends the others SIGTERM; a peer whose connections are closed ends with an exception, or aborts.
-So of the ends that nobody asked for the earliest counts. Of those noticed together a kill by another hand or a crash
-counts before an abort, and that before an exit code.
+When a rank fails, the launcher sends SIGTERM to the remaining ranks, and a peer that loses its connections raises or
+aborts. So the earliest unrequested end is the cause. Among ends first seen together, a SIGKILL or a crash ranks before
+an abort, and an abort before an exit code.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from hangdoc.analysis.ranks.stack import last_seen
 from hangdoc.evidence import End, Process, RankEvidence, Stacks
 from hangdoc.evidence.resources import Cgroup
 
-KINDS = ("killed", "crashed", "aborted", "failed", "told", "finished")  # the more telling first
+# SIGKILL, a fault signal, abort(), an exit code, a signal that asks it to end, exit code 0; likeliest cause first
+KINDS = ("killed", "crashed", "aborted", "failed", "told", "finished")
 _RANKING = (*KINDS, "unknown")
 FAULTS = frozenset({"killed", "crashed", "aborted", "failed"})
-TOLD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
+REQUESTED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
 
 
 @dataclass(frozen=True, slots=True)
 class ExitFacts:
-    """One rank's end; None: it still runs, or is not known."""
+    """One rank's end; None: it still runs, or unknown."""
 
-    kind: str | None = None  # one of KINDS: by SIGKILL, a fault of its code, abort(), an exit code, on request, code 0
+    kind: str | None = None  # killed | crashed | aborted | failed | told | finished, see KINDS
     text: str | None = None  # "signal 9 (SIGKILL)", "exit code 1"
-    first: bool | None = None  # it ended by a fault, and no other rank before it
-    oom: bool | None = None  # the kernel killed it for want of memory
-    oom_kills: int | None = None  # that the counter of its cgroup gained
-    oom_counter: str | None = None  # file of that counter
-    phase: str | None = None  # what it did when it was last seen
+    first: bool | None = None  # it ended by a fault, and no rank of its host ended before it
+    oom: bool | None = None  # the kernel's OOM killer killed it
+    oom_kills: int | None = None  # increase of its cgroup's oom_kill counter
+    oom_counter: str | None = None  # file with that counter
+    phase: str | None = None  # its phase, operation and site when its stacks were last seen
     op: str | None = None
     site: str | None = None
-    seen_s: float | None = None  # so long before its end
-    waited: bool | None = None  # it waited for other ranks then
-    rss_bytes: int | None = None  # resident memory, then
+    seen_s: float | None = None  # time from that look to its end
+    waited: bool | None = None  # it waited for other ranks at that look
+    rss_bytes: int | None = None  # resident memory when last seen
     limit_bytes: int | None = None  # lowest memory limit of its cgroups
 
 
@@ -47,12 +48,14 @@ UNSEEN = ExitFacts()
 
 @dataclass(frozen=True, slots=True)
 class ExitJob:
-    ended: int  # ranks that are gone
-    all_ended: bool
-    fault: bool  # a rank ended by a fault, as far as is known
-    fault_s: float | None  # so long ago; None: before we watched
-    well: bool  # every rank has ended, all with exit code 0
-    kernel: tuple[str, ...]  # what the kernel's log says of those that ended first
+    """The ends of the job's ranks."""
+
+    ended: int  # number of ranks that have ended
+    all_ended: bool  # every rank has ended
+    fault: bool  # a rank is known to have ended by a fault
+    fault_s: float | None  # time since then; None: it was before the first look, or none did
+    well: bool  # every rank has ended with exit code 0
+    kernel: tuple[str, ...]  # kernel log lines about the ranks that ended first
 
 
 @dataclass(slots=True)
@@ -65,15 +68,15 @@ class ExitAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, ExitFacts], ExitJob]:
         facts = {key: _facts(case, key) for key in case.ranks}
         ended = [key for key, rank in case.ranks.items() if rank.alive is False]
-        broken_off = [key for key in ended if facts[key].kind != "finished"]
-        first = _first({key: (facts[key].kind, case.ranks[key].end) for key in broken_off})
-        facts = {key: replace(one, first=key in first) if one.kind else one for key, one in facts.items()}
+        unfinished = [key for key in ended if facts[key].kind != "finished"]
+        first = _first({key: (facts[key].kind, case.ranks[key].end) for key in unfinished})
+        facts = {key: replace(own, first=key in first) if own.kind else own for key, own in facts.items()}
         return facts, ExitJob(
             ended=len(ended),
             all_ended=len(ended) == len(facts) > 0,
             fault=bool(first),
             fault_s=min((age for key in first if (age := _age_s(case, key)) is not None), default=None),
-            well=len(ended) == len(facts) > 0 and all(one.kind == "finished" for one in facts.values()),
+            well=len(ended) == len(facts) > 0 and all(own.kind == "finished" for own in facts.values()),
             kernel=tuple(line for key in first if (end := case.ranks[key].end) for line in end.kernel),
         )
 
@@ -113,14 +116,14 @@ def _kind(end: End) -> str | None:
         return "killed"
     if end.signal == signal.SIGABRT:
         return "aborted"
-    return "told" if end.signal in TOLD else "crashed"
+    return "told" if end.signal in REQUESTED else "crashed"
 
 
 def _first(ends: dict[Key, tuple[str | None, End | None]]) -> set[Key]:
-    """The ranks that ended by a fault before any other of their host; none where the first to end was asked to."""
-    earliest: dict[str, list[tuple[float, Key, str]]] = defaultdict(list)  # clocks of two hosts are never compared
+    """The ranks that ended by a fault before any other rank of their host; empty if the first end was requested."""
+    earliest: dict[str, list[tuple[float, Key, str]]] = defaultdict(list)  # by host: their clocks are not comparable
     for key, (kind, end) in ends.items():
-        at_s = end.at_s if end and end.at_s is not None else -1.0  # before we watched: before all the others
+        at_s = end.at_s if end and end.at_s is not None else -1.0  # before the first look, so before every seen end
         earliest[key[0]].append((at_s, key, kind or "unknown"))
     first = [(kind, key) for each in earliest.values() for at_s, key, kind in each if at_s == min(each)[0]]
     worst = min((kind for kind, _ in first), key=_RANKING.index, default="unknown")
@@ -128,13 +131,13 @@ def _first(ends: dict[Key, tuple[str | None, End | None]]) -> set[Key]:
 
 
 def _age_s(case: Case, key: Key) -> float | None:
-    """How long ago a rank ended, when its host was looked at last."""
+    """Time from a rank's end to the newest snapshot of its host (s)."""
     end, shots = case.ranks[key].end, case.shots(key[0])
     return shots[-1].at_s - end.at_s if shots and end and end.at_s is not None else None
 
 
 def _seen_s(case: Case, key: Key, rank: RankEvidence) -> float | None:
-    """How long before its end its stacks were seen last."""
+    """Time from the last look at a rank's stacks to its end (s)."""
     looks = [at_s for at_s, _ in case.series(key, "stacks")]
     return max(0.0, rank.end.at_s - looks[-1]) if looks and rank.end and rank.end.at_s is not None else None
 

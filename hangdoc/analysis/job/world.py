@@ -1,4 +1,4 @@
-"""Analysis `world`: who should be there and who is."""
+"""Analysis `world`: which ranks the job should have, and which were seen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from hangdoc.evidence import AGENT, limits
 
 @dataclass(frozen=True, slots=True)
 class WorldJob:
-    size: int | None  # world size, where a rank knows it
-    present: int  # ranks whose process lives
-    gone: tuple[int, ...]  # ranks that were watched and ended
-    missing: tuple[int, ...] | None  # ranks never seen, where the size is known; none where they are too many to name
-    hosts: int
-    lost: tuple[str, ...] = ()  # hosts of the fleet that are not seen
+    """The ranks and hosts of the job."""
+
+    size: int | None  # world size; None: no rank knows it
+    present: int  # number of ranks with a living process
+    gone: tuple[int, ...]  # ranks that were watched and have ended
+    missing: tuple[int, ...] | None  # ranks never seen; None: size unknown; (): also if there are too many to list
+    hosts: int  # number of hosts with a rank
+    lost: tuple[str, ...] = ()  # hosts of the fleet that do not report
 
 
 @dataclass(slots=True)
@@ -27,14 +29,14 @@ class WorldAnalysis:
 
     def derive(self, case: Case) -> tuple[dict[Key, None], WorldJob]:
         ranks = case.ranks.values()
-        sizes = [size for r in ranks if (size := limits.world(r.target.world_size)) is not None]
+        sizes = [size for r in ranks if (size := limits.valid_world_size(r.target.world_size)) is not None]
         known = {r.target.rank for r in ranks if r.target.rank is not None}
         size = max(sizes, default=None)
         return {}, WorldJob(
             size=size,
             present=sum(r.alive is not False for r in ranks),
             gone=tuple(sorted(r.target.rank for r in ranks if r.alive is False and r.target.rank is not None)),
-            missing=limits.absent(size, known) if size is not None else None,
+            missing=limits.absent_ranks(size, known) if size is not None else None,
             hosts=len({r.target.host for r in ranks}),
             lost=tuple(
                 sorted(

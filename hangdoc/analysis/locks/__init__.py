@@ -1,1 +1,1 @@
-"""Mutexes, the GIL and lock files: who holds them, who waits."""
+"""Mutexes, the GIL and lock files: who holds them, who waits, and whether the holder can release them."""

@@ -1,9 +1,10 @@
-"""Analysis `gil`: does native code keep the interpreter's lock (the GIL) and never give it back?
+"""Analysis `gil`: does native code hold the GIL and never release it?
 
-A thread that sleeps in the kernel has no use for the GIL: one that was seen to hold it, asleep at the same line, look
-after look, holds up every other thread of its process for nothing. One that burns its core with it may be in a long
-computation of an ordinary library, so it must stand for longer, and native frames must not say that it is one. The
-engine of regular expressions is none: what takes it so long is a pattern that it tries in ever more ways.
+A thread that sleeps in the kernel does not need the GIL. If it holds the GIL, asleep at the same line in look after
+look, it blocks all other threads of its process for nothing. A thread that spins with the GIL may be in a long
+computation of an ordinary library. It must therefore spin for longer, and its native frames must not show such a
+library. The regular-expression engine is the exception: if it runs for that long, its pattern backtracks
+catastrophically.
 """
 
 from __future__ import annotations
@@ -13,38 +14,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import tell, user_step
+from hangdoc.analysis.ranks.call_path import call_path, user_step
 from hangdoc.analysis.ranks.phases import WAITING, chain_of, phase_of
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import circumstances
+from hangdoc.analysis.ranks.stack import process_context
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
 
-ASLEEP_S = 1.9  # as long as `stall` watches before it says so
+ASLEEP_S = 1.9  # the same as the shortest stall that `stall` reports
 SPINS_S = 8.0
 MIN_LOOKS = 4
-ASLEEP_SHARE = 0.1  # of a core, the whole process: nothing works for the thread
-SPIN_SHARE = 0.8
-GROWTH = 1 << 20  # bytes: a computation that takes memory or gives it back is one that gets on
-ALLOWED = (*WAITING, "startup", "teardown")  # of the thread that holds it: others are to blame, or it is short
-LONG = ("compile", "checkpoint")  # phases in which libraries hold it for long, and compute
+ASLEEP_SHARE = 0.1  # cores used by the whole process: no other thread works for the sleeping one
+SPIN_SHARE = 0.8  # cores
+GROWTH = 1 << 20  # bytes; a computation that allocates or frees more makes progress
+ALLOWED = (*WAITING, "startup", "teardown")  # phases of the holder that are another rank's fault, or short
+LONG = ("compile", "checkpoint")  # phases in which libraries compute with the GIL for a long time
 REGEX = re.compile(r"^_?(sre_|SRE\()")  # CPython's Modules/_sre
 FOREIGN_CALL = ("ffi_call", "_call_function_pointer", "_ctypes_callproc")
 
 
 @dataclass(frozen=True, slots=True)
 class GilFacts:
-    """One rank; None: not seen."""
+    """The GIL of one rank. None: not seen. If `stuck` is not true, all other fields are None."""
 
-    stuck: bool | None = None  # a thread keeps the GIL for good
-    owner: str | None = None  # its name
-    site: str | None = None  # where in the user's code it is
-    text: str | None = None  # the source line there
-    asleep: bool | None = None  # in the kernel; else it burns its core
-    seconds: float | None = None  # for at least so long
-    kernel: str | None = None  # the kernel function it sleeps in
+    stuck: bool | None = None  # a thread holds the GIL and will never release it
+    owner: str | None = None  # name of that thread
+    site: str | None = None  # its innermost user frame: "train (train.py:31)"
+    text: str | None = None  # source line at that site
+    asleep: bool | None = None  # true: it sleeps in the kernel; false: it spins on a core
+    seconds: float | None = None  # how long it has held the GIL at this line, at least
+    kernel: str | None = None  # kernel function that it sleeps in
     native: str | None = None  # its native frames, innermost first
-    confirmed: bool | None = None  # native frames show foreign code, or `regex`; None: they were not seen
-    regex: bool | None = None  # it matches a regular expression
+    confirmed: bool | None = None  # its native frames show foreign code or `regex`; None: native frames not seen
+    regex: bool | None = None  # it is in CPython's regular-expression engine
 
 
 UNSEEN = GilFacts()
@@ -69,14 +70,14 @@ def _facts(case: Case, key: Key) -> GilFacts:
     owner = next((stack for stack in stacks.threads if stack.holds_gil), None)
     if owner is None:
         return FREE
-    looks = [(at, one) for at, one in case.series(key, "stacks") if isinstance(one, Stacks) and one.threads]
+    looks = [(at, seen) for at, seen in case.series(key, "stacks") if isinstance(seen, Stacks) and seen.threads]
     since = looks[-1][0]
     for count, (at, before) in enumerate(reversed(looks)):
         if not any(s.holds_gil and s.tid == owner.tid and _lines(s) == _lines(owner) for s in before.threads):
             break
         since, kept = at, count + 1
     seconds = looks[-1][0] - since
-    processes = [(at, one) for at, one in process_looks(case, key) if at >= since]
+    processes = [(at, process) for at, process in process_looks(case, key) if at >= since]
     asleep = _asleep(processes, owner.tid)
     spins = _spins(processes, owner.tid)
     native = _native(owner)
@@ -93,7 +94,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
     )
     if not stuck:
         return FREE
-    user = user_step(tell(owner, case.record(key, "source"), stacks.globals))
+    user = user_step(call_path(owner, case.record(key, "source"), stacks.globals))
     thread = _thread(processes[-1][1], owner.tid)
     return GilFacts(
         stuck=True,
@@ -103,7 +104,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
         asleep=asleep,
         seconds=seconds,
         kernel=thread.wchan if thread and asleep else None,
-        native=" <- ".join(_shown(frame) for frame in native[:5]) or None,
+        native=" <- ".join(_format_frame(frame) for frame in native[:5]) or None,
         confirmed=confirmed,
         regex=regex if native else None,
     )
@@ -114,19 +115,19 @@ def _lines(stack: Stack) -> tuple[tuple[str, int | None], ...]:
 
 
 def _asleep(processes: Sequence[tuple[float, Process]], tid: int) -> bool:
-    """It sleeps whenever it is looked at, and no other thread of the process works for it."""
-    threads = [_thread(one, tid) for _, one in processes]
-    share = _share(processes, [one.cpu_s for _, one in processes])
+    """The thread sleeps in every look, and no other thread of the process uses a core."""
+    threads = [_thread(process, tid) for _, process in processes]
+    share = _share(processes, [process.cpu_s for _, process in processes])
     return all(t is not None and t.state == "S" for t in threads) and share is not None and share < ASLEEP_SHARE
 
 
 def _spins(processes: Sequence[tuple[float, Process]], tid: int) -> bool:
-    """It burns its core, alone, and takes no memory and gives none back."""
-    threads = [thread for _, one in processes if (thread := _thread(one, tid))]
+    """The thread keeps a core busy, and the process neither allocates nor frees memory."""
+    threads = [thread for _, process in processes if (thread := _thread(process, tid))]
     if not threads or len(threads) != len(processes):
         return False
     share = _share(processes, [thread.cpu_s + (thread.run_delay_s or 0.0) for thread in threads])
-    sizes = [one.rss_bytes for _, one in processes]
+    sizes = [process.rss_bytes for _, process in processes]
     slept = (threads[-1].voluntary or 0) - (threads[0].voluntary or 0)
     return share is not None and share >= SPIN_SHARE and max(sizes) - min(sizes) < GROWTH and slept <= len(threads)
 
@@ -142,29 +143,29 @@ def _thread(process: Process, tid: int) -> ThreadCpu | None:
 
 
 def _phase(case: Case, key: Key, stacks: Stacks, owner: Stack) -> str:
-    story = tell(owner, case.record(key, "source"), stacks.globals)
-    return phase_of(chain_of(owner), story, circumstances(case, key, None, stacks))[0]
+    story = call_path(owner, case.record(key, "source"), stacks.globals)
+    return phase_of(chain_of(owner), story, process_context(case, key, None, stacks))[0]
 
 
 def _native(owner: Stack) -> tuple[Frame, ...]:
-    """The native frames above its innermost Python frame, innermost first."""
+    """The native frames called by the thread's innermost Python frame, innermost first."""
     count = next((i for i, frame in enumerate(owner.frames) if not frame.native), len(owner.frames))
     return owner.frames[:count]
 
 
 def _foreign(frames: Sequence[Frame]) -> bool:
-    """Code called through ctypes, or of a library that stands in no package of Python's."""
+    """Code called through ctypes, or code of a library outside Python's packages."""
     return any(frame.function in FOREIGN_CALL or not _of_python(frame.file) for frame in frames)
 
 
 def _of_python(file: str) -> bool:
-    """The interpreter, its extension modules, installed packages, and the C library that all of them use."""
+    """True for the interpreter, its extension modules, installed packages, and the C and C++ runtime libraries."""
     name = file.rsplit("/", 1)[-1]
     system = name.startswith(("libc.", "libc-", "libm.", "libm-", "libpthread", "ld-linux", "libstdc++", "libgcc", "["))
     return system or name.startswith(("python", "libpython")) or "/lib/python3" in file or "-packages/" in file
 
 
-def _shown(frame: Frame) -> str:
+def _format_frame(frame: Frame) -> str:
     return f"{frame.function} ({frame.file.rsplit('/', 1)[-1]})" if frame.file else frame.function
 
 

@@ -1,4 +1,4 @@
-"""What logs say of interfaces, links and GPUs: by rank, and of hosts of which no rank is known."""
+"""Hardware errors in logs: interfaces, links and GPUs, by rank, or by host if no rank is known."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ from dataclasses import dataclass, field
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.logs.log_events import Heard
+from hangdoc.analysis.logs.log_events import JobLogs
 from hangdoc.evidence.logs import LogEvent
 
-# Interfaces that lead nowhere outside their host; an address of the first kind does neither.
-INNER = re.compile(r"^(?:docker|br-|veth|virbr|cni|flannel|cali|kube|lxc|podman|lo$)|^tun(?:l\d)?$")
-INNER_ADDRESS = re.compile(r"^(?:127\.|169\.254\.)")
-FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR: only the consequence of an error before
+# Interfaces and addresses that cannot reach another host.
+INTERNAL = re.compile(r"^(?:docker|br-|veth|virbr|cni|flannel|cali|kube|lxc|podman|lo$)|^tun(?:l\d)?$")
+INTERNAL_ADDRESS = re.compile(r"^(?:127\.|169\.254\.)")
+FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR: only the consequence of an earlier error
 STATUSES = {
     "4": "local protection error", "9": "the peer refused the request", "10": "remote access error",
     "11": "remote operation error", "12": "retries exceeded: the peer does not answer",
     "13": "the peer was not ready to receive",
 }  # fmt: skip
-# Xid numbers that tell of the GPU, its memory, link or firmware; the others are mostly the program's.
+# Xid numbers of errors in the GPU, its memory, link or firmware (NVIDIA, "XID Errors"); most others are the program's.
 HARDWARE = frozenset({46, 48, 61, 62, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 136, 140, 143, 149, 150, 154})
 
 
 @dataclass(slots=True)
-class Gear:
-    """By rank, then by host."""
+class HardwareErrors:
+    """Hardware errors by rank, and by host if no rank of it reports them."""
 
-    nic: dict[Key, str] = field(default_factory=dict)  # "docker0:172.17.0.1": chosen, and it leads nowhere
-    ib: dict[Key, str] = field(default_factory=dict)  # "error 12 (retries exceeded) from 10.1.2.3"
+    nic: dict[Key, str] = field(default_factory=dict)  # chosen by NCCL, reaches no other host: "docker0:172.17.0.1"
+    ib: dict[Key, str] = field(default_factory=dict)  # "completion error 12 (retries exceeded: ...) from 10.1.2.3"
     ports: dict[Key, str] = field(default_factory=dict)  # "mlx5_0:1: port error, 3 times"
-    gpus: dict[Key, str] = field(default_factory=dict)  # "Xid 79: GPU has fallen off the bus"
-    peers: tuple[Suspect, ...] = ()  # the host that InfiniBand errors of several ranks name
+    gpus: dict[Key, str] = field(default_factory=dict)  # "Xid 79 on GPU 0000:44:00: GPU has fallen off the bus"
+    peers: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
     port_hosts: dict[str, str] = field(default_factory=dict)
     gpu_hosts: dict[str, str] = field(default_factory=dict)
 
 
-def gear(case: Case, heard: Heard) -> Gear:
-    found = Gear()
+def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
+    found = HardwareErrors()
     named: dict[str, set[Key]] = defaultdict(set)
-    for key, said in heard.ranks.items():
-        if nic := next((name for one in said if (name := _inner(one))), None):
+    for key, events in logs.ranks.items():
+        if nic := next((name for event in events if (name := _internal_interface(event))), None):
             found.nic[key] = nic
-        errors = [one for one in said if one.kind == "ib_error" and one.fields.get("status") != str(FLUSHED)]
+        errors = [event for event in events if event.kind == "ib_error" and event.fields.get("status") != str(FLUSHED)]
         if errors:
-            found.ib[key] = _completion(errors[-1], len(errors))
-            for one in errors:
-                named[one.fields.get("peer", "")].add(key)
-        if text := _ports(said):
+            found.ib[key] = _format_completion(errors[-1], len(errors))
+            for error in errors:
+                named[error.fields.get("peer", "")].add(key)
+        if text := _format_ports(events):
             found.ports[key] = text
-        if text := _gpu(said):
+        if text := _format_gpu(events):
             found.gpus[key] = text
     found.peers = _peers(named)
     by_host: dict[str, list[LogEvent]] = defaultdict(list)
-    for host, one in heard.whole:
+    for host, event in logs.unattributed:
         if host is not None:
-            by_host[host].append(one)
-    for host, lines in by_host.items():
+            by_host[host].append(event)
+    for host, events in by_host.items():
         for texts, hosts, text in (
-            (found.ports, found.port_hosts, _ports(lines)),
-            (found.gpus, found.gpu_hosts, _gpu(lines)),
+            (found.ports, found.port_hosts, _format_ports(events)),
+            (found.gpus, found.gpu_hosts, _format_gpu(events)),
         ):
             ranks = [key for key in case.ranks if key[0] == host]
             if text and not any(key in texts for key in ranks):
@@ -69,58 +69,57 @@ def gear(case: Case, heard: Heard) -> Gear:
     return found
 
 
-def _inner(said: LogEvent) -> str | None:
-    if said.kind == "nccl_bootstrap":
-        chosen = [(said.fields.get("interface", ""), said.fields.get("address", ""))]
-    elif said.kind == "nccl_interface":
-        chosen = re.findall(r"\[\d+\]([^:\s]+):([\d.a-fA-F:]+?)<", said.fields.get("interfaces", ""))
+def _internal_interface(event: LogEvent) -> str | None:
+    """The interface that NCCL chose, if none of its choices reaches another host: "docker0:172.17.0.1"."""
+    if event.kind == "nccl_bootstrap":
+        chosen = [(event.fields.get("interface", ""), event.fields.get("address", ""))]
+    elif event.kind == "nccl_interface":
+        chosen = re.findall(r"\[\d+\]([^:\s]+):([\d.a-fA-F:]+?)<", event.fields.get("interfaces", ""))
     else:
         return None
-    wrong = [f"{name}:{address}" for name, address in chosen if INNER.match(name) or INNER_ADDRESS.match(address)]
+    wrong = [f"{name}:{address}" for name, address in chosen if INTERNAL.match(name) or INTERNAL_ADDRESS.match(address)]
     return wrong[0] if wrong and len(wrong) == len(chosen) else None
 
 
-def _completion(said: LogEvent, count: int) -> str:
-    status, peer = said.fields.get("status", "?"), said.fields.get("peer")
+def _format_completion(event: LogEvent, count: int) -> str:
+    status, peer = event.fields.get("status", "?"), event.fields.get("peer")
     meaning = f" ({STATUSES[status]})" if status in STATUSES else ""
     times = f", {count} times" if count > 1 else ""
     return f"completion error {status}{meaning}{f' from {peer}' if peer else ''}{times}"
 
 
 def _peers(named: dict[str, set[Key]]) -> tuple[Suspect, ...]:
-    """The one peer that at least two ranks could not reach, and more of them than any other."""
+    """The peer that at least two ranks could not reach, and more ranks than any other peer."""
     ranked = Counter({peer: len(keys) for peer, keys in named.items() if peer}).most_common(2)
     if ranked and ranked[0][1] > 1 and (len(ranked) == 1 or ranked[1][1] < ranked[0][1]):
         return (Suspect(None, None, ranked[0][0]),)
     return ()
 
 
-def _ports(said: Iterable[LogEvent]) -> str | None:
-    events: Counter[tuple[str, str]] = Counter(_events(said))
-    if not events:
+def _format_ports(events: Iterable[LogEvent]) -> str | None:
+    counts: Counter[tuple[str, str]] = Counter(_port_errors(events))
+    if not counts:
         return None
     return "; ".join(
-        f"{port + ': ' if port else ''}{event}{f', {n} times' if n > 1 else ''}" for (port, event), n in events.items()
+        f"{port + ': ' if port else ''}{error}{f', {n} times' if n > 1 else ''}" for (port, error), n in counts.items()
     )
 
 
-def _events(said: Iterable[LogEvent]) -> Iterator[tuple[str, str]]:
-    for one in said:
-        if one.kind == "ib_event" and "port error" in one.fields.get("event", ""):
-            yield one.fields.get("port", ""), "port error"
-        elif one.kind == "port_event" and one.fields.get("state", "").lower() == "down":
-            yield one.fields.get("port", ""), "link down"
+def _port_errors(events: Iterable[LogEvent]) -> Iterator[tuple[str, str]]:
+    """Port and error of each event that reports a failing port."""
+    for event in events:
+        if event.kind == "ib_event" and "port error" in event.fields.get("event", ""):
+            yield event.fields.get("port", ""), "port error"
+        elif event.kind == "port_event" and event.fields.get("state", "").lower() == "down":
+            yield event.fields.get("port", ""), "link down"
 
 
-def _gpu(said: Iterable[LogEvent]) -> str | None:
-    for one in said:
-        if one.kind == "gpu_lost":
-            return (
-                f"GPU {one.fields['gpu']} has fallen off the bus"
-                if "gpu" in one.fields
-                else "GPU has fallen off the bus"
-            )
-        if one.kind == "xid" and int(one.fields.get("xid", "0")[:6]) in HARDWARE:
-            what = f": {one.fields['what']}" if "what" in one.fields else ""
-            return f"Xid {one.fields['xid']} on GPU {one.fields.get('gpu', '?').removeprefix('PCI:')}{what}"
+def _format_gpu(events: Iterable[LogEvent]) -> str | None:
+    """The first hardware error of a GPU."""
+    for event in events:
+        if event.kind == "gpu_lost":
+            return f"GPU{' ' + event.fields['gpu'] if 'gpu' in event.fields else ''} has fallen off the bus"
+        if event.kind == "xid" and int(event.fields.get("xid", "0")[:6]) in HARDWARE:
+            what = f": {event.fields['what']}" if "what" in event.fields else ""
+            return f"Xid {event.fields['xid']} on GPU {event.fields.get('gpu', '?').removeprefix('PCI:')}{what}"
     return None

@@ -1,4 +1,4 @@
-"""What logs say, by rank, and of hosts and the job as a whole."""
+"""Log events of a job, by rank, by host, and for the job as a whole."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hangdoc.analysis import Case, Key
 from hangdoc.evidence.logs import LogEvent, Logs
 
 TIMEOUTS = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout"})
-# Exceptions that come of what another rank, or the way to it, did.
-OF_OTHERS = re.compile(
+# Exceptions caused by another rank, or by the connection to it.
+PEER_ERRORS = re.compile(
     r"Dist(?:Backend|Network|Store)Error|NCCL|nccl(?:Remote|System|Internal|UnhandledCuda)Error|gloo|by peer"
     r"|remote peer|pair closure"
     r"|Timed out waiting|[Ss]ocket [Tt]imeout|Broken pipe|monitoredBarrier|connectFullMesh|store_based_barrier"
@@ -22,52 +22,52 @@ OF_OTHERS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """Everything that logs said of one job."""
+class JobLogs:
+    """All log events of one job."""
 
-    ranks: Mapping[Key, Sequence[LogEvent]]
-    numbers: Mapping[int, Key]  # by rank
-    whole: Sequence[tuple[str | None, LogEvent]]  # of no process, with the host where it is of one
-    size: int | None  # ranks of the job; where no line says so, those found if none is missing between them
+    ranks: Mapping[Key, Sequence[LogEvent]]  # events that a rank wrote
+    keys: Mapping[int, Key]  # rank -> key
+    unattributed: Sequence[tuple[str | None, LogEvent]]  # events of no rank, with their host; None: of the whole job
+    size: int | None  # world size; if no line names it, the number of ranks found, provided that none is missing
 
-    def of(self, *kinds: str) -> Iterator[tuple[Key, LogEvent]]:
-        """The lines of these kinds that a rank wrote."""
-        return ((key, one) for key, said in self.ranks.items() for one in said if one.kind in kinds)
+    def of_ranks(self, *kinds: str) -> Iterator[tuple[Key, LogEvent]]:
+        """Events of these kinds that ranks wrote."""
+        return ((key, event) for key, events in self.ranks.items() for event in events if event.kind in kinds)
 
-    def anyone(self, *kinds: str) -> Iterator[LogEvent]:
-        """The lines of these kinds, whoever wrote them."""
-        yield from (one for _, one in self.of(*kinds))
-        yield from (one for _, one in self.whole if one.kind in kinds)
+    def all(self, *kinds: str) -> Iterator[LogEvent]:
+        """Events of these kinds, of ranks and of no rank."""
+        yield from (event for _, event in self.of_ranks(*kinds))
+        yield from (event for _, event in self.unattributed if event.kind in kinds)
 
 
-def heard(case: Case) -> Heard | None:
-    """None where no log was read."""
+def job_logs(case: Case) -> JobLogs | None:
+    """All log events of a job. None: no log was read."""
     ranks = {key: record.said for key in case.ranks if isinstance(record := case.record(key, "logs"), Logs)}
-    whole: dict[tuple[str, int, str], tuple[str | None, LogEvent]] = {}
+    unattributed: dict[tuple[str, int, str], tuple[str | None, LogEvent]] = {}
     for shot in case.history:
         record = shot.records.get("logs")
-        for one in record.said if isinstance(record, Logs) else ():
-            told = whole.setdefault((one.source, one.line, one.kind), (shot.host, one))
-            if told[0] != shot.host:  # said of the job, so it is with every host
-                whole[one.source, one.line, one.kind] = None, one
-    if not ranks and not whole:
+        for event in record.said if isinstance(record, Logs) else ():
+            host, _ = unattributed.setdefault((event.source, event.line, event.kind), (shot.host, event))
+            if host != shot.host:  # events of the whole job are repeated in the snapshot of each host
+                unattributed[event.source, event.line, event.kind] = None, event
+    if not ranks and not unattributed:
         return None
-    numbers = {rank: key for key in case.ranks if (rank := case.ranks[key].target.rank) is not None}
-    together = len(numbers) if len(numbers) > 1 and max(numbers) == len(numbers) - 1 else None
-    return Heard(ranks, numbers, list(whole.values()), case.job_facts["world"].size or together)
+    keys = {rank: key for key in case.ranks if (rank := case.ranks[key].target.rank) is not None}
+    found = len(keys) if len(keys) > 1 and max(keys) == len(keys) - 1 else None
+    return JobLogs(ranks, keys, list(unattributed.values()), case.job_facts["world"].size or found)
 
 
-def last(said: Iterable[LogEvent], *kinds: str) -> LogEvent | None:
-    """The last line of these kinds."""
+def last(events: Iterable[LogEvent], *kinds: str) -> LogEvent | None:
+    """The last event of these kinds."""
     found = None
-    for one in said:
-        found = one if one.kind in kinds else found
+    for event in events:
+        found = event if event.kind in kinds else found
     return found
 
 
-def number(said: LogEvent | None, name: str) -> int | None:
-    """A field that is a number."""
-    value = said.fields.get(name, "") if said else ""
+def number(event: LogEvent | None, name: str) -> int | None:
+    """Integer value of a field. None: no event, no such field, or not an integer."""
+    value = event.fields.get(name, "") if event else ""
     return int(value) if re.fullmatch(r"-?\d{1,18}", value) else None
 
 
@@ -76,7 +76,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,9}", text))
 
 
-def of_others(said: LogEvent) -> bool:
-    """An exception that came of what another rank did, by the first in its chain."""
-    first = said.fields.get("cause") or f"{said.fields.get('type', '')}: {said.fields.get('message', '')}"
-    return bool(OF_OTHERS.search(first))
+def caused_by_peer(event: LogEvent) -> bool:
+    """True if another rank caused an exception, judging by the first exception in its chain."""
+    first = event.fields.get("cause") or f"{event.fields.get('type', '')}: {event.fields.get('message', '')}"
+    return bool(PEER_ERRORS.search(first))

@@ -1,7 +1,7 @@
-"""Analysis `logs`: what the logs of a job say of each rank, and of the job.
+"""Analysis `logs`: facts from a job's logs, for each rank and for the job.
 
-Which rank did not come to the collective that the others waited in, which one called another, whose exception was the
-first and who ended only because of it. `stuck`: a collective of it timed out, it waited for good.
+Which rank never arrived at the collective that its peers timed out in, which rank called another one, which exception
+came first, and which ranks were its victims. `stuck`: a collective timed out on the rank, so its wait never ended.
 """
 
 from __future__ import annotations
@@ -11,82 +11,93 @@ from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.logs.collective_timeouts import Group, Odd, behind, complete, groups, oddities, waiting_in
+from hangdoc.analysis.logs.collective_timeouts import (
+    CallMismatch,
+    Group,
+    call_mismatches,
+    failed_groups,
+    first_timeout,
+    is_complete,
+    ranks_behind,
+)
 from hangdoc.analysis.logs.first_failure import Failure, failures
-from hangdoc.analysis.logs.hardware_errors import Gear, gear
-from hangdoc.analysis.logs.log_events import TIMEOUTS, Heard, heard, last, number
-from hangdoc.analysis.logs.rendezvous_errors import Meeting, meeting
+from hangdoc.analysis.logs.hardware_errors import HardwareErrors, hardware_errors
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, last, number
+from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, rendezvous_errors
 from hangdoc.evidence import limits
 
 
 @dataclass(frozen=True, slots=True)
 class LogsFacts:
-    """One rank; None: no log says so."""
+    """Log facts of one rank. None: no log line shows it."""
 
-    stuck: bool | None = None
-    timed_out: bool | None = None  # a collective of it timed out
-    op: str | None = None  # that collective: "ALLREDUCE"
-    sequence: int | None = None  # its number
-    enqueued: int | None = None  # newest collective it had begun
-    completed: int | None = None  # newest that ended
-    behind: bool | None = None  # it had not come where the others waited
-    behind_why: str | None = None
-    odd: bool | None = None  # it called another collective than most
-    call: str | None = None  # "ALLREDUCE [1000] Float"
-    call_others: str | None = None
-    sizes: bool | None = None  # only sizes or types differ
-    overrun: str | None = None  # "1000 bytes where it expected 996": gloo ended it
-    error: str | None = None  # exception of its own: "ValueError: bad batch"
-    error_site: str | None = None
-    error_line: str | None = None  # "file:line" of the log
-    first: bool | None = None  # it raised that before any other
-    victim: bool | None = None  # it ended, or waited, because of others
-    victim_why: str | None = None
-    nic: str | None = None  # interface that NCCL chose and that leads nowhere
-    ib: str | None = None  # InfiniBand completion error
-    ports: str | None = None  # port events of its adapters
-    gpu: str | None = None  # what the kernel says of its GPU
-    watchdog: str | None = None  # the watchdog's thread was stuck itself
-    unmoved: str | None = None  # its launcher told it to end, and had to kill it
-    lacks: str | None = None  # interface that its host has not
-    loopback: str | None = None  # why its address was loopback
-    port: str | None = None  # that was in use
-    unreached: str | None = None  # address where it was to meet the others, and could not get
-    unmeshed: str | None = None  # it had met the others, and could not connect to them: gloo's words
-    refused: str | None = None  # address of another rank where it was refused
-    awaits: int | None = None  # rank whose address it waited for in vain
-    last_s: float | None = None  # Unix time of its last line, by its host's clock
+    stuck: bool | None = None  # a collective timed out on it, and it neither exited nor raised its own exception
+    timed_out: bool | None = None  # a collective timed out on it
+    op: str | None = None  # operation of that collective: "ALLREDUCE"
+    sequence: int | None = None  # sequence number of that collective
+    enqueued: int | None = None  # sequence number of the newest collective it started
+    completed: int | None = None  # sequence number of the newest collective it completed
+    behind: bool | None = None  # it never arrived at the collective that its peers timed out in
+    behind_why: str | None = None  # the evidence for `behind`: a log line, or a sentence
+    odd: bool | None = None  # it called another collective than most ranks, or the same with another size or dtype
+    call: str | None = None  # its call: "ALLREDUCE [1000] Float"
+    call_others: str | None = None  # the call of most ranks
+    sizes: bool | None = None  # the operations agree; only sizes or dtypes differ
+    overrun: str | None = None  # gloo aborted it because it received too much: "1000 bytes where it expected 996"
+    error: str | None = None  # its own exception, no other rank's fault: "ValueError: bad batch"
+    error_site: str | None = None  # innermost user frame of that exception
+    error_line: str | None = None  # "file:line" of that exception in the log
+    first: bool | None = None  # its own exception was the first in the job
+    victim: bool | None = None  # it failed, or timed out, because of another rank
+    victim_why: str | None = None  # the log line that shows it
+    nic: str | None = None  # interface that NCCL chose, and that reaches no other host: "docker0:172.17.0.1"
+    ib: str | None = None  # its InfiniBand completion error
+    ports: str | None = None  # failing ports of its adapters: "mlx5_0:1: port error, 3 times"
+    gpu: str | None = None  # hardware error of its GPU, from the kernel log
+    watchdog: str | None = None  # log line: its NCCL watchdog thread was stuck itself
+    unmoved: str | None = None  # log line: it ignored the launcher's SIGTERM and had to be killed
+    lacks: str | None = None  # interface that is configured but missing on its host
+    loopback: str | None = None  # the reason why it advertises a loopback address
+    port: str | None = None  # port that was already in use
+    unreached: str | None = None  # rendezvous address that it could not reach
+    unmeshed: str | None = None  # log line: after the rendezvous it could not connect to its peers (gloo)
+    refused: str | None = None  # address of a peer that refused its connection
+    awaits: int | None = None  # rank that never published its address
+    last_s: float | None = None  # Unix time of its last log line, by its host's clock
 
 
 @dataclass(frozen=True, slots=True)
 class LogsJob:
-    read: bool = False
-    ranks: int = 0  # of which a log was read
-    behind: tuple[Suspect, ...] = ()  # ranks that had not come, of which nothing is left
-    absent: tuple[Suspect, ...] = ()  # ranks of which no log was read, where their number is known and they are few
-    waited: str | None = None  # what the others waited in: "ALLREDUCE 1900 of group 0"
-    joined: bool = False  # all ranks waited in one collective, and none was missing
-    odd_calls: tuple[Suspect, ...] = ()  # ranks that called another operation, of which nothing is left
-    odd_sizes: tuple[Suspect, ...] = ()  # the same operation, with other sizes
-    odd_call: str | None = None  # what they called
-    overran: bool = False  # gloo ended a rank that received too much
-    tied: bool = False  # as many ranks called the one collective as the other
-    expected: int | None = None  # ranks that were to meet
-    come: int | None = None  # that had come when they gave up
-    meet: str | None = None  # where
-    port: str | None = None  # that was in use, by whom of them that was written is not known; so with the next three
-    lacks: str | None = None
-    loopback: str | None = None
-    unreached: str | None = None
-    unmeshed: str | None = None
-    refused: str | None = None
-    awaits: int | None = None
-    one_refused: bool = False  # a rank was refused by another
-    cut_off: bool = False  # ranks waited in vain, or no connection came about
-    beyond: tuple[Suspect, ...] = ()  # hosts that InfiniBand errors of several ranks name
-    ports: tuple[Suspect, ...] = ()  # hosts with port events, of which no rank is known to say so
-    gpus: tuple[Suspect, ...] = ()  # hosts whose kernel tells of a GPU
-    lines: tuple[str, ...] = ()  # what these kernels say
+    """Log facts of the job. Suspects are ranks without evidence of their own, or hosts."""
+
+    read: bool = False  # a log was read
+    ranks: int = 0  # ranks with a log
+    behind: tuple[Suspect, ...] = ()  # ranks that never arrived (see LogsFacts.behind) and left no evidence
+    absent: tuple[Suspect, ...] = ()  # ranks without a log, if the world size is known and they are few
+    waited: str | None = None  # collective that most ranks timed out in: "ALLREDUCE 1900", "ALLGATHER 7 of group 2"
+    joined: bool = False  # all ranks timed out in the same collective; none was missing
+    odd_calls: tuple[Suspect, ...] = ()  # ranks that called another operation and left no evidence
+    odd_sizes: tuple[Suspect, ...] = ()  # ranks that called the operation with another size and left no evidence
+    odd_call: str | None = None  # the call of the first of them
+    overran: bool = False  # gloo aborted a rank because it received too much
+    tied: bool = False  # two different collectives were called by equally many ranks
+    expected: int | None = None  # ranks that the rendezvous waited for
+    come: int | None = None  # ranks that had joined when the rendezvous gave up
+    meet: str | None = None  # address of the rendezvous
+    # Errors in lines of no known rank; the same meaning as in LogsFacts.
+    port: str | None = None  # port that was already in use
+    lacks: str | None = None  # interface that is configured but missing
+    loopback: str | None = None  # the reason why a rank advertises a loopback address
+    unreached: str | None = None  # rendezvous address that could not be reached
+    unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)
+    refused: str | None = None  # address that refused a connection
+    awaits: int | None = None  # rank that never published its address
+    one_refused: bool = False  # a rank's connection was refused by a peer
+    cut_off: bool = False  # a collective timed out, or a connection failed
+    beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
+    ports: tuple[Suspect, ...] = ()  # hosts with a failing port that no rank reports
+    gpus: tuple[Suspect, ...] = ()  # hosts with a GPU error that no rank reports
+    lines: tuple[str, ...] = ()  # the errors of these hosts: "node-7: Xid 79 on GPU ..."
 
 
 @dataclass(slots=True)
@@ -97,122 +108,131 @@ class LogsAnalysis:
     job_facts: type | None = LogsJob
 
     def derive(self, case: Case) -> tuple[dict[Key, LogsFacts], LogsJob]:
-        told = heard(case)
-        if told is None:
+        logs = job_logs(case)
+        if logs is None:
             return dict.fromkeys(case.ranks, LogsFacts()), LogsJob()
-        found = groups(told)
-        odds, late = list(oddities(told, found)), _behind(found, told)
-        ended, things, met = failures(case, told), gear(case, told), meeting(told)
-        of_job = _OfJob(told, late, odds, things, met)
-        ranks = {key: _facts(case, key, of_job, ended.get(key)) for key in case.ranks}
-        return ranks, _job(case, told, found, late, odds, things, met)
+        groups = failed_groups(logs)
+        job = _Findings(
+            logs=logs,
+            groups=groups,
+            behind=_behind(groups, logs),
+            mismatches=list(call_mismatches(logs, groups)),
+            hardware=hardware_errors(case, logs),
+            rendezvous=rendezvous_errors(logs),
+        )
+        ended = failures(case, logs)
+        return {key: _facts(case, key, job, ended.get(key)) for key in case.ranks}, _job_facts(job)
 
 
 @dataclass(frozen=True, slots=True)
-class _OfJob:
-    """What is known of the job as a whole."""
+class _Findings:
+    """Findings in the logs of the whole job."""
 
-    told: Heard
-    late: Mapping[int, str]
-    odds: list[Odd]
-    things: Gear
-    met: Meeting
-
-
-def _behind(found: list[Group], told: Heard) -> dict[int, str]:
-    late: dict[int, str] = {}
-    for group in sorted(found, key=lambda group: not group.whole):
-        for rank, why in behind(group, told).items():
-            late.setdefault(rank, why)
-    return late
+    logs: JobLogs
+    groups: list[Group]
+    behind: Mapping[int, str]  # rank -> evidence
+    mismatches: list[CallMismatch]
+    hardware: HardwareErrors
+    rendezvous: RendezvousErrors
 
 
-def _facts(case: Case, key: Key, of_job: _OfJob, how: Failure | None) -> LogsFacts:
-    told, late, things = of_job.told, of_job.late, of_job.things
-    rank, said = case.ranks[key].target.rank, told.ranks.get(key, ())
-    waits = waiting_in(told, key)
-    status = last(said, "work_status", "dump_signal")
-    odd = next((one for one in of_job.odds if rank in one.calls), None)
-    watchdog, overrun, record = last(said, "watchdog_stuck"), last(said, "size_mismatch"), case.record(key, "logs")
-    unmoved = last(said, "would_not_end")
-    own = how.own if how else None
+def _behind(groups: list[Group], logs: JobLogs) -> dict[int, str]:
+    """Ranks behind in any group, with the evidence; the default group comes first."""
+    behind: dict[int, str] = {}
+    for group in sorted(groups, key=lambda group: not group.whole):
+        for rank, why in ranks_behind(group, logs).items():
+            behind.setdefault(rank, why)
+    return behind
+
+
+def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> LogsFacts:
+    behind, hardware = job.behind, job.hardware
+    rank, events = case.ranks[key].target.rank, job.logs.ranks.get(key, ())
+    timeout = first_timeout(job.logs, key)
+    status = last(events, "work_status", "dump_signal")
+    mismatch = next((mismatch for mismatch in job.mismatches if rank in mismatch.calls), None)
+    watchdog, overrun, record = last(events, "watchdog_stuck"), last(events, "size_mismatch"), case.record(key, "logs")
+    unmoved = last(events, "would_not_end")
+    own = failure.own if failure else None
     facts = LogsFacts(
-        timed_out=True if waits else None,
-        stuck=True if waits and case.ranks[key].alive is not False and not own else None,
-        op=waits.fields.get("op") if waits else None,
-        sequence=number(waits, "sequence"),
+        timed_out=True if timeout else None,
+        stuck=True if timeout and case.ranks[key].alive is not False and not own else None,
+        op=timeout.fields.get("op") if timeout else None,
+        sequence=number(timeout, "sequence"),
         enqueued=number(status, "enqueued"),
         completed=number(status, "completed"),
-        behind=rank in late if late and rank is not None else None,
-        behind_why=late.get(rank) if rank is not None else None,
+        behind=rank in behind if behind and rank is not None else None,
+        behind_why=behind.get(rank) if rank is not None else None,
         overrun=f"{overrun.fields['received']} bytes where it expected {overrun.fields['expected']}"
         if overrun
         else None,
         error=own.text if own else None,
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
-        first=how.first if own and how else None,
-        victim=True if how and how.victim else None,
-        victim_why=how.victim.text if how and how.victim else None,
-        nic=things.nic.get(key),
-        ib=things.ib.get(key),
-        ports=things.ports.get(key),
-        gpu=things.gpus.get(key),
-        watchdog=watchdog.text if watchdog and not waits else None,
+        first=failure.first if own and failure else None,
+        victim=True if failure and failure.victim else None,
+        victim_why=failure.victim.text if failure and failure.victim else None,
+        nic=hardware.nic.get(key),
+        ib=hardware.ib.get(key),
+        ports=hardware.ports.get(key),
+        gpu=hardware.gpus.get(key),
+        watchdog=watchdog.text if watchdog and not timeout else None,
         unmoved=unmoved.text if unmoved else None,
         last_s=record.last if record is not None else None,
-        **of_job.met.of_rank.get(key, {}),
+        **job.rendezvous.of_rank.get(key, {}),
     )
-    return _with_call(facts, odd, rank) if odd and rank is not None else facts
+    return _with_call(facts, mismatch, rank) if mismatch and rank is not None else facts
 
 
-def _with_call(facts: LogsFacts, odd: Odd, rank: int) -> LogsFacts:
-    others = next(one for one in odd.calls if (one in odd.odd) != (rank in odd.odd))
-    return replace(facts, odd=rank in odd.odd, call=odd.of_rank(rank), call_others=odd.of_rank(others), sizes=odd.sizes)
+def _with_call(facts: LogsFacts, mismatch: CallMismatch, rank: int) -> LogsFacts:
+    odd = rank in mismatch.outliers
+    other = next(other for other in mismatch.calls if (other in mismatch.outliers) != odd)
+    return replace(
+        facts,
+        odd=odd,
+        call=mismatch.format_call(rank),
+        call_others=mismatch.format_call(other),
+        sizes=mismatch.sizes,
+    )
 
 
-def _job(
-    case: Case, told: Heard, found: list[Group], late: Mapping[int, str], odds: list[Odd], things: Gear, met: Meeting
-) -> LogsJob:
-    absent = limits.absent(told.size, told.numbers) if told.size else ()
-    kernels = {**things.port_hosts, **things.gpu_hosts}
+def _job_facts(job: _Findings) -> LogsJob:
+    logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
+    absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
+    host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
+    unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
     return LogsJob(
         read=True,
-        ranks=len(told.ranks),
-        behind=tuple(Suspect(rank) for rank in sorted(late) if rank not in told.numbers),
-        absent=tuple(Suspect(rank) for rank in absent) if told.ranks else (),
-        waited=_waited(found, told),
-        joined=any(complete(group, told) for group in found) and not late and not odds,
-        odd_calls=_unseen(told, [odd for odd in odds if not odd.sizes]),
-        odd_sizes=_unseen(told, [odd for odd in odds if odd.sizes]),
-        odd_call=next((odd.of_rank(rank) for odd in odds for rank in odd.odd if rank not in told.numbers), None),
-        overran=any(True for _ in told.anyone("size_mismatch")),
-        tied=any(odd.tied for odd in odds),
-        expected=met.expected,
-        come=met.come,
-        meet=met.place,
-        **met.whole,
-        one_refused=any("refused" in facts for facts in met.of_rank.values()),
-        cut_off=any(True for _ in told.anyone(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
-        beyond=things.peers,
-        ports=tuple(Suspect(None, None, host) for host in things.port_hosts),
-        gpus=tuple(Suspect(None, None, host) for host in things.gpu_hosts),
-        lines=tuple(f"{host}: {text}" for host, text in kernels.items()),
+        ranks=len(logs.ranks),
+        behind=tuple(Suspect(rank) for rank in sorted(job.behind) if rank not in logs.keys),
+        absent=tuple(Suspect(rank) for rank in absent) if logs.ranks else (),
+        waited=_waited(job.groups),
+        joined=any(is_complete(group, logs) for group in job.groups) and not job.behind and not job.mismatches,
+        odd_calls=tuple(Suspect(rank) for mismatch, rank in unseen if not mismatch.sizes),
+        odd_sizes=tuple(Suspect(rank) for mismatch, rank in unseen if mismatch.sizes),
+        odd_call=next((mismatch.format_call(rank) for mismatch, rank in unseen), None),
+        overran=any(True for _ in logs.all("size_mismatch")),
+        tied=any(mismatch.tied for mismatch in job.mismatches),
+        expected=rendezvous.expected,
+        come=rendezvous.joined,
+        meet=rendezvous.endpoint,
+        **rendezvous.unattributed,
+        one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
+        cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
+        beyond=hardware.peers,
+        ports=tuple(Suspect(None, None, host) for host in hardware.port_hosts),
+        gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),
+        lines=tuple(f"{host}: {text}" for host, text in host_errors.items()),
     )
 
 
-def _unseen(told: Heard, odds: list[Odd]) -> tuple[Suspect, ...]:
-    """The odd ranks of which others speak, and nothing else is left."""
-    return tuple(Suspect(rank) for odd in odds for rank in odd.odd if rank not in told.numbers)
-
-
-def _waited(found: list[Group], told: Heard) -> str | None:
-    """The collective that most ranks waited in."""
-    group = max(found, key=lambda group: len(group.timed), default=None)
-    if group is None or not group.timed:
+def _waited(groups: list[Group]) -> str | None:
+    """The collective that most ranks timed out in."""
+    group = max(groups, key=lambda group: len(group.timed_out), default=None)
+    if group is None or not group.timed_out:
         return None
     front = group.front
-    ops = [op for rank, (op, _) in group.calls.items() if group.timed.get(rank) == front]
+    ops = [op for rank, (op, _) in group.calls.items() if group.timed_out.get(rank) == front]
     if not ops and front is None:
         return None
     op = max(set(ops), key=ops.count) if ops else "collective"

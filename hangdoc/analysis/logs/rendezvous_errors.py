@@ -1,4 +1,4 @@
-"""How the meeting of the ranks failed, as logs tell: who could not get there, which port or interface was to blame."""
+"""Rendezvous errors in logs: the ranks that could not connect, and the port or interface at fault."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.logs.log_events import Heard, number
+from hangdoc.analysis.logs.log_events import JobLogs, number
 from hangdoc.evidence.logs import LogEvent
 
 
-class MeetingFacts(TypedDict, total=False):
+class RendezvousFields(TypedDict, total=False):
     lacks: str
     loopback: str
     port: str
@@ -21,63 +21,61 @@ class MeetingFacts(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class Meeting:
-    expected: int | None = None
-    come: int | None = None
-    place: str | None = None
-    whole: MeetingFacts = field(default_factory=lambda: MeetingFacts())  # said of no rank in particular
-    of_rank: dict[Key, MeetingFacts] = field(default_factory=dict)
+class RendezvousErrors:
+    """Rendezvous errors of a job, by rank and for the job as a whole."""
+
+    expected: int | None = None  # ranks that the rendezvous waited for
+    joined: int | None = None  # ranks that had joined when it gave up
+    endpoint: str | None = None  # address and port of the rendezvous
+    unattributed: RendezvousFields = field(default_factory=lambda: RendezvousFields())  # errors of no known rank
+    of_rank: dict[Key, RendezvousFields] = field(default_factory=dict)
 
 
-def meeting(heard: Heard) -> Meeting:
-    """By the lines of stores, sockets and gloo."""
-    found = Meeting()
-    for said in heard.anyone("clients_missing", "barrier_of_store"):
-        joined, expected = number(said, "joined"), number(said, "expected")
+def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
+    """Errors from the events of stores, sockets and gloo."""
+    found = RendezvousErrors()
+    for event in logs.all("clients_missing", "barrier_of_store"):
+        joined, expected = number(event, "joined"), number(event, "expected")
         if joined is not None and expected is not None and joined < expected:
-            found.come, found.expected = max(joined, found.come or 0), max(expected, found.expected or 0)
-    for key, lines in heard.ranks.items():
-        facts = MeetingFacts()
-        for said in lines:
-            _take(facts, said)
-        if facts:
-            found.of_rank[key] = facts
-            found.place = found.place or facts.get("unreached")
-    for _, said in heard.whole:
-        _take(found.whole, said)
-    for said in heard.anyone("connect_failed"):
-        _offered(found, heard, said)
-    found.place = found.place or found.whole.get("unreached")
+            found.joined, found.expected = max(joined, found.joined or 0), max(expected, found.expected or 0)
+    for key, events in logs.ranks.items():
+        fields = RendezvousFields()
+        for event in events:
+            _add(fields, event)
+        if fields:
+            found.of_rank[key] = fields
+            found.endpoint = found.endpoint or fields.get("unreached")
+    for _, event in logs.unattributed:
+        _add(found.unattributed, event)
+    for event in logs.all("connect_failed"):
+        _add_loopback_peer(found, logs, event)
+    found.endpoint = found.endpoint or found.unattributed.get("unreached")
     return found
 
 
-def _take(facts: MeetingFacts, said: LogEvent) -> None:
-    if said.kind == "no_interface":
-        facts["lacks"] = said.fields.get("interface", "any interface that was named")
-    elif said.kind == "loopback":
-        facts["loopback"] = "its host's name leads to none of its addresses"
-    elif said.kind == "connect_failed":
-        facts["unmeshed"] = said.text
-        if "refused" in said.fields.get("why", ""):
-            facts["refused"] = said.fields.get("address", "?")
-    elif said.kind == "address_missing":
-        facts["awaits"] = number(said, "missing") or 0
-    elif said.kind == "port_in_use":
-        facts["port"] = said.fields.get("address") or said.fields.get("port") or "a port"
-    elif said.kind == "unreachable":
-        facts["unreached"] = _place(said)
+def _add(fields: RendezvousFields, event: LogEvent) -> None:
+    if event.kind == "no_interface":
+        fields["lacks"] = event.fields.get("interface", "any of the configured interfaces")
+    elif event.kind == "loopback":
+        fields["loopback"] = "its host name resolves to none of its addresses"
+    elif event.kind == "connect_failed":
+        fields["unmeshed"] = event.text
+        if "refused" in event.fields.get("why", ""):
+            fields["refused"] = event.fields.get("address", "?")
+    elif event.kind == "address_missing":
+        fields["awaits"] = number(event, "missing") or 0
+    elif event.kind == "port_in_use":
+        fields["port"] = event.fields.get("address") or event.fields.get("port") or "a port"
+    elif event.kind == "unreachable":
+        fields["unreached"] = f"{event.fields.get('address', '?')}:{event.fields.get('port', '?')}"
 
 
-def _offered(found: Meeting, heard: Heard, said: LogEvent) -> None:
-    """Whoever offers others a loopback address: where they are two, the one that the other could not connect to."""
-    address, rank = said.fields.get("address", ""), number(said, "from_rank")
+def _add_loopback_peer(found: RendezvousErrors, logs: JobLogs, event: LogEvent) -> None:
+    """Record a rank that advertises a loopback address. Of two ranks, it is the peer of the one that cannot connect."""
+    address, rank = event.fields.get("address", ""), number(event, "from_rank")
     if not address.startswith("127."):
         return
-    why = f"others were to connect to it at {address}, which on every host is that host itself"
-    peer = heard.numbers.get(1 - rank) if rank in (0, 1) and number(said, "size") == 2 else None
-    facts = found.whole if peer is None else found.of_rank.setdefault(peer, MeetingFacts())
-    facts.setdefault("loopback", why)
-
-
-def _place(said: LogEvent) -> str:
-    return f"{said.fields.get('address', '?')}:{said.fields.get('port', '?')}"
+    why = f"it advertises {address}, which on every host is that host itself"
+    peer = logs.keys.get(1 - rank) if rank in (0, 1) and number(event, "size") == 2 else None
+    fields = found.unattributed if peer is None else found.of_rank.setdefault(peer, RendezvousFields())
+    fields.setdefault("loopback", why)

@@ -1,1 +1,4 @@
-"""TCP connections between ranks: counters, throughput, faults, interfaces, and who is to blame."""
+"""TCP connections between ranks: counters, throughput, interfaces, faults, and the hosts to blame.
+
+Facts come from sockets and interfaces only. Why a job does not start belongs to `analysis.startup`.
+"""

@@ -1,4 +1,4 @@
-"""Which connections carry a job's data: those between its ranks, not those to its store, launcher or storage."""
+"""Data connections of a job: TCP connections between its ranks, not those to its store, launcher or storage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Connection, Environ, Sockets
 
 OPEN = ("established", "close_wait", "fin_wait1", "fin_wait2", "closing", "last_ack")
-SERVICES = 1024  # ports below belong to services (https, NFS, ssh): collectives bind ephemeral ones
+SERVICES = 1024  # lower ports belong to services (https, NFS, ssh): collectives use ephemeral ports
 
-End = tuple[str, str, int, str, int]  # where ("" unless loopback), local, port, remote, port
+End = tuple[str, str, int, str, int]  # scope ("" unless loopback), local, port, remote, port
 
 
-class Data(NamedTuple):  # of which there are many: it is made faster than a frozen dataclass
+class DataConnection(NamedTuple):  # a NamedTuple: there are many, and it is faster to create than a frozen dataclass
     """One rank's end of a connection that carries data to another rank."""
 
     owner: Key
@@ -24,40 +24,40 @@ class Data(NamedTuple):  # of which there are many: it is made faster than a fro
     end: End
 
 
-def data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
-    """The data connections of every rank whose sockets were seen, by rank."""
+def data_connections(case: Case) -> dict[Key, tuple[DataConnection, ...]]:
+    """The data connections of each rank with known sockets."""
     return case.once("data_connections", lambda: _data_connections(case))
 
 
-def _data_connections(case: Case) -> dict[Key, tuple[Data, ...]]:
+def _data_connections(case: Case) -> dict[Key, tuple[DataConnection, ...]]:
     seen = {key: record for key in case.ranks if isinstance(record := case.record(key, "sockets"), Sockets)}
     jobs = {key: evidence.target.job for key, evidence in case.ranks.items()}
     stores = _stated_ports(case)
     ends = {key: _ends(key, record, stores[jobs[key]]) for key, record in seen.items()}
-    owners = {end: key for key, mine in ends.items() for _, end in mine}
+    owners = {end: key for key, own_ends in ends.items() for _, end in own_ends}
     served = _served_ports(jobs, seen, ends, owners)
     complete = _complete(case, seen)
-    found: dict[Key, tuple[Data, ...]] = {}
-    for key, mine in ends.items():
+    found: dict[Key, tuple[DataConnection, ...]] = {}
+    for key, own_ends in ends.items():
         store = served[jobs[key]]
         data = [
-            Data(key, one, owners.get(mirrored(end)), end)
-            for one, end in mine
+            DataConnection(key, one, owners.get(mirrored(end)), end)
+            for one, end in own_ends
             if one.state in OPEN and one.local_port not in store and one.remote_port not in store
         ]
-        own = {one.local for one in seen[key].connections}  # addresses
+        own = {one.local for one in seen[key].connections}  # the host's own addresses
         found[key] = tuple([one for one in data if _leads_to_rank(one, own, jobs, complete)])
     return found
 
 
 def mirrored(end: End) -> End:
-    """The same connection as the other side names it."""
-    where, local, port, remote, remote_port = end
-    return where, remote, remote_port, local, port
+    """The same connection from the other end."""
+    scope, local, port, remote, remote_port = end
+    return scope, remote, remote_port, local, port
 
 
 def _ends(key: Key, record: Sockets, store: Collection[int]) -> list[tuple[Connection, End]]:
-    """A rank's connections that do not lead to the store."""
+    """A rank's connections, except those to the store."""
     return [
         (one, _end(key, record, one))
         for one in record.connections
@@ -66,18 +66,20 @@ def _ends(key: Key, record: Sockets, store: Collection[int]) -> list[tuple[Conne
 
 
 def _end(key: Key, record: Sockets, one: Connection) -> End:
-    # Loopback is another network in every namespace of every host.
-    where = f"{key[0]}/{record.namespace}" if _is_loopback(one.local) else ""
-    return where, one.local, one.local_port, one.remote, one.remote_port
+    # Each network namespace has its own loopback.
+    scope = f"{key[0]}/{record.namespace}" if _is_loopback(one.local) else ""
+    return scope, one.local, one.local_port, one.remote, one.remote_port
 
 
-def _leads_to_rank(data: Data, own: Collection[str], jobs: Mapping[Key, str], complete: Mapping[str, bool]) -> bool:
+def _leads_to_rank(
+    data: DataConnection, own: Collection[str], jobs: Mapping[Key, str], complete: Mapping[str, bool]
+) -> bool:
     one, peer = data.connection, data.peer
     job = jobs[data.owner]
     if peer is not None:
         return peer != data.owner and jobs[peer] == job
     if complete[job] or _is_loopback(one.remote) or one.remote in own:
-        return False  # every rank is known, or it leads to a process of this host that is no rank
+        return False  # every rank is known, or a process of this host that is not a rank
     return min(one.local_port, one.remote_port) >= SERVICES
 
 
@@ -86,12 +88,12 @@ def _is_loopback(address: str) -> bool:
 
 
 def _stated_ports(case: Case) -> dict[str, set[int]]:
-    """Ports of each job's store as its ranks were told them: where they meet."""
+    """Ports of each job's store, from the environment and the targets of its ranks."""
     stated: dict[str, set[str]] = defaultdict(set)
     for key, evidence in case.ranks.items():
         environ = case.record(key, "environ")
-        told = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
-        stated[evidence.target.job].update((told, (evidence.target.master or "").rpartition(":")[2]))
+        port = environ.variables.get("MASTER_PORT", "") if isinstance(environ, Environ) else ""
+        stated[evidence.target.job].update((port, (evidence.target.master or "").rpartition(":")[2]))
     return {job: {int(port) for port in texts if port.isdecimal()} for job, texts in stated.items()}
 
 
@@ -101,7 +103,7 @@ def _served_ports(
     ends: Mapping[Key, Sequence[tuple[Connection, End]]],
     owners: Mapping[End, Key],
 ) -> dict[str, set[int]]:
-    """The others: where a rank is connected to itself, as the host of a store is."""
+    """Ports that a rank listens on and is itself connected to: the rank that serves a store does this."""
     ports: dict[str, set[int]] = defaultdict(set)
     for key, record in seen.items():
         listening = {one.local_port for one in record.connections if one.state == "listen"}
@@ -115,7 +117,7 @@ def _served_ports(
 
 
 def _complete(case: Case, seen: Mapping[Key, Sockets]) -> dict[str, bool]:
-    """Whether the sockets of all ranks of each job are seen: then what leads elsewhere leads to no rank."""
+    """True for each job with known sockets of every rank: a connection to an unknown address then leads to no rank."""
     counts: dict[str, int] = defaultdict(int)
     worlds: dict[str, int] = defaultdict(int)
     for key, evidence in case.ranks.items():

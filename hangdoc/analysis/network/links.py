@@ -1,6 +1,6 @@
-"""Analysis `network`: do bytes cross between the ranks, how long ago the last one did, and which link is dead.
+"""Analysis `network`: traffic between the ranks of a job, its age, dead and faulty links.
 
-Only connections between ranks of the job count (see `peers`). A fact is None where no socket, or no tcp_info, was seen.
+Only data connections between ranks count (see `data_connections`). None: no socket, or no tcp_info, was seen.
 """
 
 from __future__ import annotations
@@ -8,53 +8,168 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast, overload
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
-from hangdoc.analysis.network.data_connections import Data, data_connections, mirrored
-from hangdoc.analysis.network.interfaces import faster, holding, narrow, of_rank, told
-from hangdoc.analysis.network.link_facts import Dead, LinkFacts, Links, is_up
-from hangdoc.analysis.network.link_faults import Faults, faults
+from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored
+from hangdoc.analysis.network.interfaces import faster, format_interface, interface_of, narrow, rank_interfaces
+from hangdoc.analysis.network.link_faults import Faults, echo, find_faults
+from hangdoc.analysis.network.throughput import NOTHING, Flow
 from hangdoc.evidence import Connection, Interface
+from hangdoc.evidence.network import UNASKED, Echo
 from hangdoc.formatting import endpoint
 
+Dead = Mapping[End, bool | None]  # data connections dead (None: maybe) at either end; others are not listed
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """One end of a data connection, seen from `from_rank`. A rank of -1 is unknown."""
+
+    from_rank: int
+    to_rank: int
+    from_pid: int
+    to_pid: int | None
+    local: str  # "ip:port"
+    remote: str
+    interface: str | None
+    interface_up: bool | None
+    state: str
+    unacked_bytes: int  # written, not yet acknowledged by the peer
+    receive_queue: int
+    retransmits: int | None  # consecutive unanswered retransmissions of the first segment in flight, or window probes
+    backoff: int | None
+    last_ack_s: float | None
+    last_receive_s: float | None
+    last_send_s: float | None
+    idle_s: float | None
+    pmtu: int | None
+    dead: bool | None  # at either end: data retransmitted in vain, peer silent for seconds; None: unknown
+    fault: str = ""  # of what this end sends (see `link_faults`): oversize dead lossy slow
+    sent: Flow = NOTHING  # sent by this end over the window
+    sent_a_step: float | None = None  # bytes per training step; None: step time unknown
+    segment_bytes: int | None = None  # maximum segment size
+    sacked: int | None = None  # segments that arrived behind a gap (SACK)
+    echo: Echo = UNASKED  # answers of the other end's host to small and full-size echo requests
+    passes: str = ""  # which of these came back: all | some | small | none; empty: no request was sent
+    only_full: bool | None = None  # every segment that is retransmitted in vain is full-size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Links(Sequence[LinkFacts]):
+    """Both ends of every data connection. Each LinkFacts is built on access, because most are never read."""
+
+    case: Case  # without facts: they hold the links, and a reference cycle would not be freed while GC is paused
+    period_s: float | None  # step time
+    data: Sequence[DataConnection]
+    dead: Dead
+    faults: Faults
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @overload
+    def __getitem__(self, at: int) -> LinkFacts: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[LinkFacts]: ...
+    def __getitem__(self, at: int | slice) -> LinkFacts | Sequence[LinkFacts]:
+        if isinstance(at, slice):
+            return [_link(self, one) for one in self.data[at]]
+        return _link(self, self.data[at])
+
+    def column(self, name: str) -> list[Any]:
+        """One field of every link."""
+        if name == "dead":
+            return [self.dead.get(one.end, False) for one in self.data]
+        if name == "fault":
+            return [self.faults.of(one.end) for one in self.data]
+        return [getattr(one, name) for one in self]
+
+
+def _link(links: Links, data: DataConnection) -> LinkFacts:
+    case, one, sent = links.case, data.connection, links.faults.flows.get(data.end, NOTHING)
+    answers, interfaces = echo(case, data), rank_interfaces(case, data.owner)
+    a_step = sent.bytes / sent.seconds * links.period_s if sent.bytes and sent.seconds and links.period_s else None
+    return LinkFacts(
+        from_rank=_number(case, data.owner),
+        to_rank=_number(case, data.peer),
+        from_pid=data.owner[1],
+        to_pid=data.peer[1] if data.peer else None,
+        local=endpoint(one.local, one.local_port),
+        remote=endpoint(one.remote, one.remote_port),
+        interface=one.interface,
+        interface_up=is_up(one, interface_of(one, interfaces), interfaces),
+        state=one.state,
+        unacked_bytes=one.send_queue,
+        receive_queue=one.receive_queue,
+        retransmits=tcp_counters.unanswered(one),
+        backoff=one.backoff,
+        last_ack_s=one.last_ack_s,
+        last_receive_s=one.last_receive_s,
+        last_send_s=one.last_send_s,
+        idle_s=tcp_counters.idle(one),
+        pmtu=one.pmtu,
+        dead=links.dead.get(data.end, False),
+        fault=links.faults.of(data.end),
+        sent=sent,
+        sent_a_step=a_step,
+        segment_bytes=one.segment_bytes,
+        sacked=one.sacked,
+        echo=answers,
+        passes=answers.passes,
+        only_full=tcp_counters.only_full(one),
+    )
+
+
+def is_up(one: Connection, held: Interface | None, interfaces: tuple[Interface, ...] | None) -> bool | None:
+    """True if the interface with the connection's address is up and has a carrier; None: not seen."""
+    if held is not None:
+        return held.up and held.carrier is not False
+    return None if interfaces is None or one.interface is None else False  # the interface no longer exists
+
+
+def _number(case: Case, key: Key | None) -> int:
+    rank = None if key is None else case.ranks[key].target.rank
+    return -1 if rank is None else rank
+
+
 _QUEUES = attrgetter("state", "send_queue", "receive_queue", "backoff", "retransmits")
-_PLACE = attrgetter("local", "interface")
-RECENT_S = 5.0  # bytes count as moving when some crossed within this time
+_LOCATION = attrgetter("local", "interface")
+RECENT_S = 5.0  # traffic within this time counts as moving
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """One rank's connections to other ranks of its job; ages in seconds, sizes in bytes."""
+    """One rank's connections to other ranks of its job. Ages in seconds, sizes in bytes."""
 
-    connections: int | None = None  # that carry data
-    established_peers: int | None = None  # ranks (or, unseen, addresses) it is connected to
-    unacked_bytes: int | None = None  # most on one connection: written, not acknowledged by the peer
-    receive_queue_bytes: int | None = None  # most on one connection: arrived, not read by this rank
-    backoff: int | None = None  # highest: doublings of the time to the next repetition
-    retransmitting: bool | None = None  # some segment is being repeated now
-    retransmit_share: float | None = None  # of the bytes (else segments) sent in the history, else ever; 0..1
-    idle_s: float | None = None  # since a byte last crossed to or from a peer
-    moving: bool | None = None  # bytes crossed within the last seconds of the history
+    connections: int | None = None  # data connections
+    established_peers: int | None = None  # connected ranks, or addresses of peers that are not seen
+    unacked_bytes: int | None = None  # largest of any connection: written, not yet acknowledged by the peer
+    receive_queue_bytes: int | None = None  # largest of any connection: received, not yet read by this rank
+    backoff: int | None = None  # highest of any connection: doublings of the retransmission timeout
+    retransmitting: bool | None = None  # any segment is being retransmitted now
+    retransmit_share: float | None = None  # of the bytes (else segments) sent in the history, or ever; 0..1
+    idle_s: float | None = None  # since the last byte to or from a peer
+    moving: bool | None = None  # any byte in the last seconds of the history
     bytes_per_s: float | None = None  # both directions, over the history
-    zero_window: bool | None = None  # a peer does not read: it takes no more bytes of ours
-    close_wait: int | None = None  # connections that the peer has closed
-    dead_links: int | None = None  # connections, judged at either end, over which nothing passes
-    syn_sent: int | None = None  # connections that nobody answers, to whomever
-    syn_sent_s: float | None = None  # the oldest of them, at least
+    zero_window: bool | None = None  # a peer does not read: its receive window is closed
+    close_wait: int | None = None  # connections closed by the peer
+    dead_links: int | None = None  # connections, dead at either end
+    syn_sent: int | None = None  # connection attempts without an answer, to any address
+    syn_sent_s: float | None = None  # age of the oldest attempt, at least
     syn_sent_to: tuple[str, ...] = ()  # "ip:port"
-    interfaces: tuple[str, ...] = ()  # that hold its ends of the data connections
-    interface_down: tuple[str, ...] = ()  # of these, down or without carrier
-    interface_up: bool | None = None  # all of them; None: the interfaces were not seen
-    faults: tuple[str, ...] = ()  # of the links it is at an end of (see `faults`): oversize dead lossy slow
-    blamed_for: tuple[str, ...] = ()  # of these, those that its host is to blame for
-    loses: str | None = None  # what it sends, what it receives, or both does not all arrive: sends | receives | both
+    interfaces: tuple[str, ...] = ()  # of the data connections
+    interface_down: tuple[str, ...] = ()  # of these, interfaces that are down or have no carrier
+    interface_up: bool | None = None  # all of them are up; None: interfaces not seen
+    faults: tuple[str, ...] = ()  # of its links, in either direction (see `link_faults`): oversize dead lossy slow
+    blamed_for: tuple[str, ...] = ()  # of these, the faults that its host is to blame for
+    loses: str | None = None  # direction of packet loss: sends | receives | both; None: no loss
     mtu: tuple[int, ...] = ()  # bytes, of the interfaces of its data connections
-    narrow: str | None = None  # such an interface, where it makes the link slow by itself: "wlan0, wireless"
-    faster: str | None = None  # one that its host has besides and that reaches the same peers: "eth1 (10.0.1.2)"
+    narrow: str | None = None  # interface of a data connection that alone makes the link slow: "wlan0, wireless"
+    faster: str | None = None  # faster interface of its host that reaches the same peers: "eth1 (10.0.1.2)"
 
 
 UNSEEN = NetworkFacts()
@@ -64,16 +179,16 @@ UNSEEN = NetworkFacts()
 class NetworkJob:
     """The connections between all ranks seen."""
 
-    checked: bool  # sockets of every living rank were seen, and data connections among them
-    links: tuple[LinkFacts, ...] = ()  # or `Links`: rules know of no other type of a list
-    dead_links: int = 0  # connections, each counted once
+    checked: bool  # the sockets of every living rank were seen, and data connections among them
+    links: tuple[LinkFacts, ...] = ()  # a `Links`; the rules only know tuples as lists
+    dead_links: int = 0  # connections; both ends count once
     interfaces_down: int = 0  # ranks with a data connection on an interface that is down
-    idle_s: float | None = None  # since any byte crossed between any ranks: the age of a stall
+    idle_s: float | None = None  # since the last byte between any two ranks: the age of a stall
     moving: bool | None = None
-    quiet: bool | None = None  # nothing unacknowledged, repeated or unanswered anywhere; None: not checked
-    unacked_bytes: int | None = None  # most on one connection
+    quiet: bool | None = None  # nothing unacknowledged, retransmitted or unanswered anywhere; None: not checked
+    unacked_bytes: int | None = None  # largest of any connection
     retransmit_share: float | None = None  # of the rank with the largest
-    beyond: tuple[Suspect, ...] = ()  # hosts to blame of which nothing is seen: addresses; a rank where only one is
+    beyond: tuple[Suspect, ...] = ()  # unseen hosts to blame: addresses; the rank if only one is missing
 
 
 @dataclass(slots=True)
@@ -84,24 +199,25 @@ class NetworkAnalysis:
     job_facts: type | None = NetworkJob
 
     def derive(self, case: Case) -> tuple[dict[Key, NetworkFacts], NetworkJob]:
-        # What a rank that has ended had open is gone with it.
+        # The connections of an exited rank are gone.
         data = {key: ends for key, ends in data_connections(case).items() if case.ranks[key].alive is not False}
-        ends = [one for mine in data.values() for one in mine]
-        looks = {key: tcp_counters.History(case.series(key, "sockets")) for key in data}
-        wrong = faults(case, ends, looks)
-        dead = _dead(ends, wrong)
+        ends = [one for own in data.values() for one in own]
+        samples = {key: tcp_counters.SocketHistory(case.series(key, "sockets")) for key in data}
+        faults = find_faults(case, ends, samples)
+        dead = _dead(ends, faults)
         facts = {
-            key: _rank(case, key, data[key], dead, looks[key], wrong) if key in data else UNSEEN for key in case.ranks
+            key: _rank(case, key, data[key], dead, samples[key], faults) if key in data else UNSEEN
+            for key in case.ranks
         }
         period_s = getattr(case.job_facts.get("progress"), "period_s", None)
-        links = Links(Case(case.history, case.ranks), period_s, ends, dead, wrong)
-        return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, wrong))
+        links = Links(Case(case.history, case.ranks), period_s, ends, dead, faults)
+        return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, faults))
 
 
-def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
-    """The connections that are dead at either end, or may be; not those where TCP pauses because packets were lost."""
+def _dead(ends: Sequence[DataConnection], faults: Faults) -> Dead:
+    """Connections that are dead, or may be, at either end; not connections that TCP paused after packet loss."""
     found = [
-        tcp_counters.dead(one.connection) and "lossy" not in (wrong.of(one.end), wrong.of(mirrored(one.end)))
+        tcp_counters.dead(one.connection) and "lossy" not in (faults.of(one.end), faults.of(mirrored(one.end)))
         for one in ends
     ]
     if set(found) <= {False}:
@@ -111,14 +227,19 @@ def _dead(ends: Sequence[Data], wrong: Faults) -> Dead:
 
 
 def _rank(
-    case: Case, key: Key, data: Sequence[Data], dead: Dead, history: tcp_counters.History, wrong: Faults
+    case: Case,
+    key: Key,
+    data: Sequence[DataConnection],
+    dead: Dead,
+    history: tcp_counters.SocketHistory,
+    faults: Faults,
 ) -> NetworkFacts:
-    mine = [one.connection for one in data]
+    own = [one.connection for one in data]
     waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
-    overall, recent = _traffic(mine, history)
-    queues, holds = _queues(case, mine), _holds(case, key, mine)
+    overall, recent = _traffic(own, history)
+    queues, holds = _queues(case, own), _holds(case, key, own)
     return NetworkFacts(
-        connections=len(mine),
+        connections=len(own),
         established_peers=len(
             {one.peer or one.connection.remote for one in data if one.connection.state == "established"}
         ),
@@ -127,10 +248,10 @@ def _rank(
         backoff=queues.backoff,
         retransmitting=queues.again,
         retransmit_share=overall.repeated / overall.sent if overall.sent and overall.repeated is not None else None,
-        idle_s=tcp_counters.least([tcp_counters.idle(one) for one in mine]),
+        idle_s=tcp_counters.least([tcp_counters.idle(one) for one in own]),
         moving=None if recent is None or recent.crossed is None else recent.crossed > 0,
         bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
-        zero_window=_any([tcp_counters.window_shut(one) for one in mine]),
+        zero_window=_any([tcp_counters.window_shut(one) for one in own]),
         close_wait=queues.close_wait,
         dead_links=sum([dead.get(one.end) is True for one in data]) if dead else 0,
         syn_sent=len(waiting),
@@ -139,17 +260,17 @@ def _rank(
         interfaces=holds.names,
         interface_down=holds.down,
         interface_up=holds.up,
-        faults=wrong.at(data),
-        blamed_for=wrong.blamed.get(key, ()),
-        loses=wrong.direction(data, "lossy"),
+        faults=faults.at(data),
+        blamed_for=faults.blamed.get(key, ()),
+        loses=faults.direction(data, "lossy"),
         mtu=holds.mtu,
-        narrow=told(holds.narrow),
+        narrow=format_interface(holds.narrow),
         faster=faster(case, key, holds.narrow, {one.peer for one in data if one.peer}) if holds.narrow else None,
     )
 
 
 class _Queues(NamedTuple):
-    """What waits at the ends of connections: most of any (bytes), and whether a segment is sent again."""
+    """Queued data at the ends of connections: largest of any (bytes); whether any segment is retransmitted."""
 
     unacked: int
     unread: int
@@ -158,10 +279,10 @@ class _Queues(NamedTuple):
     close_wait: int
 
 
-def _queues(case: Case, mine: Sequence[Connection]) -> _Queues:
-    """Told once for all ranks at which the same waits: in a job that stands still, at most of them nothing."""
+def _queues(case: Case, own: Sequence[Connection]) -> _Queues:
+    """Cached by content: in a stalled job, most ranks have the same (empty) queues."""
     known: dict[object, _Queues] = case.once("queues", dict)
-    seen = tuple(map(_QUEUES, mine))
+    seen = tuple(map(_QUEUES, own))
     found = known.get(seen)
     if found is None:
         states, sent, received, backoffs, again = zip(*seen, strict=True) if seen else ((),) * 5
@@ -176,7 +297,7 @@ def _queues(case: Case, mine: Sequence[Connection]) -> _Queues:
 
 
 class _Holds(NamedTuple):
-    """The interfaces that hold connections."""
+    """The interfaces of connections."""
 
     names: tuple[str, ...]
     down: tuple[str, ...]
@@ -185,18 +306,18 @@ class _Holds(NamedTuple):
     narrow: Interface | None
 
 
-def _holds(case: Case, key: Key, mine: Sequence[Connection]) -> _Holds:
-    """Told once for all ranks of a host that are connected by the same addresses."""
-    interfaces = of_rank(case, key)
+def _holds(case: Case, key: Key, own: Sequence[Connection]) -> _Holds:
+    """Cached by host and local addresses."""
+    interfaces = rank_interfaces(case, key)
     known: dict[object, _Holds] = case.once("holds", dict)
-    at = (id(interfaces), *map(_PLACE, mine))
+    at = (id(interfaces), *map(_LOCATION, own))
     found = known.get(at)
     if found is None:
-        over = [holding(one, interfaces) for one in mine]
-        both = list(zip(mine, over, strict=True))
+        over = [interface_of(one, interfaces) for one in own]
+        both = list(zip(own, over, strict=True))
         down = {one.interface or one.local for one, held in both if is_up(one, held, interfaces) is False}
         found = known[at] = _Holds(
-            tuple(sorted({one.interface for one in mine if one.interface})),
+            tuple(sorted({one.interface for one in own if one.interface})),
             tuple(sorted(down)),
             None if interfaces is None else not down,
             tuple(sorted({one.mtu for one in over if one})),
@@ -223,36 +344,36 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead
     )
 
 
-def _beyond(case: Case, wrong: Faults) -> tuple[Suspect, ...]:
+def _beyond(case: Case, faults: Faults) -> tuple[Suspect, ...]:
     missing: tuple[int, ...] = getattr(case.job_facts.get("world"), "missing", None) or ()
-    return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in wrong.beyond)
+    return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in faults.beyond)
 
 
 def _traffic(
-    mine: Sequence[Connection], history: tcp_counters.History
+    own: Sequence[Connection], history: tcp_counters.SocketHistory
 ) -> tuple[tcp_counters.Traffic, tcp_counters.Traffic | None]:
-    """What crossed over the whole history (ever, where it is a single look) and over its last seconds."""
-    looks = history.looks
-    if len(looks) < 2:
-        return tcp_counters.traffic({}, mine, 0.0), None
-    newest, start = looks[-1][0], looks[0][0]
-    recent = next((at for at in range(len(looks) - 2, 0, -1) if newest - looks[at][0] >= RECENT_S), 0)
-    overall = tcp_counters.traffic(history.known(0), mine, newest - start)
-    return overall, tcp_counters.traffic(history.known(recent), mine, newest - looks[recent][0]) if recent else overall
+    """Traffic over the whole history (one sample: over the life of the connections) and over its last seconds."""
+    samples = history.samples
+    if len(samples) < 2:
+        return tcp_counters.traffic({}, own, 0.0), None
+    newest, start = samples[-1][0], samples[0][0]
+    recent = next((at for at in range(len(samples) - 2, 0, -1) if newest - samples[at][0] >= RECENT_S), 0)
+    overall = tcp_counters.traffic(history.known(0), own, newest - start)
+    return overall, tcp_counters.traffic(history.known(recent), own, newest - samples[recent][0]) if recent else overall
 
 
-def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.History) -> float | None:
-    """How long the oldest of them has waited, at least: as we watched, or as it was repeated."""
-    ages = [tcp_counters.asked_s(one) for one in waiting]
+def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.SocketHistory) -> float | None:
+    """Age of the oldest connection attempt, at least: by observation or by its retransmissions."""
+    ages = [tcp_counters.syn_age_s(one) for one in waiting]
     for one in waiting:
         first = history.first(one)
         if first is not None:
-            ages.append(history.looks[-1][0] - first[0])
+            ages.append(history.samples[-1][0] - first[0])
     return max(ages, default=None)
 
 
 def _any(values: Collection[bool | None]) -> bool | None:
-    """True if any is, False if some are not, None if none is known."""
+    """True if any is; False if any is False; None if all are unknown."""
     return True if True in values else False if False in values else None
 
 

@@ -1,4 +1,4 @@
-"""What the kernel's counters say of one TCP connection: how long idle, dead or merely waiting, how much crossed."""
+"""What the kernel's tcp_info says about one TCP connection: idle time, dead or just waiting, bytes transferred."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.evidence import Connection, Sockets
 
-LINEAR = 4  # repetitions of a SYN, a second apart
-# The kernel repeats a lost segment after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
+LINEAR = 4  # SYN retransmissions at intervals of one second
+# The kernel retransmits after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
 DEAD_AFTER_S = 3.0
 DEAD_REPEATS = 3
-NEARLY = 0.9  # full: TCP options that come and go take a few bytes
-PART = 0.75  # of a full segment: what is smaller on average is not full
-YOUNG_SEGMENTS = 16  # acknowledged: a connection that has only said hello
+NEARLY = 0.9  # of a full segment: TCP options vary by a few bytes
+PART = 0.75  # of a full segment: smaller on average means not full-size
+YOUNG_SEGMENTS = 16  # acknowledged: the connection has done little more than a handshake
 SMALL = 0.25  # of a full segment, on average
 
 Identity = tuple[str, int, str, int, int | None]
 
 
-# Tells a connection from every other over time.
+# Identifies a connection over time.
 identity: Callable[[Connection], Identity] = attrgetter("local", "local_port", "remote", "remote_port", "inode")
 
 
 def idle(one: Connection) -> float | None:
-    """Seconds since a byte last crossed in either direction; None where the kernel did not say, or none ever did."""
-    # A repetition counts as a send, though nothing crosses: then only what the peer acknowledged counts.
+    """Seconds since the last byte in either direction; None: unknown, or no byte yet."""
+    # A retransmission counts as a send although no byte arrives: use the last acknowledgement instead.
     sent, received = one.last_ack_s if unanswered(one) else one.last_send_s, one.last_receive_s
     if sent is None or received is None:
         return received if sent is None else sent
@@ -35,19 +35,19 @@ def idle(one: Connection) -> float | None:
 
 
 def repeats(one: Connection) -> bool | None:
-    """Whether the segment at the head is being sent again."""
+    """True if the first unacknowledged segment is being retransmitted."""
     return None if one.retransmits is None else one.retransmits > 0
 
 
 def unanswered(one: Connection) -> int | None:
-    """Repetitions in a row, or probes where nothing is on its way yet, that had no answer."""
+    """Consecutive unanswered retransmissions, or probes if nothing is in flight."""
     return None if one.retransmits is None else max(one.retransmits, one.probes or 0)
 
 
 def dead(one: Connection) -> bool | None:
-    """Bytes wait, several repetitions had no answer, and nothing was heard for seconds.
+    """True if data is queued, several retransmissions are unanswered, and the peer has been silent for seconds.
 
-    A peer that merely does not read still answers probes, so that their count stays low.
+    A peer that only stopped reading still answers window probes, which keeps the count low.
     """
     if one.retransmits is None:
         return None
@@ -57,10 +57,10 @@ def dead(one: Connection) -> bool | None:
 
 
 def oversize(one: Connection) -> bool | None:
-    """Full segments are repeated in vain while smaller ones arrive.
+    """True if full-size segments never arrive while smaller ones do.
 
-    They do where the peer has told of some behind the hole (SACK), or where all that ever arrived was small. Where
-    full ones have arrived behind it, it is chance that keeps this one back.
+    Evidence: the peer acknowledged smaller segments behind the gap (SACK), or only small segments ever arrived. If
+    full-size segments arrived behind the gap, the loss is random.
     """
     full = only_full(one)
     if not full or not one.segment_bytes:
@@ -73,7 +73,7 @@ def oversize(one: Connection) -> bool | None:
 
 
 def only_full(one: Connection) -> bool | None:
-    """Whatever is repeated in vain are full segments: it may be that only these do not arrive."""
+    """True if every segment that is retransmitted in vain is full-size: a path MTU problem is possible."""
     if one.retransmits is None or one.unacked is None or not one.segment_bytes:
         return None
     on_the_way = one.send_queue - (one.not_sent or 0)
@@ -82,24 +82,24 @@ def only_full(one: Connection) -> bool | None:
 
 
 def _only_small(one: Connection, full: int) -> bool:
-    """Of the little that the peer has acknowledged hardly any can have been a full segment."""
+    """True if hardly any of the few acknowledged segments can have been full-size."""
     acked, delivered = one.bytes_acked, one.delivered
     if not acked or not delivered:
         return False
     return acked <= YOUNG_SEGMENTS * full and acked <= SMALL * full * delivered
 
 
-def asked_s(one: Connection) -> float:
-    """For how long a connection in syn_sent has been asked for (s), at least, by its repetitions.
+def syn_age_s(one: Connection) -> float:
+    """Age of a connection in syn_sent (s), at least, from its retransmissions.
 
-    Linux >= 6.5 repeats a SYN four times a second apart (tcp_syn_linear_timeouts), then after 1, 2, 4 s.
+    Linux >= 6.5 repeats a SYN four times at intervals of one second (tcp_syn_linear_timeouts), then after 1, 2, 4 s.
     """
     repeated = one.retransmits or 0
     return float(repeated if repeated <= LINEAR else LINEAR + 2 ** (repeated - LINEAR) - 1)
 
 
 def window_shut(one: Connection) -> bool | None:
-    """The peer takes no more bytes: its process does not read them."""
+    """True if the receive window of the peer is closed, because its process does not read."""
     if one.send_queue == 0:
         return False
     if one.send_window is None:
@@ -108,50 +108,50 @@ def window_shut(one: Connection) -> bool | None:
 
 
 @dataclass(slots=True)
-class History:
-    """The looks at one rank's sockets, oldest first, in each of which a connection can be found."""
+class SocketHistory:
+    """The samples of one rank's sockets, oldest first, with a lookup by connection."""
 
-    looks: Sequence[tuple[float, Sockets]]
+    samples: Sequence[tuple[float, Sockets]]
     _known: dict[int, Mapping[Identity, Connection]] = field(default_factory=dict)
 
     def known(self, at: int) -> Mapping[Identity, Connection]:
-        """The connections that one look found."""
+        """The connections in one sample."""
         if at not in self._known:
-            connections = self.looks[at][1].connections
+            connections = self.samples[at][1].connections
             self._known[at] = dict(zip(map(identity, connections), connections, strict=True))
         return self._known[at]
 
     def first(self, one: Connection) -> tuple[float, Connection] | None:
-        """The first look that found this connection."""
+        """The first sample with this connection."""
         return next(self.of(one), None)
 
     def of(self, one: Connection) -> Iterator[tuple[float, Connection]]:
-        """The looks that found this connection."""
+        """The samples with this connection: instant, connection."""
         name = identity(one)
-        for at, (instant, _) in enumerate(self.looks):
+        for at, (instant, _) in enumerate(self.samples):
             if (found := self.known(at).get(name)) is not None:
                 yield instant, found
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sums over connections between two looks; None where the kernel did not say."""
+    """Sums over connections between two samples; None: not reported by the kernel."""
 
     seconds: float
     crossed: int | None  # bytes acknowledged and received
-    sent: int | None  # bytes, else segments, repetitions included
-    repeated: int | None  # of these
+    sent: int | None  # bytes, else segments, with retransmissions
+    repeated: int | None  # part of `sent`
 
 
 def traffic(before: Mapping[Identity, Connection], after: Iterable[Connection], seconds: float) -> Traffic:
-    """What passed over the connections of `after` since `before`; all of it for those that are new."""
+    """Traffic on the connections of `after` since `before`; a new connection counts from its start."""
     crossed = sent = repeated = 0
     known = counted = True
     for new in after:
         old, now = before.get(identity(new)), _COUNTERS(new)
         was = () if old is None else _COUNTERS(old)
         if now == was and None not in now:
-            continue  # nothing crossed
+            continue  # nothing was transferred
         received, acked, out, again, segments, repeats = _grown(was, now)
         if out is None or again is None:  # before Linux 4.19
             out, again = segments, repeats
@@ -169,10 +169,11 @@ _COUNTERS: Callable[[Connection], tuple[int | None, ...]] = attrgetter(
 
 
 def _grown(was: Sequence[int | None], now: Sequence[int | None]) -> Sequence[int | None]:
-    """By how much each of the counters did; `was`: empty for a connection that is new."""
+    """Growth of each counter; `was` is empty for a new connection."""
     pairs = zip(now, was or (0,) * len(now), strict=True)
     return [None if new is None else new - (old or 0) for new, old in pairs]
 
 
 def least(values: Iterable[float | None]) -> float | None:
+    """The minimum of the known values."""
     return min([value for value in values if value is not None], default=None)

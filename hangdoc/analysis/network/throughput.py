@@ -1,7 +1,7 @@
-"""What one end of a connection sent while it was watched: how fast, how much of it in vain, and what held it up.
+"""One direction of a connection over the window: throughput, losses, and what limits it.
 
-Judged over the window, never on one look: a link that sets the pace keeps bytes waiting all the time, one that loses
-packets does so again and again, and what it lost arrives in the end.
+Judged over the window, never on one sample. A bottleneck link has data queued all the time; a lossy link loses packets
+again and again, and each lost segment arrives in the end.
 """
 
 from __future__ import annotations
@@ -13,65 +13,66 @@ from statistics import median
 
 from hangdoc.evidence import Connection
 
-Sent = Sequence[tuple[float, Connection]]  # the looks at one connection (s), oldest first
+Samples = Sequence[tuple[float, Connection]]  # samples of one connection (s), oldest first
 
-WAITING_SEGMENTS = 4  # unacknowledged, and more may still be to come: the link is what is waited for
-WALK = 3  # repetitions, ...
-WALK_BUSY = 0.2  # ... or a share of the time: less is not worth a closer look
+WAITING_SEGMENTS = 4  # in flight or queued: the link is the bottleneck
+CLOSER_REPEATS = 3  # retransmissions, ...
+CLOSER_BUSY = 0.2  # ... or a share of the time: less is not worth a closer look
 
-# Above 2 % TCP is slow and a person would look; a burst of a few is what any network has now and then.
+# TCP is slow at a loss above 2 %; every network has a burst of a few lost segments now and then.
 LOSSY = 0.04
 LOSSY_REPEATS = 5
 LOSSY_TIMES = 3
-OVERCOME = 15  # repetitions in the life of a connection: it has lost packets before, and gone on
-LOSSY_STEADY = 0.4  # of the times that something was sent
+OVERCOME = 15  # retransmissions in the life of a connection that lost packets before and went on
+LOSSY_STEADY = 0.4  # of the intervals with traffic
 
 SLOW_BUSY = 0.4
-SLOW_IN_PART = 0.5  # of that, in each third of the window
+SLOW_IN_PART = 0.5  # of SLOW_BUSY, in each third of the window
 SLOW_WAITING = 0.3
 SHUT = 0.3
-QUEUE_S = 0.02  # so much longer a packet takes through a queue that stands full, and ...
-QUEUE_TIMES = 8.0  # ... so many times as long as through an empty one
+QUEUE_S = 0.02  # queueing delay of a full queue, at least, and ...
+QUEUE_TIMES = 8.0  # ... round-trip time of a full queue, in multiples of the minimum
 QUEUED_LIMIT = 5.0
 MIN_WINDOW_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One direction of a connection over the window; shares are 0..1, None: not told, or seen only once."""
+    """One direction of a connection over the window. Shares are 0..1; None: unknown, or only one sample."""
 
     seconds: float | None = None
-    bytes: int | None = None  # that the peer acknowledged
-    busy: float | None = None  # share of the time with something on its way
-    busy_least: float | None = None  # the same in the third of the window where it was least
-    rate: float | None = None  # bytes per second of that time
-    waiting: float | None = None  # share of the looks that found several segments waiting
-    shut: float | None = None  # share of the busy time in which the receiver took no more
-    segments: int | None = None  # sent, with repetitions
-    repeats: int | None = None  # segments repeated because they did not arrive
+    bytes: int | None = None  # acknowledged by the peer
+    busy: float | None = None  # share of the time with data in flight
+    busy_least: float | None = None  # the same, in the least busy third of the window
+    rate: float | None = None  # bytes per second while busy
+    waiting: float | None = None  # share of the samples with several segments waiting
+    shut: float | None = None  # share of the busy time with a closed receive window
+    segments: int | None = None  # sent, with retransmissions
+    repeats: int | None = None  # segments retransmitted because they were lost
     lost: float | None = None  # share of the segments
-    times: int = 0  # looks since the look before which something was lost, and after which bytes went on
-    steady: float | None = None  # share of those of the looks since which anything was sent
-    queue_s: float | None = None  # how much longer than at best a packet takes to be answered
-    queue_full: bool | None = None  # and whether that is many times as long
+    times: int = 0  # intervals with a loss after which the connection went on
+    steady: float | None = None  # share of the intervals with traffic
+    queue_s: float | None = None  # queueing delay: median round-trip time less the minimum
+    queue_full: bool | None = None  # the queueing delay is many times the minimum round-trip time
 
     @property
     def suspicious(self) -> bool:
-        """Worth a closer look."""
-        return (self.busy or 0.0) >= WALK_BUSY or (self.repeats or 0) >= WALK
+        """True if a closer look is worth it."""
+        return (self.busy or 0.0) >= CLOSER_BUSY or (self.repeats or 0) >= CLOSER_REPEATS
 
     @property
     def lossy(self) -> bool:
-        """It loses packets all the time, and not because a queue runs over now and then."""
+        """True if the link loses packets all the time, not only when a queue overflows."""
         if (self.lost or 0.0) < LOSSY or (self.repeats or 0) < LOSSY_REPEATS or self.times < LOSSY_TIMES:
             return False
         often = self.steady or 0.0
         return often >= LOSSY_STEADY and (often >= 2 * LOSSY_STEADY or not self.queue_full)
 
     def slow(self, rate: float, limit: float) -> bool:
-        """It is busy most of the time, at a `rate` below `limit` (bytes/s), and the receiver would take more.
+        """True if the link is busy most of the time at a `rate` below `limit` (bytes/s), and the receiver would take
+        more.
 
-        Where packets stand in a queue all the time the way is full, also at a higher rate.
+        If packets queue all the time, the link is saturated, even at a higher rate.
         """
         most = QUEUED_LIMIT * limit if self.queue_full else limit
         if (self.seconds or 0.0) < MIN_WINDOW_S or self.lossy or rate > most:
@@ -83,27 +84,27 @@ class Flow:
 NOTHING = Flow()
 
 
-def flow(looks: Sent) -> Flow:
-    """What was sent between the first and the last look."""
-    if len(looks) < 2:
+def flow(samples: Samples) -> Flow:
+    """The flow between the first and the last sample."""
+    if len(samples) < 2:
         return NOTHING
-    (start, first), (end, last) = looks[0], looks[-1]
+    (start, first), (end, last) = samples[0], samples[-1]
     seconds, busy, acked = end - start, _grown(first, last, _busy_s), _grown(first, last, _acked)
     segments, repeats = _grown(first, last, _segments), _grown(first, last, _lost)
     if seconds <= 0 or busy is None:
         return NOTHING
     share = min(1.0, busy / seconds)
-    told = len(looks) > 2
+    enough = len(samples) > 2
     shut = _grown(first, last, lambda one: one.receiver_limited_s)
-    times, steady = _times(looks) if told and repeats else (0, None)
-    queue_s, full = _queue(looks) if told else (None, None)
+    times, steady = _times(samples) if enough and repeats else (0, None)
+    queue_s, full = _queue(samples) if enough else (None, None)
     return Flow(
         seconds=seconds,
         bytes=None if acked is None else int(acked),
         busy=share,
-        busy_least=_least_busy(looks) if told else None,
+        busy_least=_least_busy(samples) if enough else None,
         rate=acked / busy if acked is not None and busy > 0 else None,
-        waiting=sum(map(_waits, looks)) / len(looks) if told else None,
+        waiting=sum(map(_waits, samples)) / len(samples) if enough else None,
         shut=shut / busy if shut is not None and busy > 0 else None,
         segments=None if segments is None else int(segments),
         repeats=None if repeats is None else max(0, int(repeats)),
@@ -116,7 +117,7 @@ def flow(looks: Sent) -> Flow:
 
 
 def since_start(one: Connection) -> Flow | None:
-    """What a connection has lost and overcome, as far as can be told while it pauses; None where that is not much."""
+    """Losses over the life of a connection that is paused now; None: few."""
     segments, lost = _segments(one), _lost(one)
     if not segments or lost is None:
         return None
@@ -127,7 +128,7 @@ def since_start(one: Connection) -> Flow | None:
 
 
 def so_far(one: Connection) -> Flow:
-    """What a connection has repeated, whether or not that is much."""
+    """Losses over the life of a connection, few or many."""
     segments, lost = _segments(one), _lost(one)
     if not segments or lost is None:
         return NOTHING
@@ -147,7 +148,7 @@ def _segments(one: Connection) -> float | None:
 
 
 def _lost(one: Connection) -> float | None:
-    """Segments repeated, but for those that had arrived: only their answers were late, or lost on the way back."""
+    """Retransmitted segments, without spurious retransmissions (DSACK)."""
     return None if one.total_retransmits is None else one.total_retransmits - (one.repeated_needlessly or 0)
 
 
@@ -156,24 +157,26 @@ def _grown(first: Connection, last: Connection, of: Callable[[Connection], float
     return None if before is None or after is None else after - before
 
 
-def _waits(look: tuple[float, Connection]) -> bool:
-    one = look[1]
+def _waits(sample: tuple[float, Connection]) -> bool:
+    one = sample[1]
     return one.send_queue >= WAITING_SEGMENTS * (one.segment_bytes or 1500) and one.send_window != 0
 
 
-def _least_busy(looks: Sent) -> float:
-    """The busy share of the third of the window where it was least."""
-    start, end = looks[0][0], looks[-1][0]
-    cuts = [min(looks, key=lambda look: abs(look[0] - at)) for at in (start + (end - start) * i / 3 for i in range(4))]
+def _least_busy(samples: Samples) -> float:
+    """Busy share of the least busy third of the window."""
+    start, end = samples[0][0], samples[-1][0]
+    cuts = [
+        min(samples, key=lambda sample: abs(sample[0] - at)) for at in (start + (end - start) * i / 3 for i in range(4))
+    ]
     parts = [(b[0] - a[0], (b[1].busy_s or 0.0) - (a[1].busy_s or 0.0)) for a, b in pairwise(cuts)]
     return min((busy / seconds for seconds, busy in parts if seconds > 0), default=0.0)
 
 
-def _times(looks: Sent) -> tuple[int, float | None]:
-    """How often something was lost that was overcome later, and in which share of the times that anything was sent."""
+def _times(samples: Samples) -> tuple[int, float | None]:
+    """Number of intervals with a loss that was later recovered, and their share of the intervals with traffic."""
     steps = [
         (_grown(a, b, _segments) or 0.0, _grown(a, b, _lost) or 0.0, _grown(a, b, _acked) or 0.0)
-        for (_, a), (_, b) in pairwise(looks)
+        for (_, a), (_, b) in pairwise(samples)
     ]
     last = max((i for i, (_, _, acked) in enumerate(steps) if acked > 0), default=-1)
     sent = sum(segments > 0 for segments, _, _ in steps)
@@ -181,10 +184,10 @@ def _times(looks: Sent) -> tuple[int, float | None]:
     return lost, lost / sent if sent else None
 
 
-def _queue(looks: Sent) -> tuple[float | None, bool | None]:
-    """What packets wait on the way: the time to their answers, beyond that of the fastest."""
-    best = min((one.least_rtt_s for _, one in looks if one.least_rtt_s is not None), default=None)
-    rtt = [one.rtt_s for look in looks if _waits(look) and (one := look[1]).rtt_s is not None]
+def _queue(samples: Samples) -> tuple[float | None, bool | None]:
+    """Queueing delay: the median round-trip time while data waits, less the minimum; and whether it is a full queue."""
+    best = min((one.least_rtt_s for _, one in samples if one.least_rtt_s is not None), default=None)
+    rtt = [one.rtt_s for sample in samples if _waits(sample) and (one := sample[1]).rtt_s is not None]
     if best is None or not rtt:
         return None, None
     usual = median(value for value in rtt if value is not None)

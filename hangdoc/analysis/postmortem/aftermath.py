@@ -1,7 +1,7 @@
-"""Analysis `aftermath`: what may be presumed of a job that is gone, or of which somebody pasted a stack.
+"""Analysis `aftermath`: presumptions about a job that is gone, or is known only from a pasted stack.
 
-Nobody dumps the stacks of a job that is well: where a rank stands in a wait, and nothing says otherwise, it is
-presumed that it stood there for good. A presumption costs confidence.
+Nobody dumps the stacks of a healthy job. If a stack shows a rank waiting, and no evidence contradicts it, the rank is
+presumed to hang there. A presumption lowers the confidence.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.evidence import Stacks
-from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.evidence.logs import Aftermath
 
-TELLING = frozenset({"stacks", "recorder", "sockets"})
+BEYOND_LOGS = frozenset({"stacks", "recorder", "sockets"})
 
 
 @dataclass(frozen=True, slots=True)
 class AftermathFacts:
-    """One rank."""
+    """What is left of one rank."""
 
-    left: tuple[str, ...] = ()  # kinds of record found of it; empty: it was watched
-    presumed: bool = False  # that it stands still nobody has seen
-    stuck: bool | None = None
+    left: tuple[str, ...] = ()  # kinds of record found for it: "stacks", "recorder", ...; empty: it was watched
+    presumed: bool = False  # its hang was not seen, only presumed from a single stack
+    stuck: bool | None = None  # it hangs, seen or presumed
 
 
 @dataclass(frozen=True, slots=True)
 class AftermathJob:
-    post_mortem: bool = False
-    doubt: str = ""  # why less is certain than of a job that was watched; empty: nothing is
+    post_mortem: bool = False  # the evidence comes from files, not from watching the job
+    doubt: str = ""  # the reason for lower confidence than in a watched job; empty: none
 
 
 @dataclass(slots=True)
@@ -58,15 +58,15 @@ def _facts(case: Case, key: Key) -> AftermathFacts:
 
 
 def _doubt(facts: Collection[AftermathFacts]) -> str:
-    if any(one.presumed for one in facts):
-        return "nobody watched the job: that it stood still is presumed"
-    if not any(TELLING & set(one.left) for one in facts):
+    if any(rank.presumed for rank in facts):
+        return "nobody watched the job; its hang is presumed"
+    if not any(BEYOND_LOGS & set(rank.left) for rank in facts):
         return "known from logs alone"
     return ""
 
 
 def _runs(case: Case, key: Key) -> bool:
-    """Its main thread was on a CPU when its stack was taken."""
+    """The main thread was on a CPU when its stack was taken."""
     stacks = case.record(key, "stacks")
     return isinstance(stacks, Stacks) and any(
         thread.active and (thread.name in (None, "MainThread")) for thread in stacks.threads

@@ -1,7 +1,7 @@
-"""Analysis `missed`: where a rank of a job that is gone stood, when it had not come to where the others waited.
+"""Analysis `missed`: what blocked a rank of a dead job that never arrived at the collective its peers waited in.
 
-Their wait lasted until a timeout, and its last stack was taken after that: what it stands in then it has stood in, or
-come back to, for all that time. It is one look at it; what a file, a lock or a worker was like then nobody has seen.
+Its peers waited until a timeout, and its last stack was taken after that. The rank was therefore blocked at that place,
+or kept returning to it, throughout the wait. A stack is one look: the state of the file, lock or worker is unknown.
 """
 
 from __future__ import annotations
@@ -17,86 +17,86 @@ from hangdoc.evidence import FlightRecorder, Source, Stacks
 
 _READS = frozenset({"read", "readline", "readlines", "readinto", "open"})
 _NETWORK = re.compile(r"\((?:socket|ssl)\.py:\d+\)$")
-_HELPERS = re.compile(r"multiprocessing/(?:pool|queues)\.py$")  # their results come from processes, not from threads
+_HELPERS = re.compile(r"multiprocessing/(?:pool|queues)\.py$")  # results from processes, not from threads
 _OPENS = re.compile(r"(?<![\w.])(?:os\.|io\.)?open\(")
-# What a `with` line without a call enters, and stands in with no frame of its own, is a lock written in C.
+# A `with` line without a call that blocks without a frame of its own acquires a lock implemented in C.
 _CALLS = re.compile(r"[\w\])]\(")
 _LOCK = re.compile(r"^(?:async )?with [\w.\[\]'\"]+(?: as \w+)?:|\.acquire\(")
 
 
 @dataclass(frozen=True, slots=True)
-class MissedFacts:
-    """One rank; None: it was there, or the job is watched, or nothing tells."""
+class LastStackFacts:
+    """One rank of a dead job. None: the rank had arrived, the job was watched, or the evidence does not show it."""
 
-    out: bool | None = None  # it had not come to where the others waited
-    doing: str | None = None  # reads | writes | input | lock | lock file | native: what it stood in instead
-    awaits: int | None = None  # it waited for a rank that by the groups of the others does not exist
+    out: bool | None = None  # it never arrived at the collective that its peers waited in
+    doing: str | None = None  # what it was blocked in instead: reads | writes | input | lock | lock file | native
+    awaits: int | None = None  # rank that it waited for, but that does not exist in its peers' process groups
 
 
-UNSEEN = MissedFacts()
+UNSEEN = LastStackFacts()
 
 
 @dataclass(frozen=True, slots=True)
-class MissedJob:
-    silent: tuple[Suspect, ...] = ()  # ranks without a dump: all that left one waited until a timeout, or lost a peer
-    together: bool = False  # every rank waited until its timeout, in the same collective
+class LastStackJob:
+    silent: tuple[Suspect, ...] = ()  # ranks without a dump, if every rank with a dump timed out or lost a peer
+    together: bool = False  # every rank timed out in the same collective
 
 
 @dataclass(slots=True)
-class MissedAnalysis:
+class LastStackAnalysis:
     name: str = "missed"
     order: int = 59
-    rank_facts: type | None = MissedFacts
-    job_facts: type | None = MissedJob
+    rank_facts: type | None = LastStackFacts
+    job_facts: type | None = LastStackJob
 
-    def derive(self, case: Case) -> tuple[dict[Key, MissedFacts], MissedJob]:
+    def derive(self, case: Case) -> tuple[dict[Key, LastStackFacts], LastStackJob]:
         return {key: _facts(case, key) for key in case.ranks}, _job(case)
 
 
-def _job(case: Case) -> MissedJob:
-    """gloo's dumps take what has failed for over: that a rank waited is known by its log."""
+def _job(case: Case) -> LastStackJob:
+    """gloo's dumps mark failed collectives as complete, so only the logs show that a rank timed out."""
     dumps, recorder = case.job_facts["dumps"], case.rank_facts["recorder"]
     logs = case.rank_facts["logs"]
-    here = [key for key in case.ranks if isinstance(case.record(key, "recorder"), FlightRecorder)]
-    if dumps.kind is not None or not dumps.dumps or not all(logs[key].victim for key in here):
-        return MissedJob()
+    dumped = [key for key in case.ranks if isinstance(case.record(key, "recorder"), FlightRecorder)]
+    if dumps.kind is not None or not dumps.dumps or not all(logs[key].victim for key in dumped):
+        return LastStackJob()
     if dumps.silent:
-        return MissedJob(tuple(map(Suspect, dumps.silent)))
-    numbers = {recorder[key].sequence for key in here}
-    waited = all(logs[key].timed_out for key in here)
-    alone = len(here) < 2 or case.job_facts["position"].sides > 1
-    return MissedJob((), waited and not alone and len(numbers) == 1 and None not in numbers)
+        return LastStackJob(tuple(map(Suspect, dumps.silent)))
+    sequences = {recorder[key].sequence for key in dumped}
+    timed_out = all(logs[key].timed_out for key in dumped)
+    apart = len(dumped) < 2 or case.job_facts["position"].sides > 1
+    return LastStackJob((), timed_out and not apart and len(sequences) == 1 and None not in sequences)
 
 
-def _facts(case: Case, key: Key) -> MissedFacts:
+def _facts(case: Case, key: Key) -> LastStackFacts:
     dumps, logs = case.rank_facts["dumps"][key], case.rank_facts["logs"][key]
-    if logs.awaits is not None and (job := _everybody(case, key)) and logs.awaits >= job:
-        return MissedFacts(awaits=logs.awaits)
+    if logs.awaits is not None and (size := _world_size(case, key)) and logs.awaits >= size:
+        return LastStackFacts(awaits=logs.awaits)
     if not (dumps.absent or logs.behind) or logs.timed_out or case.ranks[key].alive is False:
         return UNSEEN
     stack: StackFacts = case.rank_facts["stack"][key]
-    if _for_helpers(case, key, stack):
-        return MissedFacts(True, "input")
-    return MissedFacts(True, "lock" if _for_locked(case, key, stack) else _doing(stack))
+    if _waits_for_helpers(case, key, stack):
+        return LastStackFacts(True, "input")
+    return LastStackFacts(True, "lock" if _waits_for_locked_thread(case, key, stack) else _blocked_in(stack))
 
 
-def _everybody(case: Case, key: Key) -> int:
-    """How many ranks the job has, by what the dumps of the other ranks say; 0: none says."""
+def _world_size(case: Case, key: Key) -> int:
+    """World size according to the dumps of the other ranks. 0: unknown."""
     records = (case.record(other, "recorder") for other in case.ranks if other != key)
     groups = [group for record in records if isinstance(record, FlightRecorder) for group in record.groups]
     return max((len(group.ranks) for group in groups), default=0)
 
 
-def _for_helpers(case: Case, key: Key, stack: StackFacts) -> bool:
-    """The thread that tells its story waits for processes that it has work done by."""
+def _waits_for_helpers(case: Case, key: Key, stack: StackFacts) -> bool:
+    """The thread that stands for the rank waits for its helper processes."""
     stacks = case.record(key, "stacks")
     threads = stacks.threads if isinstance(stacks, Stacks) and stack.phase == "idle" else ()
-    mine = (frame.file for thread in threads if thread.name == stack.thread for frame in thread.frames)
-    return any(_HELPERS.search(file) for file in mine)
+    files = (frame.file for thread in threads if thread.name == stack.thread for frame in thread.frames)
+    return any(_HELPERS.search(file) for file in files)
 
 
-def _for_locked(case: Case, key: Key, stack: StackFacts) -> bool:
-    """It waits for threads of its own, and one of these stands at a lock."""
+def _waits_for_locked_thread(case: Case, key: Key, stack: StackFacts) -> bool:
+    """The rank waits for threads of its own, and one of them is at a lock."""
     stacks, source = case.record(key, "stacks"), case.record(key, "source")
     if not FOR_THREADS.search(stack.op or "") or not isinstance(stacks, Stacks) or not isinstance(source, Source):
         return False
@@ -105,8 +105,8 @@ def _for_locked(case: Case, key: Key, stack: StackFacts) -> bool:
     return any(place is not None and _LOCK.search(place.text) for place in places)
 
 
-def _doing(stack: StackFacts) -> str | None:
-    own = stack.leaf is not None and stack.leaf == stack.site  # in no other Python frame than the user's
+def _blocked_in(stack: StackFacts) -> str | None:
+    own = stack.leaf is not None and stack.leaf == stack.site  # the innermost Python frame is the user's own
     text = stack.text or ""
     if stack.phase == "checkpoint":
         return "reads" if "load" in (stack.op or "") else "writes"
@@ -122,8 +122,8 @@ def _doing(stack: StackFacts) -> str | None:
         return None
     if stack.op in _READS or (own and _OPENS.search(text)):
         return "reads"
-    # A line of the user's own in which it stands with no other Python frame, and waits for nothing that has a name.
+    # A call on the user's own line, without another Python frame and without a known kind of wait: native code.
     return "native" if own and stack.op in (None, "pause") and _CALLS.search(text) else None
 
 
-ANALYSIS = MissedAnalysis()
+ANALYSIS = LastStackAnalysis()

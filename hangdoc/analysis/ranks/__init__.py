@@ -1,1 +1,1 @@
-"""One rank by itself and beside its peers: call path, phase, CPU, progress, where its path diverges."""
+"""Ranks one by one and compared: call path, phase, process, CPU, progress, divergence. No collectives, no network."""

@@ -1,6 +1,6 @@
-"""Where the threads of the ranks stand. Many ranks stand at few places: what a place tells is told once for all there.
+"""Interned call paths; ranks on the same lines share one object.
 
-What is kept here is kept for one case, by the identity of its records.
+The caches live as long as their case and are keyed by the identity of its records.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Plan, Step, follow, is_library, plan, variables_of
+from hangdoc.analysis.ranks.call_path import Plan, Step, build_path, is_library, plan, variables_of
 from hangdoc.analysis.ranks.conditions import NAME
 from hangdoc.analysis.ranks.phases import Chain, chain_of
 from hangdoc.evidence import Place, Source, Stack, Stacks, Variable
 
 
 def chain_in(case: Case, stack: Stack) -> Chain:
-    """Where a thread stands, of a stack in a record of the case; one object for all that stand there."""
+    """The frames of a thread (name, file, line, native) from a record of the case; equal chains are one object."""
     known: dict[int, Chain] = case.once("chains", dict)
     found = known.get(id(stack))
     if found is None:
@@ -26,105 +26,105 @@ def chain_in(case: Case, stack: Stack) -> Chain:
     return found
 
 
-def python_in(case: Case, stack: Stack) -> Chain:
-    """The same without native frames; one object for all that stand there."""
+def python_chain(case: Case, stack: Stack) -> Chain:
+    """The Python frames of `chain_in`; equal chains are one object."""
     chain = chain_in(case, stack)
     known: dict[int, Chain] = case.once("python", dict)
     found = known.get(id(chain))
     if found is None:
         places: dict[Chain, Chain] = case.once("places", dict)
-        found = tuple([one for one in chain if not one[3] and one[2] is not None])
+        found = tuple([frame for frame in chain if not frame[3] and frame[2] is not None])
         found = known[id(chain)] = places.setdefault(found, found)
     return found
 
 
-class Standing(NamedTuple):
-    """Where the thread stands that a rank is judged by."""
+class JudgedThread(NamedTuple):
+    """The thread that represents a rank, and its call path."""
 
     stacks: Stacks
     stack: Stack
-    lines: Chain  # of Python
+    lines: Chain  # Python frames
     plan: Plan
 
     def variables(self, depth: int) -> Sequence[Variable]:
-        """Those of one of its steps."""
+        """The variables of one step of its call path."""
         return variables_of(self.stack.frames[self.plan[depth][0]], self.stacks.globals)
 
 
-def standings(case: Case) -> dict[Key, Standing | None]:
-    """Of each rank what is known so far."""
-    return case.once("standing", dict)
+def judged_threads(case: Case) -> dict[Key, JudgedThread | None]:
+    """The cache behind `judged_thread`."""
+    return case.once("judged_thread", dict)
 
 
-def standing(case: Case, key: Key) -> Standing | None:
-    """Of one rank; None where its stacks were not seen."""
-    known = standings(case)
+def judged_thread(case: Case, key: Key) -> JudgedThread | None:
+    """The thread that represents a rank; None if its stacks were not seen."""
+    known = judged_threads(case)
     if key not in known:
         found = thread_of(case, key)
-        known[key] = found and Standing(
-            *found, python_in(case, found[1]), plan_in(case, found[1], case.record(key, "source"))
+        known[key] = found and JudgedThread(
+            *found, python_chain(case, found[1]), plan_in(case, found[1], case.record(key, "source"))
         )
     return known[key]
 
 
-def story_of(case: Case, key: Key) -> list[Step]:
-    """The story of the thread a rank is judged by; empty where its stacks were not seen."""
-    found = standing(case, key)
-    return follow(found.plan, found.stack, found.stacks.globals, case.once("steps", dict)) if found else []
+def path_of(case: Case, key: Key) -> list[Step]:
+    """The call path of the thread that represents a rank; empty if its stacks were not seen."""
+    found = judged_thread(case, key)
+    return build_path(found.plan, found.stack, found.stacks.globals, case.once("steps", dict)) if found else []
 
 
 def lines_of(case: Case, key: Key) -> Chain:
-    """The lines of Python at which that thread stands; none where there is no story."""
-    found = standing(case, key)
+    """The Python frames of the same thread; empty if its stacks were not seen."""
+    found = judged_thread(case, key)
     return found.lines if found else ()
 
 
 def variables_at(case: Case, key: Key, depth: int) -> Sequence[Variable]:
-    """The variables of one step of it."""
-    found = standing(case, key)
+    """The variables of one step of the same call path; empty if there is no such step."""
+    found = judged_thread(case, key)
     return found.variables(depth) if found and depth < len(found.plan) else ()
 
 
-def compared(case: Case, key: Key, model: frozenset[str]) -> Hashable:
-    """What of a rank's variables a comparison can turn on: of two ranks at one place where it is equal, one tells all.
+def comparison_key(case: Case, key: Key, reference: frozenset[str]) -> Hashable:
+    """Hashable key of the variables a comparison depends on: ranks on the same lines with equal keys compare equal.
 
-    Of the user's own code all variables but those that say which rank it is; of a library's, those that its loops count
-    with and its conditions name. `model`: the names of that kind on the other side (`names_in`).
+    In user code, all variables except those that hold the rank; in library code, the loop counters and the names in
+    conditions. `reference`: names of that kind on the reference side (`names_in`).
     """
-    found = standing(case, key)
+    found = judged_thread(case, key)
     if found is None:
         return None
     rank = case.ranks[key].target.rank
-    known: dict[tuple[int, frozenset[str]], list[_Turns]] = case.once("compared names", dict)
-    turns = known.get((id(found.plan), model))
-    if turns is None:
+    known: dict[tuple[int, frozenset[str]], list[_ComparedNames]] = case.once("compared names", dict)
+    compared = known.get((id(found.plan), reference))
+    if compared is None:
         frames = [(found.stack.frames[i], place) for i, place in found.plan]
-        turns = [_Turns(_named_in(place) | model, not is_library(frame.file)) for frame, place in frames]
-        known[id(found.plan), model] = turns
-    told = []
-    for depth, on in enumerate(turns):
+        compared = [_ComparedNames(_named_in(place) | reference, not is_library(frame.file)) for frame, place in frames]
+        known[id(found.plan), reference] = compared
+    values = []
+    for depth, in_step in enumerate(compared):
         for v in found.variables(depth):
-            if on[v.name]:
+            if in_step[v.name]:
                 text = v.text if v.kind in ("none", "str") else None
-                told.append((depth, v.name, v.number, v.length, v.kind, text, v.tensor is None, v.number == rank))
-    return tuple(told)
+                values.append((depth, v.name, v.number, v.length, v.kind, text, v.tensor is None, v.number == rank))
+    return tuple(values)
 
 
-class _Turns(dict[str, bool]):
-    """By the name of a variable of one step: whether a comparison can turn on it."""
+class _ComparedNames(dict[str, bool]):
+    """For one step, by variable name: whether a comparison depends on the variable."""
 
     def __init__(self, wanted: frozenset[str], own: bool) -> None:
         super().__init__()
         self.wanted, self.own = wanted, own
 
     def __missing__(self, name: str) -> bool:
-        told = self[name] = name in self.wanted or (self.own and "rank" not in name.lower())
-        return told
+        compared = self[name] = name in self.wanted or (self.own and "rank" not in name.lower())
+        return compared
 
 
-def names_in(story: Sequence[Step]) -> frozenset[str]:
-    """The names that the loops of a story count with, and those in the conditions around its lines."""
-    return frozenset[str]().union(*(_named_in(step.place) for step in story))
+def names_in(path: Sequence[Step]) -> frozenset[str]:
+    """The loop counters of a call path, and the names in the conditions around its lines."""
+    return frozenset[str]().union(*(_named_in(step.place) for step in path))
 
 
 def _named_in(place: Place | None) -> frozenset[str]:
@@ -135,28 +135,28 @@ def _named_in(place: Place | None) -> frozenset[str]:
 
 
 def thread_of(case: Case, key: Key) -> tuple[Stacks, Stack] | None:
-    """The thread a rank is judged by, among all of its threads."""
+    """The thread that represents a rank, with its record; None if its stacks were not seen."""
     stacks = case.record(key, "stacks")
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return None
-    return stacks, named(stacks, case.rank_facts["stack"][key].thread)
+    return stacks, thread_named(stacks, case.rank_facts["stack"][key].thread)
 
 
-def named(stacks: Stacks, name: str | None) -> Stack:
-    """The thread of this name, or the first."""
+def thread_named(stacks: Stacks, name: str | None) -> Stack:
+    """The thread with this name, else the first thread."""
     for stack in stacks.threads:
         if stack.name == name:
             return stack
     return stacks.threads[0]
 
 
-def story_in(case: Case, stack: Stack, source: Source | None, stacks: Stacks) -> list[Step]:
-    """The story of one of the threads of `stacks`, which is a record of the case."""
-    return follow(plan_in(case, stack, source), stack, stacks.globals, case.once("steps", dict))
+def path_in(case: Case, stack: Stack, source: Source | None, stacks: Stacks) -> list[Step]:
+    """The call path of a thread of `stacks`, a record of the case."""
+    return build_path(plan_in(case, stack, source), stack, stacks.globals, case.once("steps", dict))
 
 
 def plan_in(case: Case, stack: Stack, source: Source | None) -> Plan:
-    """The plan of a thread's story; one object for all ranks that stand at the same place."""
+    """The plan of a thread's call path; ranks on the same lines share one object."""
     known: dict[tuple[int, int], Plan] = case.once("plans", dict)
     at = (id(chain_in(case, stack)), id(source.places) if source else 0)
     found = known.get(at)

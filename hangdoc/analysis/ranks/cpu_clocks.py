@@ -1,68 +1,58 @@
-"""What a rank's threads got and waited for of the CPU between two instants, from the kernel's clocks of each thread."""
+"""CPU time and run-queue delay of a rank's threads between two looks, from the kernel's counters of each thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.stack import of_harness
 from hangdoc.evidence import Process, ThreadCpu
 
-_RAN_S = 0.001
+_RAN_S = 0.001  # more: the thread ran between two looks
 
 
-@light(frozen=True, slots=True)
-class Clock:
-    """The threads' clocks at an instant, by thread (s, since each started)."""
+@fast_dataclass(frozen=True, slots=True)
+class CpuClocks:
+    """CPU counters of a rank at one look, by thread id (s since the thread started)."""
 
     at_s: float
     cpu_s: Mapping[int, float]
-    delay_s: Mapping[int, float]  # in a run queue; without the threads of which the kernel does not tell
+    delay_s: Mapping[int, float]  # time in a run queue; only threads for which the kernel reports it
 
 
-@light(frozen=True, slots=True)
-class Spent:
-    """CPU time that a rank's threads got, and waited for in run queues, between two instants (s)."""
+@fast_dataclass(frozen=True, slots=True)
+class CpuUsage:
+    """CPU time that a rank's threads used, and their time in run queues, between two looks (s)."""
 
-    seconds: float
+    seconds: float  # between the looks
     cpu_s: float
-    delay_s: float | None
-    by_thread: Mapping[int, float]  # both together
+    delay_s: float | None  # time in run queues; None: not reported by the kernel
+    by_thread: Mapping[int, float]  # CPU time plus delay, by thread id
 
     @property
-    def asked_s(self) -> float:
+    def demand_s(self) -> float:
+        """CPU time the threads wanted: used, plus time in run queues."""
         return self.cpu_s + (self.delay_s or 0.0)
 
 
-NOTHING = Spent(0.0, 0.0, None, {})
+NO_USAGE = CpuUsage(0.0, 0.0, None, {})
 
 
-def processes(case: Case, key: Key) -> Sequence[tuple[float, Process]]:
-    """A rank's records of probe `cpu` with their instants, oldest first."""
-    known: dict[Key, Sequence[tuple[float, Process]]] = case.once("processes", dict)
-    found = known.get(key)
-    if found is None:
-        series = case.series(key, "cpu")
-        found = known[key] = [(at, record) for at, record in series if isinstance(record, Process)]
-    return found
-
-
-def clocks(series: Sequence[tuple[float, Process]]) -> list[Clock]:
-    """The clocks at each instant."""
+def clocks(series: Sequence[tuple[float, Process]]) -> list[CpuClocks]:
+    """The counters at each look."""
     return [_clock(series, at) for at in range(len(series))]
 
 
-def over(series: Sequence[tuple[float, Process]]) -> Spent:
-    """What was spent over all of it: by the first and the last of its clocks, without those in between."""
-    return spent([_clock(series, 0), _clock(series, len(series) - 1)]) if len(series) > 1 else NOTHING
+def usage_over(series: Sequence[tuple[float, Process]]) -> CpuUsage:
+    """CPU usage between the first and the last look of a series."""
+    return usage_between([_clock(series, 0), _clock(series, len(series) - 1)]) if len(series) > 1 else NO_USAGE
 
 
-def _clock(series: Sequence[tuple[float, Process]], number: int) -> Clock:
-    """The clocks at one of the instants.
+def _clock(series: Sequence[tuple[float, Process]], number: int) -> CpuClocks:
+    """The counters at one look.
 
-    The threads of a process group are left out: they wake for every message, and a busy host delays them all. The
-    kernel adds a wait in a run queue when it ends; a thread that stays runnable with clocks that stand is in one.
+    Without the process group's own threads: they wake for every message, and a busy host delays them all. The kernel
+    counts a wait in a run queue only when it ends; a thread that stays runnable with unchanged counters is in one now.
     """
     at_s, process = series[number]
     threads = [thread for thread in process.threads if not of_harness(thread.comm)]
@@ -70,11 +60,11 @@ def _clock(series: Sequence[tuple[float, Process]], number: int) -> Clock:
     for tid, queued_s in _queued_s(series, number, threads).items():
         if tid in delays:
             delays[tid] += queued_s
-    return Clock(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays)
+    return CpuClocks(at_s, {thread.tid: thread.cpu_s for thread in threads}, delays)
 
 
 def _queued_s(series: Sequence[tuple[float, Process]], number: int, threads: Sequence[ThreadCpu]) -> dict[int, float]:
-    """How long each of these threads has stood in a run queue at an instant, by the looks since which it has."""
+    """Time in the run queue so far, by thread id: since the first look that saw the thread runnable and not running."""
     at_s = series[number][0]
     still = {thread.tid: thread for thread in threads if thread.state == "R"}
     if not still:
@@ -93,18 +83,18 @@ def _ran_s(before: ThreadCpu, after: ThreadCpu) -> float:
     return after.cpu_s - before.cpu_s + (after.run_delay_s or 0.0) - (before.run_delay_s or 0.0)
 
 
-def spent(found: Sequence[Clock]) -> Spent:
-    """What was spent between the first of these instants and the last; threads that ended in between are left out."""
+def usage_between(found: Sequence[CpuClocks]) -> CpuUsage:
+    """CPU usage between the first and the last of these counters, without threads that ended in between."""
     if len(found) < 2:
-        return NOTHING
+        return NO_USAGE
     first, last = found[0], found[-1]
     cpu_s = delay_s = 0.0
-    whole: dict[int, float] = {}
+    by_thread: dict[int, float] = {}
     for tid, now in last.cpu_s.items():
-        whole[tid] = ran = max(0.0, now - first.cpu_s.get(tid, 0.0))
+        by_thread[tid] = ran = max(0.0, now - first.cpu_s.get(tid, 0.0))
         cpu_s += ran
         if tid in last.delay_s:
             queued = max(0.0, last.delay_s[tid] - first.delay_s.get(tid, 0.0))
             delay_s += queued
-            whole[tid] += queued
-    return Spent(last.at_s - first.at_s, cpu_s, delay_s if last.delay_s else None, whole)
+            by_thread[tid] += queued
+    return CpuUsage(last.at_s - first.at_s, cpu_s, delay_s if last.delay_s else None, by_thread)

@@ -1,7 +1,7 @@
-"""Analysis `position`: where each rank stands relative to the ranks that wait.
+"""Analysis `position`: where each rank's call path diverges from that of the ranks that wait.
 
-Ranks at the same place form a side. The reference is the largest side that waits (of equals, the one farthest back);
-every other rank is odd, and its relation to the reference is how the two parted.
+Ranks on the same lines form a side. The reference is the largest side that waits; on a tie, the one that is behind.
+Every rank on another side is an outlier, and its relation to the reference says how the two diverged.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Step, Story, is_library
-from hangdoc.analysis.ranks.call_path_cache import compared, lines_of, names_in, story_of, variables_at
+from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
+from hangdoc.analysis.ranks.call_path_cache import comparison_key, lines_of, names_in, path_of, variables_at
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -21,40 +21,42 @@ Signature = tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PositionFacts:
-    """One rank against the reference side."""
+class DivergenceFacts:
+    """One rank compared with the reference side; None: its stacks were not seen, or the field does not apply."""
 
-    side: int | None = None  # number of its side, 0 is the reference; None: its stacks were not seen
-    side_size: int | None = None
-    odd: bool | None = None  # not on the reference side
-    relation: str | None = None  # kind of story.Relation, seen from this rank; "same" on the reference side
-    parted: str | None = None  # this rank's line in the function where they parted: "main (train.py:31)"
-    parted_other: str | None = None  # the reference's line there
-    loop: str | None = None  # source of the loop that one side has left: "for step, batch in enumerate(loader):"
-    loop_line: int | None = None
-    loop_counter: str | None = None  # its counter, and the value on the side that is in it
-    loop_count: float | None = None
+    side: int | None = None  # number of its side; 0 is the reference
+    side_size: int | None = None  # ranks on its side
+    odd: bool | None = None  # it is not on the reference side
+    relation: str | None = None  # `path_comparison.Relation.kind`, seen from this rank; "same" on the reference side
+    parted: str | None = None  # its line in the function where they diverged: "main (train.py:31)"
+    parted_other: str | None = None  # the reference's line in that function
+    loop: str | None = None  # header of the loop that one side has left: "for step, batch in enumerate(loader):"
+    loop_line: int | None = None  # line of that header
+    loop_counter: str | None = None  # counter of that loop
+    loop_count: float | None = None  # its value on the side that is still in the loop
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
-    guarded: bool | None = None  # the branch is around this rank's side
-    will_arrive: bool | None = None  # it has yet to come to the place where the reference waits, and can
-    passed: bool | None = None  # that counter is of a loop this rank is no longer in
-    counter: str | None = None  # loop counter that differs between the two
-    count: float | None = None  # here
-    count_other: float | None = None  # on the reference side
-    size: str | None = None  # another number, or the length of a list, that differs: "n", "len(shard)"
-    size_here: float | None = None
-    size_other: float | None = None
-    same_operation: bool | None = None  # waits in the operation the reference waits in
-    same_site: bool | None = None  # at the line of the user's own code where the reference is
+    guarded: bool | None = None  # this rank is the one in the branch
+    will_arrive: bool | None = None  # it can still reach the line where the reference waits; None: unknown
+    passed: bool | None = None  # `counter` counts a loop that this rank has left
+    counter: str | None = None  # a loop counter that differs from the reference
+    count: float | None = None  # its value on this rank
+    count_other: float | None = None  # its value on the reference side
+    size: str | None = None  # another number or length that differs from the reference: "n", "len(shard)"
+    size_here: float | None = None  # its value on this rank
+    size_other: float | None = None  # its value on the reference side
+    same_operation: bool | None = None  # it waits in the same operation as the reference
+    same_site: bool | None = None  # it is at the same line of user code as the reference
 
 
 @dataclass(frozen=True, slots=True)
-class PositionJob:
-    sides: int  # different places at which ranks stand
+class DivergenceJob:
+    """The sides of the job."""
+
+    sides: int  # number of sides: distinct lines at which ranks are
     reference: tuple[int, ...]  # ranks of the reference side
-    odd: tuple[int, ...]
-    tied: bool  # no side is larger than the others
+    odd: tuple[int, ...]  # ranks of the other sides
+    tied: bool  # another side is as large as the reference
 
 
 MUST_DIFFER = (
@@ -72,109 +74,108 @@ MUST_DIFFER = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A number that two ranks do not agree on."""
+    """A number that differs between two ranks."""
 
     name: str
     here: float
     there: float
-    passed: bool = False  # counts a loop that the first rank is no longer in
+    passed: bool = False  # it counts a loop that the first rank has left
 
 
 @dataclass(slots=True)
-class PositionAnalysis:
+class DivergenceAnalysis:
     name: str = "position"
     order: int = 30
-    rank_facts: type | None = PositionFacts
-    job_facts: type | None = PositionJob
+    rank_facts: type | None = DivergenceFacts
+    job_facts: type | None = DivergenceJob
 
-    def derive(self, case: Case) -> tuple[dict[Key, PositionFacts], PositionJob]:
+    def derive(self, case: Case) -> tuple[dict[Key, DivergenceFacts], DivergenceJob]:
         stack: dict[Key, StackFacts] = case.rank_facts["stack"]
-        places = _places(case, stack)
-        sides = _sides(case, places)
-        facts = dict.fromkeys(case.ranks, PositionFacts())
+        sides = _sides(case, _cohorts(case, stack))
+        facts = dict.fromkeys(case.ranks, DivergenceFacts())
         if not sides:
-            return facts, PositionJob(0, (), (), False)
+            return facts, DivergenceJob(0, (), (), False)
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
-        model = Model(case, [key for place in sides[0] for key in place.keys])
+        reference = Reference(case, [key for cohort in sides[0] for key in cohort.keys])
         for number, side in enumerate(sides):
             size = _size(side)
-            for place in side:
-                told: dict[Hashable, PositionFacts] = {}
-                same = number == 0 and place.lines == model.lines  # nothing of theirs is compared
-                for key in place.keys:
-                    what = None if same else compared(case, key, model.names)
-                    if what not in told:
-                        told[what] = _facts(key, number, size, model, stack, ranks)
-                    facts[key] = told[what]
-        return facts, PositionJob(
+            for cohort in side:
+                known: dict[Hashable, DivergenceFacts] = {}
+                same = number == 0 and cohort.lines == reference.lines  # then there is nothing to compare
+                for key in cohort.keys:
+                    variables = None if same else comparison_key(case, key, reference.names)
+                    if variables not in known:
+                        known[variables] = _facts(key, number, size, reference, stack, ranks)
+                    facts[key] = known[variables]
+        return facts, DivergenceJob(
             sides=len(sides),
-            reference=_numbers(model.keys, ranks),
-            odd=_numbers([key for side in sides[1:] for place in side for key in place.keys], ranks),
+            reference=_numbers(reference.keys, ranks),
+            odd=_numbers([key for side in sides[1:] for cohort in side for key in cohort.keys], ranks),
             tied=len(sides) > 1 and _size(sides[1]) == _size(sides[0]),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Ranks that stand at the same lines, and do the same there."""
+class Cohort:
+    """Ranks on the same lines with equal `stack` facts."""
 
     keys: list[Key]
     lines: Chain
     facts: StackFacts
 
 
-Side = Sequence[Place]
+Side = Sequence[Cohort]
 
 
-def _places(case: Case, stack: dict[Key, StackFacts]) -> list[Place]:
-    found: dict[tuple[int, int], Place] = {}  # by identity: the case has one object a place
+def _cohorts(case: Case, stack: dict[Key, StackFacts]) -> list[Cohort]:
+    found: dict[tuple[int, int], Cohort] = {}  # by identity: equal lines are one object
     for key, facts in stack.items():
         lines = lines_of(case, key)
         if lines:
             at = (id(lines), id(facts))
             if at not in found:
-                found[at] = Place([], lines, facts)
+                found[at] = Cohort([], lines, facts)
             found[at].keys.append(key)
     return list(found.values())
 
 
-def _sides(case: Case, places: Sequence[Place]) -> list[Side]:
+def _sides(case: Case, cohorts: Sequence[Cohort]) -> list[Side]:
     """The sides, the reference first."""
-    by_signature: dict[tuple[Signature, str | None], list[Place]] = {}
-    for place in places:
-        signature = _signature(story_of(case, place.keys[0]))
-        by_signature.setdefault((signature, place.facts.op), []).append(place)
-    fronts = {id(side): story_of(case, side[0].keys[0]) for side in by_signature.values()}
+    by_signature: dict[tuple[Signature, str | None], list[Cohort]] = {}
+    for cohort in cohorts:
+        signature = _signature(path_of(case, cohort.keys[0]))
+        by_signature.setdefault((signature, cohort.facts.op), []).append(cohort)
+    paths = {id(side): path_of(case, side[0].keys[0]) for side in by_signature.values()}
 
-    def standing(side: Side) -> tuple[bool, int, int]:
-        others = (front for number, front in fronts.items() if number != id(side))
-        rear = sum(relate(fronts[id(side)], other).kind in ("in_loop", "behind", "out_of_branch") for other in others)
-        return bool(side[0].facts.waits), _size(side), rear
+    def priority(side: Side) -> tuple[bool, int, int]:
+        peers = (path for identity, path in paths.items() if identity != id(side))
+        ahead = sum(relate(paths[id(side)], peer).kind in ("in_loop", "behind", "out_of_branch") for peer in peers)
+        return bool(side[0].facts.waits), _size(side), ahead
 
-    return sorted(by_signature.values(), key=standing, reverse=True)
+    return sorted(by_signature.values(), key=priority, reverse=True)
 
 
 def _size(side: Side) -> int:
-    return sum(len(place.keys) for place in side)
+    return sum(len(cohort.keys) for cohort in side)
 
 
-def _signature(story: Story) -> Signature:
-    """The lines of the user's own code and its frameworks; torch's inner lines vary without meaning."""
-    lines = [(step.file, step.function, step.line) for step in story]
+def _signature(path: CallPath) -> Signature:
+    """The lines in user code and frameworks; lines inside torch vary without meaning."""
+    lines = [(step.file, step.function, step.line) for step in path]
     return tuple([line for line in lines if "/torch/" not in line[0]] or lines)
 
 
-class Model:
-    """The reference side, with what its ranks agree on."""
+class Reference:
+    """The reference side, and the variables on which its ranks agree."""
 
     def __init__(self, case: Case, keys: Sequence[Key]) -> None:
         self.case, self.keys = case, keys
-        self.story, self.lines = story_of(case, keys[0]), lines_of(case, keys[0])
-        self.names = names_in(self.story)
+        self.path, self.lines = path_of(case, keys[0]), lines_of(case, keys[0])
+        self.names = names_in(self.path)
         self._agreed: dict[tuple[int, str], bool] = {}
 
     def agreed(self, depth: int, label: str) -> bool:
-        """All of them have the same number, or length, there."""
+        """True if the number, or the length, is equal on all its ranks."""
         if (depth, label) not in self._agreed:
             values = (_value(variables_at(self.case, key, depth), label) for key in self.keys)
             first = next(values)
@@ -183,23 +184,23 @@ class Model:
 
 
 def _facts(
-    key: Key, number: int, size: int, reference: Model, stack: dict[Key, StackFacts], ranks: dict[Key, int | None]
-) -> PositionFacts:
-    mine, model, first = story_of(reference.case, key), reference.story, reference.keys[0]
-    relation = relate(mine, model)
-    odd = number > 0
-    inside = _count(relation.loop, model if relation.kind == "left_loop" else mine) if relation.loop else None
-    counter = next(_counters(mine, model), None) if odd else None
-    itself = (ranks[key], ranks[first])  # a variable that holds the rank differs by right
-    sizes = (one for one in _sizes(mine, reference) if (one.here, one.there) != itself) if odd else iter(())
-    length = next((one for one in sizes if counter is None or one.name != counter.name), None)
-    return PositionFacts(
+    key: Key, number: int, size: int, reference: Reference, stack: dict[Key, StackFacts], ranks: dict[Key, int | None]
+) -> DivergenceFacts:
+    own, peer, first = path_of(reference.case, key), reference.path, reference.keys[0]
+    relation = relate(own, peer)
+    outlier = number > 0
+    inside = _count(relation.loop, peer if relation.kind == "left_loop" else own) if relation.loop else None
+    counter = next(_counters(own, peer), None) if outlier else None
+    own_ranks = (ranks[key], ranks[first])  # a variable that holds the rank differs by design
+    sizes = (d for d in _sizes(own, reference) if (d.here, d.there) != own_ranks) if outlier else iter(())
+    length = next((d for d in sizes if counter is None or d.name != counter.name), None)
+    return DivergenceFacts(
         side=number,
         side_size=size,
-        odd=odd,
-        relation=relation.kind if odd else "same",
-        parted=relation.mine.site if relation.mine else None,
-        parted_other=relation.other.site if relation.other else None,
+        odd=outlier,
+        relation=relation.kind if outlier else "same",
+        parted=relation.own.site if relation.own else None,
+        parted_other=relation.peer.site if relation.peer else None,
         loop=relation.loop.header if relation.loop else None,
         loop_line=relation.loop.first if relation.loop else None,
         loop_counter=inside[0] if inside else None,
@@ -207,7 +208,7 @@ def _facts(
         branch=relation.branch.test if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
         guarded=relation.kind in ("in_branch", "other_arm") if relation.branch else None,
-        will_arrive=_will_arrive(relation) if odd else None,
+        will_arrive=_will_arrive(relation) if outlier else None,
         passed=counter.passed if counter else None,
         counter=counter.name if counter else None,
         count=counter.here if counter else None,
@@ -220,9 +221,9 @@ def _facts(
     )
 
 
-def _count(loop: Loop, story: Story) -> tuple[str, float] | None:
-    """How far the rank inside a loop has come, by the loop's counter."""
-    for step in story:
+def _count(loop: Loop, path: CallPath) -> tuple[str, float] | None:
+    """Name and value of the loop's counter on the rank that is inside the loop."""
+    for step in path:
         if step.place and loop in step.place.loops:
             values = ((name, step.variables[name].number) for name in loop.counters if name in step.variables)
             return next(((name, value) for name, value in values if value is not None), None)
@@ -230,54 +231,54 @@ def _count(loop: Loop, story: Story) -> tuple[str, float] | None:
 
 
 def _will_arrive(relation: Relation) -> bool | None:
-    if relation.kind == "apart" or relation.mine is None or relation.other is None:
+    if relation.kind == "apart" or relation.own is None or relation.peer is None:
         return None
     if relation.kind in ("left_loop", "other_arm"):
         return False
-    return relation.mine.line <= relation.other.line or bool(relation.common)
+    return relation.own.line <= relation.peer.line or bool(relation.common)
 
 
-def _aligned(a: Story, b: Story) -> Iterator[tuple[Step, Step]]:
-    """Frames of the same function at the same depth, from the outermost inwards."""
-    for mine, other in zip(a, b, strict=False):
-        if (mine.file, mine.function) != (other.file, other.function):
+def _aligned(a: CallPath, b: CallPath) -> Iterator[tuple[Step, Step]]:
+    """Pairs of steps in the same function at the same depth, outermost first."""
+    for own, peer in zip(a, b, strict=False):
+        if (own.file, own.function) != (peer.file, peer.function):
             return
-        yield mine, other
+        yield own, peer
 
 
-def _counters(a: Story, b: Story) -> Iterator[Difference]:
-    """Loop counters, of loops they are in or have passed, that differ between two ranks; passed loops first."""
+def _counters(a: CallPath, b: CallPath) -> Iterator[Difference]:
+    """Loop counters that differ between two ranks, of current and past loops; past loops first."""
     found: list[Difference] = []
-    for mine, other in _aligned(a, b):
-        if mine.place is None or other.place is None:
+    for own, peer in _aligned(a, b):
+        if own.place is None or peer.place is None:
             continue
-        inside = {name for loop in mine.place.loops for name in loop.counters}
-        loops = (*mine.place.loops, *other.place.loops, *mine.place.passed, *other.place.passed)
+        inside = {name for loop in own.place.loops for name in loop.counters}
+        loops = (*own.place.loops, *peer.place.loops, *own.place.passed, *peer.place.passed)
         for name in dict.fromkeys(name for loop in loops for name in loop.counters):
-            here, there = mine.variables.get(name), other.variables.get(name)
+            here, there = own.variables.get(name), peer.variables.get(name)
             if here and there and here.number is not None and there.number is not None and here.number != there.number:
                 found.append(Difference(name, here.number, there.number, name not in inside))
     yield from sorted(found, key=lambda difference: not difference.passed)
 
 
-def _sizes(story: Story, reference: Model) -> Iterator[Difference]:
-    """Other numbers and lengths that the reference side agrees on and this rank does not."""
-    for depth, (mine, other) in enumerate(_aligned(story, reference.story)):
-        if is_library(mine.file):
+def _sizes(path: CallPath, reference: Reference) -> Iterator[Difference]:
+    """Other numbers and lengths that are equal on the reference side and differ on this rank."""
+    for depth, (own, peer) in enumerate(_aligned(path, reference.path)):
+        if is_library(own.file):
             continue
-        for name, variable in mine.variables.items():
-            if any(word in name.lower() for word in MUST_DIFFER) or name not in other.variables:
+        for name, variable in own.variables.items():
+            if any(word in name.lower() for word in MUST_DIFFER) or name not in peer.variables:
                 continue
             for label, here, there in (
                 (
                     name,
                     variable.number if variable.kind == "int" else None,
-                    other.variables[name].number,
+                    peer.variables[name].number,
                 ),
                 (
                     f"len({name})",
                     variable.length if variable.kind != "str" else None,
-                    other.variables[name].length,
+                    peer.variables[name].length,
                 ),
             ):
                 if here is not None and there is not None and here != there and reference.agreed(depth, label):
@@ -286,9 +287,9 @@ def _sizes(story: Story, reference: Model) -> Iterator[Difference]:
 
 def _value(variables: Sequence[Variable], label: str) -> float | None:
     name = label[4:-1] if label.startswith("len(") else label
-    for one in variables:
-        if one.name == name:
-            return one.length if label.startswith("len(") else one.number
+    for variable in variables:
+        if variable.name == name:
+            return variable.length if label.startswith("len(") else variable.number
     return None
 
 
@@ -296,4 +297,4 @@ def _numbers(keys: Sequence[Key], ranks: dict[Key, int | None]) -> tuple[int, ..
     return tuple(sorted(rank for key in keys if (rank := ranks[key]) is not None))
 
 
-ANALYSIS = PositionAnalysis()
+ANALYSIS = DivergenceAnalysis()

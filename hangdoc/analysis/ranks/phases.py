@@ -1,4 +1,4 @@
-"""Matches the frames of a thread against the table `phases.yaml`: what is it doing?"""
+"""The phase of a thread: its frames matched against the rules in `phases.yaml`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hangdoc.analysis.ranks.call_path import Story, is_library
+from hangdoc.analysis.ranks.call_path import CallPath, is_library
 from hangdoc.evidence import Stack
 
 PHASES = (
@@ -22,12 +22,12 @@ PHASES = (
 WAITING = frozenset({"collective", "p2p"})
 
 Chain = tuple[tuple[str, str, int | None, bool], ...]  # frames, innermost first: function, file, line, native
-_LINK = attrgetter("function", "file", "line", "native")
+_FRAME_KEY = attrgetter("function", "file", "line", "native")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of phases.yaml."""
+class PhaseRule:
+    """One entry of phases.yaml."""
 
     phase: str
     op: str
@@ -41,27 +41,27 @@ class Entry:
     weak: bool
 
 
-class Circumstances(NamedTuple):  # it is looked up by for every rank: a tuple is hashed faster than a dataclass
-    """What else decides which entries of the table may fit."""
+class ProcessContext(NamedTuple):  # a cache key for every rank: a tuple hashes faster than a dataclass
+    """State of the process, which decides which rules apply."""
 
-    busy: bool | None
-    mpi: bool
-    group: bool
-    native: bool
+    busy: bool | None  # a thread runs; None: not seen
+    mpi: bool  # started by an MPI launcher
+    group: bool  # holds a process group
+    native: bool  # native frames were captured
 
 
 @lru_cache(maxsize=1)
-def table() -> tuple[Entry, ...]:
-    """The entries of phases.yaml, in order."""
+def table() -> tuple[PhaseRule, ...]:
+    """The rules of phases.yaml, in order."""
     rows = yaml.safe_load(files("hangdoc.analysis.ranks").joinpath("phases.yaml").read_text())
-    return tuple(_entry(row) for row in rows)
+    return tuple(_rule(row) for row in rows)
 
 
-def _entry(row: dict[str, Any]) -> Entry:
+def _rule(row: dict[str, Any]) -> PhaseRule:
     def pattern(name: str) -> re.Pattern[str] | None:
         return re.compile(row[name]) if name in row else None
 
-    return Entry(
+    return PhaseRule(
         phase=row["phase"],
         op=row["op"],
         function=pattern("function"),
@@ -76,56 +76,56 @@ def _entry(row: dict[str, Any]) -> Entry:
 
 
 def chain_of(stack: Stack) -> Chain:
-    """Where a thread stands; equal for all ranks that stand there."""
-    return tuple(map(_LINK, stack.frames))
+    """The frames of a thread as a hashable key, equal for ranks on the same lines."""
+    return tuple(map(_FRAME_KEY, stack.frames))
 
 
-def phase_of(chain: Chain, story: Story, about: Circumstances) -> tuple[str, str | None]:
+def phase_of(chain: Chain, path: CallPath, context: ProcessContext) -> tuple[str, str | None]:
     """Phase and operation of one thread."""
-    last = story[-1] if story else None
+    last = path[-1] if path else None
     calls = last.place.calls if last and last.place else ()
-    return _phase(chain, calls, bool(last and is_library(last.file)), about)
+    return _phase(chain, calls, bool(last and is_library(last.file)), context)
 
 
-@lru_cache(maxsize=1024)  # many ranks stand where others do, and most where they stood before
-def _phase(chain: Chain, calls: tuple[str, ...], in_library: bool, about: Circumstances) -> tuple[str, str | None]:
-    """From its frames, and what the innermost line of Python calls."""
-    for entry in table():
-        if _allowed(entry, about):
-            op = _fit(entry, chain, () if entry.weak and in_library else calls)
+@lru_cache(maxsize=1024)  # most ranks repeat another rank's stack, or their own previous one
+def _phase(chain: Chain, calls: tuple[str, ...], in_library: bool, context: ProcessContext) -> tuple[str, str | None]:
+    """Phase and operation, from the frames and from the calls in the innermost Python line."""
+    for rule in table():
+        if _allowed(rule, context):
+            op = _fit(rule, chain, () if rule.weak and in_library else calls)
             if op is not None:
-                return entry.phase, op
-    return ("compute" if about.busy else "idle" if about.busy is False else "unknown"), None
+                return rule.phase, op
+    return ("compute" if context.busy else "idle" if context.busy is False else "unknown"), None
 
 
-def _allowed(entry: Entry, about: Circumstances) -> bool:
-    if (entry.when == "idle" and about.busy is not False) or (entry.when == "busy" and not about.busy):
+def _allowed(rule: PhaseRule, context: ProcessContext) -> bool:
+    if (rule.when == "idle" and context.busy is not False) or (rule.when == "busy" and not context.busy):
         return False
-    return not ((entry.mpi and not about.mpi) or (entry.group and not about.group))
+    return not ((rule.mpi and not context.mpi) or (rule.group and not context.group))
 
 
-def _fit(entry: Entry, chain: Chain, calls: Sequence[str]) -> str | None:
+def _fit(rule: PhaseRule, chain: Chain, calls: Sequence[str]) -> str | None:
     names: dict[str, str] = {}
-    if entry.function or entry.file:
+    if rule.function or rule.file:
         python = ((name.rsplit(".", 1)[-1], file) for name, file, _, native in chain if not native)
-        function = next((name for name, file in python if _fits(entry, name, file)), None)
+        function = next((name for name, file in python if _fits(rule, name, file)), None)
         if function is None:
             return None
         names["function"] = function
-    if entry.native:
-        found = next((m for name, _, _, native in chain if native and (m := entry.native.search(name))), None)
+    if rule.native:
+        found = next((m for name, _, _, native in chain if native and (m := rule.native.search(name))), None)
         if found is None:
             return None
         names["1"] = found.group(1) if found.re.groups else ""
-    if entry.calls:
-        call = next((m for name in calls if (m := entry.calls.search(name))), None)
+    if rule.calls:
+        call = next((m for name in calls if (m := rule.calls.search(name))), None)
         if call is None:
             return None
         names["call"] = call.group(1) if call.re.groups else call.group(0).lstrip(".")
-    return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), entry.op).lower()
+    return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), rule.op).lower()
 
 
-def _fits(entry: Entry, name: str, file: str) -> bool:
-    if entry.function and not entry.function.search(name):
+def _fits(rule: PhaseRule, name: str, file: str) -> bool:
+    if rule.function and not rule.function.search(name):
         return False
-    return not (entry.file and not entry.file.search(file))
+    return not (rule.file and not rule.file.search(file))

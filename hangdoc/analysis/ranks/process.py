@@ -1,35 +1,36 @@
-"""Analysis `process`: the state of each rank's process."""
+"""Analysis `process`: state of each rank's process."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.evidence import Process
 
 STOPPED = ("T", "t")
-HELD_S = 3.0  # without having run: another's py-spy stops it for a moment, and so does what limits its CPU time
-THREADS = 4  # of a process, all of which have run between two looks: some always sleep, unless all were stopped
+HELD_S = 3.0  # stopped without having run: py-spy and CPU limiters stop a process for shorter times
+THREADS = 4  # at least: if every one of them ran between two looks, they were all stopped and resumed
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """One rank's process; None: not seen."""
 
-    state: str | None  # R S D T t Z of the main thread
-    stopped: bool | None  # by a signal or a debugger
-    tracer: str | None  # command of the process that traces it
+    state: str | None  # of the main thread, as in /proc: R S D T t Z
+    stopped: bool | None  # stopped by a signal or a debugger, for more than a moment
+    tracer: str | None  # name of the process that traces it (ptrace)
     tracer_pid: int | None
-    exit: str | None  # how it ended, where known
+    exit: str | None  # how the process ended: "signal 9 (SIGKILL)"; None: it runs, or unknown
     wchan: str | None  # kernel function the main thread sleeps in
-    blocked: bool | None  # some thread is in uninterruptible sleep (state D)
-    threads: int | None
-    rss_bytes: int | None
-    affinity: int | None  # cores it may run on
+    blocked: bool | None  # a thread is in uninterruptible sleep (state D)
+    threads: int | None  # number of threads
+    rss_bytes: int | None  # resident memory
+    affinity: int | None  # number of cores it may run on
     nice: int | None
-    tracer_command: str | None = None  # its command line
+    tracer_command: str | None = None  # command line of the tracer
 
 
 @dataclass(slots=True)
@@ -66,13 +67,18 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
     )
 
 
-def process_looks(case: Case, key: Key) -> list[tuple[float, Process]]:
-    """What was seen of a rank's process and when (s, its host's clock), oldest first."""
-    return [(at_s, record) for at_s, record in case.series(key, "cpu") if isinstance(record, Process)]
+def process_looks(case: Case, key: Key) -> Sequence[tuple[float, Process]]:
+    """A rank's records of probe `cpu` with their instants (s, its host's clock), oldest first."""
+    known: dict[Key, Sequence[tuple[float, Process]]] = case.once("processes", dict)
+    found = known.get(key)
+    if found is None:
+        series = case.series(key, "cpu")
+        found = known[key] = [(at_s, record) for at_s, record in series if isinstance(record, Process)]
+    return found
 
 
 def is_stopped(case: Case, key: Key) -> bool:
-    """By a signal or a debugger, and not only for a moment."""
+    """True if a signal or a debugger stopped the process, for more than a moment."""
     process = case.record(key, "cpu")
     if not isinstance(process, Process) or process.state not in STOPPED:
         return False
@@ -82,13 +88,15 @@ def is_stopped(case: Case, key: Key) -> bool:
 
 
 def _runs(process: Process) -> list[tuple[int | None, int | None]]:
-    """How often the main thread has come off a core: who is stopped and let go again and again runs in between. A
-    debugger may have stopped no other thread."""
+    """Context-switch counters of the main thread; they advance if a stopped process was briefly resumed.
+
+    Only the main thread: a debugger may have left the other threads running.
+    """
     return [(thread.voluntary, thread.involuntary) for thread in process.threads if thread.tid == process.pid]
 
 
 def was_held(before: Process, after: Process) -> bool:
-    """Whether another's debugger, as py-spy is one, held a process for a moment: that wakes each of its threads."""
+    """True if a debugger (py-spy is one) stopped the process briefly between two looks: that wakes every thread."""
     if "t" in (before.state, after.state):
         return True
     ran = {thread.tid: thread.voluntary for thread in before.threads}

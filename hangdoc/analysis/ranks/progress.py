@@ -1,4 +1,7 @@
-"""Analysis `progress`: what changed between the looks at each rank."""
+"""Analysis `progress`: what changed between the looks at each rank.
+
+A look is one snapshot of a rank's stacks; a rank that does not change between looks stands still.
+"""
 
 from __future__ import annotations
 
@@ -8,82 +11,86 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.ranks.call_path import Code, LazyStory, Step, code_of, is_library
-from hangdoc.analysis.ranks.call_path_cache import chain_in, named, plan_in
-from hangdoc.analysis.ranks.cpu_clocks import processes
-from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
-from hangdoc.analysis.ranks.stack import circumstances, is_busy
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.ranks.call_path import Code, LazyCallPath, Step, code_of, is_library
+from hangdoc.analysis.ranks.call_path_cache import chain_in, plan_in, thread_named
+from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
+from hangdoc.analysis.ranks.process import process_looks
+from hangdoc.analysis.ranks.stack import is_busy, process_context
 from hangdoc.evidence import Process, Source, Stacks, Variable
 
-SHORTEST_S = 0.002  # what is counted faster is no step of a training loop
+SHORTEST_S = 0.002  # per iteration: a faster counter does not count training steps
 COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
-MIN_RECENT = 6  # looks that tell how long a step takes now
+MIN_RECENT = 6  # looks, at least, from which the current step time is computed
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class ProgressFacts:
-    """One rank over the time we watched; shares are 0..1, times seconds."""
+    """One rank over the window in which it was watched; shares are 0..1, times in seconds."""
 
-    looks: int
+    looks: int  # snapshots of its stacks
     window_s: float | None  # from the first look to the newest
-    changed: bool | None  # its stack or its variables changed between two looks; None: fewer than two looks
-    standing_s: float | None  # since the newest change seen
-    standing_looks: int  # looks that found it unchanged, with the one that saw the newest change
-    pause_s: float | None  # longest time it stood still and went on
-    cpu_share: float | None  # cores used by the process, 1.0 = one core
-    wait_share: float | None  # share of the looks in which it waited for other ranks
-    compute_share: float | None  # share of the looks in which it computed
-    input_share: float | None  # share of the looks in which it waited for input
-    sites: int  # different lines of the user's own code it was seen at
-    counter: str | None  # the loop counter that grew: "step"
-    period_s: float | None  # how long one of its steps takes
+    changed: bool | None  # its stack or a number in its variables changed between looks; None: fewer than two looks
+    standing_s: float | None  # time since the newest change, or since the first look
+    standing_looks: int  # looks since the newest change, including the one that saw it
+    pause_s: float | None  # longest pause between two changes
+    cpu_share: float | None  # CPU used by the process: 1.0 is one core
+    wait_share: float | None  # share of looks in which it waited for other ranks
+    compute_share: float | None  # share of looks in which it computed
+    input_share: float | None  # share of looks in which it waited for input
+    sites: int  # distinct call paths (by line) it was seen on
+    counter: str | None  # the fastest loop counter in user code: "step"
+    period_s: float | None  # time per step, from that counter
     recent_s: float | None = None  # the same in the newest third of the window
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressJob:
-    looks: int  # of the rank looked at least
-    window_s: float | None
-    changed: bool | None  # any rank changed
+    """All ranks over the window in which they were watched."""
+
+    looks: int  # looks at the rank with the fewest
+    window_s: float | None  # of the rank watched for the shortest time
+    changed: bool | None  # any rank changed; None: no rank was seen twice
     all_changed: bool | None  # every rank changed
-    period_s: float | None  # how long a step takes, over the ranks
+    period_s: float | None  # time per step of the slowest rank
     recent_s: float | None = None  # the same in the newest third of the window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spot:
-    """Where a thread stands and what it does there: one object for all ranks and looks of a case that find the same."""
+class Activity:
+    """What a thread does and where; ranks and looks of a case with the same activity share one object."""
 
     phase: str
     op: str | None
     code: Code
     lines: tuple[tuple[str, int], ...]  # function and line of each step
-    own: tuple[int, ...]  # which steps are the user's own code
-    counters: tuple[tuple[int, str], ...]  # of the loops of the user's own code: which step, the name
+    own: tuple[int, ...]  # indices of the steps in user code
+    counters: tuple[tuple[int, str], ...]  # loop counters in user code: index of the step, name
 
 
 class Look(NamedTuple):
+    """One snapshot of the thread that represents a rank."""
+
     at_s: float
-    story: LazyStory
-    spot: Spot
+    path: LazyCallPath
+    activity: Activity
 
     @property
     def own(self) -> Sequence[Step]:
-        """Those steps of it that are the user's own code."""
-        return [self.story[at] for at in self.spot.own]
+        """The steps in user code."""
+        return [self.path[at] for at in self.activity.own]
 
     @property
     def phase(self) -> str:
-        return self.spot.phase
+        return self.activity.phase
 
     @property
     def op(self) -> str | None:
-        return self.spot.op
+        return self.activity.op
 
     @property
     def code(self) -> Code:
-        return self.spot.code
+        return self.activity.code
 
 
 @dataclass(slots=True)
@@ -108,7 +115,7 @@ class ProgressAnalysis:
 
 
 def looks_at(case: Case, key: Key) -> list[Look]:
-    """Every look at one rank, oldest first."""
+    """All looks at one rank, oldest first."""
     if key not in case.looks:
         case.looks[key] = _looks(case, key)
     found: list[Look] = case.looks[key]
@@ -116,15 +123,15 @@ def looks_at(case: Case, key: Key) -> list[Look]:
 
 
 def own_steps(looks: Sequence[Look]) -> list[Step]:
-    """The steps of the user's own code in these looks, each object once, in order."""
+    """The steps in user code over all looks, in order, each object once."""
     return list({id(step): step for look in distinct(looks) for step in look.own}.values())
 
 
 def distinct(looks: Sequence[Look]) -> list[Look]:
-    """Of the looks that found the same only the first."""
+    """The looks without repetitions of the same call path object."""
     found: dict[int, Look] = {}
     for look in looks:
-        found.setdefault(id(look.story), look)
+        found.setdefault(id(look.path), look)
     return list(found.values())
 
 
@@ -138,11 +145,11 @@ def _looks(case: Case, key: Key) -> list[Look]:
         if isinstance(stacks, Stacks) and stacks.threads:
             busy = is_busy(process) if isinstance(process, Process) else None
             before, seen = seen, (id(stacks), id(source), busy)
-            if seen == before:  # nothing of it has changed: it need not be told again
-                found.append(Look(shot.at_s, found[-1].story, found[-1].spot))
+            if seen == before:  # unchanged evidence
+                found.append(Look(shot.at_s, found[-1].path, found[-1].activity))
             else:
-                about = circumstances(case, key, busy, stacks)
-                found.append(_look(case, shot.at_s, stacks, source, thread, about, found[-1] if found else None))
+                context = process_context(case, key, busy, stacks)
+                found.append(_look(case, shot.at_s, stacks, source, thread, context, found[-1] if found else None))
     return found
 
 
@@ -152,42 +159,42 @@ def _look(
     stacks: Stacks,
     source: Source | None,
     thread: str | None,
-    about: Circumstances,
+    context: ProcessContext,
     before: Look | None,
 ) -> Look:
-    """A look; what it has in common with the one before is one object."""
-    stack = named(stacks, thread)
+    """One look; it shares the call path object with the previous look if nothing changed."""
+    stack = thread_named(stacks, thread)
     chain, plan = chain_in(case, stack), plan_in(case, stack, source)
-    story = LazyStory(plan, stack, stacks.globals, case.once("steps", dict))
-    spot = case.once((id(chain), id(plan), about), lambda: _spot(chain, story, about))
-    return Look(at_s, before.story if before and story.is_same(before.story) else story, spot)
+    path = LazyCallPath(plan, stack, stacks.globals, case.once("steps", dict))
+    activity = case.once((id(chain), id(plan), context), lambda: _spot(chain, path, context))
+    return Look(at_s, before.path if before and path.is_same(before.path) else path, activity)
 
 
-def _spot(chain: Chain, story: Sequence[Step], about: Circumstances) -> Spot:
+def _spot(chain: Chain, path: Sequence[Step], context: ProcessContext) -> Activity:
     counters = [
         (at, name)
-        for at, step in enumerate(story)
+        for at, step in enumerate(path)
         if step.place and not is_library(step.file)
         for loop in step.place.loops
         for name in loop.counters
     ]
-    lines = tuple([(step.function, step.line) for step in story])
-    own = tuple([at for at, step in enumerate(story) if not is_library(step.file)])
-    return Spot(*phase_of(chain, story, about), code_of(story), lines, own, tuple(counters))
+    lines = tuple([(step.function, step.line) for step in path])
+    own = tuple([at for at, step in enumerate(path) if not is_library(step.file)])
+    return Activity(*phase_of(chain, path, context), code_of(path), lines, own, tuple(counters))
 
 
-def spots(looks: Sequence[Look]) -> tuple[Spot, ...]:
-    """Equal for ranks that were at the same places, look after look."""
-    return tuple([look.spot for look in looks])
+def activities(looks: Sequence[Look]) -> tuple[Activity, ...]:
+    """The activity in each look: a cache key, equal for ranks that did the same throughout."""
+    return tuple([look.activity for look in looks])
 
 
 def rank_facts(case: Case, key: Key) -> ProgressFacts:
-    """What changed on one rank."""
+    """The facts of one rank."""
     looks = looks_at(case, key)
-    changes = [b.at_s for a, b in pairwise(looks) if a.story is not b.story and _differ(a, b)]
+    changes = [b.at_s for a, b in pairwise(looks) if a.path is not b.path and _differ(a, b)]
     window = looks[-1].at_s - looks[0].at_s if len(looks) > 1 else None
     last = changes[-1] if changes else looks[0].at_s if looks else None
-    seen = spots(looks)
+    seen = activities(looks)
     shares = case.once(("shares", seen), lambda: _shares(seen))
     counter, period = _step(looks)
     recent = looks[-max(MIN_RECENT, len(looks) // 3) :]
@@ -211,14 +218,14 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
 
 
 def _differ(a: Look, b: Look) -> bool:
-    """In the lines of the whole chain, or the numbers in its variables."""
-    if a.spot is not b.spot and a.spot.lines != b.spot.lines:
+    """True if the lines of the call path or the numbers in its variables differ."""
+    if a.activity is not b.activity and a.activity.lines != b.activity.lines:
         return True
-    return any(_count_on(old, new) for old, new in a.story.beside(b.story))
+    return any(_count_on(old, new) for old, new in a.path.beside(b.path))
 
 
 def _count_on(old: Sequence[Variable], new: Sequence[Variable]) -> bool:
-    """Some number among the variables of a step is another one now."""
+    """True if a number among the variables of a step changed."""
     if old is new:
         return False
     if len(old) != len(new):
@@ -237,9 +244,9 @@ def _numbers(variables: Sequence[Variable]) -> dict[str, float]:
 
 
 def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
-    """The loop counter that grew most over the looks, and the seconds one of its steps takes."""
+    """The loop counter that grew most over the looks, and its time per step (s)."""
     grown: dict[str, float] = {}
-    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.story is not b.story]]
+    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.path is not b.path]]
     if len(moved) < 2:
         return None, None
     for old, new in pairwise(map(_counters, moved)):
@@ -252,17 +259,17 @@ def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
 
 
 def _counters(look: Look) -> dict[str, float]:
-    """Values of the counters of the loops a rank is in, outside libraries."""
+    """Values of the counters of the user-code loops that a rank is in."""
     return {
         name: variable.number
-        for at, name in look.spot.counters
-        for variable in look.story.variables(at)
+        for at, name in look.activity.counters
+        for variable in look.path.variables(at)
         if variable.name == name and variable.number is not None
     }
 
 
 class _Shares(NamedTuple):
-    """Of the looks; and how many different places they found."""
+    """Shares of the looks, and the number of distinct call paths."""
 
     waits: float | None
     computes: float | None
@@ -270,17 +277,17 @@ class _Shares(NamedTuple):
     sites: int
 
 
-def _shares(seen: Sequence[Spot]) -> _Shares:
+def _shares(seen: Sequence[Activity]) -> _Shares:
     waits, computes, reads = (_share(seen, phases) for phases in (WAITING, COMPUTES, READS))
-    return _Shares(waits, computes, reads, len({spot.lines for spot in seen}))
+    return _Shares(waits, computes, reads, len({activity.lines for activity in seen}))
 
 
-def _share(seen: Sequence[Spot], phases: Collection[str]) -> float | None:
-    return sum([spot.phase in phases for spot in seen]) / len(seen) if seen else None
+def _share(seen: Sequence[Activity], phases: Collection[str]) -> float | None:
+    return sum([activity.phase in phases for activity in seen]) / len(seen) if seen else None
 
 
 def _cpu_share(case: Case, key: Key) -> float | None:
-    series = processes(case, key)
+    series = process_looks(case, key)
     if len(series) < 2 or series[-1][0] <= series[0][0]:
         return None
     (start, first), (end, last) = series[0], series[-1]

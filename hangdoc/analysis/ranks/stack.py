@@ -1,7 +1,7 @@
-"""Analysis `stack`: the phase of each rank, from its frames and whether anything of it runs.
+"""Analysis `stack`: the phase of each rank, from its frames and from whether any of its threads runs.
 
-Backward parks the main thread while an autograd thread works, and MPI spins while it waits: a rank is judged by all its
-threads, and native frames beat a guess.
+All threads count: backward parks the main thread while an autograd thread works, and MPI spins while it waits. Native
+frames take precedence over a guess from the source line.
 """
 
 from __future__ import annotations
@@ -13,42 +13,50 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Plan, Step, Story, user_step
-from hangdoc.analysis.ranks.call_path_cache import Standing, chain_in, named, plan_in, python_in, standings, story_in
-from hangdoc.analysis.ranks.phases import WAITING, Chain, Circumstances, phase_of
+from hangdoc.analysis.ranks.call_path import CallPath, Plan, Step, user_step
+from hangdoc.analysis.ranks.call_path_cache import (
+    JudgedThread,
+    chain_in,
+    judged_threads,
+    path_in,
+    plan_in,
+    python_chain,
+    thread_named,
+)
+from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
-from hangdoc.evidence import Branch, Environ, Frame, Groups, Process, Source, Stack, Stacks
-from hangdoc.evidence.aftermath import Aftermath
+from hangdoc.evidence import Branch, Environ, Frame, Process, ProcessGroups, Source, Stack, Stacks
+from hangdoc.evidence.logs import Aftermath
 
-GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # comm of the threads that a process group keeps
+GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # run now and then without the rank doing anything
+HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # wake up now and then on an idle rank
 
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """What one rank is doing."""
+    """What one rank is doing, from one of its threads: the main one, unless that idles while another works."""
 
     phase: str  # one of phases.PHASES
-    op: str | None = None
-    site: str | None = None  # innermost frame of the user's own code: "train (train.py:24)"
-    function: str | None = None  # of that frame
-    file: str | None = None
+    op: str | None = None  # operation within the phase: "all_reduce", "recv", "dataloader", "sleep"
+    site: str | None = None  # innermost frame in user code: "train (train.py:24)"
+    function: str | None = None  # function of that frame
+    file: str | None = None  # its file, with the path
     line: int | None = None
-    text: str | None = None  # the source line there
+    text: str | None = None  # its source line
     branch: str | None = None  # condition of the innermost `if` around that line
     branch_line: int | None = None
-    waits: bool | None = None  # in a collective or point-to-point operation; None: its stacks were not seen
-    in_backward: bool = False
-    leaf: str | None = None  # innermost Python frame
-    native_leaf: str | None = None  # native frames down to the first that tells, innermost first
-    native: bool = False  # native frames were seen
-    busy: bool | None = None  # a thread of the process was on a core
-    thread: str | None = None  # name of the thread the story is about
-    collective_threads: int = 0  # threads that are in a collective or point-to-point operation
-    collectives: tuple[str, ...] = ()  # what each of them is in: "all_gather in Thread-1, save (ckpt.py:30)"
-    shared_group: bool | None = None  # two of them use one process group
-    spins: bool | None = None  # waits with a busy thread, as MPI and NCCL do
+    waits: bool | None = None  # in a collective, send or receive; None: its stacks were not seen
+    in_backward: bool = False  # in a backward pass
+    leaf: str | None = None  # innermost Python frame: "wait (threading.py:355)"
+    native_leaf: str | None = None  # up to four innermost named native frames, innermost first, joined by " <- "
+    native: bool = False  # native frames were captured
+    busy: bool | None = None  # a thread of the process was running; None: not seen
+    thread: str | None = None  # name of the thread described here
+    collective_threads: int = 0  # number of threads in a collective, send or receive
+    collectives: tuple[str, ...] = ()  # the operation of each: "all_gather in Thread-1, save (ckpt.py:30)"
+    shared_group: bool | None = None  # two of these threads use the same process group
+    spins: bool | None = None  # waits with a busy thread, as MPI and NCCL do; None: it does not wait
 
 
 @dataclass(slots=True)
@@ -59,25 +67,26 @@ class StackAnalysis:
     job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, StackFacts], None]:
-        return _shared({key: rank_facts(case, key) for key in case.ranks}, case), None
+        return _with_native_phases({key: rank_facts(case, key) for key in case.ranks}, case), None
 
 
-def _shared(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
-    """What native frames say of one rank holds for every rank with the same Python stack."""
-    if not any(one.native for one in facts.values()):
+def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
+    """Apply the phase found from one rank's native frames to every rank with the same Python stack."""
+    if not any(own.native for own in facts.values()):
         return facts
-    each = {id(one): one for one in facts.values()}  # few: what is told of many is one object
-    places = {id(one): id(there.lines) for key, one in facts.items() if (there := standings(case).get(key))}
-    told = {places[at]: one for at, one in each.items() if one.native}
-    for at, one in each.items():
-        if not one.native and one.phase != "stopped" and places.get(at) in told:
-            each[at] = _as_told(one, told[places[at]])
-    return {key: each[id(one)] for key, one in facts.items()}
+    distinct = {id(own): own for own in facts.values()}  # few: ranks with equal facts share one object
+    threads = judged_threads(case)
+    lines = {id(own): id(thread.lines) for key, own in facts.items() if (thread := threads.get(key))}
+    native = {lines[at]: own for at, own in distinct.items() if own.native}
+    for at, own in distinct.items():
+        if not own.native and own.phase != "stopped" and lines.get(at) in native:
+            distinct[at] = _with_phase_of(own, native[lines[at]])
+    return {key: distinct[id(own)] for key, own in facts.items()}
 
 
 @lru_cache(maxsize=64)
-def _as_told(one: StackFacts, native: StackFacts) -> StackFacts:
-    return replace(one, phase=native.phase, op=native.op, waits=native.waits)
+def _with_phase_of(own: StackFacts, native: StackFacts) -> StackFacts:
+    return replace(own, phase=native.phase, op=native.op, waits=native.waits)
 
 
 def rank_facts(case: Case, key: Key) -> StackFacts:
@@ -87,76 +96,76 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
     facts, at = _last_seen(case, key)
     if at is not None:
         stacks: Stacks = case.ranks[key].records["stacks"]
-        standings(case)[key] = Standing(stacks, stacks.threads[at.thread], at.lines, at.plan)
+        judged_threads(case)[key] = JudgedThread(stacks, stacks.threads[at.thread], at.lines, at.plan)
     return facts
 
 
 def last_seen(case: Case, key: Key) -> StackFacts:
-    """What a rank did when it was last seen, be it gone by now."""
+    """The facts of a rank when it was last seen, even if it has ended since."""
     return _last_seen(case, key)[0]
 
 
-def _last_seen(case: Case, key: Key) -> tuple[StackFacts, _Place | None]:
+def _last_seen(case: Case, key: Key) -> tuple[StackFacts, _SharedFacts | None]:
     records = case.ranks[key].records
     process, stacks = records.get("cpu"), records.get("stacks")
     stopped = is_stopped(case, key)
     busy = is_busy(process) if isinstance(process, Process) else None
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return _without_stack("stopped" if stopped else "unknown", busy), None
-    about = circumstances(case, key, busy, stacks)
+    context = process_context(case, key, busy, stacks)
     default = _default_group(records.get("groups"))
-    return _from_stacks(case, stacks, records.get("source"), about, stopped, default)
+    return _from_stacks(case, stacks, records.get("source"), context, stopped, default)
 
 
-def _default_group(groups: Groups | None) -> int | None:
+def _default_group(groups: ProcessGroups | None) -> int | None:
     return next((group.address for group in groups.groups if group.default), None) if groups else None
 
 
-class _Place(NamedTuple):
-    """What is told of every rank whose threads are at the same places."""
+class _SharedFacts(NamedTuple):
+    """Facts shared by ranks whose threads are all at the same frames."""
 
     facts: StackFacts
-    together: Sequence[int]  # threads that wait for other ranks
-    thread: int  # that the rank is judged by
+    waiting: Sequence[int]  # indices of the threads that wait for other ranks
+    thread: int  # index of the thread that represents the rank
     lines: Chain
     plan: Plan
 
 
 def _from_stacks(
-    case: Case, stacks: Stacks, source: Source | None, about: Circumstances, stopped: bool, default: int | None
-) -> tuple[StackFacts, _Place]:
-    """What the stacks of one rank tell; ranks that stand at the same place are told once."""
+    case: Case, stacks: Stacks, source: Source | None, context: ProcessContext, stopped: bool, default: int | None
+) -> tuple[StackFacts, _SharedFacts]:
+    """The facts from the stacks of one rank, derived once for all ranks at the same frames."""
     chains = [chain_in(case, stack) for stack in stacks.threads]
     names = tuple([(stack.name or stack.tid) for stack in stacks.threads])
-    where = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, about, stopped)
-    known: dict[object, _Place] = case.once("stack facts", dict)
-    at = known.get(where)
+    identity = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, context, stopped)
+    known: dict[object, _SharedFacts] = case.once("stack facts", dict)
+    at = known.get(identity)
     if at is None:
-        at = known[where] = _place(case, stacks, source, chains, about, stopped)
-    if len(at.together) < 2:
+        at = known[identity] = _thread_facts(case, stacks, source, chains, context, stopped)
+    if len(at.waiting) < 2:
         return at.facts, at
-    groups = {_group(stacks.threads[i].frames, default) for i in at.together}
-    return replace(at.facts, shared_group=len(groups) < len(at.together)), at
+    groups = {_group(stacks.threads[i].frames, default) for i in at.waiting}
+    return replace(at.facts, shared_group=len(groups) < len(at.waiting)), at
 
 
-def _place(
+def _thread_facts(
     case: Case,
     stacks: Stacks,
     source: Source | None,
     chains: Sequence[Chain],
-    about: Circumstances,
+    context: ProcessContext,
     stopped: bool,
-) -> _Place:
-    stories = [story_in(case, stack, source, stacks) for stack in stacks.threads]
-    told = list(zip(stacks.threads, stories, strict=True))
-    phases = [phase_of(chain, story, about) for chain, story in zip(chains, stories, strict=True)]
-    chosen = _main(told, phases)
-    (stack, story), (phase, op) = told[chosen], phases[chosen]
+) -> _SharedFacts:
+    paths = [path_in(case, stack, source, stacks) for stack in stacks.threads]
+    threads = list(zip(stacks.threads, paths, strict=True))
+    phases = [phase_of(chain, path, context) for chain, path in zip(chains, paths, strict=True)]
+    chosen = _main(threads, phases)
+    (stack, path), (phase, op) = threads[chosen], phases[chosen]
     if stopped:
         phase = "stopped"
-    user = user_step(story)
+    user = user_step(path)
     branch = guard(user)
-    together = [i for i, (phase, _) in enumerate(phases) if phase in WAITING]
+    waiting = [i for i, (phase, _) in enumerate(phases) if phase in WAITING]
     facts = StackFacts(
         phase=phase,
         op=op,
@@ -168,29 +177,29 @@ def _place(
         branch=branch.test if branch else None,
         branch_line=branch.line if branch else None,
         waits=phase in WAITING,
-        in_backward=any(step.function == "_engine_run_backward" for step in story),
-        leaf=story[-1].site if story else None,
+        in_backward=any(step.function == "_engine_run_backward" for step in path),
+        leaf=path[-1].site if path else None,
         native_leaf=_native_leaf(stack),
         native=stacks.native,
-        busy=about.busy,
+        busy=context.busy,
         thread=stack.name,
-        collective_threads=len(together),
-        collectives=tuple(_told(*told[i], phases[i][1]) for i in together),
-        shared_group=False if together else None,
-        spins=about.busy if phase in WAITING else None,
+        collective_threads=len(waiting),
+        collectives=tuple(_format_operation(*threads[i], phases[i][1]) for i in waiting),
+        shared_group=False if waiting else None,
+        spins=context.busy if phase in WAITING else None,
     )
-    judged = named(stacks, facts.thread)
+    judged = thread_named(stacks, facts.thread)
     thread = next(i for i, stack in enumerate(stacks.threads) if stack is judged)
-    return _Place(facts, together, thread, python_in(case, judged), plan_in(case, judged, source))
+    return _SharedFacts(facts, waiting, thread, python_chain(case, judged), plan_in(case, judged, source))
 
 
-def _told(stack: Stack, story: Story, op: str | None) -> str:
-    user = user_step(story)
+def _format_operation(stack: Stack, path: CallPath, op: str | None) -> str:
+    user = user_step(path)
     return f"{op} in {stack.name or f'thread {stack.tid}'}" + (f", {user.site}" if user else "")
 
 
 def _group(frames: Sequence[Frame], default: int | None) -> int | None:
-    """The process group object a thread's collective uses: the one it was called with, else the default one."""
+    """Address of the process group that a thread's collective uses: its `group` argument, else the default group."""
     for frame in frames:
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             group = next((v for v in frame.variables or () if v.name == "group" and v.kind != "none"), None)
@@ -199,38 +208,38 @@ def _group(frames: Sequence[Frame], default: int | None) -> int | None:
 
 
 def guard(step: Step | None) -> Branch | None:
-    """The innermost `if` with a condition around a frame's line; a script's `__main__` guard is none."""
+    """The innermost `if` around a frame's line, other than the script's `__main__` guard."""
     branches = step.place.branches if step and step.place else ()
     return next((b for b in reversed(branches) if b.test and "__name__" not in b.test), None)
 
 
 def is_busy(process: Process) -> bool:
-    """True while a thread of the process, other than a process group's own, is on a core."""
+    """True if a thread of the process runs, other than a process group's own threads."""
     return not all(map(of_harness, [thread.comm for thread in process.threads if thread.state == "R"]))
 
 
 @lru_cache(maxsize=1024)
 def of_harness(comm: str) -> bool:
-    """The name of a thread that runs now and then without the rank doing anything."""
+    """True if a thread of this name (comm) wakes up now and then on an idle rank."""
     return bool(HARNESS_THREADS.search(comm))
 
 
-def circumstances(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> Circumstances:
-    known: dict[Key, tuple[bool, bool]] = case.once("circumstances", dict)
+def process_context(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> ProcessContext:
+    known: dict[Key, tuple[bool, bool]] = case.once("process_context", dict)
     if key not in known:
         process, environ = case.record(key, "cpu"), case.record(key, "environ")
         mpi = isinstance(environ, Environ) and not MPI_LAUNCH.isdisjoint(environ.variables)
         known[key] = mpi, isinstance(process, Process) and any(map(_of_group, [t.comm for t in process.threads]))
     mpi, group = known[key]
     if busy is None and isinstance(case.record(key, "aftermath"), Aftermath):
-        # What is left of a job: a dump tells which threads ran, and of ranks of a job each has a process group.
+        # Post mortem there is no process: the dump marks active threads, and several ranks imply a process group.
         busy, group = any(stack.active for stack in stacks.threads), len(case.ranks) > 1
     return _circumstances(busy, mpi, group, stacks.native)
 
 
 @lru_cache(maxsize=32)
-def _circumstances(busy: bool | None, mpi: bool, group: bool, native: bool) -> Circumstances:
-    return Circumstances(busy, mpi, group, native)
+def _circumstances(busy: bool | None, mpi: bool, group: bool, native: bool) -> ProcessContext:
+    return ProcessContext(busy, mpi, group, native)
 
 
 @lru_cache(maxsize=1024)
@@ -238,9 +247,9 @@ def _of_group(comm: str) -> bool:
     return bool(GROUP_THREADS.search(comm))
 
 
-def _main(told: Sequence[tuple[Stack, Story]], phases: Sequence[tuple[str, str | None]]) -> int:
-    """The thread that tells the rank's story: the main one, unless it merely waits for another that works."""
-    main = next((i for i, (stack, _) in enumerate(told) if stack.name == "MainThread"), 0)
+def _main(threads: Sequence[tuple[Stack, CallPath]], phases: Sequence[tuple[str, str | None]]) -> int:
+    """Index of the thread that represents the rank: the main one, unless it idles while another works."""
+    main = next((i for i, (stack, _) in enumerate(threads) if stack.name == "MainThread"), 0)
     if phases[main][0] in ("idle", "unknown"):
         works = [i for i, (phase, _) in enumerate(phases) if phase in WAITING or phase in ("input", "checkpoint")]
         if works:

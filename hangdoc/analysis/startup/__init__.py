@@ -1,1 +1,4 @@
-"""Why a job does not assemble: rendezvous, mesh, advertised addresses, settings that differ."""
+"""Why a job does not start: rendezvous, gloo mesh, advertised addresses, interfaces, different settings.
+
+Anything after the first process group exists belongs to another room.
+"""

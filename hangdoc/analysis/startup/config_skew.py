@@ -1,8 +1,8 @@
-"""Analysis `settings`: were the ranks told the same? World size, options, variables that steer the sums, versions.
+"""Analysis `settings`: ranks launched with different settings: world size, options, numeric variables, versions.
 
-What differs by design (a rank, a device, a folder for logs) is not compared, nor what is another on every rank. An
-option or a variable counts only where the ranks divide as it does: they stand at different places, or hand over other
-tensors.
+Settings that differ by design (a rank, a device, a log folder) are not compared, nor values that differ on every rank.
+An option or a variable counts only if the ranks diverge along it: they are at different code locations, or pass
+different tensors.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hangdoc.evidence import Environ, Process, Stacks
 from hangdoc.evidence.software import Versions
 from hangdoc.formatting import fold_ranks, name_ranks
 
-# Parts of names of options that are each rank's own.
+# Name parts of options that differ between ranks by design.
 OWN = re.compile(
     r"(?:^|_)(?:\w*rank|id|idx|index|device|gpus?|cuda|ports?|addr|address|hosts?|hostname|master|ip|node|seed|logs?|logdir"
     r"|logging|verbose|quiet|debug|out|output|dir|directory|folder|path|root|file|data|shards?|trace|profile|profiler|tensorboard"
     r"|wandb|stage|role|worker|workers|name|tag|run)(?:_|$)"
 )
-# Parts of names of options that say how often, with what, or in which form a step is made.
+# Name parts of options that decide how often, with what, or in which form a step runs.
 STEERS = re.compile(
     r"(?:^|_)(?:accum\w*|steps?|iters?|iterations?|epochs?|batch\w*|precision|d?type|bf16|fp16|amp|tf32|config|conf|layers?|hidden"
     r"|dim|width|depth|seq\w*|vocab\w*|model|world|nnodes|nproc|parallel|tp|pp|dp|zero\w*|bucket\w*|freq\w*|interval|every|clip\w*"
@@ -37,43 +37,43 @@ VARIABLES = re.compile(
     r"|NCCL_(?:ALGO|PROTO|NVLS_ENABLE|COLLNET_ENABLE|P2P_DISABLE|SHM_DISABLE|NET|CROSS_NIC|MIN_NCHANNELS|MAX_NCHANNELS)"
 )
 OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-LONGEST = 60  # characters of a value
+MAX_VALUE = 60  # characters of a value
 
 Values = Mapping[Key, str]
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsFacts:
-    """What one rank was told against the others; None: they agree, or it was not seen on all of them."""
+    """One rank's settings compared with its peers; None: equal, or not seen on all ranks."""
 
-    odd: bool | None = None  # it was told otherwise than most
-    parted: bool | None = None  # the ranks divide as their settings do
+    odd: bool | None = None  # it has a minority value
+    parted: bool | None = None  # the ranks diverge along a setting
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsJob:
-    """What the ranks do not agree on: "--accum = 2 on ranks 0-1, 3 on rank 2", what tells most first."""
+    """Settings that differ, most significant first: "--accum = 2 on ranks 0-1, 3 on rank 2"."""
 
     lines: tuple[str, ...] = ()
-    sizes: bool = False  # they do not agree how many they are
+    sizes: bool = False  # world size or number of hosts differs
     versions: bool = False
-    options: bool = False  # options or variables, by which the ranks divide
+    options: bool = False  # options or variables differ, and the ranks diverge along them
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A setting that is not the same on all ranks."""
+    """A setting that differs between ranks."""
 
     name: str
     values: Values
     kind: str  # size | version | option | variable
-    odd: frozenset[Key]  # the ranks that were told otherwise than most
+    odd: frozenset[Key]  # ranks with a minority value
 
 
 @dataclass(slots=True)
 class SettingsAnalysis:
     name: str = "settings"
-    order: int = 44  # before startup, which asks whether they agree how many they are
+    order: int = 44  # before startup, which needs `sizes`
     rank_facts: type | None = SettingsFacts
     job_facts: type | None = SettingsJob
 
@@ -81,14 +81,17 @@ class SettingsAnalysis:
         facts = dict.fromkeys(case.ranks, SettingsFacts())
         alive = [key for key in case.ranks if case.ranks[key].alive is not False]
         counted = [*_sizes(case, alive), *_versions(case, alive)]
-        telling = [one for one in (*_options(case, alive), *_variables(case, alive)) if _divides(case, one)]
-        told = [*counted, *telling]
-        if told:
-            parted = bool(telling) or any(_divides(case, one) for one in counted)
-            facts.update({key: SettingsFacts(key in told[0].odd, parted) for key in alive})
-        kinds = {one.kind for one in told}
+        diverging = [one for one in (*_options(case, alive), *_variables(case, alive)) if _divides(case, one)]
+        differences = [*counted, *diverging]
+        if differences:
+            parted = bool(diverging) or any(_divides(case, one) for one in counted)
+            facts.update({key: SettingsFacts(key in differences[0].odd, parted) for key in alive})
+        kinds = {one.kind for one in differences}
         return facts, SettingsJob(
-            tuple(_line(case, one) for one in told), "size" in kinds, "version" in kinds, bool(telling)
+            tuple(_format_difference(case, one) for one in differences),
+            "size" in kinds,
+            "version" in kinds,
+            bool(diverging),
         )
 
 
@@ -96,7 +99,7 @@ class SettingsAnalysis:
 
 
 def _sizes(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
-    """How many ranks, or hosts, there are to be."""
+    """World size, and number of hosts."""
     sizes = {key: case.ranks[key].target.world_size for key in keys if case.ranks[key].target.role == "rank"}
     yield from _difference(
         "world size", {key: None if size is None else str(size) for key, size in sizes.items()}, "size"
@@ -115,38 +118,40 @@ def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
 def _options(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     commands = {key: one.command for key in keys if isinstance(one := case.record(key, "cpu"), Process)}
     given = {command: options(command) for command in set(commands.values())}
-    told = {key: given.get(commands.get(key, ()), {}) for key in keys}
-    for name in sorted({name for every in told.values() for name in every}):
+    values_of = {key: given.get(commands.get(key, ()), {}) for key in keys}
+    for name in sorted({name for every in values_of.values() for name in every}):
         plain = name.lower().replace("-", "_").replace(".", "_")
         if OWN.search(plain) and not re.fullmatch(r"(?:world|nnodes|nproc)\w*", plain):
             continue
         if STEERS.search(plain) or _is_used(case, keys, plain):
             yield from _difference(
-                f"--{name}", {key: every.get(name, "not given") for key, every in told.items()}, "option"
+                f"--{name}", {key: every.get(name, "not given") for key, every in values_of.items()}, "option"
             )
 
 
 def _variables(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
-    told = {key: one.variables if isinstance(one := case.record(key, "environ"), Environ) else None for key in keys}
-    if not told or any(one is None for one in told.values()):
+    values_of = {
+        key: one.variables if isinstance(one := case.record(key, "environ"), Environ) else None for key in keys
+    }
+    if not values_of or any(one is None for one in values_of.values()):
         return
-    every = [one or {} for one in told.values()]
+    every = [one or {} for one in values_of.values()]
     for name in sorted(filter(VARIABLES.fullmatch, set().union(*every))):
         values = [one.get(name, "not set") for one in every]
         if len(set(values)) > 1:
-            yield from _difference(name, dict(zip(told, values, strict=True)), "variable")
+            yield from _difference(name, dict(zip(values_of, values, strict=True)), "variable")
 
 
 def _difference(name: str, values: Mapping[Key, str | None], kind: str) -> Iterator[Difference]:
-    """The difference, where every rank's value is known and they are not all alike, nor each another by design."""
-    known = {key: value[:LONGEST] for key, value in values.items() if value is not None}
+    """The difference, if every rank's value is known, and values are neither all equal nor all different."""
+    known = {key: value[:MAX_VALUE] for key, value in values.items() if value is not None}
     different = len(set(known.values()))
     if len(known) == len(values) > 1 < different and (different == 2 or different < len(known)):
-        yield Difference(name, known, kind, _odd(known))
+        yield Difference(name, known, kind, _outliers(known))
 
 
-def _odd(values: Values) -> frozenset[Key]:
-    """Those told otherwise than most; of two equal parts the one without the first rank."""
+def _outliers(values: Values) -> frozenset[Key]:
+    """Ranks with a minority value; on a tie, those without the value of the first rank."""
     often = Counter(values.values())
     first = next(iter(values.values()))
     most = max(often, key=lambda value: (often[value], value == first))
@@ -154,7 +159,7 @@ def _odd(values: Values) -> frozenset[Key]:
 
 
 def options(command: Sequence[str]) -> dict[str, str]:
-    """The options of a command line, behind the script where one is named: name to value, "given" for a switch."""
+    """The options of a command line, after the script if there is one: name -> value, "given" for a switch."""
     start = next((at for at, word in enumerate(command[1:], 1) if not word.startswith("-")), len(command))
     found: dict[str, str] = {}
     words = list(command[start + 1 :])
@@ -172,7 +177,7 @@ def options(command: Sequence[str]) -> dict[str, str]:
 
 
 def _is_used(case: Case, keys: Sequence[Key], name: str) -> bool:
-    """The loops and conditions around the lines where ranks stand name the option."""
+    """True if a loop or condition around the current line of a rank mentions the option."""
     word = re.compile(rf"\b{re.escape(name)}\b")
     for key in keys:
         stacks, source = case.record(key, "stacks"), case.record(key, "source")
@@ -195,25 +200,25 @@ def _is_used(case: Case, keys: Sequence[Key], name: str) -> bool:
 
 
 def _divides(case: Case, one: Difference) -> bool:
-    """The ranks stand at different places as they were told different things, or hand over other tensors so."""
+    """True if the ranks diverge along the setting, in code location or tensors."""
     position, payload = case.rank_facts["position"], case.rank_facts["payload"]
-    return _parts(one, lambda key: position[key].side) or _parts(one, lambda key: payload[key].differs)
+    return _splits(one, lambda key: position[key].side) or _splits(one, lambda key: payload[key].differs)
 
 
-def _parts(one: Difference, where: Callable[[Key], object]) -> bool:
+def _splits(one: Difference, where: Callable[[Key], object]) -> bool:
     inside, outside = ({where(key) for key in one.values if (key in one.odd) is part} for part in (True, False))
     return not inside & outside and None not in inside | outside
 
 
-def _line(case: Case, one: Difference) -> str:
+def _format_difference(case: Case, one: Difference) -> str:
     by_value: dict[str, list[Key]] = {}
     for key, value in one.values.items():
         by_value.setdefault(value, []).append(key)
-    parts = [f"{value} on {_who(case, keys)}" for value, keys in by_value.items()]
+    parts = [f"{value} on {_format_ranks(case, keys)}" for value, keys in by_value.items()]
     return f"{one.name} = {', '.join(parts)}"
 
 
-def _who(case: Case, keys: Sequence[Key]) -> str:
+def _format_ranks(case: Case, keys: Sequence[Key]) -> str:
     ranks = [case.ranks[key].target.rank for key in keys]
     numbers = [rank for rank in ranks if rank is not None]
     if len(numbers) == len(ranks):

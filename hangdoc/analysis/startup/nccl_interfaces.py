@@ -1,6 +1,6 @@
-"""Analysis `fabric`: what the ranks that use NCCL were told of interfaces and adapters, and whether these are there.
+"""Analysis `fabric`: network interfaces and InfiniBand adapters that ranks with NCCL are set to use.
 
-A rank that does not use NCCL, and a host without InfiniBand, have no such facts.
+Ranks without NCCL, and hosts without InfiniBand, have no such facts.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from hangdoc.evidence import Environ, Process
 from hangdoc.evidence.network import Addresses, Infiniband, Port
 
 ADAPTERS = "NCCL_IB_HCA"
-NCCL_THREAD = "pt_nccl"  # that watch over its communicators
+NCCL_THREAD = "pt_nccl"  # of the NCCL watchdog threads
 ACTIVE = "ACTIVE"
 
 
 @dataclass(frozen=True, slots=True)
 class FabricFacts:
-    """One rank that uses NCCL; empty: nothing is known to be wrong."""
+    """One rank that uses NCCL; empty: no problem known."""
 
-    lacks: tuple[str, ...] = ()  # settings that mean nothing on its host: "NCCL_SOCKET_IFNAME=ib7"
-    exists: tuple[str, ...] = ()  # what they could mean
-    down: tuple[str, ...] = ()  # "mlx5_1 port 1 is DOWN (Polling)": ports that it uses
-    troubles: tuple[str, ...] = ()  # "mlx5_0 port 1: symbol_error 12": counters of its ports that have grown
+    lacks: tuple[str, ...] = ()  # settings that match nothing on its host: "NCCL_SOCKET_IFNAME=ib7"
+    exists: tuple[str, ...] = ()  # names that they could select
+    down: tuple[str, ...] = ()  # ports it uses that are down: "mlx5_1 port 1 is DOWN (Polling)"
+    troubles: tuple[str, ...] = ()  # error counters of its ports that grew: "mlx5_0 port 1: symbol_error +12"
 
 
 UNSEEN = FabricFacts()
@@ -55,15 +55,15 @@ def _facts(case: Case, key: Key, seen: Sequence[Infiniband]) -> FabricFacts:
     interfaces = [one.name for one in held.interfaces] if isinstance(held, Addresses) else []
     ports = seen[-1].ports if seen else ()
     adapters = list(dict.fromkeys(port.adapter for port in ports))
-    told = environ.variables
-    meant = chosen_by_nccl(told[ADAPTERS], adapters) if told.get(ADAPTERS) else tuple(adapters)
-    used = [port for port in ports if port.adapter in meant]
+    variables = environ.variables
+    selected = chosen_by_nccl(variables[ADAPTERS], adapters) if variables.get(ADAPTERS) else tuple(adapters)
+    used = [port for port in ports if port.adapter in selected]
     lacks = {
-        f"{name}={told[name]}": names
+        f"{name}={variables[name]}": names
         for name, names in ((NCCL, interfaces), (ADAPTERS, adapters))
-        if names and told.get(name) and not chosen_by_nccl(told[name], names)
+        if names and variables.get(name) and not chosen_by_nccl(variables[name], names)
     }
-    # Of an adapter with two ports one often has no cable: such a port counts where it has been in use.
+    # The second port of an adapter often has no cable: only a port that has sent data counts.
     down = [port for port in used if port.state not in (None, ACTIVE) and port.sent_bytes]
     return FabricFacts(
         tuple(lacks),
@@ -76,7 +76,7 @@ def _facts(case: Case, key: Key, seen: Sequence[Infiniband]) -> FabricFacts:
 
 
 def _grown(before: Sequence[Port], now: Sequence[Port]) -> list[str]:
-    """Counters of errors that have grown since."""
+    """Error counters that have grown."""
     old: Mapping[tuple[str, int], dict[str, int]] = {(one.adapter, one.number): dict(one.troubles) for one in before}
     found = []
     for port in now:

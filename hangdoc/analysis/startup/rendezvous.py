@@ -1,46 +1,48 @@
-"""One rank, or launcher, on its way into the job: where it means to meet the others, since when."""
+"""The rendezvous of a job: where each rank or launcher meets its peers, since when, and who is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.fast_dataclass import light
-from hangdoc.analysis.network.tcp_counters import asked_s, least
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.network.tcp_counters import least, syn_age_s
 from hangdoc.analysis.ranks.call_path_cache import chain_in
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.discovery.environment import on_loopback
 from hangdoc.discovery.launcher import Launch, launch_of
-from hangdoc.evidence import Connection, Environ, Meeting, Process, Sockets, Stacks, Variable
-from hangdoc.formatting import endpoint
+from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Stacks, Variable, limits
+from hangdoc.formatting import endpoint, fold_ranks, name_ranks
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
-UNANSWERED_S = 3.0  # a connection that was asked for so long ago is not merely slow
-SETTING_UP_S = 30.0  # from the start of a process until it wants to meet the others, as a rule
-SEEN_S = 5.0  # one that stands still for less may have come just now
+UNANSWERED_S = 3.0  # an older connection attempt is not merely slow
+SETTING_UP_S = 30.0  # typical time from the start of a process to its rendezvous
+SEEN_S = 5.0  # after a shorter standstill, it may have arrived just now
 Timed = tuple[str, dict[str, Variable]]  # a frame's function, its variables by name
 ELASTIC = "torch/distributed/elastic/"
-RENDEZVOUS = "_rendezvous"  # what torchelastic calls it in the frame that takes the time
+RENDEZVOUS = "_rendezvous"  # torchelastic's name of the rendezvous, in the frame with the start time
 
 
-@light(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Arrival:
-    """What is known of one that is being set up."""
+    """One rank or launcher on its way to the rendezvous."""
 
-    meeting: Meeting | None
+    meeting: Rendezvous | None
     launch: Launch | None  # of a launcher
-    connected: bool | None  # to the place where it means to meet the others
-    tried: str | None  # the address that did not answer, as the socket has it
-    unanswered_s: float | None  # since when; None: no such connection was seen
+    connected: bool | None  # to the rendezvous
+    tried: str | None  # ip:port that did not answer
+    unanswered_s: float | None  # for how long; None: no such attempt seen
     waited_s: float | None  # at least
-    left_s: float | None  # until it gives up, where a frame says so
+    left_s: float | None  # until its deadline, if a frame shows it
     age_s: float | None  # of its process
 
     @property
     def long_s(self) -> float:
-        """How long it has probably waited: it was there not long after its start, and has not moved since we watch."""
+        """Probable wait: since SETTING_UP_S after the start of the process, if it has not moved while watched."""
         seen = self.waited_s or 0.0
         return max(seen, (self.age_s or 0.0) - SETTING_UP_S) if seen >= SEEN_S else seen
 
@@ -50,24 +52,24 @@ class Arrival:
 
     @property
     def refused(self) -> bool:
-        """The address is this host's, and nobody listens there."""
+        """The address belongs to this host, and nothing listens there."""
         return self.meeting is not None and self.meeting.local is True and self.meeting.holder is None
 
 
 def assembles(case: Case, key: Key) -> bool:
-    """Whether it stands in init_process_group or in a rendezvous."""
+    """True if it is in init_process_group or in a rendezvous."""
     stack: StackFacts = case.rank_facts["stack"][key]
     return stack.phase == "startup" and stack.op in ASSEMBLING
 
 
 def arrival(case: Case, key: Key) -> Arrival:
-    """What is known of one rank of the case."""
+    """The arrival of one rank of the case."""
     meeting, process = case.record(key, "store"), case.record(key, "cpu")
     age_s = process.age_s if isinstance(process, Process) else None
     frames = _frames(case, key)
     launch, left_s = launch_in(case, key), _left(case, key, frames)
     since = [_standing(case, key), _rendezvous(case, key, frames)]
-    if not isinstance(meeting, Meeting):
+    if not isinstance(meeting, Rendezvous):
         return Arrival(None, launch, None, None, None, _longest(since), left_s, age_s)
     port = meeting.port
     sockets = (record for _, record in case.series(key, "sockets") if isinstance(record, Sockets))
@@ -92,7 +94,7 @@ def _longest(seconds: Sequence[float | None]) -> float | None:
 
 
 def launch_in(case: Case, key: Key) -> Launch | None:
-    """What a launcher of the case was told; None for a rank."""
+    """The launch options of a launcher; None for a rank."""
     if case.ranks[key].target.role != "agent":
         return None
     process, environ = case.record(key, "cpu"), case.record(key, "environ")
@@ -101,7 +103,7 @@ def launch_in(case: Case, key: Key) -> Launch | None:
     return launch_of(process.command, environ.variables if isinstance(environ, Environ) else {})
 
 
-# --- since when -----------------------------------------------------------------------------------
+# --- since when ----------------------------------------------------------------------------------
 
 
 def _standing(case: Case, key: Key) -> float | None:
@@ -110,9 +112,9 @@ def _standing(case: Case, key: Key) -> float | None:
 
 
 def _talked(newest: Sequence[Connection], port: int | None) -> float | None:
-    """Since the last word with the store (s): of a client with it, of the store with the one that came last.
+    """Seconds since the last data from the store (a client), or from the most recent client (the store's rank).
 
-    A rank that serves the store asks itself all the time: that is no word with others.
+    A rank that serves the store constantly talks to itself; that does not count.
     """
     itself = {(one.remote, one.remote_port) for one in newest if one.local_port == port}
     own = {(one.local, one.local_port) for one in newest if one.remote_port == port}
@@ -130,17 +132,17 @@ def _talked(newest: Sequence[Connection], port: int | None) -> float | None:
 
 
 def _unanswered(case: Case, key: Key, asked: Sequence[Connection]) -> float:
-    """How long connections have been asked for (s), at least: as we watched, or as one was repeated."""
+    """Age of the unanswered connection attempts (s), at least: by observation or by retransmissions."""
     first = next(
         at
         for at, record in case.series(key, "sockets")
         if any(one.state == "syn_sent" and one.remote_port == asked[-1].remote_port for one in record.connections)
     )
-    return max(case.series(key, "sockets")[-1][0] - first, *map(asked_s, asked))
+    return max(case.series(key, "sockets")[-1][0] - first, *map(syn_age_s, asked))
 
 
 def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
-    """Since torchelastic's launcher began its rendezvous (s), by the clock that it noted down."""
+    """Seconds since torchelastic's launcher began its rendezvous, by its own timestamp."""
     start = _entered(frames)
     shots = case.shots(key[0]) if start is not None else ()
     if start is None or not shots:
@@ -153,7 +155,7 @@ def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
 
 
 def _entered(frames: Sequence[Timed]) -> float | None:
-    """When torchelastic's timer, the frame around it, saw the rendezvous begin (Unix time)."""
+    """Start of the rendezvous (Unix time), from torchelastic's timing wrapper around it."""
     around = False
     for function, variables in frames:
         start = variables.get("start")
@@ -164,7 +166,7 @@ def _entered(frames: Sequence[Timed]) -> float | None:
 
 
 def _left(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
-    """Until the deadline of a c10d rendezvous (s)."""
+    """Seconds until the deadline of a c10d rendezvous."""
     shots = case.shots(key[0]) if frames else ()
     for function, variables in frames:
         deadline = variables.get("deadline")
@@ -174,7 +176,7 @@ def _left(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
 
 
 def _frames(case: Case, key: Key) -> list[Timed]:
-    """The frames of torchelastic, which keep the instants that it waits from and to."""
+    """The frames of torchelastic: their variables hold start times and deadlines."""
     stacks = case.record(key, "stacks")
     threads = stacks.threads if isinstance(stacks, Stacks) else ()
     return [
@@ -187,5 +189,92 @@ def _frames(case: Case, key: Key) -> list[Timed]:
 
 
 def _in_elastic(case: Case, chain: Chain) -> bool:
-    # By identity: the case has one chain a place.
+    # By identity: the case has one chain for each call path.
     return case.once(("in elastic", id(chain)), lambda: any(ELASTIC in file for _, file, _, _ in chain))
+
+
+# --- who is missing -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RollCall:
+    """Ranks (or hosts, if launchers wait) that are expected, present and missing."""
+
+    expected: int | None
+    come: int | None
+    missing: tuple[int, ...]
+    lacking: int | None
+    hosts: bool
+    here: bool
+    nodes: tuple[int, ...]  # missing nodes, if their numbers are known
+    coming: bool  # a missing one was started, or is busy with something else
+    missed: int = 0  # number of ranks known to be missing; `missing` lists them if they are few
+
+    @property
+    def named(self) -> str | None:
+        """The missing ones: "ranks 4-5 (node 2)", "1 host"."""
+        if self.missing:
+            ranks = name_ranks(self.missing)
+            return f"{ranks} (node{'s' * (len(self.nodes) > 1)} {fold_ranks(self.nodes)})" if self.nodes else ranks
+        if not self.lacking:
+            return None
+        of = f" of {self.expected:,}" if self.expected and self.lacking > limits.NAMED_MOST else ""
+        return f"{self.lacking:,}{of} {'host' if self.hosts else 'rank'}{'s' * (self.lacking > 1)}"
+
+
+def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> RollCall:
+    """The roll call of a job: `seen` are alive; `waiting` of them are at the rendezvous."""
+    targets = [case.ranks[key].target for key in waiting or seen]
+    here = bool(targets) and all(on_loopback(target.master) for target in targets)
+    if any(one.launch for one in waiting.values()):
+        return _of_hosts(waiting, here)
+    size = case.job_facts["world"].size
+    kin = {one.number for arrived in waiting.values() if arrived.meeting for one in arrived.meeting.kin}
+    present = {n for key in seen if (n := case.ranks[key].target.rank) is not None}
+    there = present | kin
+    busy = len(waiting) < len(seen)
+    if size is None or any(case.ranks[key].target.rank is None for key in seen) or None in kin:
+        return RollCall(size, None, (), None, False, here, (), busy)
+    served = _served(waiting)
+    known = here or (served is not None and served <= len(there))  # no unseen rank has arrived
+    missing = limits.absent_ranks(size, there) if known else ()
+    come = max(len(there), served or 0)
+    lacking = max(0, size - come) if here or served is not None else None
+    # A rank that was started but has not connected is on its way.
+    coming = busy or (bool(kin - present) and (served is None or served < len(there)))
+    missed = limits.count_absent(size, there) if known else 0
+    return RollCall(size, come, missing, lacking, False, here, (), coming, missed)
+
+
+def _served(waiting: Mapping[Key, Arrival]) -> int | None:
+    """Ranks connected to the store, if a rank of this host serves it; None if a launcher does."""
+    ranks = {pid for _, pid in waiting}
+    for one in waiting.values():
+        if one.meeting is not None and one.meeting.holder is not None:
+            ranks.update(kin.pid for kin in one.meeting.kin if not kin.agent)
+            if one.meeting.holder.pid in ranks:
+                return one.meeting.clients
+    return None
+
+
+def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> RollCall:
+    launches = [one.launch for one in waiting.values() if one.launch]
+    fewest = max((launch.fewest or 0 for launch in launches), default=0)
+    kin = [k for one in waiting.values() if one.meeting for k in one.meeting.kin if k.agent]
+    served = next((one.meeting.clients for one in waiting.values() if one.meeting and one.meeting.clients), None)
+    there = len({pid for _, pid in waiting} | {k.pid for k in kin})
+    come = max(there, served or 0)
+    nodes = {launch.node for launch in launches} | {k.number for k in kin}
+    fixed = all(launch.fewest == launch.most for launch in launches)
+    each = {launch.per_node for launch in launches}
+    known = here or (served is not None and served <= there)
+    numbered = known and fixed and None not in nodes | each and len(each) == 1
+    absent = limits.absent_ranks(fewest, nodes) if numbered else ()
+    per_node = next(iter(each)) or 1
+    missed = limits.count_absent(fewest, nodes) * per_node if numbered else 0
+    few = len(absent) * per_node <= limits.NAMED_MOST
+    missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
+    lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
+    # A rank that was started but has not connected is on its way.
+    coming = served is not None and served < there
+    return RollCall(fewest or None, come, missing, lacking, True, here, absent, coming, missed)

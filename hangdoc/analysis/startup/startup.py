@@ -1,7 +1,8 @@
-"""Analysis `startup`: does the job come together; who has come, who has not, and who cannot.
+"""Analysis `startup`: does the job assemble; which ranks have arrived, which are missing, which cannot arrive.
 
-A rank in init_process_group waits for others that may still import torch: that is no stall while one of them is on its
-way, and where they belong on hosts that are not seen, not before the wait is longer than starts are apart.
+A rank in init_process_group waits for peers that may still be importing torch. That is no stall while one of them is on
+its way. If missing ranks may be on hosts that are not seen, it is no stall before the wait exceeds the usual difference
+between start times.
 """
 
 from __future__ import annotations
@@ -12,60 +13,59 @@ from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.culprits import Suspect
-from hangdoc.analysis.startup.rendezvous import UNANSWERED_S, Arrival, arrival, assembles
-from hangdoc.analysis.startup.roll_call import Roll, roll_call
+from hangdoc.analysis.startup.rendezvous import UNANSWERED_S, Arrival, RollCall, arrival, assembles, roll_call
 from hangdoc.evidence import Holder, RankEvidence
 
-HERE_S = 6.0  # patience where the missing belong on this host and none of them is on its way
-ELSEWHERE_S = 20.0  # where they may be on hosts that are not seen, each started in its own time
-UNREACHED_S = 6.0  # where no connection comes about
+HERE_S = 6.0  # patience if the missing ranks belong on this host and none is on its way
+ELSEWHERE_S = 20.0  # patience if they may be on unseen hosts, each started in its own time
+UNREACHED_S = 6.0  # patience if no connection succeeds
 
 
 @dataclass(frozen=True, slots=True)
 class StartupFacts:
-    """One rank, or launcher, on its way into the job; None: it is not, or that was not seen."""
+    """One rank or launcher on its way into the job. None: it is not, or unknown."""
 
-    waits: bool | None = None  # it stands in init_process_group or a rendezvous
-    agent: bool = False  # it is a launcher that waits for other hosts, no rank yet
-    part: str | None = None  # what it is to the job: "node 1, which starts ranks 2-3"
-    connected: bool | None = None  # to the place where it means to meet the others
-    master: str | None = None  # address:port where it means to meet the others
-    resolved: str | None = None  # the addresses that this name stands for
+    waits: bool | None = None  # it is in init_process_group or a rendezvous
+    agent: bool = False  # a launcher that waits for other hosts, not yet a rank
+    part: str | None = None  # its part in the job: "node 1 with ranks 2-3"
+    connected: bool | None = None  # to the rendezvous
+    master: str | None = None  # address:port of the rendezvous
+    resolved: str | None = None  # addresses of its host name
     tried: str | None = None  # ip:port that did not answer
-    tried_s: float | None = None  # since when, at least
-    trouble: str | None = None  # why it does not get there: silent | unresolved | refused | unreached
+    tried_s: float | None = None  # for how long, at least
+    trouble: str | None = None  # why it cannot connect: silent | unresolved | refused | unreached
     waited_s: float | None = None  # at least
-    timeout_s: float | None = None  # it gives up after so long
-    left_s: float | None = None  # until then, at most
-    unreachable: bool | None = None  # it cannot get to the place where it means to meet the others
-    holder: str | None = None  # command of the stranger that listens there
+    timeout_s: float | None = None  # of the rendezvous
+    left_s: float | None = None  # until the timeout, at most
+    unreachable: bool | None = None  # it cannot connect to the rendezvous
+    holder: str | None = None  # command of an unrelated process that listens at the rendezvous address
     holder_pid: int | None = None
     holder_age_s: float | None = None
-    sure: bool | None = None  # that the holder is a stranger is certain: it is none of any training job
+    sure: bool | None = None  # the holder is certainly unrelated: it is part of no training job
     stuck: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StartupJob:
-    """How far the job has come together."""
+    """How far the job has assembled."""
 
-    waiting: int = 0  # ranks and launchers that stand in init_process_group or a rendezvous
-    expected: int | None = None  # ranks, or where launchers wait hosts, that the job is to have
-    come: int | None = None  # of these, how many are at the meeting place, or known to be on their way
-    hosts: bool = False  # it is hosts that are counted
-    missing: tuple[int, ...] = ()  # ranks that have not come, where their numbers are known and they are few
-    missed: int = 0  # how many have not come, where their numbers are known
-    lacking: int | None = None  # how many are still to come; 0: all are there
-    absent: tuple[Suspect, ...] = ()  # those of `missing`
-    named: str | None = None  # who has not come: "rank 2", "ranks 4-5 (node 2)", "1 host"
-    strangers: tuple[Suspect, ...] = ()  # processes of no part in the job that listen where it means to meet
-    displaced: tuple[Suspect, ...] = ()  # the rank that should listen there, and they
-    barred: bool = False  # somebody waits for the answer of such a stranger
-    here: bool | None = None  # everybody belongs on this host
-    waited_s: float | None = None  # since the last of them came, at least
-    timeout_s: float | None = None  # the first of them gives up after so long
-    pending: bool = False  # somebody waits, not yet for long enough to say that he waits in vain
-    unnamed: bool = False  # so does one that has no connection to where it means to meet, a name that nobody looked up
+    waiting: int = 0  # ranks and launchers in init_process_group or a rendezvous
+    expected: int | None = None  # ranks (hosts if launchers wait) that the job needs
+    come: int | None = None  # of these, how many are at the rendezvous or known to be on their way
+    hosts: bool = False  # hosts are counted, not ranks
+    missing: tuple[int, ...] = ()  # missing ranks, if their numbers are known and they are few
+    missed: int = 0  # how many ranks are missing, if their numbers are known
+    lacking: int | None = None  # how many have not arrived; 0: all are there
+    absent: tuple[Suspect, ...] = ()  # the ranks in `missing`
+    named: str | None = None  # who is missing: "rank 2", "ranks 4-5 (node 2)", "1 host"
+    strangers: tuple[Suspect, ...] = ()  # unrelated processes that listen at the rendezvous address
+    displaced: tuple[Suspect, ...] = ()  # rank 0, which should listen there, and the strangers
+    barred: bool = False  # a rank waits for the answer of a stranger
+    here: bool | None = None  # all ranks belong on this host
+    waited_s: float | None = None  # since the last arrival, at least
+    timeout_s: float | None = None  # of the first rank that gives up
+    pending: bool = False  # ranks wait, but not long enough to call it a stall
+    unnamed: bool = False  # also true for a rank that is not connected and has an unresolved host name
 
 
 @dataclass(slots=True)
@@ -79,15 +79,17 @@ class StartupAnalysis:
         seen = {key: arrival(case, key) for key in case.ranks if case.ranks[key].alive is not False}
         waiting = {key: one for key, one in seen.items() if assembles(case, key)}
         roll = roll_call(case, seen, waiting)
-        strange = {key: holder for key, one in seen.items() if (holder := _stranger(case, one))}
-        barred = any(seen[key].connected and _waited(seen[key], UNANSWERED_S) for key in strange)
+        strangers = {key: holder for key, one in seen.items() if (holder := _stranger(case, one))}
+        barred = any(seen[key].connected and _waited(seen[key], UNANSWERED_S) for key in strangers)
         in_vain = barred or (bool(waiting) and _in_vain(case, roll, seen, waiting))
-        facts = {key: _facts(case, key, seen.get(key), strange.get(key), key in waiting, in_vain) for key in case.ranks}
-        if barred:  # what tries again and again does not get there either
+        facts = {
+            key: _facts(case, key, seen.get(key), strangers.get(key), key in waiting, in_vain) for key in case.ranks
+        }
+        if barred:  # a rank that retries again and again does not connect either
             facts = {key: replace(one, stuck=one.stuck or _retries(case, key) or None) for key, one in facts.items()}
         waits = [one.waited_s for one in facts.values() if one.waits and one.waited_s is not None]
         ends = [one.timeout_s for one in facts.values() if one.waits and one.timeout_s is not None]
-        hosts = {rank.target.rank: rank.target.host for rank in case.ranks.values()}  # of a missing one, where known
+        hosts = {rank.target.rank: rank.target.host for rank in case.ranks.values()}  # of missing ranks, if known
         unnamed = not in_vain and any(map(_unnamed, waiting.values()))
         return facts, StartupJob(
             waiting=len(waiting),
@@ -99,8 +101,8 @@ class StartupAnalysis:
             lacking=roll.lacking,
             absent=tuple(Suspect(rank, None, hosts.get(rank)) for rank in roll.missing),
             named=roll.named,
-            strangers=_suspects(strange),
-            displaced=(*_servers(case, strange), *_suspects(strange)),
+            strangers=_suspects(strangers),
+            displaced=(*_servers(case, strangers), *_suspects(strangers)),
             barred=barred,
             here=roll.here,
             waited_s=min(waits, default=None),
@@ -111,13 +113,14 @@ class StartupAnalysis:
         )
 
 
-# --- strangers ------------------------------------------------------------------------------------
+# --- strangers -----------------------------------------------------------------------------------
 
 
 def _stranger(case: Case, one: Arrival) -> Holder | None:
-    """Who listens where it means to meet the others, and is no part of its job.
+    """The listener at the rendezvous address, if it is not part of the job.
 
-    Of whom that cannot be told is none either where rank 0, whose place that is, was not there since we watch.
+    When ownership is unknown, report the listener only if rank 0 had exited before we watched: the address is that of
+    rank 0.
     """
     meeting = one.meeting
     if meeting is None or meeting.holder is None or meeting.holder.kin:
@@ -132,29 +135,29 @@ def _was_there(rank: RankEvidence) -> bool:
     return rank.alive is not False or (rank.end is not None and rank.end.at_s is not None)
 
 
-def _suspects(strange: Mapping[Key, Holder]) -> tuple[Suspect, ...]:
-    return tuple(dict.fromkeys(Suspect(None, holder.pid, host) for (host, _), holder in strange.items()))
+def _suspects(strangers: Mapping[Key, Holder]) -> tuple[Suspect, ...]:
+    return tuple(dict.fromkeys(Suspect(None, holder.pid, host) for (host, _), holder in strangers.items()))
 
 
-def _servers(case: Case, strange: Mapping[Key, Holder]) -> tuple[Suspect, ...]:
-    """Rank 0, which should listen where strangers do; launchers have no rank yet."""
-    hosts = {host for host, _ in strange}
+def _servers(case: Case, strangers: Mapping[Key, Holder]) -> tuple[Suspect, ...]:
+    """Rank 0, which should listen at the address of a stranger; launchers have no rank yet."""
+    hosts = {host for host, _ in strangers}
     found = (rank for rank in case.ranks.values() if rank.target.rank == 0 and rank.target.host in hosts)
     return tuple(Suspect(0, rank.target.pid if rank.alive else None, rank.target.host) for rank in found)
 
 
 def _retries(case: Case, key: Key) -> bool:
-    """It is idle: between two attempts."""
+    """True if it is idle between two attempts."""
     return case.ranks[key].alive is not False and case.rank_facts["stack"][key].phase == "idle"
 
 
-# --- in vain --------------------------------------------------------------------------------------
+# --- waiting in vain ------------------------------------------------------------------------------
 
 
-def _in_vain(case: Case, roll: Roll, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> bool:
-    """Whether those that wait cannot go on: everybody who can come has come, and somebody is missing or cut off."""
+def _in_vain(case: Case, roll: RollCall, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> bool:
+    """True if waiting cannot succeed: every rank that can arrive has arrived, and some are missing or cut off."""
     if len(waiting) < len(seen):
-        return False  # somebody is still busy with something else before he comes
+        return False  # a rank is still busy with something else
     if any(_cut_off(one) for one in waiting.values()):
         return True
     if case.job_facts["settings"].sizes and all(_waited(one, HERE_S) for one in waiting.values()):
@@ -167,7 +170,7 @@ def _in_vain(case: Case, roll: Roll, seen: Mapping[Key, Arrival], waiting: Mappi
 
 
 def _cut_off(one: Arrival) -> bool:
-    """It has reached nobody for long."""
+    """True if it has reached no peer for long."""
     return _trouble(one) is not None and _waited(one, UNREACHED_S)
 
 
@@ -176,7 +179,7 @@ def _waited(one: Arrival, seconds: float) -> bool:
 
 
 def _trouble(one: Arrival) -> str | None:
-    """Why it does not get to where it means to meet the others; None where it is there, or nothing is known."""
+    """Why it cannot reach the rendezvous; None: it is there, or unknown."""
     if one.connected is not False or one.meeting is None:
         return None
     if one.unresolved:
@@ -184,12 +187,12 @@ def _trouble(one: Arrival) -> str | None:
     if one.unanswered_s is not None and one.unanswered_s >= UNANSWERED_S:
         return "silent"
     if one.refused:
-        return None if one.meeting.kin else "refused"  # the one that serves is on its way
+        return None if one.meeting.kin else "refused"  # the rank that serves the store is on its way
     return "unreached" if one.long_s >= ELSEWHERE_S else None
 
 
 def _unnamed(one: Arrival) -> bool:
-    """It is not connected, and what the name stands for is not known: it may stand for nothing."""
+    """True if it is not connected, and nothing has resolved the name: it may not resolve at all."""
     return one.connected is False and one.meeting is not None and one.meeting.resolved is None
 
 
@@ -230,7 +233,7 @@ def _facts(
 
 @lru_cache(maxsize=256)
 def _elsewhere(agent: bool, master: str | None) -> StartupFacts:
-    """Of one that is not on its way into the job, and says nothing of where it has met the others."""
+    """A rank that is not on its way into the job and gives no rendezvous."""
     return StartupFacts(waits=False, agent=agent, master=master, unreachable=False)
 
 

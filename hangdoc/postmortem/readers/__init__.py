@@ -1,8 +1,8 @@
-"""Readers: what is left of a job, as the evidence that live probes would have given.
+"""Readers: one module per file format, which turns files into the evidence that live probes record. No analysis.
 
-A reader is a module here with a `READER` that satisfies `Reader`; adding one touches nothing else. It knows its files
-by what they hold, not by their names, reads them as a stream, runs nothing of what it reads, and yields pieces of
-evidence. What it cannot read it says through `Notes`; it raises nothing but OSError.
+A reader is a module with a `READER` that satisfies `Reader`; adding one needs no other change. It recognises files by
+content, not by name, streams them, runs nothing in them and yields evidence. It reports damage through
+`ReadContext.warn` and raises only OSError.
 """
 
 from __future__ import annotations
@@ -17,41 +17,37 @@ from hangdoc.evidence import End, Snapshot
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers._input_file import Source
 
-Found = Piece | Snapshot
+EvidenceItem = Piece | Snapshot
 
 
 @dataclass(slots=True)
-class Notes:
-    """What readers have to say to the user."""
+class ReadContext:
+    """Messages, progress and state shared between the sources of one report."""
 
-    problem: Callable[[str], None]  # one sentence for each thing that could not be read
-    progress: Callable[[int], None] = lambda count: None  # bytes read since the last call
-    kinds: dict[str, int] = field(default_factory=dict)  # reader -> sources read
-    shared: dict[str, Any] = field(default_factory=dict)  # what a reader keeps from one source for the next
+    warn: Callable[[str], None]  # takes one sentence for each thing that could not be read
+    progress: Callable[[int], None] = lambda count: None  # takes the bytes read since the last call
+    shared: dict[str, Any] = field(default_factory=dict)  # state that a reader keeps between sources
 
 
 @runtime_checkable
 class Reader(Protocol):
-    """One format.
-
-    `order`: those with a lower one are asked first (the strict ones; logs, which take any text, last).
-    """
+    """A file format. The first reader that recognises a file, by ascending `order`, reads it."""
 
     name: str  # for people: "Flight Recorder dump"
-    order: int
-    help: str  # how to collect one next time, one line
+    order: int  # strict formats first; logs, which accept any text, last
+    help: str  # how to collect such a file next time; one line
 
-    def knows(self, source: Source) -> bool:
-        """Whether the source is of this format, by its head."""
+    def recognises(self, source: Source) -> bool:
+        """True if the first bytes of the source show this format."""
         ...
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
-        """What it holds; stops at damage, says so, and keeps what came before."""
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
+        """The evidence in a source, up to any damage, which is reported."""
         ...
 
 
-def load() -> tuple[Reader, ...]:
-    """Every reader in this package, in the order they are asked."""
+def load_readers() -> tuple[Reader, ...]:
+    """All readers of this package, by `order`."""
     found: list[Reader] = []
     for module in pkgutil.iter_modules(__path__):
         reader = getattr(importlib.import_module(f"{__name__}.{module.name}"), "READER", None)
@@ -60,4 +56,4 @@ def load() -> tuple[Reader, ...]:
     return tuple(sorted(found, key=lambda reader: (reader.order, reader.name)))
 
 
-__all__ = ["End", "Found", "Notes", "Piece", "Reader", "Source", "Who", "load"]
+__all__ = ["End", "Found", "Notes", "Piece", "Reader", "Source", "load_readers"]

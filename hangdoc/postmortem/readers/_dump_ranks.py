@@ -1,4 +1,4 @@
-"""Whose a dump is, once all dumps of a source are known: ranks, their helpers, and launchers that are no rank."""
+"""Assigns the stack dumps of a source to ranks, their helper processes, and launchers (which are not ranks)."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hangdoc.evidence import Stack, Stacks
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
-from hangdoc.postmortem.readers._torchrun import who_of
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
+from hangdoc.postmortem.readers._torchrun import process_of
 
-_GLOBAL = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
-_LOCAL = re.compile(r"(?:^|\s)--?local[_-]rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)LOCAL_RANK=(\d{1,6})(?=\s|$)")
+_GLOBAL_RANK = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
+_LOCAL_RANK = re.compile(r"(?:^|\s)--?local[_-]rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)LOCAL_RANK=(\d{1,6})(?=\s|$)")
 _NODES = re.compile(r"--?n(?:um_?)?nodes[=\s](?!1(?:\s|$))|--?node[_-]rank[=\s][1-9]")
 _LAUNCHER = re.compile(
     r"torch/distributed/(?:elastic/(?:agent|multiprocessing)|launcher)/|torch/distributed/run\.py$"
     r"|torch/multiprocessing/spawn\.py$|deepspeed/launcher/|accelerate/commands/launch\.py$"
 )
-_JOINS = frozenset(
+_WAIT_FUNCTIONS = frozenset(
     {"join", "wait", "_invoke_run", "_monitor_workers", "start_processes", "sigkill_handler", "main", "run"}
 )
 _WORKER = re.compile(r"torch/utils/data/_utils/worker\.py$")
-_ANONYMOUS = -(10**6)  # where a source tells neither rank nor PID, its processes are told apart all the same
+_ANONYMOUS = -(10**6)  # made-up PIDs start here, for processes with neither rank nor PID
 
 
 @dataclass(frozen=True, slots=True)
-class Dumped:
-    """The dump of one process."""
+class ProcessDump:
+    """The stack dump of one process."""
 
-    who: Who
+    process: ProcessRef
     stacks: Stacks
     command: str = ""
     parent: int | None = None
-    more: tuple[Piece, ...] = field(default=())  # what else was said of it
+    more: tuple[Piece, ...] = field(default=())  # other evidence of the process
 
 
-def dumped(texts: Iterable[str], opening: re.Pattern[str], parser: paste.Make) -> Iterator[Dumped]:
-    """Every dump in these lines; of whom, as far as the lines say."""
-    for piece in paste.read(texts, opening, parser):
+def process_dumps(texts: Iterable[str], opening: re.Pattern[str], parser: ParserFactory) -> Iterator[ProcessDump]:
+    """Every dump in these lines, with its process as far as the lines name it."""
+    for piece in parse_channels(texts, opening, parser):
         yield piece.record
 
 
-def pieces(found: Iterable[Dumped], source: Source, notes: Notes) -> Iterator[Piece]:
-    """A piece for each dump of a rank; the workers of its data loaders are helpers of it."""
+def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadContext) -> Iterator[Piece]:
+    """One piece per dump of a rank; DataLoader workers and other children become its helpers."""
     every = list(found)
-    ranks = [one for one in every if not _is_launcher(one) and not _is_worker(one)]
+    ranks = [dump for dump in every if not _is_launcher(dump) and not _is_worker(dump)]
     if not ranks:
-        ranks = [one for one in every if not _is_worker(one)] or every
-    workers = [one for one in every if _is_worker(one) and one not in ranks]
-    launchers = {one.who.pid for one in every if one not in ranks and one not in workers}
-    by_pid = {one.who.pid: one for one in ranks if one.who.pid is not None}
+        ranks = [dump for dump in every if not _is_worker(dump)] or every
+    workers = [dump for dump in every if _is_worker(dump) and dump not in ranks]
+    launchers = {dump.process.pid for dump in every if dump not in ranks and dump not in workers}
+    by_pid = {dump.process.pid: dump for dump in ranks if dump.process.pid is not None}
     helpers: dict[int | None, list[tuple[int, tuple[Stack, ...]]]] = defaultdict(list)
     for child in [
-        one for one in ranks if one.parent in by_pid and one.parent not in launchers and one.who.rank is None
+        dump for dump in ranks if dump.parent in by_pid and dump.parent not in launchers and dump.process.rank is None
     ]:
         workers.append(child)
         ranks.remove(child)
@@ -64,82 +64,81 @@ def pieces(found: Iterable[Dumped], source: Source, notes: Notes) -> Iterator[Pi
         alone = next(iter(by_pid)) if len(by_pid) == 1 else None
         owner = worker.parent if worker.parent in by_pid else alone
         if owner is None:
-            notes.problem(
-                f"{source.name}: PID {worker.who.pid} is a helper of a rank, but not of which; it is left out"
-            )
+            context.warn(f"{source.name}: PID {worker.process.pid} is a helper of an unknown rank; ignored")
         else:
-            helpers[owner].append((worker.who.pid or -1, worker.stacks.threads))
-    for one, who in zip(ranks, _whose(ranks, source), strict=True):
-        children = tuple(helpers.pop(one.who.pid, ())) if one.who.pid is not None else ()
-        yield Piece(who, "stacks", replace(one.stacks, children=children) if children else one.stacks)
-        yield from (replace(piece, who=who) for piece in one.more)
+            helpers[owner].append((worker.process.pid or -1, worker.stacks.threads))
+    for dump, process in zip(ranks, _owners(ranks, source), strict=True):
+        children = tuple(helpers.pop(dump.process.pid, ())) if dump.process.pid is not None else ()
+        yield Piece(process, "stacks", replace(dump.stacks, children=children) if children else dump.stacks)
+        yield from (replace(piece, process=process) for piece in dump.more)
 
 
-def _is_launcher(one: Dumped) -> bool:
-    """A process that started the ranks and waits for them."""
-    for stack in one.stacks.threads:
+def _is_launcher(dump: ProcessDump) -> bool:
+    """True if the process started the ranks and waits for them."""
+    for stack in dump.stacks.threads:
         if stack.name in (None, "MainThread"):
-            return any(_LAUNCHER.search(frame.file) and frame.function in _JOINS for frame in stack.frames)
+            return any(_LAUNCHER.search(frame.file) and frame.function in _WAIT_FUNCTIONS for frame in stack.frames)
     return False
 
 
-def _is_worker(one: Dumped) -> bool:
-    return any(_WORKER.search(frame.file) for stack in one.stacks.threads for frame in stack.frames)
+def _is_worker(dump: ProcessDump) -> bool:
+    return any(_WORKER.search(frame.file) for stack in dump.stacks.threads for frame in stack.frames)
 
 
-def _whose(ranks: Sequence[Dumped], source: Source) -> list[Who]:
-    """What the paste says, else the command line, else (where all is of one process) the file, else a variable."""
-    told = [replace(one.who, rank=_rank(one)) if one.who.rank is None else one.who for one in ranks]
-    told = _local(ranks, told) or told
-    if all(who.rank is None for who in told):
-        named = of_file(source)
-        processes = {_process(one) for one in ranks}
-        if named is not None and len(processes) == 1 and named.rank != told[0].pid:
-            told = [
-                replace(who, rank=named.rank, host=who.host or named.host, pid=who.pid or named.pid, run=named.run)
-                for who in told
-            ]
+def _owners(ranks: Sequence[ProcessDump], source: Source) -> list[ProcessRef]:
+    """Each dump's process: from the text, command line, file name (one process only) or variables, in this order."""
+    found = [
+        replace(dump.process, rank=_rank_from_command(dump)) if dump.process.rank is None else dump.process
+        for dump in ranks
+    ]
+    found = _ranks_from_local_ranks(ranks, found) or found
+    if all(process.rank is None for process in found):
+        named = process_of_file(source)
+        processes = {_process_key(dump) for dump in ranks}
+        if named is not None and len(processes) == 1 and named.rank != found[0].pid:
+            run, rank, host, pid = named.run, named.rank, named.host, named.pid
+            found = [replace(one, rank=rank, host=one.host or host, pid=one.pid or pid, run=run) for one in found]
         else:
-            told = _in_variables(ranks, told)
+            found = _ranks_from_variables(ranks, found)
     numbers: dict[object, int] = {}
     unknown = _ANONYMOUS - 1000 * zlib.crc32(source.name.encode("utf-8", "replace"))
     return [
-        who
-        if (who.rank, who.pid) != (None, None)
-        else replace(who, pid=unknown - numbers.setdefault(_process(one), len(numbers)))
-        for one, who in zip(ranks, told, strict=True)
+        process
+        if (process.rank, process.pid) != (None, None)
+        else replace(process, pid=unknown - numbers.setdefault(_process_key(dump), len(numbers)))
+        for dump, process in zip(ranks, found, strict=True)
     ]
 
 
-def of_file(source: Source) -> Who | None:
-    """Whose a file is by its name, or by its place in the folders of `torchrun --log-dir`."""
-    return Who(source.rank_in_name) if source.rank_in_name is not None else who_of(source)
+def process_of_file(source: Source) -> ProcessRef | None:
+    """The process in a file's name, or in its path below `torchrun --log-dir`."""
+    return ProcessRef(source.rank_in_name) if source.rank_in_name is not None else process_of(source)
 
 
-def _process(one: Dumped) -> object:
-    """What tells one process from another: its PID, else where its main thread lives."""
-    if one.who.pid is not None or one.who.rank is not None:
-        return one.who
-    main = next((stack.tid for stack in one.stacks.threads if stack.name == "MainThread" and stack.tid), None)
-    return main if main is not None else id(one)
+def _process_key(dump: ProcessDump) -> object:
+    """Key of a process: its rank or PID, else the address of its main thread."""
+    if dump.process.pid is not None or dump.process.rank is not None:
+        return dump.process
+    main = next((stack.tid for stack in dump.stacks.threads if stack.name == "MainThread" and stack.tid), None)
+    return main if main is not None else id(dump)
 
 
-def _in_variables(ranks: Sequence[Dumped], told: list[Who]) -> list[Who]:
-    """By what every one of several processes calls its `rank`, where no two call it the same."""
-    found = {_process(one): _named(one, ("global_rank", "rank")) for one in ranks}
-    sizes = {_named(one, ("world_size",)) for one in ranks} - {None}
+def _ranks_from_variables(ranks: Sequence[ProcessDump], processes: list[ProcessRef]) -> list[ProcessRef]:
+    """Ranks from each process's variable `rank`, if there are several processes and all values differ."""
+    found = {_process_key(dump): _variable_value(dump, ("global_rank", "rank")) for dump in ranks}
+    sizes = {_variable_value(dump, ("world_size",)) for dump in ranks} - {None}
     values = list(found.values())
     most = min((size for size in sizes if size is not None), default=len(values))
     if len(values) < 2 or None in values or len(set(values)) < len(values):
-        return told
+        return processes
     if not all(value is not None and 0 <= value < most for value in values):
-        return told
-    return [replace(who, rank=found[_process(one)]) for one, who in zip(ranks, told, strict=True)]
+        return processes
+    return [replace(process, rank=found[_process_key(dump)]) for dump, process in zip(ranks, processes, strict=True)]
 
 
-def _named(one: Dumped, names: Sequence[str]) -> int | None:
-    """The number that the process's main thread has under the first of these names, where all its functions agree."""
-    for stack in one.stacks.threads:
+def _variable_value(dump: ProcessDump, names: Sequence[str]) -> int | None:
+    """The integer that the main thread holds under the first of these names; None: absent, or its frames disagree."""
+    for stack in dump.stacks.threads:
         if stack.name == "MainThread":
             for name in names:
                 values = {
@@ -153,22 +152,22 @@ def _named(one: Dumped, names: Sequence[str]) -> int | None:
     return None
 
 
-def _rank(one: Dumped) -> int | None:
-    found = _GLOBAL.search(one.command)
+def _rank_from_command(dump: ProcessDump) -> int | None:
+    found = _GLOBAL_RANK.search(dump.command)
     return int(found[1] or found[2]) if found else None
 
 
-def _local(ranks: Sequence[Dumped], told: Sequence[Who]) -> list[Who] | None:
-    """Local ranks are the ranks of a job of one host; None where it may be of several, or they do not tell."""
-    numbers = [_LOCAL.search(one.command) for one in ranks]
-    if any(who.rank is not None or who.host is not None for who in told) or any(
-        _NODES.search(one.command) for one in ranks
+def _ranks_from_local_ranks(ranks: Sequence[ProcessDump], processes: Sequence[ProcessRef]) -> list[ProcessRef] | None:
+    """Ranks from local ranks on the command line; None: the job may span hosts, or local ranks are missing."""
+    numbers = [_LOCAL_RANK.search(dump.command) for dump in ranks]
+    if any(process.rank is not None or process.host is not None for process in processes) or any(
+        _NODES.search(dump.command) for dump in ranks
     ):
         return None
     found = [int(number[1] or number[2]) for number in numbers if number]
     pids = defaultdict(set)
-    for one, rank in zip(ranks, found, strict=False):
-        pids[rank].add(one.who.pid)
+    for dump, rank in zip(ranks, found, strict=False):
+        pids[rank].add(dump.process.pid)
     if len(found) != len(ranks) or not found or any(len(of) > 1 for of in pids.values()):
         return None
-    return [replace(who, rank=rank) for who, rank in zip(told, found, strict=True)]
+    return [replace(process, rank=rank) for process, rank in zip(processes, found, strict=True)]

@@ -1,8 +1,8 @@
-"""Dumps that hold what another dump holds: most ranks of a job make the same calls, at times of their own.
+"""Deduplicates dumps: most ranks of a job make the same calls and differ only in times.
 
-A pickle is not loaded again where all bytes of its entries are those of a dump that was loaded before, but for the
-instants and the thread that it names (their bytes do not change how the rest is read), and where all that the entries
-refer to before them is the same, but for the names of process groups, which are put in place of the others.
+A pickle is not loaded again if its entries equal those of a loaded dump byte for byte, except times and thread ids
+(which do not change how the rest is parsed), and if the memo values that the entries use are equal, except names of
+process groups, which are mapped.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Recorded
+from hangdoc.evidence import FlightRecorder, RecordedCall
 
 ENTRIES = b"X\x07\x00\x00\x00entries"  # torch writes them last
-MOST_BYTES = 32 << 20  # of a dump that others are compared with
+MOST_BYTES = 32 << 20  # of a dump kept as a model
 MOST_MODELS = 64
-IN_VAIN = 16  # models without a single dump like one of them, after which no more are made
+MOST_UNUSED = 16  # models made without a single match, then no more are made
 _TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
-_OWN = frozenset({*_TIMES, "duration_ms", "thread_id"})
-_BARE = b"]})(Nueat\x85\x86\x87\x88\x89"  # opcodes without an argument
-_ARGUMENT = {**dict.fromkeys(_BARE, 0), 0x4B: 1, 0x4D: 2, 0x4A: 4, 0x47: 8}  # its bytes
+_PER_RANK = frozenset({*_TIMES, "duration_ms", "thread_id"})
+_NO_ARGUMENT = b"]})(Nueat\x85\x86\x87\x88\x89"  # opcodes without an argument
+_ARGUMENT = {**dict.fromkeys(_NO_ARGUMENT, 0), 0x4B: 1, 0x4D: 2, 0x4A: 4, 0x47: 8}  # opcode -> bytes of its argument
 _PUT, _GET = {0x71: 1, 0x72: 4}, {0x68: 1, 0x6A: 4}
 _TEXT, _LONG1, _FLOAT = 0x58, 0x8A, 0x47
 _CREATED = "time_created_ns"
@@ -32,19 +32,19 @@ Memo = Mapping[int, Any]
 class Model:
     """The entries of one dump."""
 
-    memo: Memo  # what stands before the entries, by its number
-    body: int  # their bytes
-    mask: int  # and which of them must be the same
-    used: frozenset[int]  # what of the memo they refer to
-    created: tuple[int, ...]  # where in the body the instants of the newest are
-    entries: tuple[Recorded, ...]
+    memo: Memo  # values before the entries, by memo number
+    body: int  # bytes of the entries, as an integer
+    mask: int  # bits that must be equal
+    used: frozenset[int]  # memo numbers that the entries use
+    created: tuple[int, ...]  # offsets of the newest creation times in the body
+    entries: tuple[RecordedCall, ...]
     groups: frozenset[str]
     labels: Mapping[str, str]
     missed: int
 
 
 @dataclass(slots=True)
-class Alike:
+class DumpModels:
     """The models of a job."""
 
     models: dict[int, list[Model]] = field(default_factory=dict)  # by the length of the body
@@ -52,20 +52,20 @@ class Alike:
     count: int = 0
 
     def find(self, memo: Memo, body: bytes) -> tuple[Model, Mapping[str, str]] | None:
-        """A dump that holds the same, and what its groups are called here."""
+        """The model with equal entries, and its group names mapped to the names in this dump."""
         models = self.models.get(len(body), ())
         number = int.from_bytes(body, "little") if models else 0
         for model in models:
             if not (number ^ model.body) & model.mask:
-                names = _renamed(model, memo)
+                names = _group_names(model, memo)
                 if names is not None:
                     self.hits += 1
                     return model, names
         return None
 
     def add(self, memo: Memo, body: bytes, record: FlightRecorder, newest: int) -> None:
-        """What was loaded as a model for others."""
-        if len(body) > MOST_BYTES or self.count >= (MOST_MODELS if self.hits else IN_VAIN):
+        """Keep a loaded dump as a model."""
+        if len(body) > MOST_BYTES or self.count >= (MOST_MODELS if self.hits else MOST_UNUSED):
             return
         layout = _layout(body, memo)
         if layout is None:
@@ -89,8 +89,8 @@ class Alike:
         self.count += 1
 
 
-def _renamed(model: Model, memo: Memo) -> dict[str, str] | None:
-    """By the name of a group there the one here; None where what the entries refer to differs in anything else."""
+def _group_names(model: Model, memo: Memo) -> dict[str, str] | None:
+    """Group name in the model -> name in this dump; None: the entries use other values that differ."""
     names: dict[str, str] = {}
     for number in model.used:
         there, here = model.memo.get(number), memo.get(number)
@@ -105,15 +105,12 @@ def _renamed(model: Model, memo: Memo) -> dict[str, str] | None:
 
 
 def _layout(body: bytes, memo: Memo) -> tuple[list[tuple[int, int]], frozenset[int], list[int]] | None:
-    """Where values are that are a rank's own, which of the memo is used, and where the instants of calls are.
-
-    None where there is an opcode that torch does not write.
-    """
+    """Spans of per-rank values, used memo numbers, and offsets of creation times; None: an unknown opcode."""
     own: list[tuple[int, int]] = []
     used: set[int] = set()
     created: list[int] = []
     names: dict[int, Any] = {}
-    last: Any = None  # the newest text: the key, where a value follows
+    last: Any = None  # last string: the key, if a value follows
     for op, start, end in _tokens(body):
         if op in _PUT:
             names[int.from_bytes(body[start:end], "little")] = last
@@ -124,7 +121,7 @@ def _layout(body: bytes, memo: Memo) -> tuple[list[tuple[int, int]], frozenset[i
                 used.add(number)
             last = names.get(number, memo.get(number))
             continue
-        if isinstance(last, str) and last in _OWN and op in (_LONG1, _FLOAT, _TEXT):
+        if isinstance(last, str) and last in _PER_RANK and op in (_LONG1, _FLOAT, _TEXT):
             own.append((start, end))
             if last == _CREATED and op == _LONG1 and end - start == 8:
                 created.append(start)
@@ -135,7 +132,7 @@ def _layout(body: bytes, memo: Memo) -> tuple[list[tuple[int, int]], frozenset[i
 
 
 def _tokens(body: bytes) -> Iterator[tuple[int, int, int]]:
-    """Opcode, and where its argument begins and ends, of all in the body; -1 for what is not known here."""
+    """(opcode, start, end) of each argument in the body; opcode -1: unknown."""
     at, size = 0, len(body)
     while at < size:
         op = body[at]

@@ -1,7 +1,7 @@
-"""What a Flight Recorder's trace holds, as evidence; what ranks have in common is kept once.
+"""Converts a Flight Recorder trace into a record; ranks share equal frames, stacks and entries.
 
-A trace is what torch dumps, as plain values: versions 2.0 to 2.10; what newer ones add is left alone. Of its values
-nothing is believed: what is not as it should be is an entry less.
+A trace is torch's dump as plain values, versions 2.0 to 2.10; fields of newer versions are ignored. Values are not
+trusted: a malformed entry is dropped.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, Recorded
-from hangdoc.postmortem.readers._fr_dedup import Alike
+from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, RecordedCall
+from hangdoc.postmortem.readers._fr_dedup import DumpModels
 from hangdoc.redaction.text import redact
 
 MOST_ENTRIES = 4_000_000
-MOST_FRAMES = 64  # of one stack
-MOST_TENSORS, MOST_DIMS = 512, 32  # of one operation
-TIMED = 64  # newest entries whose time is kept
+MOST_FRAMES = 64  # per stack
+MOST_TENSORS, MOST_DIMS = 512, 32  # per operation
+TIMED_ENTRIES = 64  # newest entries; their times are kept
 LONGEST = 300  # characters of a name or path
-DEFAULT = ("0", "default_pg")  # how torch names the group of the whole job, and how it describes it
-_BAD = (TypeError, ValueError, KeyError, AttributeError, OverflowError, IndexError)
+DEFAULT = ("0", "default_pg")  # torch's name and description of the default group
+_MALFORMED = (TypeError, ValueError, KeyError, AttributeError, OverflowError, IndexError)
 _NO_SIZES = b""
 
 
 @dataclass(slots=True)
-class Kept:
-    """What the dumps of a job have in common, by what it is made of."""
+class SharedParts:
+    """Values shared by the dumps of a job, by content."""
 
     frames: dict[tuple[str, str, int], Frame] = field(default_factory=dict)
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = field(default_factory=dict)
-    entries: dict[tuple[Any, ...], Recorded] = field(default_factory=dict)
+    entries: dict[tuple[Any, ...], RecordedCall] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     groups: dict[ProcessGroup, ProcessGroup] = field(default_factory=dict)
-    alike: Alike = field(default_factory=Alike)
+    models: DumpModels = field(default_factory=DumpModels)
 
 
-def flight_recorder(trace: Mapping[str, Any], kept: Kept) -> tuple[FlightRecorder, int]:
-    """The record, and how many of its entries were not readable."""
+def flight_recorder(trace: Mapping[str, Any], shared: SharedParts) -> tuple[FlightRecorder, int]:
+    """The record, and the number of unreadable entries."""
     raw = trace.get("entries")
     raw = raw[:MOST_ENTRIES] if isinstance(raw, list) else []
-    reader = _Entries(kept)
+    reader = _Entries(shared)
     entries = reader.read(raw)
-    first = _whole(raw[0].get("record_id")) if raw and isinstance(raw[0], dict) else None
-    made = about(trace, kept)
+    first = _int(raw[0].get("record_id")) if raw and isinstance(raw[0], dict) else None
+    made = trace_header(trace, shared)
     return replace(
-        made, entries=tuple(entries), labels=reader.labels, begun=_begun(raw), missed=max(0, first or 0)
+        made, entries=tuple(entries), labels=reader.labels, begun=_start_times(raw), missed=max(0, first or 0)
     ), len(raw) - len(entries)
 
 
-def about(trace: Mapping[str, Any], kept: Kept) -> FlightRecorder:
-    """All of a trace but its entries."""
+def trace_header(trace: Mapping[str, Any], shared: SharedParts) -> FlightRecorder:
+    """The record without entries."""
     status = trace.get("pg_status")
     status = status if isinstance(status, dict) else {}
     library = trace.get("comm_lib_version") or trace.get("nccl_version")
@@ -63,13 +63,13 @@ def about(trace: Mapping[str, Any], kept: Kept) -> FlightRecorder:
         enqueued=_counts(status, "last_enqueued_collective"),
         completed=_counts(status, "last_completed_collective"),
         final=True,
-        groups=_groups(trace.get("pg_config"), kept),
+        groups=_groups(trace.get("pg_config"), shared),
         library=text(library) or None,
     )
 
 
 def text(value: object) -> str:
-    """A text of the trace, without secrets and not too long; "" for anything else."""
+    """A string of the trace, redacted and shortened; "" for other types."""
     return redact("", value[: 4 * LONGEST])[:LONGEST] if isinstance(value, str) else ""
 
 
@@ -77,17 +77,17 @@ def text(value: object) -> str:
 
 
 class _Entries:
-    """The entries of one trace."""
+    """Converts the entries of one trace."""
 
-    def __init__(self, kept: Kept) -> None:
-        self.kept = kept
+    def __init__(self, shared: SharedParts) -> None:
+        self.shared = shared
         self.labels: dict[str, str] = {}
-        self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}  # by the identities of the trace's own frames
-        self._threads: dict[Any, int | None] = {None: None}  # number by id
+        self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}  # by the ids of the trace's frame objects
+        self._threads: dict[Any, int | None] = {None: None}  # thread id -> number
 
-    def read(self, raw: Sequence[Any]) -> list[Recorded]:
-        found: list[Recorded] = []
-        known, labels = self.kept.entries, self.labels
+    def read(self, raw: Sequence[Any]) -> list[RecordedCall]:
+        found: list[RecordedCall] = []
+        known, labels = self.shared.entries, self.labels
         for entry in raw:
             try:
                 key = self._key(entry)
@@ -96,7 +96,7 @@ class _Entries:
                     one = known[key] = self._make(entry, key)
                 if key[0] not in labels:
                     labels[key[0]] = _label(entry.get("process_group"))
-            except _BAD:
+            except _MALFORMED:
                 continue
             if one.op.endswith("coalesced"):
                 self._close(found, one)
@@ -104,7 +104,7 @@ class _Entries:
         return found
 
     def _key(self, entry: Mapping[str, Any]) -> tuple[Any, ...]:
-        """All that a record is made of, hashable: nothing in it is deeper than a tuple of plain values."""
+        """Hashable key of all fields of a record: a flat tuple of plain values."""
         get = entry.get
         name = entry["profiling_name"]
         p2p = get("is_p2p")
@@ -114,7 +114,7 @@ class _Entries:
         if sequence is None:
             sequence = entry["seq_id"]
         group = get("process_group")
-        group = group[0] if group else str(_whole(get("pg_id")))
+        group = group[0] if group else str(_int(get("pg_id")))
         state, timeout = get("state"), get("timeout_ms")
         if type(name) is not str or type(group) is not str or not (state is None or type(state) is str):
             raise TypeError
@@ -135,28 +135,28 @@ class _Entries:
         )
 
     def _thread(self, id: Any) -> int | None:
-        """The number of a thread; what is no plain id is not hashed: tuples within tuples take for ever."""
+        """The number of a thread. Raises TypeError for other than plain ids: nested tuples take too long to hash."""
         if type(id) not in (int, str, NoneType):
             raise TypeError
         return self._threads.setdefault(id, len(self._threads) - 1)
 
-    def _make(self, entry: Mapping[str, Any], key: tuple[Any, ...]) -> Recorded:
+    def _make(self, entry: Mapping[str, Any], key: tuple[Any, ...]) -> RecordedCall:
         group, sequence, name, p2p, state, retired, timeout, _, _, dtypes, output_dtypes, _, thread = key
         op, _, ends = text(name).partition(":")[2].partition(" ") if ":" in name else text(name).partition(" ")
         ranks = re.fullmatch(r"(\d{1,9})(->|<-)(\d{1,9})", ends.strip())
         sender, receiver = (int(ranks[1]), int(ranks[3])) if ranks else (None, None)
         if ranks and ranks[2] == "<-":
             sender, receiver = receiver, sender
-        return Recorded(
+        return RecordedCall(
             group=text(group),
             sequence=sequence,
             op=op,
-            sizes=_written(entry.get("input_sizes")),
+            sizes=_sizes_text(entry.get("input_sizes")),
             dtypes=tuple(text(dtypes).split(",")) if dtypes else (),
             retired=retired or state == "completed",
             p2p=p2p,
             state=text(state),
-            outputs=_written(entry.get("output_sizes")),
+            outputs=_sizes_text(entry.get("output_sizes")),
             output_dtypes=tuple(text(output_dtypes).split(",")) if output_dtypes else (),
             frames=self._stack(entry.get("frames")),
             sender=sender,
@@ -173,7 +173,7 @@ class _Entries:
         found = self._stacks.get(at)
         if found is None:
             made = tuple([self._frame(frame) for frame in raw])
-            found = self._stacks[at] = self.kept.stacks.setdefault(made, made)
+            found = self._stacks[at] = self.shared.stacks.setdefault(made, made)
         return found
 
     def _frame(self, raw: Mapping[str, Any]) -> Frame:
@@ -181,27 +181,27 @@ class _Entries:
         if type(name) is not str or type(file) is not str:
             raise TypeError
         key = name, file, int(line)
-        if key not in self.kept.frames:
+        if key not in self.shared.frames:
             path = text(file)
-            self.kept.frames[key] = Frame(text(name), path, key[2], path.rpartition("/")[2])
-        return self.kept.frames[key]
+            self.shared.frames[key] = Frame(text(name), path, key[2], path.rpartition("/")[2])
+        return self.shared.frames[key]
 
-    def _close(self, found: list[Recorded], end: Recorded) -> None:
-        """What was coalesced is over when the whole is: of its parts torch does not keep a state."""
+    def _close(self, found: list[RecordedCall], end: RecordedCall) -> None:
+        """Retire the parts of a coalesced call with the call: torch keeps no state for the parts."""
         i = len(found)
         while i and _same_call(found[i - 1], end):
             i -= 1
             if end.retired and not found[i].retired:
                 key = ("closed", id(found[i]))
-                found[i] = self.kept.entries.setdefault(key, replace(found[i], retired=True))
+                found[i] = self.shared.entries.setdefault(key, replace(found[i], retired=True))
 
 
-def _same_call(a: Recorded, b: Recorded) -> bool:
+def _same_call(a: RecordedCall, b: RecordedCall) -> bool:
     return (a.group, a.sequence, a.p2p) == (b.group, b.sequence, b.p2p)
 
 
 def _sizes(raw: Any) -> Any:
-    """Hashable; raises TypeError where there is anything but lists of whole numbers."""
+    """Sizes as hashable bytes. Raises TypeError unless they are lists of integers."""
     if not raw:
         return _NO_SIZES
     if len(raw) == 1 and len(raw[0]) <= MOST_DIMS:
@@ -209,8 +209,8 @@ def _sizes(raw: Any) -> Any:
     return tuple([array("q", dims[:MOST_DIMS]).tobytes() for dims in raw[:MOST_TENSORS]])
 
 
-def _written(raw: Any) -> str:
-    """Sizes as text; they have been through `_sizes`."""
+def _sizes_text(raw: Any) -> str:
+    """Sizes as text; `_sizes` has validated them."""
     return str([array("q", dims[:MOST_DIMS]).tolist() for dims in raw[:MOST_TENSORS]]) if raw else ""
 
 
@@ -219,8 +219,8 @@ def _label(group: Any) -> str:
     return "" if label == "undefined" else label
 
 
-def _begun(raw: Sequence[Any]) -> tuple[float, ...]:
-    times = [entry.get("time_created_ns") for entry in raw[-TIMED:] if isinstance(entry, dict)]
+def _start_times(raw: Sequence[Any]) -> tuple[float, ...]:
+    times = [entry.get("time_created_ns") for entry in raw[-TIMED_ENTRIES:] if isinstance(entry, dict)]
     return tuple([time / 1e9 for time in times if type(time) is int and 0 < time < 2**63])
 
 
@@ -228,40 +228,40 @@ def _begun(raw: Sequence[Any]) -> tuple[float, ...]:
 
 
 def _counts(status: Mapping[Any, Any], name: str) -> dict[str, int]:
-    """By group a number of its collectives; gloo and JSON write some of these as text."""
+    """One counter per group; gloo and JSON write some of them as text."""
     found = {}
-    for group, told in list(status.items())[:10_000]:
-        number = _whole(told.get(name)) if isinstance(told, dict) else None
+    for group, counters in list(status.items())[:10_000]:
+        number = _int(counters.get(name)) if isinstance(counters, dict) else None
         if isinstance(group, str) and number is not None:
             found[text(group)] = number
     return found
 
 
-def _groups(config: Any, kept: Kept) -> tuple[ProcessGroup, ...]:
-    """The process groups whose members are told; gloo tells of the last one, without its name."""
+def _groups(config: Any, shared: SharedParts) -> tuple[ProcessGroup, ...]:
+    """The process groups with known members; gloo lists only the last one, without a name."""
     found: list[ProcessGroup] = []
-    for at, told in list(config.items())[:10_000] if isinstance(config, dict) else ():
-        if not isinstance(told, dict):
+    for key, group in list(config.items())[:10_000] if isinstance(config, dict) else ():
+        if not isinstance(group, dict):
             continue
-        name, ranks = text(told.get("name")) or text(at), told.get("ranks")
-        ranks = ranks if isinstance(ranks, str) else _flat(ranks)
-        if ranks not in kept.members:
-            kept.members[ranks] = tuple(map(int, re.findall(r"\d{1,9}", ranks)))
-        members = kept.members[ranks]
+        name, ranks = text(group.get("name")) or text(key), group.get("ranks")
+        ranks = ranks if isinstance(ranks, str) else _ranks_text(ranks)
+        if ranks not in shared.members:
+            shared.members[ranks] = tuple(map(int, re.findall(r"\d{1,9}", ranks)))
+        members = shared.members[ranks]
         if members:
-            default = name == DEFAULT[0] or told.get("desc") == DEFAULT[1]
+            default = name == DEFAULT[0] or group.get("desc") == DEFAULT[1]
             made = ProcessGroup(len(found) + 1, name, members, default)
-            found.append(kept.groups.setdefault(made, made))
+            found.append(shared.groups.setdefault(made, made))
     return tuple(found)
 
 
-def _flat(ranks: Any) -> str:
-    """A list of ranks as torch writes it."""
+def _ranks_text(ranks: Any) -> str:
+    """A list of ranks in torch's text form."""
     ranks = ranks[:1_000_000] if isinstance(ranks, (list, tuple)) else ()
     return str([rank for rank in ranks if type(rank) is int])
 
 
-def _whole(value: Any) -> int | None:
+def _int(value: Any) -> int | None:
     if type(value) is int:
         return value
     return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value) else None

@@ -1,4 +1,4 @@
-"""A file to be read: found in a folder, unpacked where it is packed, known by its head."""
+"""Input files: found in folders, decompressed on reading, identified by their first bytes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import IO, Any
 
 from hangdoc.system import input_limits
 
-HEAD = 64 * 2**10  # bytes by which a source is known
+HEAD_BYTES = 64 * 2**10  # bytes from which a reader recognises a file
 MOST_FILES = 200_000
-_CHUNK = 2**16  # bytes unpacked at a time: what stands before a damage in one is lost
+_CHUNK = 2**16  # bytes decompressed at a time; damage costs at most one chunk
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|proc|task)[_.\-]?(\d{1,6})(?!\d)|(?:^|[_.\-])(\d{1,6})(?=(?:\.[a-z]+)*$)", re.I
@@ -26,40 +26,40 @@ _RANK_IN_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One of the hosts of a job, each with a torchrun of its own."""
+    """A host of a job that ran one torchrun per host."""
 
-    name: str | None  # None: the job has no other
-    first: int | None  # the lowest of its ranks; None: not known
-    run: int = 0  # number of the job's run, of those whose files are there
+    name: str | None  # None: the only host of the job
+    first_rank: int | None  # its lowest global rank; None: unknown
+    run: int = 0  # number of the job's run among the given files
 
 
 @dataclass(frozen=True)
 class Source:
-    """A regular file; `name` is what the user is told."""
+    """A regular file; `name` appears in messages."""
 
     path: Path
     name: str
     size: int  # bytes on disk when it was found
-    node: Node | None = None  # whose torchrun wrote it; None: there is one torchrun only, or it did not
-    before: tuple[Source, ...] = ()  # earlier segments of the same recording, to be read with it
-    skipped: int = 0  # segments of it that need not be read
+    node: Node | None = None  # None: a single torchrun, or not in a torchrun log folder
+    earlier_segments: tuple[Source, ...] = ()  # of the same recording, to be read first
+    skipped_segments: int = 0  # of the same recording, not read
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes, unpacked; those before a damage; empty where they cannot be read."""
+        """The first decompressed bytes, up to any damage; empty if unreadable."""
         found = b""
         with suppress(OSError, EOFError, ValueError), self.open() as file:
-            while len(found) < HEAD and (data := file.read1(HEAD - len(found))):  # type: ignore[attr-defined]
+            while len(found) < HEAD_BYTES and (data := file.read1(HEAD_BYTES - len(found))):  # type: ignore[attr-defined]
                 found += data
         return found
 
-    def forget_head(self) -> None:
-        """Give its memory back once the file has been read: thousands of small files unpack to as much each."""
+    def drop_head(self) -> None:
+        """Free the cached head: thousands of small files hold 64 KiB each."""
         self.__dict__.pop("head", None)
 
     @cached_property
     def rank_in_name(self) -> int | None:
-        """The rank that the file's name says it is of."""
+        """The rank in the file's name."""
         match = None
         for match in _RANK_IN_NAME.finditer(self.path.name):
             if match[1]:
@@ -68,25 +68,25 @@ class Source:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Its bytes, unpacked (gzip, zstd). What damage raises is an OSError."""
+        """The decompressed content (gzip, zstd). Raises OSError on damage."""
         with _opened(self.path) as file:
             magic = file.peek(4)[:4]  # type: ignore[attr-defined]
             if magic[:2] == _GZIP:
                 import gzip
 
                 with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield _Buffered(_Unpacked(unpacked, file), _CHUNK)
+                    yield _SalvagingReader(_DecompressedStream(unpacked, file), _CHUNK)
             elif magic == _ZSTD:
                 from zstandard import ZstdDecompressor
 
                 with ZstdDecompressor(max_window_size=2**27).stream_reader(file, read_across_frames=True) as packed:
-                    yield _Buffered(_Unpacked(packed, file), _CHUNK)
+                    yield _SalvagingReader(_DecompressedStream(packed, file), _CHUNK)
             else:
                 yield file
 
 
-class _Unpacked(io.RawIOBase):
-    """What an archive holds; damage, which gzip, zlib and zstd each have an exception for, is an OSError here."""
+class _DecompressedStream(io.RawIOBase):
+    """Decompressed data; turns the exceptions of gzip, zlib and zstd on damage into OSError."""
 
     def __init__(self, stream: Any, packed: IO[bytes]) -> None:
         self._stream = stream
@@ -105,13 +105,13 @@ class _Unpacked(io.RawIOBase):
             raise OSError(f"damaged archive ({error})") from error
         self._size += len(data)
         if self._size > self._most:
-            raise OSError(f"it unpacks to more than {self._most >> 20} MiB, too much for its size")
+            raise OSError(f"it decompresses to more than {self._most >> 20} MiB, too much for its size")
         buffer[: len(data)] = data
         return len(data)
 
 
-class _Buffered(io.BufferedReader):
-    """`read` gives what comes before a damage; whoever reads on is told."""
+class _SalvagingReader(io.BufferedReader):
+    """`read` returns the data before damage; the next `read` raises OSError."""
 
     _damage: str | None = None
 
@@ -136,7 +136,7 @@ class _Buffered(io.BufferedReader):
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A regular file; one that has become a FIFO since must not hold us up."""
+    """Open a regular file, without blocking if it has become a FIFO."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -144,30 +144,30 @@ def _opened(path: Path) -> IO[bytes]:
     return os.fdopen(fd, "rb")
 
 
-def gather(paths: Sequence[Path], problem: Callable[[str], None]) -> tuple[Source, ...]:
-    """The regular files among `paths` and in the folders among them, each once; links to folders are not followed."""
+def find_sources(paths: Sequence[Path], warn: Callable[[str], None]) -> tuple[Source, ...]:
+    """The regular files in `paths` and their folders, each once; links to folders are not followed."""
     found: dict[tuple[int, int], Source] = {}
     for path in paths:
-        for file in _files(path, problem):
+        for file in _files(path, warn):
             if len(found) >= MOST_FILES:
-                problem(f"{path}: more than {MOST_FILES} files; the rest is not read")
+                warn(f"{path}: more than {MOST_FILES} files; the rest were not read")
                 return tuple(found.values())
             try:
                 status = file.stat()
             except OSError as error:
-                problem(f"{file}: {error.strerror or error}")
+                warn(f"{file}: {error.strerror or error}")
                 continue
             if stat.S_ISREG(status.st_mode):
                 found.setdefault((status.st_dev, status.st_ino), Source(file, str(file), status.st_size))
             elif file == path:
-                problem(f"{file}: neither a file nor a folder; not read")
+                warn(f"{file}: neither a file nor a folder; not read")
     return tuple(found.values())
 
 
-def _files(path: Path, problem: Callable[[str], None]) -> Iterator[Path]:
+def _files(path: Path, warn: Callable[[str], None]) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    for folder, folders, names in os.walk(path, onerror=lambda error: problem(f"{error.filename}: {error.strerror}")):
+    for folder, folders, names in os.walk(path, onerror=lambda error: warn(f"{error.filename}: {error.strerror}")):
         folders.sort()
         yield from (Path(folder, name) for name in sorted(names))

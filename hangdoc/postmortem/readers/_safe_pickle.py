@@ -1,9 +1,9 @@
-"""Pickles of which nothing is believed: plain builtins are built, everything else is refused, nothing is run.
+"""Loads untrusted pickles of plain builtins; refuses everything else and runs no code.
 
-C's unpickler does the work with every door shut: no class, no extension, no persistent object. What is plain can still
-be a bomb: it asks for memory, or it has tuples as keys, which CPython (before 3.14) hashes by recursion in C, unchecked
-and again at every place that they stand in: 90 bytes overflow the stack, or take years, and no signal is looked at
-meanwhile. So a child process loads each pickle first, under limits of the kernel: what it survives is loaded here.
+The C unpickler does the work, without classes, extensions or persistent objects. Plain data can still be a bomb: it may
+request memory, or use nested tuples as keys, which CPython before 3.14 hashes by unchecked recursion in C: 90 bytes
+overflow the stack or take years, and signals wait meanwhile. So a child process with kernel limits loads each pickle
+first; only a pickle that it survives is loaded here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import IO, Any, NoReturn
 
 from hangdoc.system import input_limits
 
-SMALL = 1 << 20  # bytes that a head may have
-CPU_S, CPU_BYTES_S = 2, 20 << 20  # seconds that loading may take, and one more for each so many bytes
-_PLACE = struct.Struct("<QQQ")  # of a pickle in the child's input: its bytes, memory (bytes) and CPU time (s) for it
+MOST_HEAD_BYTES = 1 << 20  # for load_head
+CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to load a pickle, plus one per CPU_BYTES_S bytes
+_REQUEST_HEADER = struct.Struct("<QQQ")  # of a request to the child: size, memory limit (bytes), CPU limit (s)
 
-# Answers each pickle whose loading ends, well or not, with a byte. Its stack is smaller than that of any main thread:
-# what does not overflow it does not overflow ours.
-_TASTER = """
+# Answers each pickle with a byte once loading has ended, in success or error. Its stack is smaller than any main
+# thread's: data that does not overflow it does not overflow ours.
+_TRIAL_PROGRAM = """
 import io, pickle, resource, struct, sys, threading
 class Plain(pickle.Unpickler):
     def find_class(self, module, name):
@@ -54,24 +54,24 @@ thread.join()
 """
 
 
-class Refused(ValueError):
-    """Why a pickle was not read, as the end of a sentence: "it names the class os.system; ..."."""
+class PickleRefused(ValueError):
+    """A pickle was refused; the text completes a sentence: "it names os.system, ..."."""
 
 
 class _Plain(pickle.Unpickler):
-    """Of builtins without code."""
+    """Builds plain builtins only."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         named = "".join(c if c.isprintable() else "?" for c in f"{module[:80]}.{name[:80]}")
-        raise Refused(f"it names {named}, and a pickle of a dump holds plain values only: nothing was run")
+        raise PickleRefused(f"it names {named}, but a dump holds plain values only; nothing was run")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise Refused("it refers to objects outside of it, and a pickle of a dump holds plain values only")
+        raise PickleRefused("it refers to external objects, but a dump holds plain values only")
 
 
-def head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
-    """The value of a small pickle, and all that it numbered; None where it is not sound."""
-    if len(data) > SMALL or not _taster().survives(data, input_limits.MEMORY):
+def load_head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
+    """The value of a small pickle and its memo; None: invalid."""
+    if len(data) > MOST_HEAD_BYTES or not _trial_process().survives(data, input_limits.MEMORY):
         return None
     reader = _Plain(io.BytesIO(data))
     try:
@@ -82,61 +82,63 @@ def head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
     return value, reader.memo.copy()
 
 
-def load(data: bytes, packed: int | None = None) -> Any:
-    """The value; raises Refused, whatever is wrong with it. `packed`: bytes of the file that it came of, if fewer."""
+def load_plain(data: bytes, packed: int | None = None) -> Any:
+    """The value. Raises PickleRefused on any error. `packed`: size of the compressed file (bytes), if compressed."""
     most = input_limits.most_memory(len(data) if packed is None else packed, len(data))
-    if not _taster().survives(data, most):
-        raise Refused("it takes longer to load, or is nested more deeply, than a dump of its size can need")
+    if not _trial_process().survives(data, most):
+        raise PickleRefused("it takes longer to load, or is nested deeper, than a dump of its size should")
     try:
         with input_limits.limited_memory(most):
             return _Plain(io.BytesIO(data)).load()
-    except Refused:
+    except PickleRefused:
         raise
     except MemoryError:
-        raise Refused("it asks for more memory than a dump of its size can need") from None
+        raise PickleRefused("it needs more memory than a dump of its size should") from None
     except EOFError:
-        raise Refused("it ends in the middle") from None
+        raise PickleRefused("it is truncated") from None
     except Exception as error:
         if "truncated" in str(error):
-            raise Refused("it ends in the middle") from None
-        raise Refused(f"it is no sound pickle of plain values ({type(error).__name__}); nothing was run") from None
+            raise PickleRefused("it is truncated") from None
+        raise PickleRefused(
+            f"it is no valid pickle of plain values ({type(error).__name__}); nothing was run"
+        ) from None
 
 
-class _Taster:
-    """A process of our own that loads pickles before we do; one that it does not survive costs another process."""
+class _TrialProcess:
+    """A child process that loads each pickle first; it is replaced if a pickle kills it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def survives(self, data: bytes, memory: int) -> bool:
-        """Whether loading comes to an end, well or not, within so many bytes of memory and a time that is in order."""
+        """True if loading ends, in success or error, within `memory` bytes and the CPU limit."""
         process = self._process or self._start()
         pipe, answer = _pipes(process)
         try:
-            pipe.write(_PLACE.pack(len(data), memory, CPU_S + len(data) // CPU_BYTES_S))
+            pipe.write(_REQUEST_HEADER.pack(len(data), memory, CPU_S + len(data) // CPU_BYTES_S))
             pipe.write(data)
             pipe.flush()
             if answer.read(1):
                 return True
-        except OSError:  # it died while it read
+        except OSError:  # it died while reading
             pass
         self._process = None
-        _end(process)
+        _stop(process)
         return False
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", "-c", _TASTER]
+        command = [sys.executable, "-I", "-S", "-c", _TRIAL_PROGRAM]
         pipe = subprocess.PIPE
         self._process = process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        weakref.finalize(self, _end, process)
+        weakref.finalize(self, _stop, process)
         return process
 
 
 @cache
-def _taster() -> _Taster:
-    return _Taster()
+def _trial_process() -> _TrialProcess:
+    return _TrialProcess()
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
@@ -145,11 +147,11 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return process.stdin, process.stdout
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in _pipes(process):
         try:
             pipe.close()
-        except OSError:  # what was not yet written is not wanted any more
+        except OSError:  # unwritten data is dropped
             continue
     process.wait()

@@ -1,7 +1,7 @@
-"""Dumps of Python's faulthandler: on a signal, after a timeout, or as the last words of a process that crashed.
+"""Dumps of Python's faulthandler: on a signal, after a timeout, or on a crash.
 
-CPython 3.8-3.14 (Python/traceback.c, Modules/faulthandler.c): `Thread 0x... (most recent call first):`, 3.14 with the
-thread's name, `Stack (most recent call first):` where only one thread was asked for; the main thread comes last.
+CPython 3.8-3.14 (Python/traceback.c, Modules/faulthandler.c): `Thread 0x... (most recent call first):`, in 3.14 with
+the thread's name; `Stack (most recent call first):` if only one thread was requested. The main thread comes last.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hangdoc.evidence import End
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
-from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, python_frame, stacks
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
+from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, python_frame, stacks_record
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, text_lines
 
 _HEADER = re.compile(
     r"(?:(Current thread|Thread) (0x[0-9a-f]{1,16})(?: \[(.*)\])?|Stack) \(most recent call first\):?\s*"
@@ -42,32 +42,32 @@ class FaulthandlerReader:
         "`faulthandler.register(signal.SIGUSR1)` in the script, then `kill -USR1 PID`; PYTHONFAULTHANDLER=1 for crashes"
     )
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
         if not _LOOKS_LIKE.search(head):
             return False
         rows = [row for row in head.splitlines() if row.strip()]
         mine = sum(bool(OPENING.search(row) or re.search(r'File "[^"]*", line \d+ in ', row)) for row in rows)
-        return 3 * mine >= len(rows)  # else a log in which there is a dump
+        return 3 * mine >= len(rows)  # else a log that contains a dump
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(dumps(paste.lines(source, notes)), source, notes)
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        return rank_pieces(faulthandler_dumps(text_lines(source, context)), source, context)
 
 
-def dumps(texts: Iterable[str]) -> Iterator[Dumped]:
-    """Every dump in these lines; of whom, as far as the lines say."""
-    return dumped(texts, OPENING, _Parser)
+def faulthandler_dumps(texts: Iterable[str]) -> Iterator[ProcessDump]:
+    """Every dump in these lines, with its process as far as the lines name it."""
+    return process_dumps(texts, OPENING, _Parser)
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
-        self._who: Who | None = None
-        self._threads: list[Thread] = []
-        self._fatal: int | None = None  # the signal it died of
+        self._hints = hints
+        self._process: ProcessRef | None = None
+        self._threads: list[ThreadBuilder] = []
+        self._fatal: int | None = None  # signal of the crash
 
     def feed(self, text: str) -> bool:
         if found := _HEADER.fullmatch(text.strip()):
@@ -86,39 +86,40 @@ class _Parser:
             line = int(found[2]) if found[2].isdigit() else None
             self._threads[-1].add(python_frame(found[3], found[1], line))
             return True
-        return self._who is not None and bool(not text.strip() or _REST.fullmatch(text))
+        return self._process is not None and bool(not text.strip() or _REST.fullmatch(text))
 
     def _begin(self) -> None:
-        self._who = self._claim.take()
+        self._process = self._hints.take()
 
     def _header(self, tid: int, name: str | None) -> None:
         again = any(_is_main(thread) or (tid and thread.tid == tid) for thread in self._threads)
-        if again or (self._claim.said and self._threads):
+        if again or (self._hints.updated and self._threads):
             self.end()
-        if self._who is None:
+        if self._process is None:
             self._begin()
         if len(self._threads) < MOST_THREADS:
-            self._threads.append(Thread(tid, name))
+            self._threads.append(ThreadBuilder(tid, name))
 
     def end(self) -> None:
         for thread in self._threads:
             thread.name = thread.name or ("MainThread" if _is_main(thread) else None)
-        if self._threads and not any(thread.name for thread in self._threads) and not _is_threads(self._threads[-1]):
+        unnamed = bool(self._threads) and not any(thread.name for thread in self._threads)
+        if unnamed and not _is_threading_thread(self._threads[-1]):
             self._threads[-1].name = "MainThread"
-        record = stacks(self._threads)
-        if self._who is not None and record is not None:
-            more = (Piece(self._who, "end", End(signal=self._fatal)),) if self._fatal is not None else ()
-            self.pieces.append(Piece(self._who, "stacks", Dumped(self._who, record, more=more)))
-        self._who, self._threads, self._fatal = None, [], None
+        record = stacks_record(self._threads)
+        if self._process is not None and record is not None:
+            more = (Piece(self._process, "end", End(signal=self._fatal)),) if self._fatal is not None else ()
+            self.pieces.append(Piece(self._process, "stacks", ProcessDump(self._process, record, more=more)))
+        self._process, self._threads, self._fatal = None, [], None
 
 
-def _is_main(thread: Thread) -> bool:
-    """It began with a module, or waits for the others at the end: no thread of `threading` does."""
+def _is_main(thread: ThreadBuilder) -> bool:
+    """True for a main thread: its outermost frame is a module, or the join at interpreter shutdown."""
     return bool(thread.frames) and thread.frames[-1].function in ("<module>", "_shutdown")
 
 
-def _is_threads(thread: Thread) -> bool:
-    """It began as those of `threading` do."""
+def _is_threading_thread(thread: ThreadBuilder) -> bool:
+    """True for a thread that `threading` started."""
     return not thread.frames or thread.frames[-1].function == "_bootstrap"
 
 

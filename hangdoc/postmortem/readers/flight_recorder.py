@@ -1,7 +1,7 @@
-"""Flight Recorder dumps: what torch itself noted down of each rank's collectives, as a pickle or as JSON.
+"""Flight Recorder dumps: torch's own record of each rank's collectives, as a pickle or JSON.
 
-A dump gives `recorder` (all of it), `groups` (who belongs to which, where it says so) and `stacks`: the call that it
-shows as begun and not ended is where the rank's main thread stands.
+A dump yields the records `recorder` (the entries), `groups` (members of process groups, if listed) and `stacks`: the
+pending call is taken as the stack of the rank's main thread.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hangdoc.evidence import FlightRecorder, Frame, Groups, Recorded, Stack, Stacks, Variable
+from hangdoc.evidence import FlightRecorder, Frame, ProcessGroups, RecordedCall, Stack, Stacks, Variable
 from hangdoc.evidence.collectives import pending_call
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Found, Notes, Source
+from hangdoc.evidence.memory import gc_paused
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._fr_dedup import ENTRIES
-from hangdoc.postmortem.readers._fr_trace import TIMED, Kept, about, flight_recorder, text
-from hangdoc.postmortem.readers._safe_pickle import Refused, head, load
+from hangdoc.postmortem.readers._fr_trace import TIMED_ENTRIES, SharedParts, flight_recorder, text, trace_header
+from hangdoc.postmortem.readers._safe_pickle import PickleRefused, load_head, load_plain
 from hangdoc.system import input_limits
-from hangdoc.system.garbage_collector import gc_paused
 
-MOST_CUTS = 400  # ends of something in a torn pickle at which we try whether an entry ends there
-MOST_AGAIN = 256 << 20  # bytes that are loaded for it, of a pickle of which even one try is not too much
+MOST_CUTS = 400  # cut positions tried in a truncated pickle
+MOST_RELOADED = 256 << 20  # bytes loaded in these tries together; at least one try
 _PICKLE = re.compile(rb"\x80[\x00-\x05]|\(dp|c[\w.]+\n\w+\n")
-_NAMED = re.compile(r"(comm_lib|nccl|gloo|xccl|hccl|fr)[_-]?trace|flight[_-]?recorder", re.IGNORECASE)
+_FILE_NAME = re.compile(r"(comm_lib|nccl|gloo|xccl|hccl|fr)[_-]?trace|flight[_-]?recorder", re.IGNORECASE)
 _KEYS = (b'"profiling_name"', b'"pg_config"', b'"pg_status"')
 _HOST = re.compile(
     r"^(?:(?:comm_lib|nccl|gloo|fr)?[_-]?trace[_.-]|(?:fr|dump)[_.-])?(?P<host>[A-Za-z][\w.-]*?)[_.-]?rank[_.-]?\d+"
@@ -38,47 +38,49 @@ _C10D = "torch/distributed/distributed_c10d.py"
 class FlightRecorderReader:
     name = "Flight Recorder dump"
     order = 10
-    help = "TORCH_FR_BUFFER_SIZE=2000 in the job's environment: torch writes one a rank when a collective times out"
+    help = "TORCH_FR_BUFFER_SIZE=2000 in the job's environment: each rank writes a dump when a collective times out"
 
-    def knows(self, source: Source) -> bool:
-        head = source.head
-        if not head:
-            return source.size == 0 and _NAMED.search(source.path.name) is not None
-        if _PICKLE.match(head):
+    def recognises(self, source: Source) -> bool:
+        load_head = source.head
+        if not load_head:
+            return source.size == 0 and _FILE_NAME.search(source.path.name) is not None
+        if _PICKLE.match(load_head):
             return True
-        return head.lstrip()[:1] == b"{" and any(key in head for key in _KEYS)
+        return load_head.lstrip()[:1] == b"{" and any(key in load_head for key in _KEYS)
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         most = input_limits.most_whole(source.size)
         with source.open() as file:
             data = file.read(most + 1)
-        notes.progress(source.size)
+        context.progress(source.size)
         if len(data) > most:
-            notes.problem(f"{source.name}: it unpacks to more than {most >> 20} MiB, too much for its size; not read")
+            context.warn(
+                f"{source.name}: not read: it decompresses to more than {most >> 20} MiB, too much for its size"
+            )
             return
         with gc_paused():
-            record = self._record(source, data, notes)
+            record = self._record(source, data, context)
         del data
         if record is not None:
-            yield from _pieces(source, record, notes)
+            yield from _pieces(source, record, context)
 
-    def _record(self, source: Source, data: bytes, notes: Notes) -> FlightRecorder | None:
-        kept = notes.shared.setdefault(__name__, Kept())
-        known = _alike(data, kept)
+    def _record(self, source: Source, data: bytes, context: ReadContext) -> FlightRecorder | None:
+        shared = context.shared.setdefault(__name__, SharedParts())
+        known = _from_model(data, shared)
         if known is not None:
             return known
-        trace, lack = _trace(data, source.size)
-        if lack:
-            notes.problem(f"{source.name}: {lack}")
+        trace, defect = _trace(data, source.size)
+        if defect:
+            context.warn(f"{source.name}: {defect}")
         if trace is None:
             return None
-        record, bad = flight_recorder(trace, kept)
+        record, bad = flight_recorder(trace, shared)
         if bad:
-            notes.problem(f"{source.name}: {bad} of its entries are not readable and were left out")
+            context.warn(f"{source.name}: {bad} unreadable entries were ignored")
         if not re.match(r"2\.", record.version):
-            notes.problem(f"{source.name}: version {record.version} of the dump is not known; it was read as 2.10")
-        if not lack and not bad:
-            _remember(data, record, kept)
+            context.warn(f"{source.name}: unknown dump version {record.version}; read as 2.10")
+        if not defect and not bad:
+            _add_model(data, record, shared)
         return record
 
 
@@ -86,37 +88,37 @@ class FlightRecorderReader:
 
 
 def _trace(data: bytes, packed: int) -> tuple[Mapping[str, Any] | None, str]:
-    """The trace, and what is wrong with it."""
+    """The trace, and a message about any defect."""
     if not data:
-        return None, "the dump is empty: its rank did not come to write it"
-    trace, lack = _from_json(data, packed) if data.lstrip()[:1] == b"{" else _from_pickle(data, packed)
+        return None, "the dump is empty: its rank did not write it"
+    trace, defect = _from_json(data, packed) if data.lstrip()[:1] == b"{" else _from_pickle(data, packed)
     if trace is None:
-        return None, lack
+        return None, defect
     if not isinstance(trace, dict) or not isinstance(trace.get("entries"), list):
-        return None, "it is no Flight Recorder dump: it has no list of entries"
-    return trace, lack
+        return None, "not a Flight Recorder dump: it has no list of entries"
+    return trace, defect
 
 
 def _from_pickle(data: bytes, packed: int) -> tuple[Any, str]:
     try:
-        return load(data, packed), ""
-    except Refused as refused:
-        if "ends in the middle" not in str(refused):
+        return load_plain(data, packed), ""
+    except PickleRefused as refused:
+        if "is truncated" not in str(refused):
             return None, f"not read: {refused}"
-    for cut in _ends(data):  # torch writes the entries last: close the list, and what it is in, after a whole one
+    for cut in _dict_ends(data):  # entries come last: close list and dict after a complete entry
         try:
-            trace = load(data[:cut] + b"eu.", packed)
-        except Refused:
+            trace = load_plain(data[:cut] + b"eu.", packed)
+        except PickleRefused:
             continue
         if isinstance(trace, dict) and trace.get("entries"):
-            return trace, f"it is cut off; the {len(trace['entries'])} entries before that are used"
-    return None, "it is cut off before its first entry"
+            return trace, f"it is truncated; the {len(trace['entries'])} entries before that are used"
+    return None, "it is truncated before its first entry"
 
 
-def _ends(data: bytes) -> Iterator[int]:
-    """Where a dictionary may end, the last first."""
+def _dict_ends(data: bytes) -> Iterator[int]:
+    """Offsets at which a dictionary may end, last first."""
     at = len(data)
-    for _ in range(max(1, min(MOST_CUTS, MOST_AGAIN // max(at, 1)))):
+    for _ in range(max(1, min(MOST_CUTS, MOST_RELOADED // max(at, 1)))):
         at = data.rfind(b"u", 0, at)
         if at < 0:
             return
@@ -126,93 +128,93 @@ def _ends(data: bytes) -> Iterator[int]:
 def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
     try:
         return input_limits.parsed_json(data, packed), ""
-    except input_limits.TooMuch as error:
+    except input_limits.InputTooLarge as error:
         return None, f"not read: {error}"
     except ValueError:
         pass
-    told = data.decode("utf-8", "replace")
-    found = _ENTRIES.search(told)
+    decoded = data.decode("utf-8", "replace")
+    found = _ENTRIES.search(decoded)
     if found is None:
-        return None, "not read: it is no sound JSON"
+        return None, "not read: invalid JSON"
     entries, at, decoder = [], found.end(), json.JSONDecoder()
     try:
         with input_limits.limited_memory(input_limits.most_memory(packed, len(data))):
             while True:
-                entry, at = decoder.raw_decode(told, at)
+                entry, at = decoder.raw_decode(decoded, at)
                 entries.append(entry)
-                at = re.compile(r"\s*,\s*").match(told, at).end()  # type: ignore[union-attr]
+                at = re.compile(r"\s*,\s*").match(decoded, at).end()  # type: ignore[union-attr]
     except (ValueError, AttributeError, RecursionError, MemoryError):
         pass
-    return {"entries": entries, "version": "2.x"}, f"it is cut off; the {len(entries)} entries before that are used"
+    return {"entries": entries, "version": "2.x"}, f"it is truncated; the {len(entries)} entries before that are used"
 
 
-# --- dumps like another one ----------------------------------------------------------------------
+# --- dumps equal to an earlier one ----------------------------------------------------------------
 
 
-def _alike(data: bytes, kept: Kept) -> FlightRecorder | None:
-    """The record of a dump that holds what another one does; None where it must be loaded."""
+def _from_model(data: bytes, shared: SharedParts) -> FlightRecorder | None:
+    """The record of a dump with the entries of an earlier one; None: it must be loaded."""
     before, body = _split(data)
-    found = kept.alike.find(before[1], body) if before is not None else None
+    found = shared.models.find(before[1], body) if before is not None else None
     if before is None or found is None:
         return None
     model, names = found
     called = {old: text(new) for old, new in names.items()}
-    entries = tuple([_called(entry, called, kept) for entry in model.entries]) if called else model.entries
+    entries = tuple([_with_group_name(entry, called, shared) for entry in model.entries]) if called else model.entries
     begun = [int.from_bytes(body[at : at + 8], "little") / 1e9 for at in model.created]
     labels = {called.get(group, group): label for group, label in model.labels.items()}
-    made = about(before[0], kept)
+    made = trace_header(before[0], shared)
     return replace(made, entries=entries, labels=labels, begun=tuple(begun), missed=model.missed)
 
 
-def _called(entry: Recorded, names: Mapping[str, str], kept: Kept) -> Recorded:
-    """The same call in a group of another name."""
+def _with_group_name(entry: RecordedCall, names: Mapping[str, str], shared: SharedParts) -> RecordedCall:
+    """The same call, with the group renamed."""
     name = names.get(entry.group)
     if name is None:
         return entry
     key = ("called", id(entry), name)
-    if key not in kept.entries:
-        kept.entries[key] = replace(entry, group=name)
-    return kept.entries[key]
+    if key not in shared.entries:
+        shared.entries[key] = replace(entry, group=name)
+    return shared.entries[key]
 
 
-def _remember(data: bytes, record: FlightRecorder, kept: Kept) -> None:
-    """Keep a dump that was loaded, so that others like it need not be."""
+def _add_model(data: bytes, record: FlightRecorder, shared: SharedParts) -> None:
+    """Remember a loaded dump; equal dumps are not loaded again."""
     before, body = _split(data)
     if before is not None:
-        kept.alike.add(before[1], body, record, TIMED)
+        shared.models.add(before[1], body, record, TIMED_ENTRIES)
 
 
 def _split(data: bytes) -> tuple[tuple[Mapping[str, Any], Mapping[int, Any]] | None, bytes]:
-    """What stands before the entries, with its memo, and the bytes from there on."""
+    """The fields before the entries, with their pickle memo, and the bytes from the entries on."""
     at = data.find(ENTRIES)
     if at < 0:
         return None, b""
-    found = head(data[:at] + b"u.")
+    found = load_head(data[:at] + b"u.")
     return (found, data[at:]) if found is not None and isinstance(found[0], dict) else (None, b"")
 
 
 # --- from a record to pieces ----------------------------------------------------------------------
 
 
-def _pieces(source: Source, record: FlightRecorder, notes: Notes) -> Iterator[Piece]:
+def _pieces(source: Source, record: FlightRecorder, context: ReadContext) -> Iterator[Piece]:
     rank = _rank(source, record)
     if rank is None:
-        notes.problem(f"{source.name}: neither its name nor what it holds says which rank it is of; not used")
+        context.warn(f"{source.name}: no rank in its name or content; ignored")
         return
-    who = Who(rank=rank, host=_host(source))
+    process = ProcessRef(rank=rank, host=_host(source))
     size = next((len(group.ranks) for group in record.groups if group.default), None)
     at = record.begun[-1] if record.begun else None
-    yield Piece(who, "recorder", replace(record, written=source.path.stat().st_mtime), at, size)
+    yield Piece(process, "recorder", replace(record, written=source.path.stat().st_mtime), at, size)
     named = tuple(group for group in record.groups if group.name)
     if named:
-        yield Piece(who, "groups", Groups(named, rank, size), at, size)
+        yield Piece(process, "groups", ProcessGroups(named, rank, size), at, size)
     pending = pending_call(record)
     if pending is not None:
-        yield Piece(who, "stacks", Stacks((_stack(pending, record),)), at, size)
+        yield Piece(process, "stacks", Stacks((_stack(pending, record),)), at, size)
 
 
 def _rank(source: Source, record: FlightRecorder) -> int | None:
-    """From the name of the file or its folder; else from a send or receive, which name the ranks in the group."""
+    """The rank in the name of the file or its folder, else from a send or receive, which names both ranks."""
     folder = _FOLDER.search(source.path.parent.name)
     if source.rank_in_name is not None or folder:
         return source.rank_in_name if source.rank_in_name is not None else int(folder[1]) if folder else None
@@ -230,12 +232,11 @@ def _host(source: Source) -> str | None:
     return text(host) if re.search(r"[\d.-]", host) else None
 
 
-def _stack(entry: Recorded, record: FlightRecorder) -> Stack:
-    """Where it was called, with its group and peer as the arguments of torch's own function.
+def _stack(entry: RecordedCall, record: FlightRecorder) -> Stack:
+    """The stack of a call, with group and peer as arguments of torch's function.
 
-    Not with its tensor: ranks at one line may be at different calls, and only the numbers of these tell.
-
-    A call from C++, as DDP's, has no frame of torch.distributed: it is given one, so that it is seen what it waits in.
+    The tensor is left out: ranks on one line may be in different calls, which only sequence numbers distinguish.
+    A call from C++ (DDP) has no frame in torch.distributed; one is added to show the operation.
     """
     frames = list(entry.frames)
     inner = next((i for i, frame in enumerate(frames) if frame.file.endswith(_C10D)), None)
@@ -246,7 +247,7 @@ def _stack(entry: Recorded, record: FlightRecorder) -> Stack:
     return Stack(0, "MainThread", tuple(frames))
 
 
-def _arguments(entry: Recorded, record: FlightRecorder) -> Iterator[Variable]:
+def _arguments(entry: RecordedCall, record: FlightRecorder) -> Iterator[Variable]:
     group = next((group for group in record.groups if group.name == entry.group), None)
     if group is not None and not group.default:
         yield Variable("group", "ProcessGroup", kind="object", address=group.address)

@@ -1,6 +1,6 @@
-"""Backtraces of gdb (`thread apply all bt`, `py-bt`), pstack and gstack, which are the same, and `eu-stack`.
+"""Backtraces of gdb (`thread apply all bt`, `py-bt`), pstack, gstack and `eu-stack`.
 
-Native frames are what they show; where Python's own were asked for as well they take the place of the interpreter's.
+They show native frames; if `py-bt` output is present, Python frames replace those of the interpreter.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
-from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, Thread, native_frame, python_frame, stacks
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
+from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
+from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, text_lines
 
 _THREAD = re.compile(
     r'Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ \()?(?:LWP|process) (\d{1,9})\)?(?: "(.*?)")?\)[^:]{0,80}:?\s*'
@@ -38,18 +38,18 @@ OPENING = re.compile(
 class _Thread:
     tid: int
     number: int | None
-    native: Thread
+    native: ThreadBuilder
     python: list[Frame] = field(default_factory=list)
 
 
 class GdbReader:
     name = "gdb backtrace"
     order = 31
-    help = "`gdb -p PID -batch -ex 'thread apply all bt'` (py-spy dump says more, and pauses the process for less time)"
+    help = "`gdb -p PID -batch -ex 'thread apply all bt'` (py-spy dump shows more and pauses the process for less time)"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
-        opened = re.search(rf"^.{{0,{paste.PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
+        opened = re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
         frames = re.findall(
             r"^.{0,80}?#\d{1,5}\s+(?:0x[0-9a-f]+|\w[^\n]* \(.*\)(?: at | from ))"
             r'|^.{0,80}?  File "[^"\n]*", line \d+, in ',
@@ -58,17 +58,17 @@ class GdbReader:
         )
         return opened and bool(frames) and 10 * len(frames) >= head.count("\n")
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
-        self._who: Who | None = None
+        self._hints = hints
+        self._process: ProcessRef | None = None
         self._command = ""
         self._core = False
         self._threads: dict[int, _Thread] = {}
@@ -78,11 +78,11 @@ class _Parser:
     def feed(self, text: str) -> bool:
         if found := _PROCESS.fullmatch(text.strip()):
             self.end()
-            self._who = self._claim.take(int(found[1] or found[2]))
+            self._process = self._hints.take(int(found[1] or found[2]))
             return True
         if found := _CORE.match(text):
             self.end()
-            self._who, self._command, self._core = self._claim.take(), found[1][:4096], True
+            self._process, self._command, self._core = self._hints.take(), found[1][:4096], True
             return True
         if found := _THREAD.fullmatch(text.strip()):
             return self._thread(int(found[2]), int(found[1]), found[3])
@@ -100,12 +100,12 @@ class _Parser:
         same_number = (
             one for one in self._threads.values() if number is not None and one.number == number and one.tid != tid
         )
-        if next(same_number, None) or (self._claim.said and self._threads):
+        if next(same_number, None) or (self._hints.updated and self._threads):
             self.end()
-        if self._who is None:
-            self._who = self._claim.take()
+        if self._process is None:
+            self._process = self._hints.take()
         if tid not in self._threads and len(self._threads) < MOST_THREADS:
-            self._threads[tid] = _Thread(tid, number, Thread(tid, name))
+            self._threads[tid] = _Thread(tid, number, ThreadBuilder(tid, name))
         self._last, self._in_python = self._threads.get(tid), False
         return True
 
@@ -117,11 +117,11 @@ class _Parser:
                 self._last.python.append(python_frame(found[3], found[1], int(found[2])))
             return True
         if not self._in_python and (found := _NATIVE.fullmatch(text)):
-            if found[1] == "0" and self._last.native.frames:  # the same thread again: another look
+            if found[1] == "0" and self._last.native.frames:  # the same thread again: the next dump of the process
                 tid, number, name = self._last.tid, self._last.number, self._last.native.name
-                pid = self._who.pid if self._who else None
+                pid = self._process.pid if self._process else None
                 self.end()
-                self._who = self._claim.take(pid)
+                self._process = self._hints.take(pid)
                 self._thread(tid, number, name)
             if self._last is not None:
                 self._last.native.add(_native(found[3] or found[2] or "??"))
@@ -129,21 +129,21 @@ class _Parser:
         return self._in_python
 
     def end(self) -> None:
-        if self._who is not None and self._threads:
-            pid = self._who.pid
-            if pid is None and not self._core:  # gdb numbers the main thread of a process it attaches to 1
+        if self._process is not None and self._threads:
+            pid = self._process.pid
+            if pid is None and not self._core:  # gdb numbers the main thread 1 when it attaches
                 pid = next((one.tid for one in self._threads.values() if one.number == 1), None)
-            record = stacks([_joined(one, pid) for one in self._threads.values()])
-            who = Who(self._who.rank, self._who.host, pid)
+            record = stacks_record([_joined(one, pid) for one in self._threads.values()])
+            process = ProcessRef(self._process.rank, self._process.host, pid)
             if record is not None:
-                self.pieces.append(Piece(who, "stacks", Dumped(who, record, self._command)))
-        self._who, self._threads, self._last, self._command, self._core = None, {}, None, "", False
+                self.pieces.append(Piece(process, "stacks", ProcessDump(process, record, self._command)))
+        self._process, self._threads, self._last, self._command, self._core = None, {}, None, "", False
 
 
-def _joined(one: _Thread, pid: int | None) -> Thread:
-    """Native frames down to the interpreter, then those of Python."""
+def _joined(one: _Thread, pid: int | None) -> ThreadBuilder:
+    """Native frames down to the interpreter, then the Python frames."""
     name = "MainThread" if one.tid == pid or (one.python and one.python[-1].function == "<module>") else one.native.name
-    found = Thread(one.tid, name)
+    found = ThreadBuilder(one.tid, name)
     for frame in one.native.frames:
         if one.python and _EVAL.match(frame.function):
             break
@@ -154,7 +154,7 @@ def _joined(one: _Thread, pid: int | None) -> Thread:
 
 
 def _native(text: str) -> Frame:
-    """`name (arguments) at file:line`, or `from library`."""
+    """Parse `name (arguments) at file:line` or `name (arguments) from library`."""
     text = text.strip()
     where = _WHERE.match(text)
     module, line = "", None
@@ -165,7 +165,7 @@ def _native(text: str) -> Frame:
 
 
 def _symbol(text: str) -> str:
-    """A function's name without its arguments, which stand in the last brackets after a blank."""
+    """A function name without its arguments: the last parentheses after a space."""
     if text.endswith(")"):
         depth, quoted = 0, False
         for at in range(len(text) - 1, 0, -1):

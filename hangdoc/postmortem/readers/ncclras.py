@@ -1,29 +1,31 @@
-"""What NCCL's RAS says of a running job: output of `ncclras` (text, `-v`) and `ncclras -f json`.
+"""NCCL RAS reports: output of `ncclras` (text, `-v`) and `ncclras -f json`.
 
-NCCL 2.24 to 2.30, src/ras/client_support.cc. RAS counts the operations that each rank has launched, not those that
-are over, and asks ranks one after another: ranks that differ by a few are healthy, ranks that do so again in a later
-query of the same paste, or do not answer, are not. Ranks are numbered in their communicator: those of the one that has
-every process of the job are the job's.
+NCCL 2.24 to 2.30, src/ras/client_support.cc. RAS counts launched operations, not completed ones, and queries ranks one
+after another: a difference of a few operations is normal, unless a later query in the same text repeats it. A rank that
+does not answer is a fault. Ranks are relative to their communicator; in the one that spans the job they are global.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
-from hangdoc.postmortem.readers._ncclras_tables import Communicator, Ras, RasRank, pieces
-from hangdoc.postmortem.readers._pasted_json import whole
+from hangdoc.evidence import FlightRecorder, RecordedCall
+from hangdoc.evidence.logs import LogEvent, Logs
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents, parse_channels, text_lines
 
 _COMMUNICATOR = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)\s*")
 _OPERATION = re.compile(
     r"\s*Communicator ranks have different (\w+) operation counts\s*|\s*(Communicator ranks have different status)\s*"
 )
-_MANY = re.compile(r"\s*(\d{1,9}) ranks have (?:launched up to operation (\d{1,19})|(not) launched any operations)\s*")
+_MAJORITY = re.compile(
+    r"\s*(\d{1,9}) ranks have (?:launched up to operation (\d{1,19})|(not) launched any operations)\s*"
+)
 _RANK = re.compile(
     r"\s*Rank (\d{1,7})(?: has (?:launched up to operation (\d{1,19})|(not) launched any operations|status (\w+))"
     r"| reported ([\w ]+?))? -- (?:GPU [\d, ]+(?:\(NVML [\d,]+\))? ?managed by process (\d{1,9}) on node ([\w.:\-]+)"
@@ -36,42 +38,79 @@ _SIZES = re.compile(
 _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT)\s*")
 _START = re.compile(r"NCCL version [\d.]+.*|Job summary\s*")
 OPENING = re.compile(r"NCCL version \d[\d.]* compiled with CUDA|Job summary\s*$")
-MOST = 64 * 2**20  # bytes of JSON
+MOST_JSON_BYTES = 64 * 2**20  # bytes of JSON
 MOST_RANKS = 1_000_000
+_OPS = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
+    "Reduce": "reduce", "SendRecv": "send/recv", "Send": "send", "Recv": "recv", "AlltoAll": "all_to_all",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RasRank:
+    """A rank in a RAS report; `rank` is relative to the communicator."""
+
+    rank: int
+    host: str | None = None
+    pid: int | None = None
+    launched: Mapping[str, int] = field(default_factory=dict)  # count by operation; empty: unknown
+    dead: bool | None = None  # unreachable for a minute; None: it answered
+    status: str | None = None  # status or error
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A communicator; a text report lists only the outlier ranks."""
+
+    hash: str
+    size: int | None
+    ranks: tuple[RasRank, ...]
+    missing: tuple[RasRank, ...] = ()
+    most: Mapping[str, int] = field(default_factory=dict)  # operation -> count on most ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Ras:
+    """One query (record `ras`)."""
+
+    communicators: tuple[Communicator, ...]
+    dead: tuple[tuple[str, int], ...] = ()  # host and PID of processes that RAS considers dead
+    world_size: int | None = None
 
 
 class NcclRasReader:
     name = "ncclras output"
     order = 34
-    help = "`ncclras -v` beside a rank of the job (NCCL 2.24 or later), twice, ten seconds apart"
+    help = "`ncclras -v` on a host of the job (NCCL 2.24 or later), twice, ten seconds apart"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head
         if b'"communicators_count"' in head and b'"nccl_version"' in head:
             return True
         return b"Job summary" in head and b"Communicators..." in head and b"======" in head
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if b'"communicators_count"' in source.head:
-            queries = [ras for one in whole(source, notes, MOST) if (ras := _of_json(one)) is not None]
+            found = (_ras_from_json(one) for one in json_documents(source, context, MOST_JSON_BYTES))
+            queries = [ras for ras in found if ras is not None]
         else:
-            queries = [piece.record for piece in paste.read(paste.lines(source, notes), OPENING, _Parser)]
-        return pieces(queries, source)
+            queries = [piece.record for piece in parse_channels(text_lines(source, context), OPENING, _Parser)]
+        return ras_pieces(queries, source)
 
 
 class _Parser:
-    """The text form."""
+    """Parses one channel of the text form (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
+        self._hints = hints
         self._open = False
         self._reset()
 
     def _reset(self) -> None:
         self._found: dict[str, dict[str, Any]] = {}
         self._dead: list[tuple[str, int]] = []
-        self._sizes: dict[str, int] = {}  # ranks of the communicators, by the number of their group
+        self._sizes: dict[str, int] = {}  # group number -> ranks per communicator
         self._size: int | None = None
         self._now: dict[str, Any] | None = None
         self._kind = self._op = ""
@@ -96,10 +135,10 @@ class _Parser:
             self._kind, self._op, self._count = found[3], "", None
         elif found := _OPERATION.fullmatch(text):
             self._op, self._count = found[1] or "", None
-        elif found := _MANY.fullmatch(text):
+        elif found := _MAJORITY.fullmatch(text):
             self._count = int(found[2] or 0)
             if self._now is not None and self._op:
-                self._now["most"].setdefault(self._op, self._count)  # the most numerous come first
+                self._now["most"].setdefault(self._op, self._count)  # the largest set of ranks comes first
         elif found := _RANK.fullmatch(text):
             self._rank(found)
         elif self._kind == "DEAD" and (found := _DEAD.fullmatch(text)) and len(self._dead) < MOST_RANKS:
@@ -113,11 +152,11 @@ class _Parser:
         into = self._now["missing" if self._kind == "INCOMPLETE" else "ranks"]
         if len(into) >= MOST_RANKS:
             return
-        one = into.setdefault(number, {"host": found[7], "pid": pid, "launched": {}, "said": None})
+        one = into.setdefault(number, {"host": found[7], "pid": pid, "launched": {}, "status": None})
         count = int(found[2]) if found[2] else 0 if found[3] else self._count
         if self._op and count is not None:
             one["launched"][self._op] = count
-        one["said"] = found[4] or found[5] or one["said"]
+        one["status"] = found[4] or found[5] or one["status"]
 
     def end(self) -> None:
         if self._open and (self._size is not None or self._found or self._dead):
@@ -126,7 +165,7 @@ class _Parser:
                 Communicator(name, one["size"], _ranks(one["ranks"]), _ranks(one["missing"], dead), one["most"])
                 for name, one in self._found.items()
             )
-            self.pieces.append(Piece(Who(), "ras", Ras(communicators, tuple(self._dead), self._size)))
+            self.pieces.append(Piece(ProcessRef(), "ras", Ras(communicators, tuple(self._dead), self._size)))
         self._open = False
         self._reset()
 
@@ -137,56 +176,58 @@ def _ranks(
     return tuple(
         RasRank(
             number, one["host"], one["pid"], one["launched"],
-            None if dead is None else (one["host"], one["pid"]) in dead, one["said"],
+            None if dead is None else (one["host"], one["pid"]) in dead, one["status"],
         )
         for number, one in sorted(found.items())
     )  # fmt: skip
 
 
-def _of_json(one: object) -> Ras | None:
+def _ras_from_json(one: object) -> Ras | None:
     found = one.get("communicators") if isinstance(one, dict) else None
     if not isinstance(found, list):
         return None
-    communicators = tuple(_communicator(entry) for entry in found if isinstance(entry, dict))
+    communicators = tuple(_json_communicator(entry) for entry in found if isinstance(entry, dict))
     missing = [rank for one in communicators for rank in one.missing if rank.dead]
     dead = {(rank.host or "", rank.pid): None for rank in missing if rank.pid is not None}
     sizes = [one.size for one in communicators if one.size is not None]
     return Ras(communicators, tuple((host, pid) for host, pid in dead if pid is not None), max(sizes, default=None))
 
 
-def _communicator(one: Mapping[str, Any]) -> Communicator:
-    ranks, missing = (tuple(_rank_of(entry) for entry in _dicts(one.get(name))) for name in ("ranks", "missing_ranks"))
+def _json_communicator(one: Mapping[str, Any]) -> Communicator:
+    ranks, missing = (
+        tuple(_json_rank(entry) for entry in _dicts(one.get(name))) for name in ("ranks", "missing_ranks")
+    )
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for rank in ranks:
         for op, count in rank.launched.items():
             counts[op][count] += 1
     most = {op: seen.most_common(1)[0][0] for op, seen in counts.items()}
     name = one.get("hash")
-    return Communicator(str(name)[:20].removeprefix("0x"), _number(one.get("size")), ranks, missing, most)
+    return Communicator(str(name)[:20].removeprefix("0x"), _int(one.get("size")), ranks, missing, most)
 
 
-def _rank_of(one: Mapping[str, Any]) -> RasRank:
+def _json_rank(one: Mapping[str, Any]) -> RasRank:
     host, pid, status, counts = (
         one.get("host"),
-        _number(one.get("pid")),
+        _int(one.get("pid")),
         one.get("status"),
         one.get("collective_counts"),
     )
     status = status if isinstance(status, dict) else {}
     counts = counts if isinstance(counts, dict) else {}
-    launched = {str(op)[:40]: count for op, value in list(counts.items())[:64] if (count := _number(value)) is not None}
-    said = (
+    launched = {str(op)[:40]: count for op, value in list(counts.items())[:64] if (count := _int(value)) is not None}
+    status_text = (
         "ABORT" if status.get("abort_flag") is True else "FINALIZE" if status.get("finalize_called") is True else None
     )
     dead = status.get("considered_dead") if "considered_dead" in status else None
     known = host[:253] if isinstance(host, str) and host != "unknown" else None
     return RasRank(
-        _number(one.get("rank")) or 0,
+        _int(one.get("rank")) or 0,
         known,
         pid if pid and pid > 0 else None,
         launched,
         dead if isinstance(dead, bool) else None,
-        said,
+        status_text,
     )
 
 
@@ -194,8 +235,82 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [one for one in value[:MOST_RANKS] if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _number(value: object) -> int | None:
+def _int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+# --- from a query to evidence ---------------------------------------------------------------------
+
+
+def ras_pieces(queries: Sequence[Ras], source: Source) -> Iterator[Piece]:
+    for ras in queries:
+        yield Piece(ProcessRef(), "ras", ras, world_size=ras.world_size)
+        for communicator in ras.communicators:
+            yield from _recorder_pieces(communicator, ras)
+    status_text = [*_unreachable_events(queries[-1:], source), *_lag_events(queries, source)]
+    if status_text:
+        yield Piece(ProcessRef(), "logs", Logs(tuple(status_text)))
+
+
+def _recorder_pieces(one: Communicator, ras: Ras) -> Iterator[Piece]:
+    """Each rank's count of the one operation whose counts differ; only for the communicator that spans the job."""
+    if not _spans_job(one, ras) or len(one.ranks) != one.size:  # text reports list only outliers
+        return
+    differ = [op for op in one.most if len({rank.launched.get(op, 0) for rank in one.ranks}) > 1]
+    if len(differ) != 1:
+        return
+    (op,) = differ
+    for rank in one.ranks:
+        count = rank.launched.get(op, 0)
+        entry = RecordedCall(one.hash, count, _OPS.get(op, op.lower()), "", (), False)
+        record = FlightRecorder("ras", (entry,), {one.hash: count}, {})
+        yield Piece(ProcessRef(rank.rank, rank.host, rank.pid), "recorder", record, world_size=one.size)
+
+
+def _unreachable_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
+    """Events for processes and ranks that do not answer."""
+    for ras in queries:
+        for host, pid in ras.dead:
+            text = f"RAS: process {pid} on node {host} is considered dead"
+            yield LogEvent("ras_dead", text, source.name, 0, None, {"host": host, "pid": str(pid)})
+        for one in ras.communicators:
+            for rank in one.missing:
+                fields = {"rank": str(rank.rank), "host": rank.host or "", "pid": str(rank.pid or "")}
+                text = f"RAS: no data from rank {rank.rank} of communicator {one.hash}"
+                known = {name: value for name, value in fields.items() if value}
+                yield LogEvent("ras_missing", text, source.name, 0, None, known | _group_fields(one, ras))
+
+
+def _lag_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
+    """Events for ranks behind the majority; kind `lagging` if no count changed between the last two queries."""
+    if not queries:
+        return
+    still = len(queries) > 1 and _counts(queries[-1]) == _counts(queries[-2])
+    for one in queries[-1].communicators:
+        for op, most in one.most.items():
+            slow = [rank for rank in one.ranks if rank.launched.get(op, most) < most]
+            for count in sorted({rank.launched[op] for rank in slow})[:64]:
+                numbers = ", ".join(str(rank.rank) for rank in slow if rank.launched[op] == count)[:2000]
+                text = f"RAS: rank {numbers} has launched {count} {op}, most of communicator {one.hash} {most}"
+                fields = {"ranks": numbers, "completed": str(count), "sequence": str(count + 1), "op": op}
+                fields |= _group_fields(one, queries[-1])
+                yield LogEvent("lagging" if still else "ras_behind", text, source.name, 0, None, fields)
+
+
+def _group_fields(one: Communicator, ras: Ras) -> dict[str, str]:
+    """The `group` field of an event; omitted for the communicator that spans the job, as in torch's log lines."""
+    return {} if _spans_job(one, ras) else {"group": one.hash}
+
+
+def _spans_job(one: Communicator, ras: Ras) -> bool:
+    return one.size is not None and one.size == ras.world_size
+
+
+def _counts(ras: Ras) -> object:
+    return [
+        (one.hash, dict(one.most), [(rank.rank, dict(rank.launched)) for rank in one.ranks])
+        for one in ras.communicators
+    ]
 
 
 READER = NcclRasReader()

@@ -1,6 +1,6 @@
-"""`nvidia-smi` (the table, and the essentials of `-q`): which PID is on which GPU, how busy it is, what is broken.
+"""Output of `nvidia-smi` (the table, and main fields of `-q`): processes per GPU, utilisation and faults.
 
-Drivers 418 to 580. A GPU that the driver has lost shows `ERR!` in the table, or a sentence in its place.
+Drivers 418 to 580. A GPU that the driver has lost shows `ERR!` in the table, or a message in its place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, parse_channels, text_lines
 
 _BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _TITLE = re.compile(r"\|\s*NVIDIA-SMI\s+(\S{1,40})\s+(?:Driver Version|KMD Version):\s*(\S{1,40}).*")
@@ -36,10 +36,10 @@ _LOG = re.compile(r"=+\s*NVSMI LOG\s*=+\s*")
 _Q_GPU = re.compile(rf"GPU ({_BUS})\s*")
 _Q_PAIR = re.compile(r"(\s*)(\S[^:]{0,60}?)\s*:\s(.{0,200}?)\s*")
 _Q_HEAD = re.compile(r"\s+(\S[^:]{0,60}?)\s*")
-_SLOW = ("Slowdown", "Thermal", "Power Brake")  # of the reasons for which clocks are held down
+_SLOW = ("Slowdown", "Thermal", "Power Brake")  # in the names of clock throttle reasons
 OPENING = re.compile(r"\|\s*NVIDIA-SMI\s+\d|=+NVSMI LOG=+|Unable to determine the device handle for ")
-MOST = 4096  # GPUs, and processes, of a table
-_RANKS = re.compile(r"python|^ray::|mpi|torch|train", re.IGNORECASE)
+MOST_ROWS = 4096  # GPUs, and processes, per table
+_RANK_COMMANDS = re.compile(r"python|^ray::|mpi|torch|train", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,22 @@ class Gpu:
     index: int
     name: str | None = None
     bus: str | None = None
-    utilisation: int | None = None  # percent of the last second in which a kernel ran
+    utilisation: int | None = None  # percent of the last second during which a kernel ran
     memory_bytes: int | None = None  # in use
     memory_total_bytes: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     temperature_c: int | None = None
     state: str | None = None  # P0 to P12
-    uncorrected: int | None = None  # ECC errors since the driver was loaded
+    uncorrected: int | None = None  # uncorrectable ECC errors since the driver was loaded
     lost: bool = False  # the driver cannot reach it
-    slowed: tuple[str, ...] = ()  # why its clocks are held down
-    pids: tuple[int, ...] = ()  # of compute processes
+    slowed: tuple[str, ...] = ()  # active clock throttle reasons
+    pids: tuple[int, ...] = ()  # compute processes
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs of a host, or those of one process (record `gpu`)."""
+    """The GPUs of a host or of one process (record `gpu`)."""
 
     gpus: tuple[Gpu, ...]
     driver: str | None = None
@@ -73,11 +73,11 @@ class Gpus:
 class NvidiaSmiReader:
     name = "nvidia-smi output"
     order = 35
-    help = "`nvidia-smi` and `nvidia-smi -q` on every host, while the job stands still"
+    help = "`nvidia-smi` and `nvidia-smi -q` on every host, while the job is stuck"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
-        if not re.search(rf"^.{{0,{paste.PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE):
+        if not re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE):
             return False
         rows = [row for row in head.splitlines() if row.strip()]
         mine = sum(
@@ -85,24 +85,24 @@ class NvidiaSmiReader:
         )
         return 3 * mine >= len(rows)
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        for piece in paste.read(paste.lines(source, notes), OPENING, _Parser):
-            yield from _pieces(piece.who, piece.record, source)
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        for piece in parse_channels(text_lines(source, context), OPENING, _Parser):
+            yield from _pieces(piece.process, piece.record, source)
 
 
 @dataclass(slots=True)
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    claim: paste.Claim
+    hints: OwnerHints
     pieces: list[Piece] = field(default_factory=list)
-    _who: Who | None = None
+    _process: ProcessRef | None = None
     _driver: str | None = None
     _gpus: dict[int, Gpu] = field(default_factory=dict)
-    _users: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
-    _last: int | None = None
-    _long: bool = False  # the output of -q
-    _path: list[tuple[int, str]] = field(default_factory=list)  # headings there
+    _pids: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
+    _current: int | None = None
+    _detailed: bool = False  # output of -q
+    _path: list[tuple[int, str]] = field(default_factory=list)  # current headings of -q: indent, name
     _pid: int | None = None
 
     def feed(self, text: str) -> bool:
@@ -111,31 +111,31 @@ class _Parser:
             return True
         if _LOG.fullmatch(text):
             self._begin(None)
-            self._long = True
+            self._detailed = True
             return True
         if found := _LOST.search(text):
-            if self._who is None:
+            if self._process is None:
                 self._begin(None)
             self._add(Gpu(len(self._gpus), bus=found[1], lost=True))
             return True
-        if self._who is None:
+        if self._process is None:
             return False
-        return self._detail(text) if self._long else self._row(text)
+        return self._detail(text) if self._detailed else self._row(text)
 
     def _begin(self, driver: str | None) -> None:
         self.end()
-        self._who, self._driver = self.claim.take(), driver
+        self._process, self._driver = self.hints.take(), driver
 
     def _add(self, gpu: Gpu) -> None:
-        if len(self._gpus) < MOST:
+        if len(self._gpus) < MOST_ROWS:
             self._gpus[gpu.index] = gpu
-            self._last = gpu.index
+            self._current = gpu.index
 
     def _row(self, text: str) -> bool:
         if found := _GPU.fullmatch(text):
             broken = "ERR!" in text
             self._add(Gpu(int(found[1]), found[2].split("  ")[0], found[3], uncorrected=_int(found[4]), lost=broken))
-        elif (found := _STATE.fullmatch(text)) and self._last is not None:
+        elif (found := _STATE.fullmatch(text)) and self._current is not None:
             broken = text.count("ERR!") >= 2
             self._set(
                 temperature_c=_int(found[1].removesuffix("C")), state=found[2] if found[2][0] == "P" else None,
@@ -143,14 +143,14 @@ class _Parser:
                 memory_total_bytes=_mib(found[6]), utilisation=_int(found[7].removesuffix("%")),
                 **({"lost": True} if broken else {}),
             )  # fmt: skip
-        elif _LOST_ROW.fullmatch(text) and self._last is not None:
+        elif _LOST_ROW.fullmatch(text) and self._current is not None:
             self._set(lost=True)
-        elif (found := _PROCESS.fullmatch(text)) and found[3] != "G" and len(self._users[int(found[1])]) < MOST:
-            self._users[int(found[1])].append((int(found[2]), found[4]))
+        elif (found := _PROCESS.fullmatch(text)) and found[3] != "G" and len(self._pids[int(found[1])]) < MOST_ROWS:
+            self._pids[int(found[1])].append((int(found[2]), found[4]))
         return text[:1] in "|+" or not text.strip()
 
     def _detail(self, text: str) -> bool:
-        """A line of -q: `    Name    : value` below headings."""
+        """Parse a line of -q: a heading, or `Name : value`."""
         if found := _Q_GPU.fullmatch(text):
             self._path, self._pid = [], None
             self._add(Gpu(len(self._gpus), bus=found[1]))
@@ -165,7 +165,7 @@ class _Parser:
         return True
 
     def _value(self, path: str, name: str, value: str) -> None:
-        if self._last is None:
+        if self._current is None:
             self._driver = value if name == "Driver Version" else self._driver
             return
         number = _int(value.split(" ", 1)[0])
@@ -182,26 +182,26 @@ class _Parser:
         elif name == "Performance State":
             self._set(state=value)
         elif "Volatile" in path and "Uncorrectable" in name and number is not None:
-            self._set(uncorrected=(self._gpus[self._last].uncorrected or 0) + number)
+            self._set(uncorrected=(self._gpus[self._current].uncorrected or 0) + number)
         elif "Reasons" in path and value == "Active" and any(word in name for word in _SLOW):
-            self._set(slowed=(*self._gpus[self._last].slowed, name)[:8])
+            self._set(slowed=(*self._gpus[self._current].slowed, name)[:8])
         elif path.startswith("Processes") and name == "Process ID":
             self._pid = number
-        elif self._pid is not None and name == "Name" and len(self._users[self._last]) < MOST:
-            self._users[self._last].append((self._pid, value))
+        elif self._pid is not None and name == "Name" and len(self._pids[self._current]) < MOST_ROWS:
+            self._pids[self._current].append((self._pid, value))
         elif "GPU is lost" in value or value == "ERR!":
             self._set(lost=True)
 
     def _set(self, **values: Any) -> None:
-        if self._last is not None:
-            self._gpus[self._last] = replace(self._gpus[self._last], **values)
+        if self._current is not None:
+            self._gpus[self._current] = replace(self._gpus[self._current], **values)
 
     def end(self) -> None:
-        if self._who is not None and self._gpus:
-            named = {pid: name for users in self._users.values() for pid, name in users}
-            made = [replace(gpu, pids=tuple(pid for pid, _ in self._users[gpu.index])) for gpu in self._gpus.values()]
-            self.pieces.append(Piece(self._who, "gpu", (Gpus(tuple(made), self._driver), named)))
-        self._who, self._driver, self._gpus, self._last, self._long, self._path, self._pid = (
+        if self._process is not None and self._gpus:
+            named = {pid: name for users in self._pids.values() for pid, name in users}
+            made = [replace(gpu, pids=tuple(pid for pid, _ in self._pids[gpu.index])) for gpu in self._gpus.values()]
+            self.pieces.append(Piece(self._process, "gpu", (Gpus(tuple(made), self._driver), named)))
+        self._process, self._driver, self._gpus, self._current, self._detailed, self._path, self._pid = (
             None,
             None,
             {},
@@ -210,20 +210,19 @@ class _Parser:
             [],
             None,
         )
-        self._users = defaultdict(list)
+        self._pids = defaultdict(list)
 
 
-def _pieces(who: Who, found: tuple[Gpus, dict[int, str]], source: Source) -> Iterator[Piece]:
-    """The GPUs of each process that may be a rank, and what is said of those that are broken."""
+def _pieces(process: ProcessRef, found: tuple[Gpus, dict[int, str]], source: Source) -> Iterator[Piece]:
+    """The GPUs of the host and of each likely rank, and an event per lost GPU."""
     every, named = found
-    host = Who(host=who.host)
+    host = ProcessRef(host=process.host)
     yield Piece(host, "gpu", every)
     for pid, name in named.items():
-        if _RANKS.search(name.rsplit("/", 1)[-1]):
-            yield Piece(
-                Who(host=who.host, pid=pid), "gpu", Gpus(tuple(g for g in every.gpus if pid in g.pids), every.driver)
-            )
-    said = [
+        if _RANK_COMMANDS.search(name.rsplit("/", 1)[-1]):
+            own = Gpus(tuple(gpu for gpu in every.gpus if pid in gpu.pids), every.driver)
+            yield Piece(ProcessRef(host=process.host, pid=pid), "gpu", own)
+    events = [
         LogEvent(
             "gpu_lost",
             f"nvidia-smi: GPU {gpu.index} ({gpu.bus}) does not answer (ERR!)",
@@ -235,8 +234,8 @@ def _pieces(who: Who, found: tuple[Gpus, dict[int, str]], source: Source) -> Ite
         for gpu in every.gpus
         if gpu.lost
     ]
-    if said:
-        yield Piece(host, "logs", Logs(tuple(said)))
+    if events:
+        yield Piece(host, "logs", Logs(tuple(events)))
 
 
 def _int(text: str | None) -> int | None:

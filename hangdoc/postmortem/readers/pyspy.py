@@ -1,29 +1,29 @@
-"""py-spy dumps: the text that people paste, several processes in a row, and `--json`; `ray stack` is the same.
+"""py-spy dumps of one or more processes, as text or `--json`; `ray stack` has the same format.
 
 Text of py-spy 0.3 and 0.4 (src/dump.rs): `Process PID: command`, `Python v3.11.7 (path)`, `Thread TID (idle): "name"`,
-frames innermost first, `Arguments:` and `Locals:` below each where asked for; native frames name a shared object.
+frames innermost first, each followed by `Arguments:` and `Locals:` with --locals; native frames name a shared object.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from hangdoc.evidence import Variable
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
-from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
+from hangdoc.evidence import Frame, Variable
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
 from hangdoc.postmortem.readers._frames import (
     MOST_THREADS,
-    VARIABLES,
-    Thread,
+    MOST_VARIABLES,
+    ThreadBuilder,
     native_frame,
     python_frame,
-    stacks,
+    stacks_record,
     variable,
 )
-from hangdoc.postmortem.readers._pyspy_json import dumps, is_json
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents_with_context, text_lines
 
 _PROCESS = re.compile(r"(Parent )?Process (\d{1,9}): (.*)")
 _PYTHON = re.compile(r"\s*Python v(\d[\w.+]*)(?: \(.*\))?\s*")
@@ -35,7 +35,9 @@ _SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
 _VARIABLE = re.compile(r"\s*([A-Za-z_.]\w*): (.*)")
 _LINE = re.compile(r"(.*):(\d{1,9})")
 _NATIVE = re.compile(r"(?:\.so(?:[.\d]*)|\.(?:c|cc|cpp|cxx|h|hpp|cu|cuh|rs|pyx|S|a|inc))$")
-_TEXT = 600  # characters of a variable that are kept before secrets are taken out
+_JSON_LIST = re.compile(rb"^[ \t]*\[\s*\{", re.MULTILINE)
+MOST_JSON_BYTES = 64 * 2**20  # a dump of 1,000 threads is 5 MB
+_TEXT = 600  # characters of a variable, before redaction
 
 
 class PySpyReader:
@@ -43,8 +45,8 @@ class PySpyReader:
     order = 20
     help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
 
-    def knows(self, source: Source) -> bool:
-        if is_json(source.head):
+    def recognises(self, source: Source) -> bool:
+        if _is_json(source.head):
             return True
         head = source.head.decode("utf-8", "replace")
         threads = len(re.findall(r"\bThread (?:0x[0-9A-Fa-f]+|\d+) \((?:idle|active)(?:\+gil)?\)", head))
@@ -52,24 +54,24 @@ class PySpyReader:
             threads > 2 or bool(re.search(r"\bProcess \d+: |^[^\n]* \([^\n]+:\d+\)\s*$", head, re.MULTILINE))
         )
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        if is_json(source.head):
-            return pieces(dumps(source, notes), source, notes)
-        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        if _is_json(source.head):
+            return rank_pieces(_json_dumps(source, context), source, context)
+        return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
-        self._who: Who | None = None  # None: between two processes
+        self._hints = hints
+        self._process: ProcessRef | None = None  # None: between two dumps
         self._command = ""
         self._parent: int | None = None
         self._python: str | None = None
-        self._threads: list[Thread] = []
-        self._frame: tuple[str, str] | None = None  # not yet added: its variables come
+        self._threads: list[ThreadBuilder] = []
+        self._frame: tuple[str, str] | None = None  # waits for its variables
         self._variables: list[tuple[str, list[str], bool]] | None = None
         self._section: str | None = None
 
@@ -79,15 +81,15 @@ class _Parser:
                 self._parent = int(found[2])
             else:
                 self.end()
-                self._command, self._who = found[3][:4096], self._claim.take(int(found[2]))
+                self._command, self._process = found[3][:4096], self._hints.take(int(found[2]))
             return True
-        if (found := _PYTHON.fullmatch(text)) and self._who is not None:
+        if (found := _PYTHON.fullmatch(text)) and self._process is not None:
             self._python = found[1]
             return True
         if found := _THREAD.fullmatch(text.strip()):
             return self._thread(found[1], found[2] or "", found[3])
         if not self._threads or not text.strip():
-            return self._who is not None and not text.strip()
+            return self._process is not None and not text.strip()
         if found := _SECTION.fullmatch(text):
             if self._frame is None:
                 return False
@@ -98,23 +100,24 @@ class _Parser:
 
     def _thread(self, tid: str, status: str, name: str | None) -> bool:
         again = name == "MainThread" and any(thread.name == name for thread in self._threads)
-        if self._who is not None and (again or (self._claim.said and self._threads)):
-            self.end()  # a process whose header was not pasted
-        if self._who is None:
-            self._who = self._claim.take()
+        if self._process is not None and (again or (self._hints.updated and self._threads)):
+            self.end()  # the header of this process was not pasted
+        if self._process is None:
+            self._process = self._hints.take()
         self._close()
         number = int(tid, 16 if tid.startswith("0x") else 10)
-        if name == "MainThread" and self._who.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
-            self._who = Who(self._who.rank, self._who.host, number)  # Linux: the main thread's id is the process's
-        thread = Thread(number, name, status.endswith("+gil"), status.startswith("active"))
+        if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
+            # Linux: the main thread's TID is the PID.
+            self._process = ProcessRef(self._process.rank, self._process.host, number)
+        thread = ThreadBuilder(number, name, status.endswith("+gil"), status.startswith("active"))
         if len(self._threads) < MOST_THREADS:
             self._threads.append(thread)
         return True
 
     def _content(self, text: str) -> bool:
-        """A frame, a variable of it, or what goes on of one whose text had a line break in it."""
+        """Parse a frame, a variable, or the continuation of a multi-line variable."""
         if self._section is not None and self._variables is not None and (found := _VARIABLE.fullmatch(text)):
-            if len(self._variables) < 4 * VARIABLES:
+            if len(self._variables) < 4 * MOST_VARIABLES:
                 self._variables.append((found[1], [found[2][:_TEXT]], self._section == "Arguments"))
             return True
         if parts := _frame(text):
@@ -129,23 +132,23 @@ class _Parser:
         return False
 
     def _close(self) -> None:
-        """The frame that came last has all its variables now."""
+        """Add the pending frame with its variables."""
         if self._frame is not None and self._threads:
             self._threads[-1].add(_of(*self._frame, self._variables))
         self._frame = self._variables = self._section = None
 
     def end(self) -> None:
-        """The process is over; also called at the end of the text."""
+        """Finish the current process; also called at the end of the text."""
         self._close()
-        record = stacks(self._threads, self._python)
-        if self._who is not None and record is not None:
-            dumped = Dumped(self._who, record, self._command, self._parent)
-            self.pieces.append(Piece(self._who, "stacks", dumped))
-        self._who, self._command, self._parent, self._python, self._threads = None, "", None, None, []
+        record = stacks_record(self._threads, self._python)
+        if self._process is not None and record is not None:
+            dump = ProcessDump(self._process, record, self._command, self._parent)
+            self.pieces.append(Piece(self._process, "stacks", dump))
+        self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
 
 def _frame(text: str) -> tuple[str, str] | None:
-    """The name of a frame's function and what stands in its brackets, the last that are balanced."""
+    """The function of a frame, and the content of its last balanced parentheses."""
     text = text.strip()
     if not text.endswith(")") or len(text) > 8192:
         return None
@@ -165,12 +168,89 @@ def _of(name: str, where: str, found: list[tuple[str, list[str], bool]] | None):
     variables: list[Variable] | None = None
     if found is not None:
         made = (variable(one, "\n".join(text)[:_TEXT], argument) for one, text, argument in found)
-        variables = [one for one in made if one is not None][:VARIABLES]
+        variables = [one for one in made if one is not None][:MOST_VARIABLES]
     return python_frame(name, file, line, variables)
 
 
 def _is_python(file: str, line: int | None) -> bool:
     return file.endswith(".py") or file.startswith("<") or (line is not None and not _NATIVE.search(file))
+
+
+# --- py-spy dump --json ---------------------------------------------------------------------------
+
+
+def _is_json(head: bytes) -> bool:
+    return (
+        all(name in head for name in (b'"owns_gil"', b'"frames"', b'"thread_id"'))
+        and _JSON_LIST.search(head) is not None
+    )
+
+
+def _json_dumps(source: Source, context: ReadContext) -> Iterator[ProcessDump]:
+    """The processes in the source, in order."""
+    hints = OwnerHints()
+    for before, threads in json_documents_with_context(source, context, MOST_JSON_BYTES):
+        for line in before:
+            hints.observe(line)
+        if isinstance(threads, list):
+            yield from _json_processes([thread for thread in threads if isinstance(thread, dict)], hints)
+
+
+def _json_processes(threads: list[dict[str, Any]], hints: OwnerHints) -> Iterator[ProcessDump]:
+    """One list is one process, unless its threads name PIDs (`--subprocesses`)."""
+    by_pid: dict[int | None, list[dict[str, Any]]] = {}
+    for thread in threads[:MOST_THREADS]:
+        by_pid.setdefault(_int(thread.get("pid")), []).append(thread)
+    for number, (pid, mine) in enumerate(by_pid.items()):
+        record = stacks_record([_json_thread(thread) for thread in mine])
+        main = next((thread for thread in mine if thread.get("thread_name") == "MainThread"), None)
+        if pid is None and main is not None:
+            pid = _int(main.get("os_thread_id"))  # Linux: the main thread's TID is the PID
+        if record is not None:
+            yield ProcessDump(hints.take(pid) if number == 0 else ProcessRef(pid=pid), record)
+
+
+def _json_thread(one: dict[str, Any]) -> ThreadBuilder:
+    name = one.get("thread_name")
+    tid = _int(one.get("os_thread_id")) or _int(one.get("thread_id")) or 0
+    found = ThreadBuilder(
+        tid, name if isinstance(name, str) else None, one.get("owns_gil") is True, one.get("active") is True
+    )
+    frames = one.get("frames")
+    for frame in frames if isinstance(frames, list) else ():
+        made = _json_frame(frame) if isinstance(frame, dict) else None
+        if made is not None:
+            found.add(made)
+    return found
+
+
+def _json_frame(one: dict[str, Any]) -> Frame | None:
+    name, file, module, line = one.get("name"), one.get("filename"), one.get("module"), _int(one.get("line"))
+    if not isinstance(name, str):
+        return None
+    if isinstance(module, str):
+        return native_frame(name, module, line)
+    if not isinstance(file, str):
+        return None
+    found = one.get("locals")
+    return python_frame(name, file, line, _json_variables(found) if isinstance(found, list) else None)
+
+
+def _json_variables(found: list[Any]) -> list[Variable]:
+    kept: list[Variable] = []
+    for one in found[: 4 * MOST_VARIABLES]:
+        if isinstance(one, dict) and isinstance(name := one.get("name"), str):
+            text = one.get("repr")
+            made = variable(
+                name, text if isinstance(text, str) else "", one.get("arg") is True, _int(one.get("addr")) or None
+            )
+            if made is not None:
+                kept.append(made)
+    return kept[:MOST_VARIABLES]
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 READER = PySpyReader()

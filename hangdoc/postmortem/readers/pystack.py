@@ -1,4 +1,4 @@
-"""`pystack remote PID` and `pystack core`: threads with the most recent call last, native frames in between."""
+"""Dumps of `pystack remote PID` and `pystack core`: most recent call last, native frames in between."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterable
 
 from hangdoc.evidence import Frame, Variable
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
-from hangdoc.postmortem.readers._dump_ranks import Dumped, dumped, pieces
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
 from hangdoc.postmortem.readers._frames import (
     MOST_THREADS,
-    VARIABLES,
-    Thread,
+    MOST_VARIABLES,
+    ThreadBuilder,
     native_frame,
     python_frame,
-    stacks,
+    stacks_record,
     variable,
 )
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, text_lines
 
 _HEADER = re.compile(r"Traceback for thread (\d{1,9})(?: \((.*?)\))? \[(.*?)\] \(most recent call last\):\s*")
 _FRAME = re.compile(
@@ -36,22 +36,22 @@ class PystackReader:
     order = 32
     help = "`pystack remote --locals PID` of every rank"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
         return bool(OPENING.search(head) and re.search(r'\((?:Python|C)\) File "', head))
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        return pieces(dumped(paste.lines(source, notes), OPENING, _Parser), source, notes)
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: paste.Claim) -> None:
+    def __init__(self, hints: OwnerHints) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
-        self._who: Who | None = None
-        self._threads: list[tuple[Thread, list[Frame]]] = []
+        self._hints = hints
+        self._process: ProcessRef | None = None
+        self._threads: list[tuple[ThreadBuilder, list[Frame]]] = []
         self._pending: tuple[str, str, int] | None = None
         self._variables: list[Variable] | None = None
         self._argument = False
@@ -60,15 +60,15 @@ class _Parser:
         if found := _HEADER.fullmatch(text.strip()):
             self._close()
             tid = int(found[1])
-            if self._threads and (self._claim.said or any(thread.tid == tid for thread, _ in self._threads)):
+            if self._threads and (self._hints.updated or any(thread.tid == tid for thread, _ in self._threads)):
                 self.end()
-            self._who = self._who or self._claim.take()
+            self._process = self._process or self._hints.take()
             if len(self._threads) < MOST_THREADS:
-                self._threads.append((Thread(tid, None, "Has the GIL" in found[3]), []))
+                self._threads.append((ThreadBuilder(tid, None, "Has the GIL" in found[3]), []))
             return True
         if found := _PID.fullmatch(text):
             self.end()
-            self._who = self._claim.take(int(found[1]))
+            self._process = self._hints.take(int(found[1]))
             return True
         if not self._threads:
             return False
@@ -86,10 +86,10 @@ class _Parser:
             return True
         if self._variables is not None and (found := _VARIABLE.fullmatch(text)):
             made = variable(found[1], found[2][:600], self._argument)
-            if made is not None and len(self._variables) < VARIABLES:
+            if made is not None and len(self._variables) < MOST_VARIABLES:
                 self._variables.append(made)
             return True
-        return self._pending is not None  # the line of source below a frame
+        return self._pending is not None  # the source line below a frame
 
     def _close(self) -> None:
         if self._pending is not None and self._threads and len(self._threads[-1][1]) < _MOST_FRAMES:
@@ -103,19 +103,19 @@ class _Parser:
                 thread.add(frame)
         threads = [thread for thread, _ in self._threads]
         mains = [thread for thread in threads if _outermost(thread) == "<module>"]
-        pid = self._who.pid if self._who else None
+        pid = self._process.pid if self._process else None
         for thread in threads:
             if thread.tid == pid or (len(mains) == 1 and thread is mains[0]):
                 thread.name = "MainThread"
-                pid = pid if pid is not None else thread.tid  # Linux: the main thread's id is the process's
-        record = stacks(threads)
-        if self._who is not None and record is not None:
-            who = Who(self._who.rank, self._who.host, pid)
-            self.pieces.append(Piece(who, "stacks", Dumped(who, record)))
-        self._who, self._threads = None, []
+                pid = pid if pid is not None else thread.tid  # Linux: the main thread's TID is the PID
+        record = stacks_record(threads)
+        if self._process is not None and record is not None:
+            process = ProcessRef(self._process.rank, self._process.host, pid)
+            self.pieces.append(Piece(process, "stacks", ProcessDump(process, record)))
+        self._process, self._threads = None, []
 
 
-def _outermost(thread: Thread) -> str | None:
+def _outermost(thread: ThreadBuilder) -> str | None:
     return next((frame.function for frame in reversed(thread.frames) if not frame.native), None)
 
 

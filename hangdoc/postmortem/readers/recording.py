@@ -1,7 +1,7 @@
-"""Recordings of `hangdoc watch --record`: whole snapshots, as they were taken.
+"""Recordings of `hangdoc watch --record`: snapshots as they were taken.
 
-Of a long one the end is judged, and what led to verdicts that hold still (see `_windows`). Segments of one recording
-are read as one: those that matter, and the last.
+Of a long recording, only the end and the looks before standing verdicts are judged (see `_recording_windows`). Segments
+of one recording are read together, without those that do not matter.
 """
 
 from __future__ import annotations
@@ -14,35 +14,34 @@ from dataclasses import replace
 from typing import Any, cast
 
 from hangdoc.evidence import Snapshot
-from hangdoc.evidence.sharing import share
-from hangdoc.postmortem.readers import Found, Notes, Source
-from hangdoc.postmortem.readers._recording_windows import ROUNDS, Kept, Windows
+from hangdoc.evidence.memory import gc_paused, share
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
+from hangdoc.postmortem.readers._recording_windows import ROUNDS, KeptLine, Windows
 from hangdoc.recording import codec
 from hangdoc.recording.recorder import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
 from hangdoc.system import input_limits
-from hangdoc.system.garbage_collector import gc_paused
 
-MOST_RANKS, BYTES_A_RANK = 4096, 16  # in one look; for more of them a file must have so many bytes each
-MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for its lines
+MOST_RANKS, BYTES_A_RANK = 4096, 16  # ranks in one look; more need 16 bytes of file size each
+MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for lines
 
 
 class RecordingReader:
     name = "recording"
     order = 0
-    help = "`hangdoc watch --record DIR` beside the job keeps what it sees of an incident"
+    help = "`hangdoc watch --record DIR` beside the job records incidents"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         return b'"hangdoc.recording/' in source.head[:4096]
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Found]:
-        parts = (*source.before, source)
+    def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
+        parts = (*source.earlier_segments, source)
         size = sum(part.size for part in parts)
         windows, found = Windows(input_limits.most_whole(size)), list[Snapshot]()
-        cuts, problems = list[str](), list[str]()  # what ends a file early; lines that are passed over
+        cuts, problems = list[str](), list[str]()  # reasons for early ends; skipped lines
         try:
             with input_limits.limited_memory(input_limits.most_memory(size, windows.most_text)):
                 for part in parts:
-                    _take(part, windows, cuts, problems)
+                    _add_lines(part, windows, cuts, problems)
                 kept = list(windows.kept())
             with (
                 gc_paused(),
@@ -51,42 +50,42 @@ class RecordingReader:
                 for shot in _decoded(kept, size, problems):
                     found.append(shot)
         except MemoryError:
-            cuts.append(f"{source.name}: takes more memory than a recording of its size can need; read up to there")
-        if source.skipped or len(found) < windows.seen:
-            notes.problem(_left_out(source, windows, len(found)))
+            cuts.append(f"{source.name}: needs more memory than a recording of its size should; read up to there")
+        if source.skipped_segments or len(found) < windows.seen:
+            context.warn(_coverage(source, windows, len(found)))
         for problem in (*cuts, *problems[:MOST_PROBLEMS]):
-            notes.problem(problem)
+            context.warn(problem)
         if len(problems) > MOST_PROBLEMS:
-            notes.problem(f"{source.name}: more lines could not be read")
-        notes.progress(size)
+            context.warn(f"{source.name}: more lines could not be read")
+        context.progress(size)
         return found
 
 
-def _take(source: Source, windows: Windows, cuts: list[str], problems: list[str]) -> None:
-    """All lines of one file."""
-    mine: list[str] = []
-    texts = lines(source.path, mine)
+def _add_lines(source: Source, windows: Windows, cuts: list[str], problems: list[str]) -> None:
+    """Add the lines of one file."""
+    own_cuts: list[str] = []
+    texts = lines(source.path, own_cuts)
     try:
         if not is_header(next(texts, b"")):
-            raise ValueError(f"no recording of hangdoc: it does not begin with a line that says {SCHEMA}")
+            raise ValueError(f"not a recording of hangdoc: its first line does not name {SCHEMA}")
         most = MOST_LINES + source.size // BYTES_A_LINE
         for number, text in enumerate(texts, 2):
             if number > most:
-                mine.append("has more lines than a recording of its size can have; read up to there")
+                own_cuts.append("has more lines than a recording of its size can hold; read up to there")
                 break
             try:
                 windows.add(text, str(source.path), number)
             except (ValueError, RecursionError) as error:
-                _passed_over(problems, f"{source.path}:{number}", error)
+                _report_skipped_line(problems, f"{source.path}:{number}", error)
     except FileNotFoundError:
-        mine.append("its recorder has removed it to make room for new looks")
+        own_cuts.append("its recorder has removed it to make room")
     except (ValueError, OSError) as error:
-        mine.append(str(error))
-    cuts.extend(f"{source.path}: {cut}" for cut in mine)
+        own_cuts.append(str(error))
+    cuts.extend(f"{source.path}: {cut}" for cut in own_cuts)
 
 
-def _decoded(kept: Sequence[Kept], size: int, problems: list[str]) -> Iterator[Snapshot]:
-    """The looks, with what did not change from one to the next once; `size`: bytes on disk that they came of."""
+def _decoded(kept: Sequence[KeptLine], size: int, problems: list[str]) -> Iterator[Snapshot]:
+    """The looks; consecutive looks share unchanged records. `size`: bytes of the recording on disk."""
     known = codec.registry()
     before: dict[tuple[str, int], Mapping[str, Any]] = {}
     for one in kept:
@@ -97,15 +96,15 @@ def _decoded(kept: Sequence[Kept], size: int, problems: list[str]) -> Iterator[S
                 raise ValueError(f"{len(ranks)} ranks are more than a recording of its size can hold")
             shot = codec.decode_snapshot(value, known)
         except (ValueError, RecursionError) as error:
-            _passed_over(problems, one.place, error)
+            _report_skipped_line(problems, one.place, error)
             continue
         if one.jobs is not None:
             shot = replace(shot, ranks=tuple(rank for rank in shot.ranks if rank.target.job in one.jobs))
-        yield _shared(shot, before)
+        yield _with_shared_records(shot, before)
 
 
-def _shared(shot: Snapshot, before: dict[tuple[str, int], Mapping[str, Any]]) -> Snapshot:
-    """The same look, made of the parts of the last one at each rank wherever they are equal, as in a live watch."""
+def _with_shared_records(shot: Snapshot, before: dict[tuple[str, int], Mapping[str, Any]]) -> Snapshot:
+    """The look, with records that equal those of the rank's last look replaced by them, as in a live watch."""
     for rank in shot.ranks:
         key = rank.target.host, rank.target.pid
         last = before.get(key, {})
@@ -115,28 +114,28 @@ def _shared(shot: Snapshot, before: dict[tuple[str, int], Mapping[str, Any]]) ->
     return shot
 
 
-def _passed_over(problems: list[str], place: str, error: Exception) -> None:
+def _report_skipped_line(problems: list[str], place: str, error: Exception) -> None:
     if len(problems) <= MOST_PROBLEMS:
-        problems.append(f"{place}: line passed over: {str(error)[:200]}")
+        problems.append(f"{place}: line skipped: {str(error)[:200]}")
 
 
-def _left_out(source: Source, windows: Windows, judged: int) -> str:
-    """Which part of a recording is judged, and what verdicts were given before."""
+def _coverage(source: Source, windows: Windows, judged: int) -> str:
+    """A sentence on the judged part of a recording, and its earlier verdicts."""
     span = f" from {windows.first} to {windows.last}" if windows.first else ""
-    rest = f"; {source.skipped} segments without a verdict were not read" if source.skipped else ""
-    told = "; ".join(
+    rest = f"; {source.skipped_segments} segments were not read" if source.skipped_segments else ""
+    verdict_texts = "; ".join(
         f"{one.status}{f' ({one.playbook})' if one.playbook else ''} at {one.time}, job {one.job}, in {one.file}"
-        for one in windows.told
+        for one in windows.verdicts
     )
-    verdicts = f"; verdicts in it: {told}" if told else ""
+    verdicts = f"; earlier verdicts: {verdict_texts}" if verdict_texts else ""
     return (
-        f"{source.name}: judged are {judged} of {windows.seen} looks{span}: the last ones, and those before the last "
-        f"verdict of a job that has not recovered{rest}{verdicts}"
+        f"{source.name}: {judged} of {windows.seen} looks{span} are judged: the last ones, and those before the last "
+        f"verdict of each job that has not recovered{rest}{verdicts}"
     )
 
 
-def with_segments(sources: Sequence[Source]) -> tuple[Source, ...]:
-    """The sources; the segments of one recording as one, without those that do not matter."""
+def join_segments(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Join the segments of each recording into one source, without segments that do not matter."""
     chains: dict[tuple[str, str], list[tuple[Header, Source]]] = defaultdict(list)
     headers: dict[Source, Header] = {}
     for source in sources:
@@ -150,7 +149,7 @@ def with_segments(sources: Sequence[Source]) -> tuple[Source, ...]:
         chain.sort(key=lambda one: one[0].segment)
         last, source = chain[-1]
         read = [part for head, part in chain if head.segment in last.matters or last.looks - head.looks <= ROUNDS]
-        newest[source] = replace(source, before=tuple(read[:-1]), skipped=len(chain) - len(read))
+        newest[source] = replace(source, earlier_segments=tuple(read[:-1]), skipped_segments=len(chain) - len(read))
     return tuple(newest.get(source, source) for source in sources if source not in headers or source in newest)
 
 

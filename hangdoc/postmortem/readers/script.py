@@ -1,4 +1,4 @@
-"""The training script itself, given beside what is left of a job: it tells the loops and branches of the stacks."""
+"""Training scripts given with the evidence; `script_source` uses them for the loops and branches around stack lines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.postmortem.readers import ReadContext, Source
 
-SCRIPTS = "scripts"  # where `Notes.shared` keeps the paths
+SCRIPTS = "scripts"  # key of the paths in `ReadContext.shared`
 MOST = 10_000
 _PYTHON = re.compile(rb"^\s*(?:import |from [\w.]+ import |def \w+\(|class \w+|@\w)", re.MULTILINE)
 
@@ -17,16 +17,16 @@ _PYTHON = re.compile(rb"^\s*(?:import |from [\w.]+ import |def \w+\(|class \w+|@
 class ScriptReader:
     name = "Python script"
     order = 15
-    help = "the training script as it ran: `hangdoc report DUMPS train.py` knows its loops and branches"
+    help = "the training script as it ran: `hangdoc report DUMPS train.py` shows loops and branches"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         return source.path.suffix == ".py" and b"\0" not in source.head and _PYTHON.search(source.head) is not None
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        scripts: dict[Path, None] = notes.shared.setdefault(SCRIPTS, {})
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        scripts: dict[Path, None] = context.shared.setdefault(SCRIPTS, {})
         if len(scripts) < MOST:
             scripts[source.path] = None
-        notes.progress(source.size)
+        context.progress(source.size)
         return ()
 
 

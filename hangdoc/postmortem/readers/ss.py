@@ -1,8 +1,7 @@
-"""`ss -tinp` and its kin: the TCP connections of a host with the kernel's counters, by the PID that holds them.
+"""Output of `ss -tinp`: TCP connections of a host with kernel counters, by PID.
 
-iproute2 (misc/ss.c) prints what is not zero, so that in a line of counters what is missing is zero, save for those
-that older versions do not know. `-o` adds the timer, `-e` user and inode. Sockets of programs that cannot be ranks are
-left out.
+iproute2 (misc/ss.c) omits zero counters, so an absent counter is zero, unless the version of ss is too old to print it.
+`-o` adds the timer, `-e` user and inode. Sockets of programs that cannot be ranks are ignored.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import ipaddress
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hangdoc.evidence import Connection, Sockets
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers import _pasted_text as paste
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
 
 Fields = dict[str, Any]
 
@@ -50,10 +49,10 @@ _TIMED = re.compile(r"\b(busy|rwnd_limited):(\d{1,15})ms")
 _RTT = re.compile(r"(?<![a-z_])(rtt|minrtt):(\d{1,9}(?:\.\d{1,9})?)")
 _RATE = re.compile(r"\bdelivery_rate (\d{1,20})bps")
 _INFO = re.compile(r"(?<![a-z_])rto:\d|\bmss:\d")
-_SMALL = {  # what ss shows -> field of Connection; not shown: zero
+_ZERO_IF_ABSENT = {  # name in ss -> field of Connection; absent: zero
     "unacked": "unacked", "sacked": "sacked", "backoff": "backoff", "notsent": "not_sent",
 }  # fmt: skip
-_PLAIN = {  # what ss shows -> field of Connection; not shown: not known
+_UNKNOWN_IF_ABSENT = {  # name in ss -> field of Connection; absent: unknown
     "mss": "segment_bytes",
     "pmtu": "pmtu",
     "bytes_sent": "bytes_sent",
@@ -77,12 +76,12 @@ _COUNTED = (
 )
 _AGES = {"lastsnd": "last_send_s", "lastrcv": "last_receive_s", "lastack": "last_ack_s"}
 _TIMERS = {"on": "on", "keepalive": "keepalive", "timewait": "timewait", "persist": "persist"}
-_RANKS = re.compile(r"python|^pt_|^ray::|mpi|torch|train|deepspeed|^cuda|nccl|gloo", re.IGNORECASE)
+_RANK_COMMANDS = re.compile(r"python|^pt_|^ray::|mpi|torch|train|deepspeed|^cuda|nccl|gloo", re.IGNORECASE)
 _LAUNCHERS = frozenset(
     {"pt_elastic", "torchrun", "mpirun", "mpiexec", "orted", "prted", "hydra_pmi_proxy", "srun", "deepspeed"}
 )
-MOST = 100_000  # connections of a table
-MOST_SMALL, BYTES_A_ROW = 5_000, 8  # of a small file: packed, a row takes at least so many bytes
+MOST_ROWS = 100_000  # connections per table
+MOST_ROWS_SMALL, BYTES_A_ROW = 5_000, 8  # limit for small files: a compressed row takes at least 8 bytes
 
 
 @dataclass(slots=True)
@@ -94,69 +93,69 @@ class _Row:
 
 @dataclass(slots=True)
 class _Table:
-    """One output of ss, of one host."""
+    """One output of ss on one host."""
 
-    who: Who
+    process: ProcessRef
     rows: list[_Row] = field(default_factory=list)
-    timers: bool = False  # asked for
-    inodes: bool = False
+    timers: bool = False  # with -o
+    inodes: bool = False  # with -e
 
 
 class SsReader:
     name = "ss output"
     order = 33
-    help = "`ss -tinpoe` on every host, as root, while the job stands still"
+    help = "`ss -tinpoe` on every host, as root, while the job is stuck"
 
-    def knows(self, source: Source) -> bool:
+    def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
         rows = re.findall(rf"^.{{0,80}}?(?:{_STATE})\s+\d+\s+\d+\s+{_ENDPOINT}\s+{_ENDPOINT}", head, re.MULTILINE)
         return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3) and 10 * len(rows) >= head.count(
             "\n"
         )
 
-    def read(self, source: Source, notes: Notes) -> Iterable[Piece]:
-        most = min(MOST, MOST_SMALL + source.size // BYTES_A_ROW)
-        texts = paste.lines(source, notes)
-        tables = [piece.record for piece in paste.read(texts, OPENING, lambda claim: _Parser(claim, most))]
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        most = min(MOST_ROWS, MOST_ROWS_SMALL + source.size // BYTES_A_ROW)
+        texts = text_lines(source, context)
+        tables = [piece.record for piece in parse_channels(texts, OPENING, lambda hints: _Parser(hints, most))]
         if not any(row.users for table in tables for row in table.rows):
-            notes.problem(f"{source.name}: no process is named in it; take it with `ss -tinpoe` as root")
+            context.warn(f"{source.name}: it names no process; run `ss -tinpoe` as root")
         for table in tables:
             yield from _pieces(table)
 
 
 class _Parser:
-    """One channel of a paste."""
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, claim: paste.Claim, most: int = MOST) -> None:
+    def __init__(self, hints: OwnerHints, most: int = MOST_ROWS) -> None:
         self.pieces: list[Piece] = []
-        self._claim = claim
-        self._most = most  # connections of a table
+        self._hints = hints
+        self._most = most  # connections per table
         self._table: _Table | None = None
 
     def feed(self, text: str) -> bool:
         if _HEADER.fullmatch(text):
             self.end()
-            self._table = _Table(self._claim.take())
+            self._table = _Table(self._hints.take())
             return True
         if found := _ROW.fullmatch(text):
-            if self._table is None or self._claim.said:
+            if self._table is None or self._hints.updated:
                 self.end()
-                self._table = _Table(self._claim.take())
+                self._table = _Table(self._hints.take())
             if found[1] in _STATES and len(self._table.rows) < self._most:
-                self._table.rows.append(_Row([], _ends(found)))
-                self._more(self._table, found[6] or "")
+                self._table.rows.append(_Row([], _endpoints(found)))
+                self._add_details(self._table, found[6] or "")
             return True
         if (
             self._table is not None
             and self._table.rows
             and ((text[:1] in "\t " and text.strip()) or _INFO.search(text))
         ):
-            self._more(self._table, text)
+            self._add_details(self._table, text)
             return True
         return not text.strip() and self._table is not None
 
-    def _more(self, table: _Table, text: str) -> None:
-        """What follows the two ends: on the same line or, without -O, on the next."""
+    def _add_details(self, table: _Table, text: str) -> None:
+        """Parse the details after the endpoints: on the same line (-O) or the next."""
         row = table.rows[-1]
         row.users += [(found[1], int(found[2])) for found in _USER.finditer(text)][:64]
         if timer := _TIMER.search(text):
@@ -175,11 +174,11 @@ class _Parser:
 
     def end(self) -> None:
         if self._table is not None and self._table.rows:
-            self.pieces.append(Piece(self._table.who, "sockets", self._table))
+            self.pieces.append(Piece(self._table.process, "sockets", self._table))
         self._table = None
 
 
-def _ends(row: re.Match[str]) -> Fields:
+def _endpoints(row: re.Match[str]) -> Fields:
     (local, port, interface), (remote, remote_port, _) = _endpoint(row[4]), _endpoint(row[5])
     state = _STATES.get(row[1], "other")
     return {
@@ -189,13 +188,13 @@ def _ends(row: re.Match[str]) -> Fields:
         "remote_port": remote_port,
         "state": state,
         "receive_queue": int(row[2]),
-        "send_queue": 0 if state == "listen" else int(row[3]),  # of a listener it is the limit of its backlog
+        "send_queue": 0 if state == "listen" else int(row[3]),  # on a listener: the backlog limit
         "interface": interface,
     }
 
 
 def _endpoint(text: str) -> tuple[str, int, str | None]:
-    """Address (IPv4 mapped into IPv6 as plain IPv4), port and the interface it is bound to."""
+    """Address (IPv4-mapped IPv6 as IPv4), port and bound interface."""
     address, _, port = text.rpartition(":")
     address, _, interface = address.replace("[", "").replace("]", "").partition("%")
     try:
@@ -207,13 +206,13 @@ def _endpoint(text: str) -> tuple[str, int, str | None]:
 
 
 def _counters(text: str, found: dict[str, str]) -> Fields:
-    fields: Fields = {name: int(found.get(shown, 0)) for shown, name in _SMALL.items()}
-    fields |= {name: int(found[shown]) for shown, name in _PLAIN.items() if shown in found}
-    if "bytes_sent" in found or ("snd_wnd" in found):  # this version would show them
+    fields: Fields = {name: int(found.get(shown, 0)) for shown, name in _ZERO_IF_ABSENT.items()}
+    fields |= {name: int(found[shown]) for shown, name in _UNKNOWN_IF_ABSENT.items() if shown in found}
+    if "bytes_sent" in found or ("snd_wnd" in found):  # this version prints them if not zero
         fields = dict.fromkeys(_COUNTED, 0) | fields
     retrans = _RETRANS.search(text)
     fields["total_retransmits"] = int(retrans[2]) if retrans else 0
-    # Without -o the count in a row is not shown; each repetition by timeout doubles the time to the next (backoff).
+    # Without -o the current retransmit count is absent; `backoff` counts retransmission timeouts in a row.
     fields["retransmits"] = fields["backoff"] if fields["unacked"] else 0
     fields |= {name: int(found.get(shown, 0)) / 1e3 for shown, name in _AGES.items()}
     if not fields.get("bytes_received"):
@@ -230,11 +229,11 @@ def _counters(text: str, found: dict[str, str]) -> Fields:
 
 
 def _pieces(table: _Table) -> Iterator[Piece]:
-    """A record for each process that may be a rank."""
+    """A record for each likely rank."""
     names = {pid: name for row in table.rows for name, pid in row.users if name not in _LAUNCHERS}
-    ranks = {pid for pid, name in names.items() if _RANKS.search(name)}
-    owners = {_key(row.fields): pid for row in table.rows for _, pid in row.users[:1]}
-    mine: dict[int, list[Connection]] = defaultdict(list)
+    ranks = {pid for pid, name in names.items() if _RANK_COMMANDS.search(name)}
+    owners = {_connection_key(row.fields): pid for row in table.rows for _, pid in row.users[:1]}
+    by_pid: dict[int, list[Connection]] = defaultdict(list)
     for row in table.rows:
         fields = row.fields
         if table.timers:
@@ -243,13 +242,14 @@ def _pieces(table: _Table) -> Iterator[Piece]:
         connection = Connection(**fields, peer_pid=peer)
         for pid in {pid for _, pid in row.users}:
             if pid in ranks:
-                mine[pid].append(connection)
-    for pid, connections in sorted(mine.items()):
-        who = table.who if table.who.rank is not None and len(mine) == 1 else Who(host=table.who.host)
-        yield Piece(Who(who.rank, who.host, pid, who.run), "sockets", Sockets(tuple(connections)))
+                by_pid[pid].append(connection)
+    for pid, connections in sorted(by_pid.items()):
+        only_rank = table.process.rank is not None and len(by_pid) == 1
+        process = table.process if only_rank else ProcessRef(host=table.process.host)
+        yield Piece(replace(process, pid=pid), "sockets", Sockets(tuple(connections)))
 
 
-def _key(one: Fields) -> tuple[str, int, str, int]:
+def _connection_key(one: Fields) -> tuple[str, int, str, int]:
     return one["local"], one["local_port"], one["remote"], one["remote_port"]
 
 

@@ -34,7 +34,7 @@ def test_hosts_that_see_one_another_count_each_rank_once() -> None:
     """
     ssh.require()
     job = uneven()
-    with ssh.ssh_testbed(apart=False) as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed(apart=False) as bed, bed.job(job.script, *job.spec.args, env=job.spec.env) as trial:
         trial.wait_log("loss", 90)
         trial.wait_still(3)
         whole(judged(bed, trial, job), {2: "10.77.0.3"})
@@ -43,7 +43,7 @@ def test_hosts_that_see_one_another_count_each_rank_once() -> None:
 def test_slow_rank_on_a_remote_host_is_blamed() -> None:
     ssh.require()
     job = mixed_bf16()
-    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.spec.args, env=job.spec.env) as trial:
         trial.wait_log("loss", 90)
         whole(judged(bed, trial, job), {1: "10.77.0.2", 2: "10.77.0.3"})
 

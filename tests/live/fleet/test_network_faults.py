@@ -186,14 +186,14 @@ CASES = (
         strikes=lossy, loud_s=reproducer.UNDER_WAY_S,
     ),
     Case(
-        "slow-link", (2,), ("KiB a step", "eth0, held to 2 Mbit/s by tbf"),
+        "slow-link", (2,), ("KiB a step", "eth0, limited to 2 Mbit/s by tbf"),
         begins=shaped, loud_s=reproducer.UNDER_WAY_S,
     ),
     # Only the first rank has sent much when the job comes to a halt: pings to its other peer tell which end it is.
     Case("mtu-blackhole", (2,), (r"retransmitted \d+ times without an answer", "pings of 64 bytes were answered"), begins=narrow),
     Case("firewall-blocked", (1, 2), ("SYN-SENT from rank", "-j DROP"), begins=closed),
     Case(
-        "wrong-nic", (0, 1, 2), (r"advertises 172.17.1.1:\d+, on docker0; eth0 .10.77.0.1. leads to the others",),
+        "wrong-nic", (0, 1, 2), (r"advertises 172.17.1.1:\d+, on docker0; eth0 .10.77.0.1. reaches the other hosts",),
         begins=containers, told=dict.fromkeys(range(3), ("GLOO_SOCKET_IFNAME=docker0",)),
     ),
     Case(
@@ -228,17 +228,17 @@ def bed() -> Iterator[SshTestbed]:
         yield made
 
 
-def expected(case: Case) -> reproducer.Broken:
+def expected(case: Case) -> reproducer.BrokenJob:
     """A rank on each host, and what must be said of them."""
     job = reproducers.broken(case.playbook)
-    expect = job.told.expect.model_copy(update={"culprits": case.culprits, "evidence": case.evidence})
-    told = job.told.model_copy(update={"ranks": len(case.ranks), "expect": expect})
-    return replace(job, told=told, status=case.status or job.status)
+    expect = job.spec.expect.model_copy(update={"culprits": case.culprits, "evidence": case.evidence})
+    told = job.spec.model_copy(update={"ranks": len(case.ranks), "expect": expect})
+    return replace(job, spec=told, status=case.status or job.status)
 
 
-def judged(bed: SshTestbed, trial: Trial, job: reproducer.Broken, loud_s: float | None) -> reproducers.Result:
+def judged(bed: SshTestbed, trial: Trial, job: reproducer.BrokenJob, loud_s: float | None) -> reproducers.Result:
     """What `watch --nodes --once` says, once there has been enough to see."""
-    limit = time.monotonic() + job.told.within_s
+    limit = time.monotonic() + job.spec.within_s
     reproducer.Log(trial, lambda line: None).follow(limit, loud_s)
     while True:
         started = time.monotonic()

@@ -24,7 +24,7 @@ def stuck() -> Iterator[tuple[SshTestbed, Trial]]:
     """Hosts of their own under a job that stands still: the third host's rank has left the loop."""
     ssh.require()
     job = uneven()
-    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.spec.args, env=job.spec.env) as trial:
         trial.wait_log("loss", 90)
         trial.wait_still(3)
         yield bed, trial
@@ -68,7 +68,7 @@ def test_a_tree_where_the_site_asks_for_one() -> None:
     """The second and third host are reached through the first, as a topology file of ClusterShell says."""
     ssh.require()
     job = uneven()
-    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.told.args, env=job.told.env) as trial:
+    with ssh.ssh_testbed() as bed, bed.job(job.script, *job.spec.args, env=job.spec.env) as trial:
         trial.wait_log("loss", 90)
         trial.wait_still(3)
         folder = bed.folder / "clustershell"

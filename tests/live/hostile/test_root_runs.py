@@ -103,7 +103,7 @@ def test_the_agent_takes_no_argument(folder: Path) -> None:
     for arguments in (["--record", str(folder / "out")], ["watch", "--once"], ["--help"], ["agent"]):
         done = subprocess.run([command, *arguments], input=b"", capture_output=True, timeout=30, check=False)
         assert (done.returncode, done.stdout) == (64, b""), done
-        assert b"takes no argument" in done.stderr
+        assert b"takes no arguments" in done.stderr
     with subprocess.Popen([command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None

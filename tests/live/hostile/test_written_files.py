@@ -57,7 +57,7 @@ def test_a_page_is_not_written_through_a_strangers_link(folder: Path, tmp_path: 
     link = folder / name.split("/")[0]
     link.symlink_to(ours / "page.html" if link.suffix else ours)
     os.lchown(link, STRANGER, STRANGER)
-    assert "the page was not written" in page(folder / name).stderr
+    assert "could not write the page" in page(folder / name).stderr
     assert (ours / "page.html").read_text() == "ours"
     assert os.listdir(ours) == ["page.html"]
     assert os.listdir(folder) == [link.name]
@@ -104,7 +104,7 @@ def test_a_full_disk_keeps_the_old_page_and_the_verdict(tmp_path: Path) -> None:
     done, left = on_a_full_disk(disk, "report", str(CAPTURE), "--html", str(disk / "page.html"))
     assert "uneven-batches" in done.stdout
     assert done.returncode == 2
-    assert "the page was not written" in done.stderr
+    assert "could not write the page" in done.stderr
     assert "No space left on device" in done.stderr
     assert left == "the old page"
 

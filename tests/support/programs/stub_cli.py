@@ -19,7 +19,7 @@ SCENE = sys.argv.pop(1)
 
 
 @dataclass(frozen=True)
-class Options:
+class WatchOptions:
     pids: tuple[int, ...]
     record: Path | None
     playbooks: tuple[Path, ...]
@@ -36,12 +36,12 @@ class Event:
     verdict: Any = None
 
 
-def watch_once(options: Options, say: Any) -> tuple[Any, ...]:
+def watch_once(options: WatchOptions, say: Any) -> tuple[Any, ...]:
     say("watching 3 ranks")
     if SCENE == "hang":
         time.sleep(30)
     if SCENE == "refused":
-        raise HangdocError("no training rank on this host; name one with `hangdoc watch --pids PID`")
+        raise HangdocError("no training rank on this host; select a process with `hangdoc watch --pids PID`")
     if SCENE == "bug":
         raise ZeroDivisionError("a \x1b[31mbug")
     if SCENE == "disk":
@@ -53,7 +53,7 @@ def watch_once(options: Options, say: Any) -> tuple[Any, ...]:
     return (getattr(verdicts, SCENE)(),)
 
 
-def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
+def watch(options: WatchOptions, emit: Any, status: Any, say: Any) -> int:
     emit(Event("started", data={"job": "none", "ranks": [0, 1, 2]}))
     status(verdicts.healthy())
     if SCENE == "uneven":
@@ -66,15 +66,15 @@ def watch(options: Options, emit: Any, status: Any, say: Any) -> int:
     return 0
 
 
-stub = types.ModuleType("hangdoc.watch.once")
-vars(stub).update(Options=Options, Event=Event, watch=watch, watch_once=watch_once)
-sys.modules["hangdoc.watch.once"] = stub
+stub = types.ModuleType("hangdoc.watch.run")
+vars(stub).update(WatchOptions=WatchOptions, Event=Event, watch=watch, watch_once=watch_once)
+sys.modules["hangdoc.watch.run"] = stub
 report = types.ModuleType("hangdoc.postmortem.report")
 vars(report).update(
     report=lambda sources, playbooks, say, progress: None,
     Unrecognised=type("Unrecognised", (HangdocError,), {}),
 )
 sys.modules["hangdoc.postmortem.report"] = report
-vars(incident).update(dossiers=lambda report, hashed: (incident.Dossier(getattr(verdicts, SCENE)()),))
+vars(incident).update(incidents=lambda report, hashed: (incident.Incident(getattr(verdicts, SCENE)()),))
 os.environ.pop("HANGDOC_DEBUG", None)
 cli.main()

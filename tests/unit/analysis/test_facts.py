@@ -1,4 +1,4 @@
-"""Facts that only rules read are derived when a rule first asks for them, and once for all ranks."""
+"""Facts on demand: derived when a rule first reads them, once for all ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shot() -> Snapshot:
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_facts_are_derived_once_and_where_asked_for_only_then(later: bool) -> None:
+def test_facts_are_derived_once_and_on_demand_if_so_declared(later: bool) -> None:
     analysis = Counting(later)
     assert isinstance(analysis, Analysis)
     facts = derive([shot()], schema((analysis,)))
@@ -53,7 +53,7 @@ def test_facts_are_derived_once_and_where_asked_for_only_then(later: bool) -> No
     assert len(analysis.runs) == 1
 
 
-def test_a_verdict_on_a_stall_does_not_ask_for_what_only_slow_jobs_need() -> None:
+def test_a_stall_verdict_does_not_derive_facts_of_slow_jobs() -> None:
     (found,) = read(ROOT / "playbooks/uneven-batches/capture.jsonl.zst")
     facts = judge().facts(found.snapshots)
     assert judge().verdict(facts).status == "stalled"
@@ -66,8 +66,8 @@ def test_a_verdict_on_a_stall_does_not_ask_for_what_only_slow_jobs_need() -> Non
     assert pending >= {"compute", "sync", "batch", "skew"}
 
 
-def test_facts_are_gone_when_nobody_has_them() -> None:
-    """Collections are rare where ranks are many: what hangs in a circle would stay for the next facts' lifetime."""
+def test_facts_are_freed_without_the_garbage_collector() -> None:
+    """With many ranks collections are rare: a reference cycle would keep old facts alive for long."""
     (found,) = read(ROOT / "playbooks/uneven-batches/capture.jsonl.zst")
     gc.collect()
     gc.disable()

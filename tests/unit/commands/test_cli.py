@@ -57,7 +57,7 @@ def hangdoc(scene: str, *arguments: str, **more: str) -> subprocess.CompletedPro
         (["watch", "--interval", "0"], "--interval"),
         (
             ["watch", "--ask", "ping,everything"],
-            "'everything' is nothing to ask; give some of store, recorder, ping, dns, or all",
+            "unknown request 'everything'; choose from store, recorder, ping, dns, or all",
         ),
         (["watch", "--via", "srun", "--jobid", "$(id)"], "--jobid '$(id)' is not the number of a Slurm job"),
         (["watch", "--playbooks", "/does/not/exist"], "/does/not/exist"),
@@ -182,9 +182,12 @@ def test_live_events_as_plain_lines() -> None:
 @pytest.mark.parametrize(
     ("scene", "told"),
     [
-        ("refused", "hangdoc: no training rank on this host; name one with `hangdoc watch --pids PID`"),
+        ("refused", "hangdoc: no training rank on this host; select a process with `hangdoc watch --pids PID`"),
         ("disk", "hangdoc: No space left on device: /x"),
-        ("bug", "hangdoc: internal error, please report it: ZeroDivisionError: a bug. HANGDOC_DEBUG=1 shows where"),
+        (
+            "bug",
+            "hangdoc: internal error, please report it: ZeroDivisionError: a bug; HANGDOC_DEBUG=1 shows the traceback",
+        ),
     ],
 )
 def test_failure_is_a_sentence_and_3(scene: str, told: str) -> None:
@@ -251,7 +254,7 @@ def test_full_disk_is_said_once(arguments: str) -> None:
         ("watch --once --json", 2),
         ("watch", 2),
         ("watch --json", 2),
-        ("report README.md", 2),
+        ("report stub_cli.py", 2),
         ("--version", 0),
         ("wach", 64),
     ],

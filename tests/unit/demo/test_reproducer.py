@@ -16,7 +16,7 @@ from hangdoc.rules.schema import Expect, Reproducer
 from hangdoc.verdict import Culprit, Finding, Job, Verdict
 
 FINDING = Finding("late", "collective_wait", "high", "t", "s", (Culprit(2, 12, "h"), Culprit(0, 10, "h")))
-BROKEN = reproducer.Broken(
+BROKEN = reproducer.BrokenJob(
     "late", "collective_wait", Path("x"), Reproducer(ranks=3, within_s=1, expect=Expect(culprits=(0, 2)))
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hangdoc.discovery.job_processes import Relatives
-from hangdoc.evidence import Kin, Target
+from hangdoc.evidence import JobProcess, Target
 from hangdoc.system import procfs
 from tests.support.fake_ranks import node, running
 
@@ -31,7 +31,7 @@ def agent(name: str, number: int, run: str = "none", backend: str = "static", al
     return node(name, args=["--standalone"] if alone else [*args, "--rdzv-endpoint", MASTER], **AGENT)
 
 
-def names(found: tuple[Kin, ...], pids: dict[str, int]) -> dict[str, tuple[int | None, bool]]:
+def names(found: tuple[JobProcess, ...], pids: dict[str, int]) -> dict[str, tuple[int | None, bool]]:
     by_pid = {pid: name for name, pid in pids.items()}
     return {by_pid[kin.pid]: (kin.number, kin.agent) for kin in found if kin.pid in by_pid}
 

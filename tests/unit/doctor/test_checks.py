@@ -27,7 +27,7 @@ def test_every_check_says_something_and_every_failed_one_what_to_do() -> None:
     assert not [command for command in left if "hangdoc!" in command]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root may do all of it")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_root_reads_a_process_that_is_not_its_child() -> None:
     found = {check.name: check for check in checks()}
     if found["ptrace right"].ok is not True:
@@ -36,11 +36,11 @@ def test_root_reads_a_process_that_is_not_its_child() -> None:
     assert found["process_vm_readv"].ok
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up a right")
-def test_without_capabilities_the_refusal_is_told() -> None:
-    """The same checks by a user who may nothing: no traceback, and the fix is to be root."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop capabilities")
+def test_without_capabilities_the_fix_is_root() -> None:
+    """The checks run by an unprivileged user: no traceback, and the fix is to run as root."""
     script = (
-        "import os; from hangdoc.doctor.checks import checks; from probes import _pyspy;"
+        "import os; from hangdoc.doctor.checks import checks; from hangdoc.introspect import py_spy;"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
         "[print(c.name, c.ok, c.fix, sep='|') for c in checks()]"
     )
@@ -57,7 +57,7 @@ def test_without_capabilities_the_refusal_is_told() -> None:
         (doctor._ptrace_right, {"/proc/sys/kernel/yama/ptrace_scope": "1\n"}, False, "yama scope 1"),
         (doctor._ptrace_right, {"/proc/sys/kernel/yama/ptrace_scope": "3\n"}, False, "yama scope 3"),
         (doctor._ptrace_right, {}, True, "no yama"),
-        (doctor._pid_namespace, {"/proc/self/ns/pid": "pid:[4026532245]"}, None, "a container"),
+        (doctor._pid_namespace, {"/proc/self/ns/pid": "pid:[4026532245]"}, None, "a container's"),
         (doctor._pid_namespace, {"/proc/self/ns/pid": "pid:[4026531836]"}, True, "the host's own"),
     ],
 )
@@ -80,9 +80,9 @@ def test_py_spy_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["read another process"].ok is None
 
 
-def test_what_nobody_thought_of_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_exception_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Check:
         raise RuntimeError("oh")
 
     monkeypatch.setattr(doctor, "_cgroup", broken)
-    assert next(check for check in checks() if check.name == "cgroup").detail == "could not be tried: RuntimeError: oh"
+    assert next(check for check in checks() if check.name == "cgroup").detail == "check failed: RuntimeError: oh"

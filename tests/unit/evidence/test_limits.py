@@ -14,8 +14,8 @@ import pytest
 from hangdoc.discovery.dead_ranks import absent_of, uncounted
 from hangdoc.discovery.environment import identity
 from hangdoc.discovery.launcher import launch_of
-from hangdoc.evidence import Process, RankEvidence, Recorded, Snapshot, Target, ThreadCpu, limits
-from hangdoc.incident.incident import dossier
+from hangdoc.evidence import Process, RankEvidence, RecordedCall, Snapshot, Target, ThreadCpu, limits
+from hangdoc.incident.incident import build_incident
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.report import report
 from hangdoc.render import html
@@ -102,11 +102,11 @@ def test_the_options_of_a_launcher(words: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_absent_ranks_are_named_while_they_are_few(size: int) -> None:
     with cheap():
-        assert limits.absent(size, {0}) == ()
-        assert limits.lacking(size, {0, None, -5, 10**30}) == size - 1
-        assert limits.gaps(size, {1, 5}) == ((0, 0), (2, 4), (6, size - 1))
-    assert limits.absent(8, {0, 3, 9}) == (1, 2, 4, 5, 6, 7)
-    assert limits.absent(3, {0, 1, 2}) == ()
+        assert limits.absent_ranks(size, {0}) == ()
+        assert limits.count_absent(size, {0, None, -5, 10**30}) == size - 1
+        assert limits.absent_ranges(size, {1, 5}) == ((0, 0), (2, 4), (6, size - 1))
+    assert limits.absent_ranks(8, {0, 3, 9}) == (1, 2, 4, 5, 6, 7)
+    assert limits.absent_ranks(3, {0, 1, 2}) == ()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -135,17 +135,19 @@ def test_a_claimed_size_costs_a_judgement_nothing(size: int) -> None:
 
 def test_calls_of_a_flight_recorder_are_numbered_as_it_likes() -> None:
     from hangdoc.analysis.collectives.fr_divergence import _steps
-    from hangdoc.analysis.collectives.fr_history import ledgers
+    from hangdoc.analysis.collectives.fr_history import group_histories
     from hangdoc.analysis.collectives.fr_mismatch import mismatch
     from hangdoc.evidence import FlightRecorder
 
     def dump(*numbers: int) -> FlightRecorder:
-        return FlightRecorder("2.0", tuple(Recorded("0", n, "all_reduce", "[[1]]", (), False) for n in numbers), {}, {})
+        return FlightRecorder(
+            "2.0", tuple(RecordedCall("0", n, "all_reduce", "[[1]]", (), False) for n in numbers), {}, {}
+        )
 
     with cheap():
-        (ledger,) = ledgers({0: dump(0, 10**15), 1: dump(1, 10**15)})
-        assert mismatch(ledger) is None
-        assert list(_steps(ledger.books[0], 10**15)) == []
+        (group,) = group_histories({0: dump(0, 10**15), 1: dump(1, 10**15)})
+        assert mismatch(group) is None
+        assert list(_steps(group.histories[0], 10**15)) == []
 
 
 def test_a_file_claims(tmp_path: Path) -> None:
@@ -194,6 +196,6 @@ def test_a_page_of_a_job_that_claims_a_million_ranks() -> None:
     target = Target(7, 1, "here", 0, world_size=1_000_000, master="10.0.0.1:29500")
     facts = judge().facts([Snapshot("here", 0.0, "", (RankEvidence(target, True),))])
     with cheap():
-        found = dossier(judge().verdict(facts), facts)
+        found = build_incident(judge().verdict(facts), facts)
         assert found.missing == ((1, 999_999),)
     assert "Nothing was seen of ranks 1-999999." in html.page([found])

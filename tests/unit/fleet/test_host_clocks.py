@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import playbooks
-from hangdoc.analysis.network.link_facts import Links
+from hangdoc.analysis.network.links import Links
 from hangdoc.evidence import Connection, RankEvidence, Snapshot, Sockets, Stack, Stacks, Variable
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Finding, Verdict

@@ -5,9 +5,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from hangdoc.incident.incident import FEW_LINKS, MOST_LINKS, File, dossier, dossiers, fingerprint
+from hangdoc.incident.incident import FEW_LINKS, MOST_LINKS, File, build_incident, fingerprint, incidents
 from hangdoc.postmortem.readers import Source
-from tests.support.dossiers import LEAKS, captured, judged
+from tests.support.incidents import LEAKS, captured, judged
 from tests.support.judge import reported
 from tests.support.paths import ROOT
 
@@ -15,11 +15,11 @@ from tests.support.paths import ROOT
 def test_who_is_blamed() -> None:
     made = captured("uneven-batches")
     assert [made.verdict.job.ranks[i].rank for i in made.blamed] == [2]
-    assert [(one.blamed, one.op, len(one.members)) for one in made.standings] == [
+    assert [(one.blamed, one.op, len(one.members)) for one in made.rank_rows] == [
         (True, "barrier", 1),
         (False, "all_reduce", 2),
     ]
-    assert made.standings[1].wait_share == 1.0
+    assert made.rank_rows[1].wait_share == 1.0
 
 
 def test_the_worst_links_come_first() -> None:
@@ -33,7 +33,9 @@ def test_the_worst_links_come_first() -> None:
 
 def test_secrets_are_masked_and_counted() -> None:
     verdict, facts = judged(ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst")
-    made = dossier(replace(verdict, note=LEAKS), facts, [File("hf_abcdefghijklmnop.log", "training log")], [LEAKS])
+    made = build_incident(
+        replace(verdict, note=LEAKS), facts, [File("hf_abcdefghijklmnop.log", "training log")], [LEAKS]
+    )
     assert made.hidden == 3
     assert "hunter2" not in repr(made)
     assert captured("uneven-batches").hidden == 0
@@ -43,12 +45,12 @@ def test_of_a_report(tmp_path: Path) -> None:
     capture = ROOT / "playbooks" / "uneven-batches" / "capture.jsonl.zst"
     (tmp_path / "nothing.bin").write_bytes(bytes(range(256)))
     told = reported(capture, tmp_path)
-    (made,) = dossiers(told)
+    (made,) = incidents(told)
     assert [file.name.rsplit("/", 1)[-1] for file in made.files] == ["capture.jsonl.zst"]
     assert made.files[0].sha256 == hashlib.sha256(capture.read_bytes()).hexdigest()[:16]
     assert made.files[0].size == capture.stat().st_size
     assert any("nothing.bin" in problem for problem in made.problems)
-    assert [file.sha256 for file in dossiers(told, hashed=False)[0].files] == [""]
+    assert [file.sha256 for file in incidents(told, hashed=False)[0].files] == [""]
 
 
 def test_fingerprints_of_what_changed_since(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from hangdoc.evidence import Stacks
 from hangdoc.incident.stack_diff import MOST_FRAMES, Side, sides
 from hangdoc.recording.recorder import read
-from tests.support.dossiers import captured, recorded
+from tests.support.incidents import captured, recorded
 from tests.support.judge import judge
 from tests.support.paths import ROOT
 

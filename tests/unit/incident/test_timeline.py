@@ -6,7 +6,7 @@ from hangdoc.evidence import FlightRecorder, Process, RankEvidence, Snapshot, St
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.stacks import Frame
 from hangdoc.incident.timeline import MOST_EVENTS, Span, Timeline, timeline
-from tests.support.dossiers import captured
+from tests.support.incidents import captured
 from tests.support.judge import judge
 
 NEVER = frozenset[tuple[str, int]]()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import struct
 import sys
 import threading
 import time
@@ -13,6 +15,8 @@ import pytest
 from hangdoc.evidence import Stacks
 from hangdoc.introspect import deep_stacks, py_spy
 from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST
+from hangdoc.introspect.interpreter import Interpreter
+from hangdoc.introspect.memory import Memory
 from hangdoc.system import programs
 from probes import Tier
 from probes.stacks import StacksProbe
@@ -118,3 +122,26 @@ def test_none_where_there_is_no_python() -> None:
         while "sleep" not in Path(f"/proc/{program.pid}/comm").read_text():
             threading.Event().wait(0.01)
         assert deep_stacks.read(program.pid) is None
+
+
+@pytest.mark.parametrize("ring", [1, 2, 700])
+def test_a_ring_of_frames_ends_at_once(ring: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is seen where a stack changes while it is read."""
+    layout = deep_stacks._LAYOUTS[3, 10]
+    read: list[int] = []
+
+    def at(reader: object, address: int) -> bytes:
+        read.append(address)
+        frame = bytearray(deep_stacks._FRAME_BYTES)
+        struct.pack_into("<Q", frame, layout.previous, address % ring + 1)
+        return bytes(frame)
+
+    monkeypatch.setattr(deep_stacks._Reader, "_at", at)
+    memory = Memory(os.getpid())
+    interpreter = Interpreter((3, 10), "3.10", ("", 0), 0, 0, 0)
+    reader = deep_stacks._Reader(memory, interpreter, layout, os.getpid(), time.monotonic() + 60)
+    state = bytearray(4096)
+    struct.pack_into("<Q", state, layout.frame[0], 1)
+    with pytest.raises(deep_stacks._Changed):
+        reader._frames(bytes(state))
+    assert len(read) < 4 * ring + 4

@@ -54,7 +54,11 @@ def test_stacks_are_seen_though_the_code_lies_on_a_dead_mount(tmp_path: Path, ho
         assert ("train", "job.py", 4) in [(frame.function, frame.short, frame.line) for frame in frames]
 
 
-@pytest.mark.parametrize(("how", "native"), [("run", True), ("map", False)])
+# py-spy issue 567: before 3.11 it finds the thread ids by what the registers hold, and not across mount namespaces.
+NATIVE = pytest.mark.skipif(sys.version_info < (3, 11), reason="py-spy: no native frames of this 3.10 process")
+
+
+@pytest.mark.parametrize(("how", "native"), [pytest.param("run", True, marks=NATIVE), ("map", False)])
 def test_a_rank_is_not_held_for_a_file_on_a_dead_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, native: bool
 ) -> None:

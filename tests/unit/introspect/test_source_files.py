@@ -51,7 +51,7 @@ def written(folder: Path, name: str, data: bytes) -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No deadline but that of the CPU: other tests run beside this one."""
-    each = sandbox.each
+    each = sandbox.run_each
     monkeypatch.setattr(sandbox, "each", lambda function, questions: each(function, questions, 60.0))
 
 
@@ -135,7 +135,7 @@ def test_who_always_has_something_new_to_parse_is_left_alone(tmp_path: Path, mon
 
 
 def test_no_answer_in_time_may_be_had_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, asked, each = written(tmp_path, "good.py", GOOD), sources(), sandbox.each
+    file, asked, each = written(tmp_path, "good.py", GOOD), sources(), sandbox.run_each
     monkeypatch.setattr(sandbox, "each", lambda function, questions: each(function, questions, 0.0))
     assert ask(asked, file)[0] == {}
     monkeypatch.setattr(sandbox, "each", each)
@@ -193,6 +193,6 @@ def test_what_a_hostile_file_makes_us_keep_is_bounded(tmp_path: Path) -> None:
     place = found[file]
     assert all(len(text) <= 120 for loop in (*place.loops, *place.passed) for text in (loop.header, *loop.counters))
     assert all(len(text) <= 120 for text in (place.text, *place.calls, *place.around))
-    (answer,) = sandbox.each("hangdoc.introspect.lock_calls:table", [(b"a.acquire()\n" * 5000, [0])])
+    (answer,) = sandbox.run_each("hangdoc.introspect.lock_calls:table", [(b"a.acquire()\n" * 5000, [0])])
     assert isinstance(answer, sandbox.Failed)
     assert len(json.dumps(answer.why)) < 200

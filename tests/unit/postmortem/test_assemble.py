@@ -1,11 +1,11 @@
-"""Pieces of evidence put together: whose they are, on which host, in which order, of which run."""
+"""Assembling evidence: process, host, order and run of each piece."""
 
 from __future__ import annotations
 
 from hangdoc.evidence import End, Snapshot, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
-from hangdoc.postmortem.assemble import UNKNOWN_HOST, merged, snapshots
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.assemble import UNKNOWN_HOST, merge_logs, snapshots
 
 FIRST, SECOND = (Stacks((Stack(1, name, ()),)) for name in ("first", "second"))
 
@@ -19,13 +19,13 @@ def of(shot: Snapshot, rank: int) -> dict[str, object]:
     return dict(found.records)
 
 
-def test_one_target_a_rank() -> None:
+def test_one_target_per_rank() -> None:
     (shot,) = snapshots(
         [
-            Piece(Who(rank=1, host="a"), "logs", log("x")),
-            Piece(Who(rank=1, pid=77), "stacks", FIRST),
-            Piece(Who(pid=77), "recorder", "dump"),
-            Piece(Who(rank=0, host="a"), "stacks", SECOND, world_size=3, job="train"),
+            Piece(ProcessRef(rank=1, host="a"), "logs", log("x")),
+            Piece(ProcessRef(rank=1, pid=77), "stacks", FIRST),
+            Piece(ProcessRef(pid=77), "recorder", "dump"),
+            Piece(ProcessRef(rank=0, host="a"), "stacks", SECOND, world_size=3, job="train"),
         ]
     )
     assert shot.host == "a"
@@ -37,12 +37,12 @@ def test_one_target_a_rank() -> None:
     assert [rank.alive for rank in shot.ranks] == [None, None]
 
 
-def test_a_pid_that_two_ranks_have_is_nobodys() -> None:
+def test_pid_of_two_ranks_joins_neither() -> None:
     shots = snapshots(
         [
-            Piece(Who(rank=0, host="a", pid=7), "stacks", FIRST),
-            Piece(Who(rank=1, host="b", pid=7), "stacks", FIRST),
-            Piece(Who(pid=7), "stacks", SECOND),
+            Piece(ProcessRef(rank=0, host="a", pid=7), "stacks", FIRST),
+            Piece(ProcessRef(rank=1, host="b", pid=7), "stacks", FIRST),
+            Piece(ProcessRef(pid=7), "stacks", SECOND),
         ]
     )
     assert sorted((r.target.host, r.target.rank) for s in shots for r in s.ranks if r.target.rank is not None) == [
@@ -57,9 +57,9 @@ def test_a_pid_that_two_ranks_have_is_nobodys() -> None:
 def test_successive_dumps_are_successive_looks() -> None:
     shots = snapshots(
         [
-            Piece(Who(rank=0), "stacks", FIRST, at=100.0),
-            Piece(Who(rank=0), "stacks", SECOND, at=130.0),
-            Piece(Who(rank=1), "stacks", FIRST, at=101.0),
+            Piece(ProcessRef(rank=0), "stacks", FIRST, at=100.0),
+            Piece(ProcessRef(rank=0), "stacks", SECOND, at=130.0),
+            Piece(ProcessRef(rank=1), "stacks", FIRST, at=101.0),
         ]
     )
     assert [shot.at_s for shot in shots] == [0.0, 30.0]
@@ -67,44 +67,47 @@ def test_successive_dumps_are_successive_looks() -> None:
     assert "stacks" not in of(shots[1], 1)
 
 
-def test_times_that_go_backwards_do_not() -> None:
-    shots = snapshots([Piece(Who(rank=0), "stacks", FIRST, at=at) for at in (50.0, 20.0, 60.0)])
+def test_times_never_go_backwards() -> None:
+    shots = snapshots([Piece(ProcessRef(rank=0), "stacks", FIRST, at=at) for at in (50.0, 20.0, 60.0)])
     assert [shot.at_s for shot in shots] == [0.0, 0.0, 10.0]
 
 
-def test_how_a_rank_ended() -> None:
-    (shot,) = snapshots([Piece(Who(rank=3), "end", End(signal=9))])
+def test_exit_of_a_rank() -> None:
+    (shot,) = snapshots([Piece(ProcessRef(rank=3), "end", End(signal=9))])
     (rank,) = shot.ranks
     assert (rank.alive, rank.end, rank.exit) == (False, End(signal=9), "signal 9 (SIGKILL)")
 
 
-def test_runs_are_jobs_of_their_own() -> None:
-    shots = snapshots([Piece(Who(rank=0, run=run), "logs", log("x"), job="train") for run in (0, 1)])
+def test_runs_are_separate_jobs() -> None:
+    shots = snapshots([Piece(ProcessRef(rank=0, run=run), "logs", log("x"), job="train") for run in (0, 1)])
     assert [rank.target.job for shot in shots for rank in shot.ranks] == ["train (restart 0)", "train (restart 1)"]
 
 
-def test_what_is_said_of_a_host_or_of_nobody() -> None:
+def test_records_of_a_host_and_of_the_job() -> None:
     shots = snapshots(
         [
-            Piece(Who(rank=0, host="a"), "stacks", FIRST),
-            Piece(Who(host="a"), "logs", log("oom")),
-            Piece(Who(host="b"), "logs", log("xid")),
-            Piece(Who(), "logs", log("root cause")),
+            Piece(ProcessRef(rank=0, host="a"), "stacks", FIRST),
+            Piece(ProcessRef(host="a"), "logs", log("oom")),
+            Piece(ProcessRef(host="b"), "logs", log("xid")),
+            Piece(ProcessRef(), "logs", log("root cause")),
         ]
     )
     told = {shot.host: [said.text for said in shot.records["logs"].said] for shot in shots}
     assert told == {"a": ["oom", "root cause"], "b": ["xid", "root cause"]}
 
 
-def test_pieces_beside_a_recording_belong_to_its_ranks() -> None:
-    (taken,) = snapshots([Piece(Who(rank=0, host="a", pid=42), "stacks", FIRST, job="7")])
-    both = snapshots([taken, Piece(Who(rank=0), "logs", log("x"))])
+def test_pieces_join_the_ranks_of_a_recording() -> None:
+    (taken,) = snapshots([Piece(ProcessRef(rank=0, host="a", pid=42), "stacks", FIRST, job="7")])
+    both = snapshots([taken, Piece(ProcessRef(rank=0), "logs", log("x"))])
     assert {(rank.target.host, rank.target.pid, rank.target.job) for shot in both for rank in shot.ranks} == {
         ("a", 42, "7")
     }
 
 
-def test_logs_of_one_writer() -> None:
-    assert [said.text for said in merged([log("b", 2.0), log("a", 1.0)]).said] == ["a", "b"]
-    assert [said.text for said in merged([log("b"), log("a", 1.0)]).said] == ["b", "a"]
-    assert (merged([log("b", 2.0), log("a", 1.0)]).first, merged([log("b", 2.0), log("a", 1.0)]).lines) == (1.0, 2)
+def test_logs_of_one_process_are_merged() -> None:
+    assert [said.text for said in merge_logs([log("b", 2.0), log("a", 1.0)]).said] == ["a", "b"]
+    assert [said.text for said in merge_logs([log("b"), log("a", 1.0)]).said] == ["b", "a"]
+    assert (merge_logs([log("b", 2.0), log("a", 1.0)]).first, merge_logs([log("b", 2.0), log("a", 1.0)]).lines) == (
+        1.0,
+        2,
+    )

@@ -1,4 +1,4 @@
-"""The source of a job that is gone: used where it fits, never guessed."""
+"""Source lines of a job that has ended: used only if they fit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Source, Stack, Stacks, Target
-from hangdoc.evidence.aftermath import Aftermath
-from hangdoc.postmortem.script_source import with_source
+from hangdoc.evidence.logs import Aftermath
+from hangdoc.postmortem.script_source import Call, with_peers, with_source
 
+C10D = "/env/site-packages/torch/distributed/distributed_c10d.py"
 SCRIPT = """import torch.distributed as dist
 
 
@@ -49,7 +50,7 @@ def written(folder: Path, text: str = SCRIPT, name: str = "train.py") -> Path:
     return path
 
 
-def test_a_script_given_along(tmp_path: Path) -> None:
+def test_given_script(tmp_path: Path) -> None:
     path = written(tmp_path)
     found, problems = places(shot("train.py"), [path])
     assert found == {"train.py:10": ("dist.barrier",), "train.py:14": ("finish",)}
@@ -57,7 +58,7 @@ def test_a_script_given_along(tmp_path: Path) -> None:
     assert places(shot("/gone/train.py"), [path])[0].keys() == {"/gone/train.py:10", "/gone/train.py:14"}
 
 
-def test_another_version_of_it_is_refused(tmp_path: Path) -> None:
+def test_other_version_of_the_script_is_refused(tmp_path: Path) -> None:
     found, problems = places(shot("train.py"), [written(tmp_path, "import os\n" + SCRIPT)])
     assert found == {}
     assert len(problems) == 1
@@ -65,12 +66,12 @@ def test_another_version_of_it_is_refused(tmp_path: Path) -> None:
     assert places(shot("train.py"), [written(tmp_path, "def finish(:\n")])[0] == {}
 
 
-def test_of_two_the_one_that_fits(tmp_path: Path) -> None:
+def test_fitting_script_of_two(tmp_path: Path) -> None:
     wrong, right = written(tmp_path / "a", "import os\n" + SCRIPT), written(tmp_path / "b")
     assert len(places(shot("train.py"), [wrong, right])[0]) == 2
 
 
-def test_at_its_place(tmp_path: Path) -> None:
+def test_script_at_the_path_in_the_stack(tmp_path: Path) -> None:
     path = written(tmp_path)
     assert len(places(shot(str(path)))[0]) == 2
     os.utime(path, (1000, 1000))
@@ -79,19 +80,29 @@ def test_at_its_place(tmp_path: Path) -> None:
     assert (found, len(problems)) == ({}, 1), "it has changed since"
 
 
-def test_neither_libraries_nor_other_names_are_opened(tmp_path: Path) -> None:
+def test_libraries_and_other_files_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.py")
     found, problems = places(shot(str(tmp_path / "fifo.py")))
     assert found == {}
     assert problems == [
-        "the source of fifo.py is not here: give it along (`hangdoc report ... fifo.py`), it tells the loops"
+        "the source of fifo.py was not found: add it (`hangdoc report ... fifo.py`) to see loops and branches"
     ]
     assert places(shot("/etc/passwd")) == ({}, [])
     assert places(shot("torch.py"), [tmp_path / "gone" / "torch.py"])[0] == {}
 
 
-def test_what_was_watched_stays_as_it_is(tmp_path: Path) -> None:
+def test_live_evidence_stays_unchanged(tmp_path: Path) -> None:
     live = shot("train.py")
     (rank,) = live.ranks
     watched = Snapshot("a", 0.0, "", (RankEvidence(rank.target, None, {"stacks": rank.records["stacks"]}),))
     assert places(watched, [written(tmp_path)])[0] == {}
+
+
+def test_peer_of_a_receive_becomes_a_variable_of_its_frame() -> None:
+    frames = (Frame("recv", C10D, 9), Frame("wrapper", "/env/site-packages/torch/x.py", 3), Frame("f", "/t.py", 1))
+    stacks = Stacks((Stack(1, "MainThread", frames),))
+    known = {Call("/t.py", 1, "recv"): 1}
+    ((arguments,),) = [[frame.variables for frame in stack.frames[:1]] for stack in with_peers(stacks, known).threads]
+    assert arguments is not None
+    assert [(one.name, one.number) for one in arguments] == [("src", 1.0)]
+    assert with_peers(stacks, {}) is stacks

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Target
-from hangdoc.evidence.network import Addresses, Held
+from hangdoc.evidence.network import Addresses, InterfaceAddresses
 from probes import Request, Tier
 from probes.addresses import PROBE, _with_prefix
 from probes.store import resolve
@@ -28,7 +28,7 @@ def look(*pids: int) -> list[Addresses]:
     return [seen.by_pid[pid] for pid in pids]
 
 
-def named(record: Addresses, name: str) -> Held:
+def named(record: Addresses, name: str) -> InterfaceAddresses:
     (found,) = [one for one in record.interfaces if one.name == name]
     return found
 
@@ -62,7 +62,7 @@ def test_interfaces_of_a_namespace() -> None:
         eth0 = named(first, "eth0")
         assert {f"{node.address}/24", "fd00:1::1/64"} <= set(eth0.addresses)
         assert (eth0.up, eth0.default) == (True, True)
-        assert named(first, "docker0") == Held("docker0", ("172.17.0.1/16",), False, False)
+        assert named(first, "docker0") == InterfaceAddresses("docker0", ("172.17.0.1/16",), False, False)
         assert named(first, "hangdoc-up").up  # an interface that only this namespace has
         assert named(second, "eth0").default is False
         assert first.namespace != second.namespace

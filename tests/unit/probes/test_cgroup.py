@@ -16,7 +16,7 @@ import pytest
 from hangdoc.evidence import Target
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit
 from hangdoc.system import procfs
-from hangdoc.system.cgroups import mounts_in
+from hangdoc.system.cgroups import parse_mounts
 from probes import Request, Tier
 from probes.cgroup import PROBE, read
 from tests.support.polling import until
@@ -65,7 +65,7 @@ def mounted(root: Path, kind: str, options: str, shown: str = "/") -> str:
 
 def test_v2_tells_the_limits_at_every_level_and_the_pressure(tmp_path: Path) -> None:
     tree(tmp_path, UNIFIED)
-    found = read("0::/pods/one/rank\n", list(mounts_in(mounted(tmp_path, "cgroup2", "rw"))))
+    found = read("0::/pods/one/rank\n", list(parse_mounts(mounted(tmp_path, "cgroup2", "rw"))))
     assert str(found).replace(str(tmp_path), "{}") == str(WANTED)
 
 
@@ -73,7 +73,7 @@ def test_in_a_container_a_part_of_the_hierarchy_is_mounted(tmp_path: Path) -> No
     """Under a private group namespace the path begins at that part; without one it is the host's."""
     tree(tmp_path, {name.removeprefix("pods/one/"): text for name, text in UNIFIED.items()})
     for line, shown in (("0::/rank", "/"), ("0::/pods/one/rank", "/pods/one")):
-        found = read(line, list(mounts_in(mounted(tmp_path, "cgroup2", "rw", shown))))
+        found = read(line, list(parse_mounts(mounted(tmp_path, "cgroup2", "rw", shown))))
         assert [limit.cores for limit in found.cpu] == [1.5]
         assert found.memory_stall_s == 0.7
 
@@ -94,7 +94,7 @@ OLD = {
 def test_v1_tells_the_same_from_a_folder_a_controller(tmp_path: Path) -> None:
     tree(tmp_path, OLD)
     table = "\n".join(mounted(tmp_path / name, "cgroup", f"rw,{name}") for name in ("cpu", "memory"))
-    found = read("4:memory:/pod\n3:cpu:/pod\n1:name=systemd:/x\n", list(mounts_in(table)))
+    found = read("4:memory:/pod\n3:cpu:/pod\n1:name=systemd:/x\n", list(parse_mounts(table)))
     assert found.cpu == (CpuLimit(f"{tmp_path}/cpu/pod/cpu.cfs_quota_us", 0.2, 50, 30, 4.0),)
     file = f"{tmp_path}/memory/pod/memory.limit_in_bytes"
     assert found.memory == (MemoryLimit(file, 64 * MIB, 63 * MIB, 12, 5, 8192, 2),)
@@ -103,7 +103,7 @@ def test_v1_tells_the_same_from_a_folder_a_controller(tmp_path: Path) -> None:
 @pytest.mark.parametrize("membership", ["", "0::/", "garbage", "0::/../outside", "0::/pods"])
 def test_where_nothing_is_limited_nothing_is_claimed(tmp_path: Path, membership: str) -> None:
     tree(tmp_path, {"pods/cpu.max": "max 100000", "pods/memory.max": "max", "pods/cpu.stat": "nr_periods x"})
-    found = read(membership, list(mounts_in(mounted(tmp_path, "cgroup2", "rw"))))
+    found = read(membership, list(parse_mounts(mounted(tmp_path, "cgroup2", "rw"))))
     assert (found.cpu, found.memory) == ((), ())
 
 

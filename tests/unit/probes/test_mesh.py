@@ -16,7 +16,7 @@ from hangdoc.evidence.rendezvous import Advertised
 from hangdoc.evidence.software import Versions
 from hangdoc.evidence.stacks import MAKES_GROUP, making_group
 from hangdoc.system import procfs
-from hangdoc.system.own_sockets import End
+from hangdoc.system.process_sockets import Endpoint
 from hangdoc.watch.sampler import Sampler
 from probes import Observation, Request, Tier, load
 from probes.mesh import PROBE, Group, address_in, group_of, read
@@ -54,7 +54,7 @@ def target(program: Program) -> Target:
 def test_what_the_store_holds(rank: Program) -> None:
     seen = SocketsProbe().observe(Request([target(rank)], Tier.LOOK)).by_pid[rank.pid]
     listening = {one.local_port for one in seen.connections if one.state == "listen" and one.local == "127.0.0.1"}
-    found = read(End("127.0.0.1", rank.said), Group("0//", (4, 7)))
+    found = read(Endpoint("127.0.0.1", rank.said), Group("0//", (4, 7)))
     assert [(one.rank, one.address, one.hostname) for one in found.advertised] == [
         (4, "127.0.0.1", socket.gethostname())
     ]
@@ -172,7 +172,7 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(OSError, match="refused"):
-        read(End("127.0.0.1", port), Group("0//", range(2)))
+        read(Endpoint("127.0.0.1", port), Group("0//", range(2)))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.evidence import Groups, Target
+from hangdoc.evidence import ProcessGroups, Target
 from probes import Observation, Request, Tier, process_groups
 from probes.process_groups import GroupsProbe
 from tests.support import requirements
@@ -66,15 +66,15 @@ def look(probe: GroupsProbe, *ranks: Any) -> Observation:
     return probe.observe(Request([Target(rank.pid, 1, "here", None) for rank in ranks], Tier.LOOK))
 
 
-def read(probe: GroupsProbe, rank: Any) -> Groups:
+def read(probe: GroupsProbe, rank: Any) -> ProcessGroups:
     seen = look(probe, rank)
     assert seen.unseen == ()
     found = seen.by_pid[rank.pid]
-    assert isinstance(found, Groups)
+    assert isinstance(found, ProcessGroups)
     return found
 
 
-def as_told(found: Groups) -> list[list[Any]]:
+def as_told(found: ProcessGroups) -> list[list[Any]]:
     return [[g.address, g.name, list(g.ranks), g.default, g.backend] for g in found.groups]
 
 
@@ -83,7 +83,7 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
     """From before init_process_group to after its end, the rank told by an argument alone."""
     probe = GroupsProbe()
     with job(tmp_path) as ranks:
-        assert [read(probe, rank) for rank in ranks] == [Groups()] * RANKS
+        assert [read(probe, rank) for rank in ranks] == [ProcessGroups()] * RANKS
         for word in ("init", "pairs", "drop", "many", "end", "init"):
             for rank in ranks:
                 rank.tell(word)
@@ -101,7 +101,7 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
                 _same_names_on_every_member([read(probe, rank) for rank in ranks])
 
 
-def _same_names_on_every_member(seen: list[Groups]) -> None:
+def _same_names_on_every_member(seen: list[ProcessGroups]) -> None:
     members: dict[str, set[tuple[int, ...]]] = {}
     holders: dict[str, list[int]] = {}
     for rank, record in enumerate(seen):
@@ -116,7 +116,7 @@ def test_an_environment_set_after_the_start(tmp_path: Path) -> None:
     """/proc/PID/environ is silent; `os.environ` is not."""
     with job(tmp_path, "environ", size=1) as (rank,):
         assert b"RANK" not in Path(f"/proc/{rank.pid}/environ").read_bytes()
-        assert read(GroupsProbe(), rank) == Groups((), 0, 1, 0, "10.0.0.1:29500")
+        assert read(GroupsProbe(), rank) == ProcessGroups((), 0, 1, 0, "10.0.0.1:29500")
 
 
 @every_python
@@ -129,7 +129,7 @@ def test_without_torch(python: str) -> None:
     )
     with started("-c", code, python=python) as program:
         probe = GroupsProbe()
-        assert read(probe, program) == read(probe, program) == Groups((), 7)
+        assert read(probe, program) == read(probe, program) == ProcessGroups((), 7)
 
 
 @pytest.mark.parametrize("command", [["sleep", "99"], ["true"]], ids=["not-python", "ended"])

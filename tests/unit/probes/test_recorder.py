@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.system.own_sockets import End
+from hangdoc.system.process_sockets import Endpoint
 from probes import recorder
 from probes.recorder import MOST_ENTRY_BYTES, NEWEST, _fetch, parse
 
@@ -29,7 +29,7 @@ ENTRY = {
 
 
 @contextmanager
-def answering(pieces: Iterable[bytes]) -> Iterator[End]:
+def answering(pieces: Iterable[bytes]) -> Iterator[Endpoint]:
     """A server that answers its first client so."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -42,7 +42,7 @@ def answering(pieces: Iterable[bytes]) -> Iterator[End]:
                         link.sendall(piece)
 
         threading.Thread(target=serve, daemon=True).start()
-        yield End("127.0.0.1", server.getsockname()[1])
+        yield Endpoint("127.0.0.1", server.getsockname()[1])
 
 
 def trace(**change: Any) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.evidence import Connection, Frame, Meeting, Sockets, Stack, Stacks, Target, Variable
+from hangdoc.evidence import Connection, Frame, Rendezvous, Sockets, Stack, Stacks, Target, Variable
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.system import procfs
 from probes import Request, Tier
@@ -36,7 +36,7 @@ def me(master: str | None) -> Target:
     return Target(os.getpid(), stat.start_ticks if stat else 0, "here", 1, world_size=2, master=master)
 
 
-def seen(target: Target, tier: Tier = Tier.EXAMINE, stacks: Stacks | None = None) -> Meeting | None:
+def seen(target: Target, tier: Tier = Tier.EXAMINE, stacks: Stacks | None = None) -> Rendezvous | None:
     records: dict[int, dict[str, Any]] = {target.pid: {"stacks": stacks} if stacks else {}}
     return StoreProbe().observe(Request([target], tier, records=records)).by_pid.get(target.pid)
 

@@ -92,14 +92,14 @@ def test_what_they_mask_by_mistake_among_the_words_of_torch(monkeypatch: pytest.
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"expressions": [["a", "(", 0, 0]], "entropies": []}', b"{}"])
 def test_without_the_library_our_own_patterns_decide(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not installed, or is not as we know it."""
-    monkeypatch.setattr(detectors, "_HANDS_OVER", f"import sys; sys.stdout.buffer.write({said!r}); sys.exit(1)")
+    monkeypatch.setattr(detectors, "_CHILD", f"import sys; sys.stdout.buffer.write({said!r}); sys.exit(1)")
     for secret, line in ONLY_THEIRS.items():
         assert secret in redact_text(line)
     assert redact_text("token=hf_" + "a1" * 17) == f"token={HIDDEN}"
 
 
 def test_a_child_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detectors, "_HANDS_OVER", "import time; time.sleep(60)")
+    monkeypatch.setattr(detectors, "_CHILD", "import time; time.sleep(60)")
     monkeypatch.setattr(detectors, "TIMEOUT_S", 0.2)
     assert detectors._detectors() == ()
 
@@ -127,7 +127,7 @@ sys.addaudithook(heard)
 
 def test_nobody_is_asked_whether_a_secret_is_one() -> None:
     """The child opens no connection, looks nothing up, and is the only one to know of a network client."""
-    command = [sys.executable, "-I", "-S", "-c", AUDITED + detectors._HANDS_OVER, *filter(None, sys.path)]
+    command = [sys.executable, "-I", "-S", "-c", AUDITED + detectors._CHILD, *filter(None, sys.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     # urllib3 tries, at its import, whether this host can bind an IPv6 address of its own: nothing is sent.
     said = [line for line in done.stderr.splitlines() if not line.startswith(("socket.__new__", "socket.bind"))]

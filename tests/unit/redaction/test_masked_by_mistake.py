@@ -91,7 +91,7 @@ def test_an_honest_text_is_kept(text: str) -> None:
 def lines_of(*patterns: str) -> Iterator[tuple[str, str]]:
     for pattern in patterns:
         for path in sorted(ROOT.glob(pattern)):
-            if path.is_file():
+            if path.is_file() and path.parent != ROOT / "hangdoc" / "redaction":  # its tables name secrets
                 yield from ((path.name, line) for line in path.read_text(errors="replace").splitlines())
 
 

@@ -10,30 +10,30 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hangdoc.incident.incident import Dossier
+from hangdoc.incident.incident import Incident
 from hangdoc.redaction.records import LONGEST, hidden, mask_text, masked
 from hangdoc.redaction.text import HIDDEN
 from hangdoc.render.html import page
 from hangdoc.render.json import verdict_line
 from hangdoc.render.markdown import document
 from hangdoc.render.terminal import show
-from tests.support.dossiers import LEAKS, SECRETS, captured, full, judged, recorded
+from tests.support.incidents import LEAKS, SECRETS, captured, full, judged, recorded
 from tests.support.paths import ROOT
 
 CAPTURES = sorted(path.parent.name for path in (ROOT / "playbooks").glob("*/capture.jsonl.zst"))
 
 
-def terminal(dossier: Dossier) -> str:
+def terminal(incident: Incident) -> str:
     written = io.StringIO()
-    show([dossier.verdict], Console(file=written, width=2000, markup=False, highlight=False), dossier.files)
+    show([incident.verdict], Console(file=written, width=2000, markup=False, highlight=False), incident.files)
     return written.getvalue()
 
 
-RENDERERS: dict[str, Callable[[Dossier], str]] = {
+RENDERERS: dict[str, Callable[[Incident], str]] = {
     "terminal": terminal,
-    "json": lambda dossier: verdict_line(dossier.verdict),
-    "markdown": lambda dossier: document([dossier.verdict], dossier.files, dossier.problems),
-    "html": lambda dossier: page([dossier]),
+    "json": lambda incident: verdict_line(incident.verdict),
+    "markdown": lambda incident: document([incident.verdict], incident.files, incident.problems),
+    "html": lambda incident: page([incident]),
 }
 
 
@@ -50,8 +50,8 @@ def test_no_renderer_shows_a_secret(render: str) -> None:
 def test_what_a_report_needs_is_kept(playbook: str) -> None:
     verdict, _ = judged(ROOT / "playbooks" / playbook / "capture.jsonl.zst")
     assert masked(verdict) is verdict
-    dossier = captured(playbook)
-    assert masked(dossier) is dossier
+    incident = captured(playbook)
+    assert masked(incident) is incident
 
 
 def test_counts_what_it_hid() -> None:

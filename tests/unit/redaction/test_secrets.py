@@ -33,9 +33,9 @@ from hangdoc.evidence import (
     Variable,
 )
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.evidence.storage import Files
-from hangdoc.incident.incident import dossier
+from hangdoc.incident.incident import build_incident
 from hangdoc.introspect.local_variables import of_text
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.recording.recorder import Recorder, read
@@ -50,7 +50,7 @@ from hangdoc.system import procfs
 from hangdoc.watch.live import Event
 from hangdoc.watch.sampler import Sampler
 from probes import Observation, Request, Tier
-from tests.support.dossiers import full
+from tests.support.incidents import full
 from tests.support.judge import judge
 from tests.support.secret_kinds import Kind, kinds, leaks
 from tests.support.synthetic_evidence import ParsedSource
@@ -228,7 +228,7 @@ def test_no_sentence_on_stderr_shows_a_secret(capsys: pytest.CaptureFixture[str]
 
 def pieces() -> Iterator[Piece]:
     for seen in probes():
-        yield Piece(Who(0, "node-a", 7), seen.name, seen.value, job="run")
+        yield Piece(ProcessRef(0, "node-a", 7), seen.name, seen.value, job="run")
 
 
 def raw() -> Snapshot:
@@ -243,7 +243,7 @@ def test_no_report_shows_a_secret(old: bool, tmp_path: Path) -> None:
     shots = list(snapshots([raw()] if old else pieces()))
     assert leaks(str(shots)) == []
     facts = judge().facts(shots)
-    made = dossier(judge().verdict(facts), facts)
+    made = build_incident(judge().verdict(facts), facts)
     shown = [verdict_line(made.verdict), terminal(made.verdict), document([made.verdict], (), ()), page([made])]
     assert leaks("\n".join(shown)) == []
 

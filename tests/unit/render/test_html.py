@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from hangdoc.incident.incident import Dossier, File
+from hangdoc.incident.incident import File, Incident
 from hangdoc.render.html import page
 from hangdoc.verdict import Considered
-from tests.support.dossiers import ENEMY, captured, full, recorded
+from tests.support.incidents import ENEMY, captured, full, recorded
 from tests.support.verdicts import ALL, dead_link, uneven
 
 VOID = {"meta", "path", "br", "link", "img", "input"}
@@ -22,14 +22,14 @@ FOREIGN = {"script", "link", "img", "iframe", "object", "embed", "base", "form",
 SECTIONS = [
     "What to do",
     "Evidence",
-    "Where they stand",
+    "Stacks compared",
     "Ranks by phase",
     "Timeline",
     "Network",
     "Rules considered",
-    "What could not be seen",
-    "What this rests on",
-    "Before you pass this on",
+    "What hangdoc could not see",
+    "Sources",
+    "Before you share this page",
 ]
 
 
@@ -64,11 +64,11 @@ class Reader(HTMLParser):
         return [text for inside, text in self.texts if inside == tag]
 
 
-PAGES: dict[str, Callable[[], list[Dossier]]] = {
+PAGES: dict[str, Callable[[], list[Incident]]] = {
     "uneven": lambda: [captured("uneven-batches")],
     "dead link": lambda: [captured("dead-link")],
     "healthy": lambda: [recorded("slow_steps")],
-    "by hand": lambda: [Dossier(verdict) for verdict in ALL],
+    "by hand": lambda: [Incident(verdict) for verdict in ALL],
     "hostile": lambda: [full(), full()],
     "nothing": list,
 }
@@ -127,18 +127,25 @@ def test_sections_are_in_order() -> None:
 
 
 def test_says_what_the_verdict_says() -> None:
-    dossier = captured("uneven-batches")
-    text = " ".join(text for _, text in Reader(page([dossier])).texts)
-    finding = dossier.verdict.findings[0]
+    incident = captured("uneven-batches")
+    text = " ".join(text for _, text in Reader(page([incident])).texts)
+    finding = incident.verdict.findings[0]
     told = [finding.summary, *finding.actions, "STALLED", "for 14 s", "high confidence", "6a03bb97bb744c57"]
     told += [proof.text for proof in finding.evidence if "`" not in proof.text]
-    told += ["len(mine) = 646", "len(mine) = 647", "dist.barrier()", "loss.backward()", "0 → 2", "cgroup not seen"]
+    told += [
+        "len(mine) = 646",
+        "len(mine) = 647",
+        "dist.barrier()",
+        "loss.backward()",
+        "0 → 2",
+        "cgroup of ranks 0-2 not seen",
+    ]
     assert [one for one in told if one not in text] == []
-    assert "for step, batch in enumerate(batches):" in Reader(page([dossier])).of("code")  # it stood in backticks
+    assert "for step, batch in enumerate(batches):" in Reader(page([incident])).of("code")  # it stood in backticks
 
 
 def test_other_findings_and_links() -> None:
-    text = " ".join(text for _, text in Reader(page([Dossier(dead_link())])).texts)
+    text = " ".join(text for _, text in Reader(page([Incident(dead_link())])).texts)
     assert "rank 3 (10.0.0.1:4210) -> rank 4 (10.0.0.2:5512)" in text
     assert "A firewall drops the traffic" in text
     assert "equally likely" in text
@@ -158,8 +165,8 @@ def test_hostile_text_stays_text() -> None:
     assert {value for value in values if "alert" in value} <= {a.get("aria-label") for _, a in reader.tags}
 
 
-@pytest.mark.parametrize("part", ["verdict", "files", "problems", "standings", "sides", "timeline"])
-def test_every_text_of_a_dossier_is_shown(part: str) -> None:
+@pytest.mark.parametrize("part", ["verdict", "files", "problems", "rank_rows", "sides", "timeline"])
+def test_every_text_of_an_incident_is_shown(part: str) -> None:
     """Else the test above proves nothing of it."""
     told, silent = full("NEEDLE"), full("")
     assert "NEEDLE" in page([replace(silent, **{part: getattr(told, part)})])
@@ -190,11 +197,11 @@ def test_rules_are_told_by_reason() -> None:
         uneven(),
         considered=(
             Considered("a", "no", "its condition does not hold"),
-            Considered("b", "unknown", "io not seen of rank 2"),
+            Considered("b", "unknown", "io of rank 2 not seen"),
             Considered("c", "no", "its condition does not hold"),
         ),
     )
-    reader = Reader(page([Dossier(verdict)]))
-    assert reader.of("dt")[-2:] == ["io not seen of rank 2", "its condition does not hold"]
-    assert "3 rules did not fit, and why" in reader.of("summary")
-    assert "1 rule could not be judged for want of evidence:" in reader.of("p")
+    reader = Reader(page([Incident(verdict)]))
+    assert reader.of("dt")[-2:] == ["io of rank 2 not seen", "its condition does not hold"]
+    assert "Why 3 rules did not match" in reader.of("summary")
+    assert "1 rule could not be evaluated, because evidence is missing:" in reader.of("p")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from hangdoc.render.json import verdict_line
-from tests.support.dossiers import ENEMY
+from tests.support.incidents import ENEMY
 from tests.support.verdicts import hostile
 
 

@@ -9,7 +9,7 @@ import pytest
 from hangdoc.render.json import event_line
 from hangdoc.render.live import FAILED, Closed, Lines, Screen, event_parts
 from hangdoc.verdict import Verdict
-from hangdoc.watch.once import Event
+from hangdoc.watch.run import Event
 from tests.support.verdicts import HOSTILE, MakeConsole, dead_link, healthy, uneven, written
 
 TIME = "2026-11-21T01:37:00.123+00:00"
@@ -109,9 +109,9 @@ def test_lines_stop_when_nobody_reads() -> None:
     [
         (event("started", job="a", ranks=[0, 1, 2]), "started      job a: ranks 0-2"),
         (event("started", job="a", ranks=[-1]), "started      job a: unknown rank"),
-        (event("stall", job="a", seconds=12.3), "stall        job a: nothing moves since 12 s"),
-        (event("node_lost", host="n7", why="its agent is silent"), "node lost    n7 is not seen: its agent is silent"),
-        (event("rank_exited", job="a", rank=2, pid=9), "rank exited  job a: rank 2 (pid 9) is gone"),
+        (event("stall", job="a", seconds=12.3), "stall        job a: no progress for 12 s"),
+        (event("node_lost", host="n7", why="its agent is silent"), "node lost    no data from n7: its agent is silent"),
+        (event("rank_exited", job="a", rank=2, pid=9), "rank exited  job a: rank 2 (pid 9) ended"),
         (event("job_ended", job="a"), "job ended    job a has ended"),
         (event("problem", text="x.yaml:3: no"), "problem      x.yaml:3: no"),
         (event("healthy", job="a", note="steps"), "healthy      job a: steps"),

@@ -10,7 +10,7 @@ from hangdoc.evidence import Unseen
 from hangdoc.incident.incident import File
 from hangdoc.render.markdown import document, ticket
 from hangdoc.verdict import Proof, RankLine, Verdict
-from tests.support.dossiers import ENEMY
+from tests.support.incidents import ENEMY
 from tests.support.verdicts import ALL, dead_link, hostile, uneven
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.incident.incident import Dossier
+from hangdoc.incident.incident import Incident
 from hangdoc.incident.timeline import Lane, Span
 from hangdoc.render import svg
 from hangdoc.verdict import RankLine
@@ -14,16 +14,16 @@ from tests.support.verdicts import healthy
 BOX = re.compile(r"M(\d+) (\d+)h(\d+)v20h-\d+z")
 
 
-def ranks(*phases: str, numbers: list[int | None] | None = None, **more: tuple[object, ...]) -> Dossier:
+def ranks(*phases: str, numbers: list[int | None] | None = None, **more: tuple[object, ...]) -> Incident:
     verdict = healthy()
     known = numbers or list(range(len(phases)))
     lines = tuple(RankLine(n, 10 + i, "a", phase) for i, (n, phase) in enumerate(zip(known, phases, strict=True)))
-    return Dossier(replace(verdict, job=replace(verdict.job, ranks=lines)), **more)  # type: ignore[arg-type]
+    return Incident(replace(verdict, job=replace(verdict.job, ranks=lines)), **more)  # type: ignore[arg-type]
 
 
-def cells(dossier: Dossier) -> dict[str, list[int]]:
+def cells(incident: Incident) -> dict[str, list[int]]:
     """By phase the numbers of its cells, read back from the paths."""
-    made = svg.grid(dossier)
+    made = svg.grid(incident)
     assert made is not None
     columns = (made.width - made.left) // svg.CELL
     found: dict[str, list[int]] = {}

@@ -81,9 +81,9 @@ def test_a_finding(tmp_path: Path) -> None:
 def test_no_and_unknown(tmp_path: Path) -> None:
     no = Considered("late", "no", "its condition does not hold")
     assert one(tmp_path / "a", facts(WAITS, WAITS)) == no
-    unknown = Considered("late", "unknown", "stacks not seen of rank 1")
+    unknown = Considered("late", "unknown", "stacks of rank 1 not seen")
     assert one(tmp_path / "b", facts(WAITS, None)) == unknown
-    assert one(tmp_path / "c", facts(None, None)) == replace(unknown, why="stacks not seen of ranks 0-1")
+    assert one(tmp_path / "c", facts(None, None)) == replace(unknown, why="stacks of ranks 0-1 not seen")
     assert one(tmp_path / "d", facts()) == no
 
 
@@ -105,7 +105,7 @@ def test_probes_of_the_host_count_for_its_ranks(tmp_path: Path) -> None:
     blind = facts(LATE)
     blind.case.history = []
     outcome = one(tmp_path / "b", blind, needs=["stacks", "host"])
-    assert outcome == Considered("late", "unknown", "host not seen of rank 0")
+    assert outcome == Considered("late", "unknown", "host of rank 0 not seen")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_confidence(tmp_path: Path, base: str, raised: int, lowered: int, unseen
     }
     found = finding(tmp_path, facts(WAITS, LATE, *([None] if unseen else [])), confidence=confidence)
     assert found.confidence == expected
-    blind = ("stacks not seen of rank 2",) if unseen else ()
+    blind = ("stacks of rank 2 not seen",) if unseen else ()
     assert found.reasons == ("yes",) * raised + ("but",) * lowered + blind
 
 
@@ -260,7 +260,7 @@ def test_ranks_without_numbers_are_named_by_pid(tmp_path: Path) -> None:
     assert found.summary.startswith("pid 100, 101: no rank at ")
     assert found.culprits[0].rank is None
     assert found.evidence[0].ranks == ()
-    assert found.reasons == ("stacks not seen of pid 102",)
+    assert found.reasons == ("stacks of pid 102 not seen",)
 
 
 @pytest.mark.parametrize(

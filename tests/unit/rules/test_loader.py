@@ -37,22 +37,30 @@ def test_a_sound_playbook(tmp_path: Path) -> None:
         ({"ranks": {"late": "stack.wait ?? false"}}, "`ranks.late`: unknown field `wait`", "did you mean `waits`?"),
         ({"ranks": {"late": "stak.waits ?? false"}}, "`ranks.late`: unknown name `stak`", "did you mean `stack`?"),
         ({"ranks": {"late": "stack.depth >"}}, "`ranks.late`: syntax error", ""),
-        ({"ranks": {"late": "stack.step > 3"}}, "`ranks.late`: data type mismatch: an operand may not", "with `??`"),
+        (
+            {"ranks": {"late": "stack.step > 3"}},
+            "`ranks.late`: data type mismatch: an operand may be unseen",
+            "with `??`",
+        ),
         ({"ranks": {"late": 'stack.depth > "x"'}}, "`ranks.late`: data type mismatch", ""),
         ({"ranks": {"late": "1 / 0 > 1"}}, "`ranks.late`: ", ""),
         ({"ranks": {"late": 'host =~ "("'}}, "`ranks.late`: invalid regular expression", ""),
-        ({"ranks": {"late": "true", "all": "true"}}, "the selection `all` has a name that is taken", ""),
-        ({"ranks": {"late": "true", "stall": "true"}}, "the selection `stall` has a name that is taken", ""),
-        ({"ranks": {"late": "true"}, "links": {"late": "true"}}, "the selection `late` has a name that is taken", ""),
+        ({"ranks": {"late": "true", "all": "true"}}, "the selection `all` has a reserved or duplicate name", ""),
+        ({"ranks": {"late": "true", "stall": "true"}}, "the selection `stall` has a reserved or duplicate name", ""),
+        (
+            {"ranks": {"late": "true"}, "links": {"late": "true"}},
+            "the selection `late` has a reserved or duplicate name",
+            "",
+        ),
         ({"ranks": {"late": "true", "Late": "true"}}, "`ranks.Late`: String should match pattern", ""),
         ({"when": "lat.length > 0"}, "`when`: unknown name `lat`", "did you mean `late`?"),
         ({"when": "stall.stalld"}, "`when`: unknown field `stalld`", "did you mean `stalled`?"),
         ({"when": "late[0].stack.opp == null"}, "`when`: unknown field `opp`", "did you mean `op`?"),
-        ({"culprits": "lat"}, "`culprits`: no selection of ranks is called `lat`", "did you mean `late`?"),
-        ({"blame_links": "late"}, "`blame_links`: no selection of links is called `late`", "known are none"),
+        ({"culprits": "lat"}, "`culprits`: there is no selection of ranks named `lat`", "did you mean `late`?"),
+        ({"blame_links": "late"}, "`blame_links`: there is no selection of links named `late`", "known are none"),
         (
             {"evidence": [{"probe": "stacks", "ranks": "lat", "text": "x"}]},
-            "`evidence.0.ranks`: no selection of ranks is called `lat`",
+            "`evidence.0.ranks`: there is no selection of ranks named `lat`",
             "did you mean `late`?",
         ),
         ({"evidence": [{"probe": "stacks", "txt": "x"}]}, "`evidence.0.text` is missing", ""),
@@ -79,16 +87,16 @@ def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], sentence
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
-        ("stack.waits", "`stack.waits` may not have been seen, and would count as no"),
-        ("not stack.waits", "`stack.waits` may not have been seen, and would count as no"),
-        ("stack.depth > 1 and stack.waits", "`stack.waits` may not have been seen, and would count as no"),
-        ("(stack.waits ? 1 : 2) == 1", "`stack.waits` may not have been seen, and would count as no"),
-        ('stack.op == "barrier"', "`stack.op` beside `==` may not have been seen"),
-        ('"barrier" != stack.op', "`stack.op` beside `!=` may not have been seen"),
-        ("alive == true", "`alive` beside `==` may not have been seen"),
-        ('stack.op in ["barrier"]', "`stack.op` before `in` may not have been seen"),
-        ('stack.op in "barrier"', "`stack.op` before `in` may not have been seen"),
-        ("(stack.op ?? stack.site) == host", "a value beside `==` may not have been seen"),
+        ("stack.waits", "`stack.waits` may be unseen, and would then count as no"),
+        ("not stack.waits", "`stack.waits` may be unseen, and would then count as no"),
+        ("stack.depth > 1 and stack.waits", "`stack.waits` may be unseen, and would then count as no"),
+        ("(stack.waits ? 1 : 2) == 1", "`stack.waits` may be unseen, and would then count as no"),
+        ('stack.op == "barrier"', "`stack.op` next to `==` may be unseen"),
+        ('"barrier" != stack.op', "`stack.op` next to `!=` may be unseen"),
+        ("alive == true", "`alive` next to `==` may be unseen"),
+        ('stack.op in ["barrier"]', "`stack.op` before `in` may be unseen"),
+        ('stack.op in "barrier"', "`stack.op` before `in` may be unseen"),
+        ("(stack.op ?? stack.site) == host", "a value next to `==` may be unseen"),
         ('(stack.op ?? "") == 3', "`==` compares text with a number, which are never equal"),
         ('stack.depth != "3"', "`!=` compares a number with text, which are never equal"),
     ],
@@ -101,10 +109,10 @@ def test_the_lint_of_rules_over_ranks(tmp_path: Path, rule: str, sentence: str) 
 @pytest.mark.parametrize(
     ("when", "sentence"),
     [
-        ("stall.seconds", "`stall.seconds` may not have been seen, and would count as no"),
-        ("[r for r in late if r.stack.waits].length > 0", "`r.stack.waits` may not have been seen"),
-        ("$any([r.stack.waits for r in late])", "members of a value may not have been seen"),
-        ("late[0].stack.op == late[1].stack.op", "a value beside `==` may not have been seen"),
+        ("stall.seconds", "`stall.seconds` may be unseen, and would then count as no"),
+        ("[r for r in late if r.stack.waits].length > 0", "`r.stack.waits` may be unseen"),
+        ("$any([r.stack.waits for r in late])", "members of a value may be unseen"),
+        ("late[0].stack.op == late[1].stack.op", "a value next to `==` may be unseen"),
     ],
 )
 def test_the_lint_of_rules_over_the_job(tmp_path: Path, when: str, sentence: str) -> None:
@@ -160,7 +168,7 @@ def test_lines_are_named(tmp_path: Path) -> None:
         ("- a list\n", 1, "the file: "),
         ("id: late\nsummary: {{ late }}\n", 2, "is not YAML"),
         ("id: late\n\tx: 1\n", 2, "is not YAML"),
-        ("id: late\nid: other\n", 2, "`id` stands there twice"),
+        ("id: late\nid: other\n", 2, "`id` is a duplicate key"),
         ("id: &a late\ntitle: *a\n", 2, "uses a YAML alias"),
         ("id: !!python/object/apply:os.system [ls]\n", 1, "is not YAML: could not determine a constructor"),
         ("a: 1\nb: " + "[" * 50_000 + "]" * 50_000, 2, "is nested too deeply"),
@@ -191,7 +199,7 @@ def test_the_id_is_the_folders_name(tmp_path: Path) -> None:
     (tmp_path / "late").rename(tmp_path / "later")
     (problem,) = load([tmp_path], SCHEMA, PROBES).problems
     assert problem.line == 1
-    assert problem.sentence == "the id 'late' is not its folder's name 'later'"
+    assert problem.sentence == "the id 'late' differs from the folder name 'later'"
 
 
 def test_of_two_with_one_id_the_first_is_kept_and_both_are_named(tmp_path: Path) -> None:
@@ -206,7 +214,9 @@ def test_of_two_with_one_id_the_first_is_kept_and_both_are_named(tmp_path: Path)
 
 def test_a_directory_without_playbooks_is_named(tmp_path: Path) -> None:
     (problem,) = load([tmp_path / "nowhere"], SCHEMA, PROBES).problems
-    assert str(problem).startswith(f"{tmp_path / 'nowhere'}: holds no playbook")
+    assert str(problem) == f"{tmp_path / 'nowhere'}: cannot be read (No such file or directory); give another directory"
+    (problem,) = load([tmp_path], SCHEMA, PROBES).problems
+    assert str(problem) == f"{tmp_path}: contains no playbook (ID/playbook.yaml); give another directory"
 
 
 def test_link_rules_need_links(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.fleet.agent_presence import show, shown
+from hangdoc.fleet.agent_presence import show_token, visible_tokens
 from hangdoc.system.account import account
 
 NAMESPACE = ["unshare", "--user", "--map-root-user"]
@@ -67,18 +67,18 @@ def test_an_agent_is_shown_unless_another_user_may_have_taken_its_name(user: int
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert shown([token, "ffffffffffff"]) == ((token,) if seen else ())
+        assert visible_tokens([token, "ffffffffffff"]) == ((token,) if seen else ())
     finally:
         process.kill()
         process.communicate()
-    assert shown([token]) == ()
+    assert visible_tokens([token]) == ()
 
 
 def test_an_agent_shows_itself() -> None:
     before = Path("/proc/self/comm").read_text().strip()
     try:
-        show("a" * 12)
-        assert shown(["a" * 12]) == ("a" * 12,)
+        show_token("a" * 12)
+        assert visible_tokens(["a" * 12]) == ("a" * 12,)
     finally:
         with open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write(before)

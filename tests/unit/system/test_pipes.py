@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hangdoc.system import pipes
+from hangdoc.system import pipes, procfs
 from tests.support.polling import at_rest, until
 
 
@@ -75,12 +75,12 @@ def test_bytes_that_a_process_has_moved() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()
-        before = pipes.moved(child.pid)
+        before = procfs.moved_bytes(child.pid)
         child.stdin.write(b"\n")
         child.stdin.flush()
-        after = until(lambda: pipes.moved(child.pid), lambda now: (now or 0) >= (before or 0) + 5000)
+        after = until(lambda: procfs.moved_bytes(child.pid), lambda now: (now or 0) >= (before or 0) + 5000)
         child.kill()
     assert before is not None
     assert after is not None
     assert 5000 <= after - before < 6000
-    assert pipes.moved(child.pid) is None, "it is gone"
+    assert procfs.moved_bytes(child.pid) is None, "the process is gone"

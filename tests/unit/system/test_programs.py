@@ -31,8 +31,8 @@ def program(at: Path) -> Path:
 
 
 def test_of_root_alone(folder: Path) -> None:
-    assert programs.of_root_alone(str(program(folder / "bin" / "tool")))
-    assert not programs.of_root_alone(str(folder / "bin" / "missing"))
+    assert programs.only_root_may_change(str(program(folder / "bin" / "tool")))
+    assert not programs.only_root_may_change(str(folder / "bin" / "missing"))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o775])
@@ -40,9 +40,9 @@ def test_a_folder_that_others_may_write_to(folder: Path, mode: int) -> None:
     tool = program(folder / "a" / "bin" / "tool")
     os.chown(folder / "a", 0, OTHER)
     (folder / "a").chmod(mode)
-    assert not programs.of_root_alone(str(tool))
+    assert not programs.only_root_may_change(str(tool))
     (folder / "a").chmod(mode | 0o1000)  # as /tmp: what is root's stays root's there
-    assert programs.of_root_alone(str(tool))
+    assert programs.only_root_may_change(str(tool))
 
 
 def test_links_are_followed_station_by_station(folder: Path) -> None:
@@ -51,12 +51,12 @@ def test_links_are_followed_station_by_station(folder: Path) -> None:
     link.symlink_to("evil/hop")
     (folder / "evil").mkdir()
     (folder / "evil" / "hop").symlink_to("../good/tool")
-    assert programs.of_root_alone(str(link))
+    assert programs.only_root_may_change(str(link))
     os.chown(folder / "evil", OTHER, OTHER)
-    assert programs.of_root_alone(str(tool))
-    assert not programs.of_root_alone(str(link)), "its owner may put another link there"
+    assert programs.only_root_may_change(str(tool))
+    assert not programs.only_root_may_change(str(link)), "its owner may put another link there"
     (folder / "loop").symlink_to("loop")
-    assert not programs.of_root_alone(str(folder / "loop"))
+    assert not programs.only_root_may_change(str(folder / "loop"))
 
 
 def test_the_path_of_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

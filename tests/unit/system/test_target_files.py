@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.system import target_files
-from hangdoc.system.target_files import TargetFiles, names, place, rights_of, walk, why
+from hangdoc.system.target_files import TargetFiles, names, open_place, read_failure, rights_of, walk
 from tests.support.polling import until
 from tests.support.requirements import met
 
@@ -180,7 +180,7 @@ def test_a_path_is_followed_alike_in_both_ways(tmp_path: Path) -> None:
     ]
     try:
         for links in (True, False):
-            assert [found(place, path, links) for path in paths] == [found(walk, path, links) for path in paths]
+            assert [found(open_place, path, links) for path in paths] == [found(walk, path, links) for path in paths]
     finally:
         os.close(root)
 
@@ -204,7 +204,7 @@ def test_what_the_targets_user_may_not_read_is_not_read_for_him(open_folder: Pat
         ):
             with pytest.raises(PermissionError) as refused:
                 ask()
-            assert why(refused.value) == "its user may not read it"
+            assert read_failure(refused.value) == "its user may not read it"
         assert files.stat("private").st_size == 6  # its name is no secret
     assert (closed / "file").read_text() == "secret", "our own rights stay"
 

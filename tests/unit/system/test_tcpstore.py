@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from hangdoc.system import procfs
-from hangdoc.system.own_sockets import End
+from hangdoc.system.process_sockets import Endpoint
 from hangdoc.system.tcpstore import CHECK, MAGIC, SEGMENT, VALIDATE, StoreReader
 from tests.support import requirements
 from tests.support.paths import ROOT
@@ -23,9 +23,9 @@ from tests.support.polling import until
 from tests.support.probe_targets import started
 
 READ = (
-    "import sys; from hangdoc.system.own_sockets import End; from hangdoc.system.tcpstore import StoreReader\n"
+    "import sys; from hangdoc.system.process_sockets import Endpoint; from hangdoc.system.tcpstore import StoreReader\n"
     "while True:\n"
-    " with StoreReader(End('127.0.0.1', int(sys.argv[1]))) as store:\n"
+    " with StoreReader(Endpoint('127.0.0.1', int(sys.argv[1]))) as store:\n"
     "  for key in ('key', 'missing', 'large') * 3: store.get(key)\n"
 )
 
@@ -39,7 +39,7 @@ def port() -> Iterator[int]:
 
 def answers(port: int) -> bool:
     try:
-        with StoreReader(End("127.0.0.1", port), timeout_s=1.0) as store:
+        with StoreReader(Endpoint("127.0.0.1", port), timeout_s=1.0) as store:
             return store.get("key") == b"value"
     except TimeoutError:
         return False
@@ -84,7 +84,7 @@ def test_each_message_is_sent_whole(monkeypatch: pytest.MonkeyPatch, port: int) 
             raise AssertionError("it may send a part")
 
     monkeypatch.setattr(socket, "socket", Socket)
-    with StoreReader(End("127.0.0.1", port)) as store:
+    with StoreReader(Endpoint("127.0.0.1", port)) as store:
         assert store.get("key") == b"value"
         with pytest.raises(OSError, match="might hold the store"):
             store.get("k" * SEGMENT)

@@ -29,7 +29,7 @@ from hangdoc.rules.loader import Library
 from hangdoc.system import rtnetlink
 from hangdoc.watch import live
 from hangdoc.watch.live import Event, Live
-from hangdoc.watch.session import Options, Session
+from hangdoc.watch.session import Session, WatchOptions
 from hangdoc.watch.sources import LocalSource
 
 OURS = ("hangdoc", "probes")
@@ -150,7 +150,7 @@ def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: p
             raise Over
 
     here = LocalSource((os.getpid(),))
-    options = Options((os.getpid(),), interval_s=0.05)
+    options = WatchOptions((os.getpid(),), interval_s=0.05)
     thread.start()
     session = Session(here.find(), None)
     session.look()

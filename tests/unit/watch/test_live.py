@@ -1,4 +1,4 @@
-"""What the live watch says of a job, and when: a session that is made up, a judge that is told what to find."""
+"""Events of the live watch, with a scripted session and a scripted judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from hangdoc.verdict import Finding, Job, Verdict
 from hangdoc.watch.live import Event, Live
-from hangdoc.watch.session import Options
+from hangdoc.watch.session import WatchOptions
 
 FINDING = Finding("straggler", "slow_compute", "high", "slow", "slow", status="slow")
 
@@ -69,7 +69,8 @@ class Session:
     looks: list[Look]
     at_s: float = 0.0
     keep: Any = None
-    shown: Any = None
+    shown: Any = None  # the facts of the newest look, in place of its snapshots
+    examined: bool = False  # the next history is that of the same look
     jobs: tuple[str, ...] = ("job",)
     away: list[dict[str, str]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
@@ -78,14 +79,15 @@ class Session:
     def look(self) -> None:
         self.at_s += 10.0
 
-    def facts(self, job: str, judge: Any) -> Any:
-        self.shown = self.looks.pop(0).facts()
+    def snapshots(self, job: str) -> Any:
+        if not self.examined:
+            self.shown = self.looks.pop(0).facts()
+        self.examined = False
         return self.shown
 
-    def examine(self, job: str, judge: Any, still: Any) -> Verdict:
-        assert list(still) == [("node-a", 100)]
-        found: Verdict = judge.verdict(self.shown)
-        return found
+    def examine(self, ranks: Any) -> None:
+        assert list(ranks) == [("node-a", 100)]
+        self.examined = True
 
     def wait(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -103,6 +105,9 @@ class Session:
 @dataclass
 class Judge:
     usual: list[float | None] = field(default_factory=list)
+
+    def facts(self, history: Any) -> Any:
+        return history
 
     def verdict(self, facts: Any, usual_s: float | None = None) -> Verdict:
         self.usual.append(usual_s)
@@ -134,24 +139,24 @@ OVER = Look(alive=False)
 )
 def test_events(looks: list[Look], events: list[str]) -> None:
     said: list[Event] = []
-    Live(Options(), Session([*looks, OVER]), Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
+    Live(WatchOptions(), Session([*looks, OVER]), Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
     assert [told(event) for event in said] == ["started", *events, "rank_exited", "job_ended"]
 
 
 def test_a_recovery_is_recorded() -> None:
-    """So that a report does not judge by looks at a stall that is over."""
+    """A report must not judge by snapshots of a stall that is over."""
     kept: list[str] = []
     keep = SimpleNamespace(verdict=lambda verdict: kept.append(verdict.status), recovered=kept.append)
     looks = [Look(), Look("stalled", True, 12.0), Look(), OVER]
-    Live(Options(), Session(looks, keep=keep), Judge(), lambda event: None, lambda verdict: None).run()  # type: ignore[arg-type]
+    Live(WatchOptions(), Session(looks, keep=keep), Judge(), lambda event: None, lambda verdict: None).run()  # type: ignore[arg-type]
     assert kept == ["stalled", "job"]
 
 
-def test_a_lost_host_is_said_once() -> None:
+def test_a_lost_host_is_reported_once() -> None:
     away = [{}, {"n1": "silent"}, {"n1": "silent"}, {}, {"n1": "ended", "n2": "ended"}]
     session = Session([*[Look()] * 4, OVER], away=away)
     said: list[Event] = []
-    Live(Options(), session, Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
+    Live(WatchOptions(), session, Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
     lost = [event.data for event in said if event.kind == "node_lost"]
     assert lost == [{"host": "n1", "why": why} for why in ("silent", "ended")] + [{"host": "n2", "why": "ended"}]
 
@@ -161,10 +166,10 @@ def told(event: Event) -> str:
     return f"{event.kind} {more}" if more is not None else event.kind
 
 
-def test_the_step_of_its_healthy_time_is_remembered() -> None:
+def test_the_healthy_step_time_is_remembered() -> None:
     judge = Judge()
     looks = [Look(step_s=0.5), Look(step_s=0.4), Look("slow", step_s=2.0), OVER]
-    Live(Options(), Session(looks), judge, lambda event: None, lambda verdict: None).run()  # type: ignore[arg-type]
+    Live(WatchOptions(), Session(looks), judge, lambda event: None, lambda verdict: None).run()  # type: ignore[arg-type]
     assert judge.usual[-2] == 0.4
 
 
@@ -172,7 +177,7 @@ def watched(*looks: Look) -> tuple[Live, Session, list[Event]]:
     """The live watch of a job that is seen so, and ends."""
     said: list[Event] = []
     session = Session([*looks, OVER])
-    live = Live(Options(), session, Judge(), said.append, lambda verdict: None)  # type: ignore[arg-type]
+    live = Live(WatchOptions(), session, Judge(), said.append, lambda verdict: None)  # type: ignore[arg-type]
     live.run()
     return live, session, said
 
@@ -195,7 +200,7 @@ def watched(*looks: Look) -> tuple[Live, Session, list[Event]]:
         pytest.param([Look("unknown", idle=True, still=True)] * 5, [1.0, 1.0, 1.0, 3.0, 3.0], id="at rest for long"),
     ],
 )
-def test_how_soon_it_looks_again(looks: list[Look], pauses: list[float]) -> None:
+def test_interval(looks: list[Look], pauses: list[float]) -> None:
     _, session, _ = watched(*looks)
     assert session.pauses == pauses
 
@@ -203,7 +208,7 @@ def test_how_soon_it_looks_again(looks: list[Look], pauses: list[float]) -> None
 LULL = Look(still=True, standing_s=5.0, phase="idle")
 
 
-def test_a_quiet_period_is_looked_at_closely_where_it_is_longer_than_those_before() -> None:
+def test_a_quiet_period_is_inspected_if_it_is_longer_than_those_before() -> None:
     # A look comes every 10 s. The first period lasts 20 s, until it is seen to have ended, and so does the second.
     seen = [LULL, LULL, Look(), LULL, LULL, Look(), *[LULL] * 8]
     shown = [one for look in seen for one in ([look, look] if look is LULL else [look])]  # facts are made anew
@@ -214,12 +219,12 @@ def test_a_quiet_period_is_looked_at_closely_where_it_is_longer_than_those_befor
     assert gaps[0] > 40.0
 
 
-def test_a_rank_with_bytes_on_their_way_is_not_quiet() -> None:
+def test_a_rank_with_traffic_is_not_quiet() -> None:
     _, session, _ = watched(*[replace(LULL, moving=True)] * 4)
     assert session.inspected == []
 
 
-def test_nothing_is_kept_of_a_job_that_has_ended() -> None:
+def test_an_ended_job_is_forgotten() -> None:
     live, _, _ = watched(Look(), Look())
     assert live.watched == {}
 
@@ -233,18 +238,18 @@ def test_ranks_that_were_replaced_are_forgotten() -> None:
     def status(verdict: Verdict) -> None:
         gone.append(len(live.watched["job"].gone))
 
-    live = Live(Options(), session, Judge(), said.append, status)  # type: ignore[arg-type]
+    live = Live(WatchOptions(), session, Judge(), said.append, status)  # type: ignore[arg-type]
     live.run()
     assert gone == [1] * 30
     assert [event.kind for event in said].count("rank_exited") == 31
 
 
-def test_a_job_that_vanished_is_over_though_another_host_is_lost() -> None:
-    """Only where a host of its own is lost may it still run."""
+def test_a_job_that_vanished_has_ended_even_if_another_host_is_lost() -> None:
+    """It may still run only if one of its own hosts is lost."""
     for lost, over in (("node-a", False), ("node-b", True)):
         session = Session([Look(), Look(), Look(alive=None), OVER], away=[{}, *[{lost: "silent"}] * 4])
         said: list[Event] = []
-        Live(Options(), session, Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
+        Live(WatchOptions(), session, Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
         ended = [event.kind for event in said].index("job_ended")
         assert (len(session.looks) > 0) is over
         assert said[ended - 1].kind == ("node_lost" if over else "rank_exited")

@@ -1,4 +1,4 @@
-"""What the ranks say of themselves, where the launch is silent."""
+"""The sampler: rank numbers from process groups, steady probes, probes that fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hangdoc.evidence import End, Groups, Target
+from hangdoc.evidence import End, ProcessGroups, Target
 from hangdoc.watch.sampler import Sampler, _observe, numbered
 from probes import Observation, Request, Tier
 
@@ -20,27 +20,27 @@ def target(pid: int, rank: int | None, size: int | None = None, launcher: str | 
 @pytest.mark.parametrize(
     ("targets", "said", "expected"),
     [
-        pytest.param([target(5, None)], {5: Groups((), 3, 8)}, [(3, 8)], id="unknown"),
+        pytest.param([target(5, None)], {5: ProcessGroups((), 3, 8)}, [(3, 8)], id="unknown"),
         pytest.param([target(5, None)], {5: None}, [(None, None)], id="not seen"),
-        pytest.param([target(5, None)], {5: Groups()}, [(None, None)], id="says nothing"),
-        pytest.param([target(5, 2, 4)], {5: Groups((), 3, 8)}, [(2, 4)], id="the launch gave it"),
-        pytest.param([target(5, 2)], {5: Groups((), 2, 8)}, [(2, 8)], id="the size alone is unknown"),
+        pytest.param([target(5, None)], {5: ProcessGroups()}, [(None, None)], id="says nothing"),
+        pytest.param([target(5, 2, 4)], {5: ProcessGroups((), 3, 8)}, [(2, 4)], id="the launch gave it"),
+        pytest.param([target(5, 2)], {5: ProcessGroups((), 2, 8)}, [(2, 8)], id="the size alone is unknown"),
         pytest.param(
             [target(5, 0, 2, "spawn"), target(6, 1, 2, "spawn")],
-            {5: Groups((), 1, 2), 6: Groups((), 0, 2)},
+            {5: ProcessGroups((), 1, 2), 6: ProcessGroups((), 0, 2)},
             [(1, 2), (0, 2)],
             id="deduced wrongly",
         ),
         pytest.param(
             [target(5, None), target(6, None)],
-            {5: Groups((), 0, 1), 6: Groups((), 0, 1)},
+            {5: ProcessGroups((), 0, 1), 6: ProcessGroups((), 0, 1)},
             [(None, None), (None, None)],
             id="each in a world of its own",
         ),
     ],
 )
 def test_numbered(
-    targets: list[Target], said: dict[int, Groups | None], expected: list[tuple[int | None, int | None]]
+    targets: list[Target], said: dict[int, ProcessGroups | None], expected: list[tuple[int | None, int | None]]
 ) -> None:
     assert [(t.rank, t.world_size) for t in numbered(targets, said)] == expected
 
@@ -58,7 +58,7 @@ class Steady:
         return Observation({})
 
 
-def test_a_steady_probe_is_asked_once_of_each_process_not_of_each_number() -> None:
+def test_a_steady_probe_runs_once_per_process_not_per_pid() -> None:
     probe = Steady()
     sampler = Sampler("here", (), (probe,), Running())  # type: ignore[arg-type]
     for start in (1, 2):
@@ -102,7 +102,7 @@ class Fussy:
 
 
 @pytest.mark.parametrize("bad", [{3}, {1, 8}, set(range(1, 9))])
-def test_a_process_on_which_a_probe_fails_costs_no_other_process_its_evidence(bad: set[int]) -> None:
+def test_a_probe_that_fails_on_one_process_still_covers_the_others(bad: set[int]) -> None:
     targets = [target(pid, pid) for pid in range(1, 9)]
     found = _observe(Fussy(frozenset(bad)), Request(targets, Tier.PULSE))
     assert found.by_pid == {pid: "seen" for pid in range(1, 9) if pid not in bad}

@@ -1,1 +1,1 @@
-"""Log files: lines to events, each with its time and rank."""
+"""Parts of the log reader: from the lines of a file to events, stacks and exits, by process. No other format."""

@@ -1,4 +1,4 @@
-"""Whose the lines of a file are: what its name, its lines and its beginning tell, put together."""
+"""Attributes the lines of a file to ranks, by the file's path, its first lines and the prefixes of each line."""
 
 from __future__ import annotations
 
@@ -8,61 +8,60 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hangdoc.evidence.pieces import Who
+from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers import Source
-from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse
-from hangdoc.postmortem.readers._logs.scan import Tally
-from hangdoc.postmortem.readers._torchrun import who_of
+from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._logs.scan import ScanSummary
+from hangdoc.postmortem.readers._torchrun import process_of
 
-LOOKED_AT = 40  # lines at the beginning and at the end of a file that tell whether one rank wrote it
-ALL = 20_000  # lines at the end that are looked at where several did
+SAMPLED_LINES = 40  # at the beginning and end of a file, to see whether one rank wrote it
+MOST_TAIL_LINES = 20_000  # searched at the end of a file with several writers
 _RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _JOB_ID = re.compile(r"^(?:slurm|job|output|out|err|log)?[-_.]?\d{5,}\.", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Author:
-    """As much as a line says of its writer."""
+class LineOrigin:
+    """What a line states about the process that wrote it."""
 
     rank: int | None = None
     local: int | None = None
     host: str | None = None
     pid: int | None = None
-    group_rank: int | None = None  # in the default group, where the line names no other
+    group_rank: int | None = None  # in the default group
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """What a file's path says of the lines in it."""
+class FileOrigin:
+    """The process that wrote a file, by its path."""
 
-    who: Who = field(default_factory=Who)
+    process: ProcessRef = field(default_factory=ProcessRef)
     torchrun: bool = False
 
 
-def place_of(source: Source) -> Placed:
-    """By torchrun's folders (`attempt_0/3/stderr.log`), else by the name."""
-    if who := who_of(source):
-        return Placed(who, torchrun=True)
-    return Placed() if _JOB_ID.match(source.path.name) else Placed(Who(source.rank_in_name))
+def file_origin(source: Source) -> FileOrigin:
+    """From the folders of `torchrun --log-dir` (`attempt_0/3/stderr.log`), else from the file name."""
+    if process := process_of(source):
+        return FileOrigin(process, torchrun=True)
+    return FileOrigin() if _JOB_ID.match(source.path.name) else FileOrigin(ProcessRef(source.rank_in_name))
 
 
-class Authors:
-    """Learns from the lines who is who, and says at the end."""
+class OriginResolver:
+    """Collects origins line by line, then resolves them to processes."""
 
-    def __init__(self, place: Placed, head: str, told: Habits) -> None:
-        self.place = place
-        self.ranks: Counter[int] = Counter()  # named by lines
-        self.offsets: Counter[int] = Counter()  # global rank less local rank
-        self.processes: dict[tuple[str | None, int], tuple[int, int]] = {}  # host and PID -> ranks in all, rank
+    def __init__(self, path_origin: FileOrigin, head: str, style: PrefixStyle) -> None:
+        self.path_origin = path_origin
+        self.ranks: Counter[int] = Counter()  # lines per named rank
+        self.offsets: Counter[int] = Counter()  # global rank minus local rank
+        self.processes: dict[tuple[str | None, int], tuple[int, int]] = {}  # (host, PID) -> (world size, rank)
         self.hosts: Counter[str] = Counter()
-        self.others = False  # lines name several writers otherwise than by rank
-        self.failed: set[int] = set()  # ranks in the tables of a torchrun
-        self.ended: bool = False  # and it ended others
-        for raw in islice(head.splitlines(), LOOKED_AT):
-            self.learn("", parse(raw, told), {})
+        self.failed: set[int] = set()  # ranks in torchelastic's failure tables
+        self.ended: bool = False  # the agent sent closing signals to other ranks
+        for raw in islice(head.splitlines(), SAMPLED_LINES):
+            self.observe("", parse(raw, style), {})
 
-    def learn(self, kind: str, line: Line, fields: Mapping[str, str]) -> None:
-        """What a line says of its writer, and of others."""
+    def observe(self, kind: str, line: Line, fields: Mapping[str, str]) -> None:
+        """Record what a line states about its writer and about other processes."""
         if line.rank is not None:
             self.ranks[line.rank] += 1
             if line.local is not None:
@@ -76,69 +75,71 @@ class Authors:
         elif kind == "told_to_end":
             self.ended = True
         elif kind == "nccl_rank" and line.pid is not None:
-            key, told = (line.host, line.pid), (int(fields["size"]), int(fields["rank"]))
-            self.processes[key] = max(told, self.processes.get(key, (0, 0)), key=lambda one: one[0])
+            key, size_and_rank = (line.host, line.pid), (int(fields["size"]), int(fields["rank"]))
+            self.processes[key] = max(size_and_rank, self.processes.get(key, (0, 0)), key=lambda one: one[0])
         elif kind == "ray_worker":
             for host in (fields["host"], None):
                 self.processes[host, int(fields["pid"])] = 10**6, int(fields["rank"])
 
-    def of(self, line: Line) -> Author:
-        """The author that a line names."""
+    def origin_of(self, line: Line) -> LineOrigin:
+        """The origin that a line states."""
         default = line.group in (None, "0") and line.group_name in (None, "default_pg", "")
-        return Author(line.rank, line.local, line.host, line.pid, line.group_rank if default else None)
+        return LineOrigin(line.rank, line.local, line.host, line.pid, line.group_rank if default else None)
 
     @property
-    def alone(self) -> bool:
-        """One rank wrote the whole file."""
-        return self.sole is not None or (self.place.who.pid is not None and len(self.ranks) < 2)
+    def single_writer(self) -> bool:
+        """True if one process wrote the whole file."""
+        return self.only_rank is not None or (self.path_origin.process.pid is not None and len(self.ranks) < 2)
 
     @property
-    def sole(self) -> int | None:
-        """The only rank whose the file is, where it is one's: its lines know better than its name."""
+    def only_rank(self) -> int | None:
+        """The only rank that wrote the file, if there is one; lines take precedence over the file name."""
+        path_names_process = self.path_origin.process != ProcessRef()
         if len(self.ranks) > 1:
             return None
         if self.ranks:
             only = next(iter(self.ranks))
-            return only if self.place.who != Who() or self.ranks[only] >= 3 or self._one_failed == only else None
-        return self.place.who.rank if self.place.who != Who() else self._one_failed
+            certain = path_names_process or self.ranks[only] >= 3 or self._only_failed_rank == only
+            return only if certain else None
+        return self.path_origin.process.rank if path_names_process else self._only_failed_rank
 
     @property
-    def _one_failed(self) -> int | None:
-        """The rank of a host that has just one: its torchrun writes of one that failed, and ended no other."""
+    def _only_failed_rank(self) -> int | None:
+        """The only rank of a host: torchrun lists one failed rank and ended no other."""
         return next(iter(self.failed)) if len(self.failed) == 1 and not self.ended else None
 
-    def who(self, author: Author, run: int) -> Who:
-        """The process an author is."""
-        known = self.processes.get((author.host, author.pid)) if author.pid is not None else None
-        known = known or (self.processes.get((None, author.pid)) if author.pid is not None else None)
-        rank = author.rank
+    def resolve(self, origin: LineOrigin, run: int) -> ProcessRef:
+        """The process behind an origin."""
+        known = self.processes.get((origin.host, origin.pid)) if origin.pid is not None else None
+        known = known or (self.processes.get((None, origin.pid)) if origin.pid is not None else None)
+        rank = origin.rank
         if rank is None and known is not None:
             rank = known[1]
-        if rank is None and author.local is not None:
-            rank = author.local + (self.offsets.most_common(1)[0][0] if self.offsets else 0)
+        if rank is None and origin.local is not None:
+            rank = origin.local + (self.offsets.most_common(1)[0][0] if self.offsets else 0)
         if rank is None:
-            rank = self.sole
+            rank = self.only_rank
         if rank is None:
-            rank = author.group_rank
-        host, pid = author.host, author.pid
-        if host is None and self.alone:
-            host = next(iter(self.hosts)) if len(self.hosts) == 1 else self.place.who.host
-        if (rank, pid) == (None, None) and self.alone:
-            host, pid = self.place.who.host, self.place.who.pid
-        return Who(rank, host, pid, run)
+            rank = origin.group_rank
+        host, pid = origin.host, origin.pid
+        if host is None and self.single_writer:
+            host = next(iter(self.hosts)) if len(self.hosts) == 1 else self.path_origin.process.host
+        if (rank, pid) == (None, None) and self.single_writer:
+            host, pid = self.path_origin.process.host, self.path_origin.process.pid
+        return ProcessRef(rank, host, pid, run)
 
-    def seen(self, tally: Tally, told: Habits) -> Iterator[tuple[int, float | None]]:
-        """The ranks that wrote in the file, and when each wrote last; of those who stopped long before, no time."""
+    def ranks_seen(self, summary: ScanSummary, style: PrefixStyle) -> Iterator[tuple[int, float | None]]:
+        """The ranks that wrote in the file, and when each wrote last; None: long before the end, or no time."""
         several = len(self.ranks) > 1
-        tail = tally.tail[-(len(tally.tail) if several else 2**14) :].decode("utf-8", "replace").splitlines()
+        tail = summary.tail[-(len(summary.tail) if several else 2**14) :].decode("utf-8", "replace").splitlines()
         found: dict[int, float | None] = dict.fromkeys(self.ranks)
         if several:
-            found |= {int(rank): None for rank in _RANK.findall(tally.head)}
-        for raw in tail[-ALL if several else -LOOKED_AT :]:
-            line = parse(raw, told)
-            rank = self.who(self.of(line), 0).rank
-            if rank is not None and (several or self.alone):
+            found |= {int(rank): None for rank in _RANK.findall(summary.head)}
+        for raw in tail[-MOST_TAIL_LINES if several else -SAMPLED_LINES :]:
+            line = parse(raw, style)
+            rank = self.resolve(self.origin_of(line), 0).rank
+            if rank is not None and (several or self.single_writer):
                 found[rank] = line.at if line.at is not None else found.get(rank)
-        if self.sole is not None:
-            found.setdefault(self.sole, None)
+        if self.only_rank is not None:
+            found.setdefault(self.only_rank, None)
         yield from found.items()

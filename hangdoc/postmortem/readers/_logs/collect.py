@@ -1,4 +1,4 @@
-"""What one log file says, sorted by who says it: lines, stacks and ends become pieces of evidence."""
+"""Collects the events, stacks and exits in one log file, by process."""
 
 from __future__ import annotations
 
@@ -11,237 +11,250 @@ from itertools import chain, islice, takewhile
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
-from hangdoc.postmortem.readers._logs.attribution import Author, Authors, place_of
-from hangdoc.postmortem.readers._logs.exits import ends_of, failure
-from hangdoc.postmortem.readers._logs.prefixes import Habits, Line, parse
-from hangdoc.postmortem.readers._logs.scan import Spot, Tally
-from hangdoc.postmortem.readers._logs.tracebacks import CHAIN, HEADING, Raised, read
-from hangdoc.postmortem.readers._logs.watchdog_dump import trace
-from hangdoc.postmortem.readers.faulthandler import dumps
+from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin
+from hangdoc.postmortem.readers._logs.exits import exits_in, failure_entry
+from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._logs.scan import MatchedLine, ScanSummary
+from hangdoc.postmortem.readers._logs.tracebacks import (
+    CHAINED,
+    HEADING,
+    LoggedException,
+    parse_traceback,
+    watchdog_stack,
+)
+from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
-MOST_AUTHORS = 20_000
+MOST_ORIGINS = 20_000
 FATAL = "Fatal Python error"
-KEPT = 64  # lines of one author that are kept from the beginning, and as many from the end
+MOST_EVENTS = 64  # kept per origin: so many first and so many last ones
 TEXT, FIELD = 400, 200  # characters kept
-OF_LAUNCHERS = re.compile(r"ChildFailedError|SignalException|RendezvousGracefulExit|subprocess\.CalledProcessError")
-OVER = frozenset({"exception", "collective_timeout", "gloo_timeout", "failed", "failure", "connection_closed"})
+LAUNCHER_EXCEPTIONS = re.compile(
+    r"ChildFailedError|SignalException|RendezvousGracefulExit|subprocess\.CalledProcessError"
+)
+FAILURE_KINDS = frozenset({"exception", "collective_timeout", "gloo_timeout", "failed", "failure", "connection_closed"})
 TORCHELASTIC = frozenset({"failed", "failure", "told_to_end"})
 _SIZE = re.compile(r"(?:world|World|WORLD)[_ ]?(?:size|SIZE|Size)\W{1,4}(\d{1,6})\b")
 _SIZES = re.compile(r"global_world_sizes=\[(\d{1,6})")
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 
+Fields = Mapping[str, str | None]
+
 
 @dataclass(slots=True)
-class _Pages:
-    """One author's lines."""
+class _OriginEvents:
+    """Events and the best stack of one origin."""
 
     first: list[LogEvent] = field(default_factory=list)
-    last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=KEPT))
-    stacks: tuple[int, float | None, Stacks] | None = None  # how telling, when, which
-    times: list[float] = field(default_factory=list)  # first and last
+    last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    stacks: tuple[int, float | None, Stacks] | None = None  # priority, time, record
+    times: list[float] = field(default_factory=list)  # earliest and latest
 
-    def add(self, said: LogEvent) -> None:
-        (self.first if len(self.first) < KEPT else self.last).append(said)
+    def add(self, event: LogEvent) -> None:
+        (self.first if len(self.first) < MOST_EVENTS else self.last).append(event)
 
-    def timed(self, at: float | None) -> None:
+    def add_time(self, at: float | None) -> None:
         if at is not None:
             self.times = [min([at, *self.times]), max([at, *self.times])]
 
-    def show(self, worth: int, at: float | None, stacks: Stacks) -> None:
-        """Of stacks that are equally telling the last counts."""
-        if self.stacks is None or worth >= self.stacks[0]:
-            self.stacks = worth, at, stacks
+    def offer_stack(self, priority: int, at: float | None, stacks: Stacks) -> None:
+        """Keep the stack of the highest priority; on a tie, the last one."""
+        if self.stacks is None or priority >= self.stacks[0]:
+            self.stacks = priority, at, stacks
 
 
-class Journal:
-    """Takes what was found in a file, in the order of the file."""
+class LogCollector:
+    """Takes the matched lines of a file in order; `pieces` returns the evidence."""
 
-    def __init__(self, source: Source, told: Habits) -> None:
-        self.name, self.told = source.name, told
-        self.place = place_of(source)
-        self.authors = Authors(self.place, source.head.decode("utf-8", "replace"), told)
-        self.run = self.place.who.run
-        self.pages: dict[tuple[int, Author], _Pages] = defaultdict(_Pages)
-        self.ends: list[tuple[int, Author, End]] = []
-        self.told_at: dict[int, int] = {}  # PID -> line at which its launcher told it to end
-        self.forced: set[int] = set()  # PIDs of those that their launcher killed in the end
-        self.kinds: set[str] = set()  # of this run
-        self.seen: set[str] = set()  # of the whole file
+    def __init__(self, source: Source, style: PrefixStyle) -> None:
+        self.name, self.style = source.name, style
+        self.path_origin = file_origin(source)
+        self.origins = OriginResolver(self.path_origin, source.head.decode("utf-8", "replace"), style)
+        self.run = self.path_origin.process.run
+        self.events: dict[tuple[int, LineOrigin], _OriginEvents] = defaultdict(_OriginEvents)
+        self.ends: list[tuple[int, LineOrigin, End]] = []
+        self.sigterm_lines: dict[int, int] = {}  # PID -> line of the launcher's closing signal
+        self.force_killed: set[int] = set()  # PIDs that the launcher killed with SIGKILL after the closing signal
+        self.run_kinds: set[str] = set()  # in the current run
+        self.file_kinds: set[str] = set()  # in the whole file
         head = source.head.decode("utf-8", "replace")
         self.size = max((int(found[1]) for found in chain(_SIZE.finditer(head), _SIZES.finditer(head))), default=None)
 
-    def add(self, kind: str, spot: Spot, line: Line, match: re.Match[str]) -> None:
-        """A line of one of the known forms."""
+    def add(self, kind: str, matched: MatchedLine, line: Line, match: re.Match[str]) -> None:
+        """Record a line that matches a pattern."""
         fields = {name: value.strip() for name, value in match.groupdict().items() if value}
-        if self._turned(kind, fields):
+        if self._is_start(kind, fields):
             return
-        self.authors.learn(kind, line, fields)
-        author = self.authors.of(line)
+        self.origins.observe(kind, line, fields)
+        origin = self.origins.origin_of(line)
         if kind in ("nccl_rank", "ray_worker"):
-            self._sized(fields.get("size"))
+            self._set_world_size(fields.get("size"))
             return
         text = line.text
         if kind == "exception":
-            raised = self._raised(spot, line)
-            if raised is None or OF_LAUNCHERS.search(raised.type):
+            exception = self._traceback(matched, line)
+            if exception is None or LAUNCHER_EXCEPTIONS.search(exception.type):
                 return
-            fields, text = _fields_of(raised), raised.text
+            fields, text = _exception_fields(exception), exception.text
         elif kind == "fatal_error":
-            self._crashed(author, spot, line)
-        elif kind == "failed_stack" and (stacks := trace(spot.after(40))):
-            self._page(author).show(2, line.at, stacks)
+            self._add_fatal_error(origin, matched, line)
+        elif kind == "failed_stack" and (stacks := watchdog_stack(matched.after(40))):
+            self._events_of(origin).offer_stack(2, line.at, stacks)
         elif kind == "failure":
-            found = failure(spot)
+            found = failure_entry(matched)
             fields |= found.fields
-            self.ends.append((self.run, Author(rank=found.rank, host=found.host, pid=found.pid), found.end))
-            author = Author(rank=found.rank, host=found.host, pid=found.pid)
-            if found.raised is not None:
-                self._say(author, "exception", found.raised.text, spot, line, _fields_of(found.raised))
-                self._page(author).show(1, line.at, found.raised.stacks)
+            self.ends.append((self.run, LineOrigin(rank=found.rank, host=found.host, pid=found.pid), found.end))
+            origin = LineOrigin(rank=found.rank, host=found.host, pid=found.pid)
+            if found.exception is not None:
+                raised = found.exception
+                self._add_event(origin, "exception", raised.text, matched, line, _exception_fields(raised))
+                self._events_of(origin).offer_stack(1, line.at, found.exception.stacks)
         elif kind == "told_to_end":
-            self.told_at[int(fields["pid"])] = spot.number
+            self.sigterm_lines[int(fields["pid"])] = matched.number
         elif kind == "would_not_end":
-            author = Author(pid=int(fields["pid"]))
-            self.forced.add(int(fields["pid"]))
+            origin = LineOrigin(pid=int(fields["pid"]))
+            self.force_killed.add(int(fields["pid"]))
         else:
-            self.ends += [(self.run, who, end) for who, end in ends_of(kind, fields, line)]
+            self.ends += [(self.run, ended, end) for ended, end in exits_in(kind, fields, line)]
         if kind in ("clients_missing", "barrier_of_store"):
-            self._sized(fields.get("expected"))
-        if kind == "exception" and raised is not None and raised.uncaught:
-            self._page(author).show(1, line.at, raised.stacks)
-        self._say(author, kind, text, spot, line, fields)
+            self._set_world_size(fields.get("expected"))
+        if kind == "exception" and exception is not None and exception.uncaught:
+            self._events_of(origin).offer_stack(1, line.at, exception.stacks)
+        self._add_event(origin, kind, text, matched, line, fields)
 
-    def _say(
-        self, author: Author, kind: str, text: str, spot: Spot, line: Line, fields: Mapping[str, str | None]
+    def _add_event(
+        self, origin: LineOrigin, kind: str, text: str, matched: MatchedLine, line: Line, fields: Fields
     ) -> None:
         more = {"group": line.group, "group_name": line.group_name}
         more["group_rank"] = str(line.group_rank) if line.group_rank is not None else None
-        told = {name: _shown(name, value)[:FIELD] for name, value in {**more, **fields}.items() if value}
-        said = LogEvent(kind, redact_text(text[: 4 * TEXT])[:TEXT], self.name, spot.number, line.at, told)
-        page = self._page(author)
-        page.add(said)
-        page.timed(line.at)
-        self.kinds.add(kind)
-        self.seen.add(kind)
+        kept = {name: _redacted_field(name, value)[:FIELD] for name, value in {**more, **fields}.items() if value}
+        event = LogEvent(kind, redact_text(text[: 4 * TEXT])[:TEXT], self.name, matched.number, line.at, kept)
+        part = self._events_of(origin)
+        part.add(event)
+        part.add_time(line.at)
+        self.run_kinds.add(kind)
+        self.file_kinds.add(kind)
 
-    def _page(self, author: Author) -> _Pages:
-        key = self.run, author
-        return self.pages[key] if key in self.pages or len(self.pages) < MOST_AUTHORS else _Pages()
+    def _events_of(self, origin: LineOrigin) -> _OriginEvents:
+        key = self.run, origin
+        return self.events[key] if key in self.events or len(self.events) < MOST_ORIGINS else _OriginEvents()
 
-    def _sized(self, size: str | None) -> None:
+    def _set_world_size(self, size: str | None) -> None:
         if size and int(size) < 10**6:
             self.size = max(int(size), self.size or 0)
 
-    def _turned(self, kind: str, fields: Mapping[str, str]) -> bool:
-        """Whether the line only tells that the job starts (again); counts the starts."""
+    def _is_start(self, kind: str, fields: Mapping[str, str]) -> bool:
+        """True if the line only announces a start or restart of the job; counts the runs."""
         if kind not in ("start", "restart"):
             return False
         count = fields.get("count")
         if count is not None:
-            self.run = self.place.who.run + int(count[:6])
-        elif kind == "restart" or self.kinds & OVER:
+            self.run = self.path_origin.process.run + int(count[:6])
+        elif kind == "restart" or self.run_kinds & FAILURE_KINDS:
             self.run += 1
-        self.kinds = set() if self.kinds & OVER else self.kinds
+        self.run_kinds = set() if self.run_kinds & FAILURE_KINDS else self.run_kinds
         return True
 
-    def _raised(self, spot: Spot, line: Line) -> Raised | None:
-        """The traceback that begins on this line."""
-        front = spot.text.partition(HEADING)[0]
+    def _traceback(self, matched: MatchedLine, line: Line) -> LoggedException | None:
+        """The traceback that begins on this line; None: part of another, or of a launcher's table."""
+        front = matched.text.partition(HEADING)[0]
         if "traceback :" in front:
-            return None  # in the table of a launcher, which is read as a whole
+            return None  # in a launcher's table, which failure_entry reads
         timed = bool(_TIMED.search(front))
-        if any(CHAIN.search(text) and (timed or text.startswith(front)) for text in spot.before(4)):
-            return None  # was read with the one that it came of
-        return read(self._following(spot, line, HEADING))
+        if any(CHAINED.search(text) and (timed or text.startswith(front)) for text in matched.before(4)):
+            return None  # read with the start of its chain
+        return parse_traceback(self._following(matched, line, HEADING))
 
-    def _crashed(self, author: Author, spot: Spot, line: Line) -> None:
-        """The stacks that Python's fault handler wrote, and the signal."""
-        texts = takewhile(lambda text: FATAL not in text, self._following(spot, line, FATAL))  # the next is another's
-        for dump in islice(dumps(chain([line.text], texts)), 1):
-            self._page(author).show(2, line.at, dump.stacks)
-            self.ends += [(self.run, author, more.record) for more in dump.more if isinstance(more.record, End)]
+    def _add_fatal_error(self, origin: LineOrigin, matched: MatchedLine, line: Line) -> None:
+        """Record the stacks and the signal of a faulthandler dump."""
+        # Stop at the next dump: it belongs to another process.
+        texts = takewhile(lambda text: FATAL not in text, self._following(matched, line, FATAL))
+        for dump in islice(faulthandler_dumps(chain([line.text], texts)), 1):
+            self._events_of(origin).offer_stack(2, line.at, dump.stacks)
+            self.ends += [(self.run, origin, more.record) for more in dump.more if isinstance(more.record, End)]
 
-    def _following(self, spot: Spot, line: Line, heading: str) -> Iterator[str]:
-        """The lines that the author of this one wrote after it, without what stands in front of them."""
-        prefix = spot.raw[: spot.raw.find(heading.encode())]
+    def _following(self, matched: MatchedLine, line: Line, heading: str) -> Iterator[str]:
+        """The next lines of the same process, without their prefixes."""
+        prefix = matched.raw[: matched.raw.find(heading.encode())]
         if prefix.strip() and not _TIMED.search(prefix.decode("utf-8", "replace")):
-            return spot.beginning(prefix, 600)
-        return self._written_by(line, spot)
+            return matched.with_prefix(prefix, 600)
+        return self._written_by(line, matched)
 
-    def _written_by(self, line: Line, spot: Spot) -> Iterator[str]:
-        mine = (line.rank, line.local, line.host, line.pid)
-        for text in spot.after(3000):
-            other = parse(text, self.told)
-            if (other.rank, other.local, other.host, other.pid) == mine or mine == (None, None, None, None):
+    def _written_by(self, line: Line, matched: MatchedLine) -> Iterator[str]:
+        own = (line.rank, line.local, line.host, line.pid)
+        for text in matched.after(3000):
+            other = parse(text, self.style)
+            if (other.rank, other.local, other.host, other.pid) == own or own == (None, None, None, None):
                 yield other.text
 
-    def pieces(self, tally: Tally) -> Iterator[Piece]:
-        """All that was found; of each author the lines, then the stack, then the end."""
-        for rank, at in self.authors.seen(tally, self.told):
-            self._page(Author(rank=rank)).timed(at)
-        whose: dict[tuple[int, Who], list[_Pages]] = defaultdict(list)
-        for (run, author), page in self.pages.items():
-            whose[run, self.authors.who(author, run)].append(page)
-        launcher, told = self._launcher(), self._told()
-        for (_, who), pages in whose.items():
-            said = sorted(chain.from_iterable((*page.first, *page.last) for page in pages), key=lambda one: one.line)
-            if (line := told.get((who.run, who.rank))) is not None:
-                said = [_torn_down(one) if one.kind == "exception" and one.line > line else one for one in said]
-            times = [at for page in pages for at in page.times]
-            lines = tally.lines if self.authors.alone else 0
-            logs = Logs(tuple(said), lines, min(times, default=None), max(times, default=None))
-            yield Piece(who, "logs", logs, logs.last, self.size, None, launcher)
-            if (who.rank, who.pid) == (None, None):
+    def pieces(self, summary: ScanSummary) -> Iterator[Piece]:
+        """All evidence in the file: for each process its events, then its stack, then its exit."""
+        for rank, at in self.origins.ranks_seen(summary, self.style):
+            self._events_of(LineOrigin(rank=rank)).add_time(at)
+        by_process: dict[tuple[int, ProcessRef], list[_OriginEvents]] = defaultdict(list)
+        for (run, origin), part in self.events.items():
+            by_process[run, self.origins.resolve(origin, run)].append(part)
+        launcher, sigterm_lines = self._launcher(), self._sigterm_lines_by_rank()
+        for (_, process), parts in by_process.items():
+            events = [event for part in parts for event in (*part.first, *part.last)]
+            events.sort(key=lambda event: event.line)
+            if (line := sigterm_lines.get((process.run, process.rank))) is not None:
+                events = [_mark_teardown(one) if one.kind == "exception" and one.line > line else one for one in events]
+            times = [at for part in parts for at in part.times]
+            lines = summary.lines if self.origins.single_writer else 0
+            logs = Logs(tuple(events), lines, min(times, default=None), max(times, default=None))
+            yield Piece(process, "logs", logs, logs.last, self.size, None, launcher)
+            if (process.rank, process.pid) == (None, None):
                 continue
-            shown = max((page.stacks for page in pages if page.stacks), key=lambda one: one[0], default=None)
+            shown = max((part.stacks for part in parts if part.stacks), key=lambda stack: stack[0], default=None)
             if shown is not None:
-                yield Piece(who, "stacks", shown[2], shown[1], self.size, None, launcher)
-            if _left(said):
-                yield Piece(who, "end", End(code=1), None, self.size, None, launcher)
-        for run, author, end in self.ends:
-            who = self.authors.who(author, run)
-            if author.pid in self.forced and end.signal == signal.SIGKILL:
-                end = End(signal=signal.SIGTERM, at_s=end.at_s)  # its launcher's doing, as with the others
-            tasks_are_ranks = not self.seen & TORCHELASTIC or "slurm_task" not in self.seen
-            if (who.rank is not None and tasks_are_ranks) or who.pid is not None:
-                yield Piece(who, "end", end, None, self.size, None, launcher)
+                yield Piece(process, "stacks", shown[2], shown[1], self.size, None, launcher)
+            if _ended_by_exception(events):
+                yield Piece(process, "end", End(code=1), None, self.size, None, launcher)
+        for run, origin, end in self.ends:
+            process = self.origins.resolve(origin, run)
+            if origin.pid in self.force_killed and end.signal == signal.SIGKILL:
+                end = End(signal=signal.SIGTERM, at_s=end.at_s)  # torn down by the launcher, like the other ranks
+            tasks_are_ranks = not self.file_kinds & TORCHELASTIC or "slurm_task" not in self.file_kinds
+            if (process.rank is not None and tasks_are_ranks) or process.pid is not None:
+                yield Piece(process, "end", end, None, self.size, None, launcher)
 
-    def _told(self) -> dict[tuple[int, int | None], int]:
-        """By run and rank the line at which its launcher told it to end."""
-        ends = ((run, author) for run, author, _ in self.ends if author.rank is not None)
-        return {(run, who.rank): self.told_at[who.pid] for run, who in ends if who.pid in self.told_at}
+    def _sigterm_lines_by_rank(self) -> dict[tuple[int, int | None], int]:
+        """(run, rank) -> line of the launcher's closing signal."""
+        ends = ((run, origin) for run, origin, _ in self.ends if origin.rank is not None)
+        lines = self.sigterm_lines
+        return {(run, origin.rank): lines[origin.pid] for run, origin in ends if origin.pid in lines}
 
     def _launcher(self) -> str | None:
-        if self.seen & TORCHELASTIC or self.place.torchrun:
+        if self.file_kinds & TORCHELASTIC or self.path_origin.torchrun:
             return "torchrun"
-        return "mpi" if "mpi_end" in self.seen else "slurm" if "slurm_task" in self.seen else None
+        return "mpi" if "mpi_end" in self.file_kinds else "slurm" if "slurm_task" in self.file_kinds else None
 
 
-def _torn_down(one: LogEvent) -> LogEvent:
-    """An exception that came of the launcher's signal."""
-    return replace(one, fields={**one.fields, TEARDOWN: "yes"})
+def _mark_teardown(event: LogEvent) -> LogEvent:
+    """Mark an exception as caused by the launcher's signal."""
+    return replace(event, fields={**event.fields, TEARDOWN: "yes"})
 
 
-def _fields_of(raised: Raised) -> dict[str, str | None]:
-    site = raised.frames[0] if raised.frames else None
+def _exception_fields(exception: LoggedException) -> dict[str, str | None]:
+    site = exception.frames[0] if exception.frames else None
     return {
-        "type": raised.type,
-        "message": raised.message,
-        "cause": raised.causes[0] if raised.causes else None,
-        "uncaught": "yes" if raised.uncaught else None,
+        "type": exception.type,
+        "message": exception.message,
+        "cause": exception.causes[0] if exception.causes else None,
+        "uncaught": "yes" if exception.uncaught else None,
         "site": f"{site.function} ({site.short}:{site.line})" if site else None,
     }
 
 
-def _left(said: list[LogEvent]) -> bool:
-    """It has ended by an exception that nobody caught, and not after it had waited for others until a timeout."""
-    kinds = {one.kind for one in said}
-    return any("uncaught" in one.fields for one in said if one.kind == "exception") and not kinds & WAITED
+def _ended_by_exception(events: list[LogEvent]) -> bool:
+    """True if an uncaught exception ended the process, and no timeout came before."""
+    kinds = {event.kind for event in events}
+    return any("uncaught" in event.fields for event in events if event.kind == "exception") and not kinds & WAITED
 
 
-def _shown(name: str, value: str) -> str:
-    """A field without secrets; the name of a process group may be a hash."""
+def _redacted_field(name: str, value: str) -> str:
+    """A field without secrets; a process group's name may be a hash."""
     return redact_identifier(value) if name.startswith("group") else redact(name, value)

@@ -1,4 +1,4 @@
-"""How processes ended, as launchers, schedulers and the kernel write it."""
+"""Exits of processes, as launchers, schedulers and the kernel report them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import End
-from hangdoc.evidence.limits import whole
-from hangdoc.postmortem.readers._logs.attribution import Author
+from hangdoc.evidence.limits import parse_count
+from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.prefixes import ANSI, Line
-from hangdoc.postmortem.readers._logs.scan import Spot
-from hangdoc.postmortem.readers._logs.tracebacks import HEADING, Raised, read
+from hangdoc.postmortem.readers._logs.scan import MatchedLine
+from hangdoc.postmortem.readers._logs.tracebacks import HEADING, LoggedException, parse_traceback
 
 MOST_TASKS = 4096
-LATER_S = 0.0  # of those that did not end first; the first has no time, which means before all the others
+LATER_S = 0.0  # `at_s` of exits after the root cause, whose own `at_s` is None: before all others
 _ENTRY = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
 _EXIT = re.compile(r"(?P<code>-?\d{1,10})\s+\(pid: (?P<pid>\d{1,10})\)")
 _OOM = re.compile(r"python|pt_main|pt_data|torchrun|train", re.IGNORECASE)
@@ -30,31 +30,31 @@ _SLURM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """An entry in the table that torchelastic's agent writes."""
+class FailureEntry:
+    """An entry in the failure table of torchelastic's agent."""
 
     rank: int | None
     host: str | None
     pid: int | None
     end: End
-    raised: Raised | None = None
+    exception: LoggedException | None = None
     fields: dict[str, str] = field(default_factory=dict)
 
 
-def failure(spot: Spot) -> Failure:
-    """The entry around the line that names the rank."""
-    above = [ANSI.sub("", text) for text in spot.before(6)]
+def failure_entry(matched: MatchedLine) -> FailureEntry:
+    """The entry around the line with the rank."""
+    above = [ANSI.sub("", text) for text in matched.before(6)]
     entry: dict[str, str] = {}
     for text in above[:2]:
         if (match := _ENTRY.search(text)) and match["name"] in ("host", "time"):
             entry[match["name"]] = match["value"].strip()
-    below = [ANSI.sub("", text) for text in spot.after(400)]
-    raised = None
-    for number, text in enumerate([ANSI.sub("", spot.text), *below[:4]]):
+    below = [ANSI.sub("", text) for text in matched.after(400)]
+    exception = None
+    for number, text in enumerate([ANSI.sub("", matched.text), *below[:4]]):
         if match := _ENTRY.search(text):
             entry[match["name"]] = match["value"].strip()
             if match["name"] == "traceback" and HEADING in text:
-                raised = read(line.removeprefix("  ") for line in below[number:])
+                exception = parse_traceback(line.removeprefix("  ") for line in below[number:])
     rank = re.match(r"\d{1,7}", entry.get("rank", ""))
     how = _EXIT.search(entry.get("exitcode", ""))
     root = any("Root Cause" in text for text in above[:4])
@@ -64,26 +64,26 @@ def failure(spot: Spot) -> Failure:
     if root:
         fields["root"] = "yes"
     pid = int(how["pid"]) if how else None
-    return Failure(int(rank[0]) if rank else None, entry.get("host"), pid, end, raised, fields)
+    return FailureEntry(int(rank[0]) if rank else None, entry.get("host"), pid, end, exception, fields)
 
 
-def ends_of(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple[Author, End]]:
-    """The ends that a line tells of."""
+def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple[LineOrigin, End]]:
+    """The exits that a line reports."""
     if kind == "mpi_end":
-        who = Author(rank=int(fields["rank"]), host=fields["host"], pid=int(fields["pid"]))
-        yield who, End(signal=int(fields["signal"]))
+        origin = LineOrigin(rank=int(fields["rank"]), host=fields["host"], pid=int(fields["pid"]))
+        yield origin, End(signal=int(fields["signal"]))
     elif kind == "failed" and "pid" in fields:
         code = int(fields["code"])
         end = End(code=code) if code >= 0 else End(signal=-code)
-        yield Author(local=int(fields["local_rank"]), pid=int(fields["pid"])), end
+        yield LineOrigin(local=int(fields["local_rank"]), pid=int(fields["pid"])), end
     elif kind == "oom_kill" and _OOM.search(fields["command"]):
         end = End(signal=signal.SIGKILL, oom_kills=1, kernel=(line.text[:200],))
-        yield Author(host=line.host, pid=int(fields["pid"])), end
+        yield LineOrigin(host=line.host, pid=int(fields["pid"])), end
     elif kind == "slurm_task":
         end_of_task = _slurm(fields["how"])
         if end_of_task is not None:
             for task in _tasks(fields["tasks"]):
-                yield Author(rank=task, host=fields["host"]), end_of_task
+                yield LineOrigin(rank=task, host=fields["host"]), end_of_task
 
 
 def _slurm(how: str) -> End | None:
@@ -94,11 +94,11 @@ def _slurm(how: str) -> End | None:
 
 
 def _tasks(text: str) -> Iterator[int]:
-    """ "0-2,5": 0, 1, 2, 5."""
+    """Expand "0-2,5" to 0, 1, 2, 5."""
     count = 0
     for part in text.split(","):
         first, _, last = part.partition("-")
-        start, end = whole(first), whole(last or first)
+        start, end = parse_count(first), parse_count(last or first)
         if start is not None and end is not None:
             for task in range(start, end + 1):
                 count += 1

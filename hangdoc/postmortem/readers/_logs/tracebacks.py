@@ -1,4 +1,4 @@
-"""Python tracebacks in logs: the exception, what it came of, and the stack on which it was raised."""
+"""Stacks in logs: Python tracebacks, and the stack of a failed collective that NCCL's watchdog prints."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from hangdoc.evidence import Frame, Stack, Stacks
 from hangdoc.redaction.text import redact_text
 
 MOST_FRAMES = 200
-TEXT = 400  # characters kept of a message
+TEXT = 400  # characters of a message that are kept
 
 HEADING = "Traceback (most recent call last)"
 _FRAME = re.compile(
     r'\s*(?:\| )?File "(?P<file>[^"]{1,1000})", line (?P<line>\d{1,9})(?:, in (?P<function>\S.{0,200}))?'
 )
+_WATCHDOG_FRAME = re.compile(
+    r"(?:^|[\s:])#(\d{1,3}) (?P<function>\S{1,200}) from (?P<file>\S{1,1000}):(?P<line>\d{1,9})\s*$"
+)
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
-CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
-_GOES_ON = re.compile(r"[:,]\s*$|NCCL error|CollectiveFingerPrint|DistBackendError")
-# Whoever starts a program, a thread or a worker: an exception that has come to here was caught by nobody.
+CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
+_CONTINUES = re.compile(r"[:,]\s*$|NCCL error|CollectiveFingerPrint|DistBackendError")
+# Entry points of a program, thread or worker: an exception whose traceback begins there was not caught.
 _OUTERMOST = frozenset(
     {"<module>", "_run_module_as_main", "_bootstrap", "_bootstrap_inner", "_wrap", "wrapper", "_main"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
-    """An exception as it was printed."""
+class LoggedException:
+    """An exception as it was printed, with its traceback."""
 
     type: str  # as printed, with its module: "torch.distributed.DistBackendError"
     message: str
     frames: tuple[Frame, ...]  # innermost first
-    causes: tuple[str, ...] = ()  # exceptions it came of, "Type: message", the first to happen first
-    uncaught: bool = False  # its stack begins where a program does
+    causes: tuple[str, ...] = ()  # "Type: message" of the chained exceptions, earliest first
+    uncaught: bool = False  # the traceback begins at an entry point
 
     @property
     def text(self) -> str:
@@ -41,15 +44,12 @@ class Raised:
 
     @property
     def stacks(self) -> Stacks:
-        """The stack as a look at the process would have shown it."""
+        """The traceback as a record of the main thread."""
         return Stacks((Stack(0, "MainThread", self.frames),))
 
 
-def read(lines: Iterable[str]) -> Raised | None:
-    """What the lines after the heading say, its own indentation taken off; None where they are none of a traceback.
-
-    Stops at the end of the traceback, those of a chain with it.
-    """
+def parse_traceback(lines: Iterable[str]) -> LoggedException | None:
+    """Parse the lines after the heading, without its indentation, to the end of the chain; None: not a traceback."""
     rest = iter(lines)
     causes: list[str] = []
     while True:
@@ -58,15 +58,15 @@ def read(lines: Iterable[str]) -> Raised | None:
         if not frames and not found:
             return None
         kind, message = (found["type"], (found["message"] or "").strip()) if found else ("", "")
-        told, goes_on = _message(rest, message)
-        if not goes_on:
+        message, chained = _message(rest, message)
+        if not chained:
             uncaught = bool(frames) and frames[0].function in _OUTERMOST
-            return Raised(kind, redact_text(told)[:TEXT], tuple(reversed(frames)), tuple(causes), uncaught)
-        causes.append(redact_text(f"{kind}: {told}")[:TEXT])
+            return LoggedException(kind, redact_text(message)[:TEXT], tuple(reversed(frames)), tuple(causes), uncaught)
+        causes.append(redact_text(f"{kind}: {message}")[:TEXT])
 
 
 def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None]:
-    """The frames, outermost first, and the line that ends them: the exception's."""
+    """The frames, outermost first, and the line of the exception after them."""
     frames: list[Frame] = []
     for text in lines:
         if match := _FRAME.match(text):
@@ -79,26 +79,41 @@ def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None]:
 
 
 def _message(lines: Iterator[str], first: str) -> tuple[str, bool]:
-    """The exception's message with the lines that belong to it, and whether another traceback follows."""
-    told, blank = [first], False
+    """The exception's message with its continuation lines, and whether a chained traceback follows."""
+    message, blank = [first], False
     for count, text in enumerate(lines):
-        if CHAIN.match(text):
+        if CHAINED.match(text):
             for after in lines:
                 if HEADING in after:
-                    return " ".join(told).strip(), True
+                    return " ".join(message).strip(), True
                 if after.strip():
                     break
             break
         if HEADING in text or count > 12:
             break
         blank = blank or not text.strip()
-        if text.strip() and not blank and len(told) < 5 and (not first or _GOES_ON.search(" ".join(told))):
-            told.append(text.strip())
+        if text.strip() and not blank and len(message) < 5 and (not first or _CONTINUES.search(" ".join(message))):
+            message.append(text.strip())
         elif text.strip():
             break
-    return " ".join(told).strip(), False
+    return " ".join(message).strip(), False
 
 
 def _short(file: str) -> str:
-    """The file's name as py-spy shortens it."""
+    """The file name as py-spy shortens it."""
     return re.sub(r".*/(?:site|dist)-packages/|.*/python3\.\d+/", "", file)
+
+
+def watchdog_stack(lines: Iterable[str]) -> Stacks | None:
+    """The stack that NCCL's watchdog prints of the failed collective.
+
+    Frames `#0 all_reduce from FILE:LINE`, innermost first; None if there are none.
+    """
+    frames: list[Frame] = []
+    for text in lines:
+        match = _WATCHDOG_FRAME.search(text)
+        if match is None or int(match[1]) != len(frames):
+            break
+        file = match["file"]
+        frames.append(Frame(match["function"], file, int(match["line"]), file.rpartition("-packages/")[2]))
+    return Stacks((Stack(0, "MainThread", tuple(frames)),)) if frames else None

@@ -1,4 +1,4 @@
-"""Flight Recorder dumps side by side: what is wrong, with whom, and which playbook says so."""
+"""Flight Recorder dumps compared: the fault, its culprits and the playbook that reports it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from hangdoc.analysis.collectives.fr_diagnosis import DumpJob
 from hangdoc.postmortem.assemble import snapshots
-from hangdoc.postmortem.readers import Notes
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers import ReadContext
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.flight_recorder import READER
 from hangdoc.verdict import Finding
 from tests.support.flight_recorder_traces import Call, call, trace, write
@@ -30,25 +30,25 @@ Traces = Mapping[int, Mapping[str, Any]]
 
 
 def four(most: Sequence[Call], odd: Sequence[Call], groups: Any = FOUR, rank: int = 2) -> Traces:
-    """Rank 2 recorded other calls than the rest."""
+    """One rank, by default rank 2, recorded other calls than its peers."""
     return {number: trace(odd if number == rank else most, groups) for number in range(4)}
 
 
 def judged(folder: Path, traces: Traces) -> tuple[DumpJob, Finding | None, str]:
-    """What the analysis says of the job, the best finding, and the verdict's status."""
+    """The facts of the job, the best finding and the verdict's status."""
     return judged_at(write(folder, traces))
 
 
 def judged_at(folder: Path) -> tuple[DumpJob, Finding | None, str]:
-    notes = Notes(lambda text: None)
-    pieces = [piece for source in gather([folder], print) for piece in READER.read(source, notes)]
+    context = ReadContext(lambda text: None)
+    pieces = [piece for source in find_sources([folder], print) for piece in READER.read(source, context)]
     facts = judge().facts(list(snapshots(pieces)))
     verdict = judge().verdict(facts)
     return facts.job.dumps, verdict.findings[0] if verdict.findings else None, verdict.status
 
 
 def culprits(finding: Finding) -> list[int | None]:
-    return [one.rank for one in finding.culprits]
+    return [culprit.rank for culprit in finding.culprits]
 
 
 def hung(
@@ -58,15 +58,15 @@ def hung(
 
 
 EACH: dict[str, tuple[Callable[[], Traces], str, str, list[int]]] = {
-    "one never came": (lambda: four([*STEP * 3, WAITS], STEP * 3), "absent", "rank-left", [2]),
-    "one never came, no frames": (
+    "a rank never started it": (lambda: four([*STEP * 3, WAITS], STEP * 3), "absent", "rank-left", [2]),
+    "a rank never started it, no frames": (
         lambda: four([call("all_reduce"), hung("all_reduce")], [call("all_reduce")]), "absent", "rank-left", [2]
     ),
     "another operation": (
         lambda: four([*STEP * 3, hung("reduce", 40)], [*STEP * 3, hung("all_gather", 40)]),
         "operation", "collective-mismatch", [2],
     ),
-    "the lowest rank is the odd one": (
+    "the lowest rank is the outlier": (
         lambda: four([*STEP, hung("reduce", 40)], [*STEP, hung("all_gather", 40)], rank=0),
         "operation", "collective-mismatch", [0],
     ),
@@ -84,10 +84,10 @@ EACH: dict[str, tuple[Callable[[], Traces], str, str, list[int]]] = {
         lambda: four([*STEP * 4, WAITS], [*STEP * 4, hung("barrier", 60, [], function="finish")]),
         "operation", "uneven-batches", [2],
     ),
-    "came round once more": (
+    "one iteration more": (
         lambda: four([*STEP * 4, hung("barrier", 60, [])], [*STEP * 4, WAITS]), "operation", "uneven-batches", [2]
     ),
-    "another call, never seen": (
+    "a call never made before": (
         lambda: four([*HALF, hung("broadcast", 26, [[5]])], [*HALF, hung("reduce", 25, [[1]])]),
         "operation", "collective-mismatch", [2],
     ),
@@ -102,13 +102,13 @@ EACH: dict[str, tuple[Callable[[], Traces], str, str, list[int]]] = {
         lambda: four([*HALF, hung("broadcast", 26, [[5]])], [*HALF, hung("all_gather", 28, [[7]])]),
         "operation", "conditional-collective", [2],
     ),
-    "made a call of its own": (  # which all of them make elsewhere
+    "made an extra call": (  # that all ranks made before
         lambda: four(
             [GATHER, LOGS, *HALF, hung("broadcast", 26, [[5]])], [GATHER, LOGS, *HALF, hung("reduce", 25, [[1]])]
         ),
         "operation", "conditional-collective", [2],
     ),
-    "one alone began it": (
+    "one rank alone started it": (
         lambda: four(STEP, [*STEP, hung("barrier", 50, [])]), "extra", "conditional-collective", [2]
     ),
     "splits of an all_to_all": (
@@ -138,7 +138,7 @@ EACH: dict[str, tuple[Callable[[], Traces], str, str, list[int]]] = {
         },
         "p2p", "p2p-mismatch", [1],
     ),
-    "the cause is where nobody waits": (  # two stages wait in groups of their own, the last for a rank that is gone
+    "the root of a chain of waits": (  # two stages wait in their own groups, the last one for a rank that is gone
         lambda: {
             0: trace([hung("recv 0<-1", 5, group="1")], {"0": range(4), "1": [0, 2]}),
             1: trace([hung("all_reduce", 7, group="3")], {"0": range(4), "3": [1, 3]}),
@@ -151,7 +151,7 @@ EACH: dict[str, tuple[Callable[[], Traces], str, str, list[int]]] = {
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_what_is_wrong_and_who_did_it(tmp_path: Path, name: str) -> None:
+def test_fault_and_culprits(tmp_path: Path, name: str) -> None:
     make, kind, playbook, who = EACH[name]
     job, best, status = judged(tmp_path, make())
     assert (job.kind, status) == (kind, "stalled")
@@ -162,7 +162,7 @@ def test_what_is_wrong_and_who_did_it(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_no_text_of_the_finding_is_without_what_it_speaks_of(tmp_path: Path, name: str) -> None:
+def test_no_text_of_the_finding_is_left_out(tmp_path: Path, name: str) -> None:
     _, best, _ = judged(tmp_path, EACH[name][0]())
     assert best is not None
     assert [reason for reason in best.reasons if "left out" in reason] == []
@@ -182,16 +182,16 @@ def test_a_rank_without_a_dump_is_named(tmp_path: Path) -> None:
     "traces",
     [
         {rank: trace(STEP * 5, FOUR) for rank in range(4)},
-        # unequal sizes that are right, and are over
+        # unequal sizes that are correct and completed
         {
             rank: trace([call("all_to_all_single", 3, [[rank]]), call("gather", 4, [[rank]])] * 2, FOUR)
             for rank in range(4)
         },
-        # the broadcasting rank has its own branch, time and again
+        # the broadcasting rank has its own branch, repeatedly
         {rank: trace([STEP[0], call("broadcast", 30 if rank else 40)] * 5, FOUR) for rank in range(4)},
     ],
 )
-def test_of_ranks_that_agree_and_ended_everything_nothing_is_said(tmp_path: Path, traces: Traces) -> None:
+def test_no_fault_if_ranks_agree_and_every_call_completed(tmp_path: Path, traces: Traces) -> None:
     job, best, status = judged(tmp_path, traces)
     assert (job.kind, best, job.culprits) == (None, None, ())
     assert status != "stalled"
@@ -203,14 +203,14 @@ STEP_S = 0.05
 @pytest.mark.parametrize(
     ("later_s", "odd", "status"),
     [
-        (0.5 * STEP_S, [*STEP * 4], "unknown"),  # on demand: rank 2 is about to come
+        (0.5 * STEP_S, [*STEP * 4], "unknown"),  # dumped on demand: rank 2 is about to arrive
         (600.0, [*STEP * 4], "stalled"),
-        (-1.0, [*STEP * 4], "stalled"),  # another clock
-        (0.5 * STEP_S, [*STEP * 4, hung("reduce", 40)], "stalled"),  # wrong in any case
+        (-1.0, [*STEP * 4], "stalled"),  # clocks differ
+        (0.5 * STEP_S, [*STEP * 4, hung("reduce", 40)], "stalled"),  # a mismatch is a fault in any case
     ],
-    ids=["at work", "after a timeout", "other clock", "a mismatch"],
+    ids=["running", "after a timeout", "clocks differ", "a mismatch"],
 )
-def test_dumps_of_a_job_that_goes_on(tmp_path: Path, later_s: float, odd: Sequence[Call], status: str) -> None:
+def test_dumps_of_a_running_job(tmp_path: Path, later_s: float, odd: Sequence[Call], status: str) -> None:
     made = {}
     for rank, one in four([*STEP * 4, WAITS], odd).items():
         entries = [{**entry, "time_created_ns": int(1e18 + 1e9 * STEP_S * i)} for i, entry in enumerate(one["entries"])]
@@ -222,13 +222,13 @@ def test_dumps_of_a_job_that_goes_on(tmp_path: Path, later_s: float, odd: Sequen
     assert (said, job.moving, best is None) == (status, status == "unknown", status == "unknown")
 
 
-def test_all_of_them_in_the_same_collective_is_nobodys_fault(tmp_path: Path) -> None:
+def test_all_ranks_in_the_same_collective_have_no_culprit(tmp_path: Path) -> None:
     job, best, status = judged(tmp_path, {rank: trace([*STEP, WAITS], FOUR) for rank in range(4)})
     assert (job.kind, status, job.culprits) == ("joined", "stalled", ())
     assert best is None or best.cls == "network"
 
 
-def test_transfers_that_find_each_other_are_no_mismatch(tmp_path: Path) -> None:
+def test_matched_transfers_are_no_mismatch(tmp_path: Path) -> None:
     traces = {
         0: trace([hung("send 0->1", 5)], {"0": [0, 1]}),
         1: trace([hung("recv 1<-0", 6)], {"0": [0, 1]}),
@@ -237,7 +237,7 @@ def test_transfers_that_find_each_other_are_no_mismatch(tmp_path: Path) -> None:
     assert job.kind is None
 
 
-def test_ranks_in_a_group_are_not_global_ranks(tmp_path: Path) -> None:
+def test_group_ranks_are_translated_to_global_ranks(tmp_path: Path) -> None:
     groups = {"0": range(8), "5": [2, 6]}
     traces = {
         2: trace([hung("recv 0<-1", 5, group="5")], groups),
@@ -250,7 +250,7 @@ def test_ranks_in_a_group_are_not_global_ranks(tmp_path: Path) -> None:
     assert any("from rank 6" in proof.text for proof in best.evidence)
 
 
-def test_two_against_two_is_said_to_be_undecided(tmp_path: Path) -> None:
+def test_a_tie_lowers_the_confidence(tmp_path: Path) -> None:
     traces = {rank: trace([*STEP, hung("reduce" if rank < 2 else "all_gather", 40)], FOUR) for rank in range(4)}
     job, best, _ = judged(tmp_path, traces)
     assert job.tied
@@ -259,8 +259,8 @@ def test_two_against_two_is_said_to_be_undecided(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strays", [0, 1])
-def test_of_two_the_odd_one_does_what_none_did_before(tmp_path: Path, strays: int) -> None:
-    """Such as a collective of one rank in a callback, while the other goes on with the steps."""
+def test_on_a_tie_the_rank_with_the_new_call_is_blamed(tmp_path: Path, strays: int) -> None:
+    """For example a collective in one rank's callback, while its peer goes on with the steps."""
     called_back = hung("reduce", 40, function="logs")
     within = [*called_back["frames"][:2], *GATHER["frames"][1:]]
     goes_on, alone = [*STEP * 3, WAITS], [*STEP * 3, {**called_back, "frames": within}]
@@ -270,8 +270,8 @@ def test_of_two_the_odd_one_does_what_none_did_before(tmp_path: Path, strays: in
     assert (best.playbook, culprits(best), best.confidence) == ("collective-mismatch", [strays], "medium")
 
 
-def test_gloo_ends_what_has_failed(tmp_path: Path) -> None:
-    """There every call is over once its timeout has been raised: that one began fewer is all that tells."""
+def test_gloo_marks_failed_collectives_complete(tmp_path: Path) -> None:
+    """After a timeout every gloo call is complete: the culprit is the rank that started fewer."""
 
     def gloo(calls: Iterable[Call]) -> dict[str, Any]:
         made = trace([{**one, "state": "scheduled", "retired": True} for one in calls])

@@ -1,4 +1,4 @@
-"""What Flight Recorders say of the ranks, side by side."""
+"""The newest collectives of the ranks, compared."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import pytest
 
 from hangdoc.analysis import Case
 from hangdoc.analysis.collectives.recorder import ANALYSIS
-from hangdoc.evidence import FlightRecorder, RankEvidence, Recorded, Target
+from hangdoc.evidence import FlightRecorder, RankEvidence, RecordedCall, Target
 from probes.recorder import parse
 
 
-def call(sequence: int, op: str = "all_reduce", sizes: str = "[[10]]", group: str = "0", p2p: bool = False) -> Recorded:
-    return Recorded(group, sequence, op, sizes, ("Float",), retired=False, p2p=p2p)
+def call(
+    sequence: int, op: str = "all_reduce", sizes: str = "[[10]]", group: str = "0", p2p: bool = False
+) -> RecordedCall:
+    return RecordedCall(group, sequence, op, sizes, ("Float",), retired=False, p2p=p2p)
 
 
-def facts(*newest: Recorded | None) -> list[tuple[int | None, bool | None, bool | None]]:
-    """Number, behind and differs of each rank whose recorder holds that entry last."""
+def facts(*newest: RecordedCall | None) -> list[tuple[int | None, bool | None, bool | None]]:
+    """Sequence number, `behind` and `differs` of each rank, given the newest entry of its recorder."""
     ranks = {}
     for rank, entry in enumerate(newest):
         older = call((entry.sequence if entry else 1) - 1)
@@ -28,7 +30,7 @@ def facts(*newest: Recorded | None) -> list[tuple[int | None, bool | None, bool 
 
 
 @pytest.mark.parametrize(
-    ("newest", "told"),
+    ("newest", "expected"),
     [
         ((call(5), call(4), call(5)), [(5, False, False), (4, True, False), (5, False, False)]),
         ((call(5), call(5, "broadcast"), call(5)), [(5, False, False), (5, False, True), (5, False, False)]),
@@ -40,13 +42,13 @@ def facts(*newest: Recorded | None) -> list[tuple[int | None, bool | None, bool 
     ],
 )
 def test_numbers_and_operations_are_compared(
-    newest: tuple[Recorded | None, ...], told: list[tuple[int | None, bool | None, bool | None]]
+    newest: tuple[RecordedCall | None, ...], expected: list[tuple[int | None, bool | None, bool | None]]
 ) -> None:
-    assert facts(*newest) == told
+    assert facts(*newest) == expected
 
 
 def test_a_trace_is_read_as_torch_writes_it() -> None:
-    """The shape that torch 2.13 gave for gloo; what is no trace raises."""
+    """The format that torch 2.13 writes for gloo; anything else raises."""
     entry = {
         "collective_seq_id": 20,
         "p2p_seq_id": 0,
@@ -60,7 +62,7 @@ def test_a_trace_is_read_as_torch_writes_it() -> None:
     status = {"0": {"last_completed_collective": "19", "last_enqueued_collective": "20"}}
     trace = {"version": "2.10", "entries": [entry], "pg_status": status}
     read = parse(json.dumps(trace).encode())
-    assert read.entries == (Recorded("0", 20, "all_reduce", "[[10]]", ("Float",), retired=False),)
+    assert read.entries == (RecordedCall("0", 20, "all_reduce", "[[10]]", ("Float",), retired=False),)
     assert (read.enqueued, read.completed) == ({"0": 20}, {"0": 19})
     for broken in (b"", b"[]", b"{}", b'{"version": "2.10", "entries": [{}]}'):
         with pytest.raises((ValueError, KeyError, TypeError)):

@@ -1,4 +1,4 @@
-"""Who waits for whom: on stacks made up, and on a real job that stands still."""
+"""The wait graph: on synthetic stacks, and on a real job that is stalled."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
     Frame,
-    Groups,
     Place,
     ProcessGroup,
+    ProcessGroups,
     RankEvidence,
     Snapshot,
     Source,
@@ -39,7 +39,7 @@ DEFAULT = 0x1000
 
 @dataclass(frozen=True)
 class At:
-    """Where one rank stands. `group` is an address (DEFAULT, or 0x1000 + the number of a subgroup), None or absent."""
+    """The call of one rank. `group`: an address (DEFAULT, or DEFAULT + the number of a subgroup), or None."""
 
     function: str = "all_reduce"
     group: int | None = None
@@ -75,7 +75,7 @@ def facts(*ranks: At, subgroups: tuple[tuple[int, ...], ...] = (), groups: bool 
     for rank, at in enumerate(ranks):
         known = [ProcessGroup(DEFAULT, "0", tuple(range(len(ranks))), True)]
         known += [ProcessGroup(DEFAULT + n, str(n), s) for n, s in enumerate(subgroups, 1) if rank in s]
-        records: dict[str, Any] = {"groups": Groups(tuple(known), rank, len(ranks))} if groups else {}
+        records: dict[str, Any] = {"groups": ProcessGroups(tuple(known), rank, len(ranks))} if groups else {}
         if at.seen and at.alive:
             called = (at.text.partition("(")[0],)
             place = Place(at.text, (), (), called, around=(*called, *at.around), function_first=1, function_last=50)
@@ -100,11 +100,11 @@ def p2p(function: str, **numbers: int) -> At:
 @pytest.mark.parametrize(
     ("ranks", "subgroups", "waits_for", "cycle", "roots"),
     [
-        pytest.param([At(), At(), COMPUTES], (), [(2,), (2,), ()], (), (2,), id="one is not there"),
-        pytest.param([At(), At("barrier", DEFAULT), At()], (), [(), (), ()], (), (), id="all there, crossed"),
+        pytest.param([At(), At(), COMPUTES], (), [(2,), (2,), ()], (), (2,), id="one rank is absent"),
+        pytest.param([At(), At("barrier", DEFAULT), At()], (), [(), (), ()], (), (), id="all members wait, crossed"),
         pytest.param([BACKWARD, BACKWARD, COMPUTES], (), [(2,), (2,), ()], (), (2,), id="the reducer of DDP"),
         pytest.param(
-            [At(group=SUB[1]), COMPUTES, COMPUTES], ((0, 1),), [(1,), (), ()], (), (1,), id="outside is not late"
+            [At(group=SUB[1]), COMPUTES, COMPUTES], ((0, 1),), [(1,), (), ()], (), (1,), id="a rank outside the group"
         ),
         pytest.param(
             [At(group=SUB[1]), At(group=SUB[2])], ((0, 1), (0, 1)), [(1,), (0,)], (0, 1), (), id="opposite order"
@@ -123,16 +123,16 @@ def p2p(function: str, **numbers: int) -> At:
             [(2, 3), (2, 3), (0, 1), (0, 1), (0, 1, 2, 3)],
             (0, 1, 2, 3),
             (),
-            id="only those on the circle",
+            id="only ranks on the cycle",
         ),
         pytest.param([p2p(RECV, src=1), p2p(RECV, src=0)], (), [(1,), (0,)], (0, 1), (), id="both receive"),
-        pytest.param([p2p(SEND, dst=1), p2p(RECV, src=0)], (), [(), ()], (), (), id="a transfer is no circle"),
+        pytest.param([p2p(SEND, dst=1), p2p(RECV, src=0)], (), [(), ()], (), (), id="a matched transfer"),
         pytest.param(
-            [p2p(SEND, dst=1, tag=1), p2p(RECV, src=0, tag=2)], (), [(1,), (0,)], (0, 1), (), id="another tag"
+            [p2p(SEND, dst=1, tag=1), p2p(RECV, src=0, tag=2)], (), [(1,), (0,)], (0, 1), (), id="different tags"
         ),
         pytest.param([COMPUTES, p2p(RECV, src=0), p2p(RECV, src=1)], (), [(), (0,), (1,)], (), (0,), id="a pipeline"),
-        pytest.param([p2p(RECV, src=1), At()], (), [(1,), (0,)], (0, 1), (), id="receives what is never sent"),
-        pytest.param([p2p(RECV), COMPUTES], (), [(), ()], (), (), id="from anyone"),
+        pytest.param([p2p(RECV, src=1), At()], (), [(1,), (0,)], (0, 1), (), id="a receive and a collective"),
+        pytest.param([p2p(RECV), COMPUTES], (), [(), ()], (), (), id="receive from any rank"),
         pytest.param(
             [At(RECV, SUB[1], numbers=(("group_src", 1),)), COMPUTES, COMPUTES],
             ((0, 2),),
@@ -141,10 +141,10 @@ def p2p(function: str, **numbers: int) -> At:
             (2,),
             id="numbered within the group",
         ),
-        pytest.param([At(), At(alive=False)], (), [(1,), ()], (), (1,), id="one has ended"),
-        pytest.param([At(), At(seen=False)], (), [(), ()], (), (), id="one is hidden"),
-        pytest.param([At(variables=False), COMPUTES], (), [(), ()], (), (), id="the arguments are hidden"),
-        pytest.param([At(group=0x9999), COMPUTES], (), [(), ()], (), (), id="a group nobody knows"),
+        pytest.param([At(), At(alive=False)], (), [(1,), ()], (), (1,), id="a rank has ended"),
+        pytest.param([At(), At(seen=False)], (), [(), ()], (), (), id="a rank is hidden"),
+        pytest.param([At(variables=False), COMPUTES], (), [(), ()], (), (), id="arguments not readable"),
+        pytest.param([At(group=0x9999), COMPUTES], (), [(), ()], (), (), id="an unknown group"),
     ],
 )
 def test_who_waits_for_whom(
@@ -165,11 +165,11 @@ def test_who_waits_for_whom(
     ("ranks", "mixed"),
     [
         ([p2p(RECV, src=1), p2p(RECV, src=0)], False),
-        ([At(), p2p(RECV, src=0), p2p(RECV, src=1)], True),  # the first has gone on to a collective
+        ([At(), p2p(RECV, src=0), p2p(RECV, src=1)], True),  # the first one went on to a collective
         ([At(), COMPUTES], False),
     ],
 )
-def test_a_circle_that_a_collective_closes(ranks: list[At], mixed: bool) -> None:
+def test_a_cycle_closed_by_a_collective(ranks: list[At], mixed: bool) -> None:
     assert facts(*ranks).job.group.mixed is mixed
 
 
@@ -179,7 +179,7 @@ def test_the_group_is_named() -> None:
     assert named == [("1", "mine", False, (0, 1)), ("1", "mine", False, (0, 1)), ("0", None, True, (0, 1, 2))]
     assert found.job.group.groups == 2
     assert [r.group.member_waiting for r in found.ranks] == [(0, 1), (0, 1), (2,)]
-    assert found.ranks[2].group.blocked_on == ()  # the other two wait for nobody, as far as is known
+    assert found.ranks[2].group.blocked_on == ()  # its peers are not known to wait for anything
 
 
 @pytest.mark.parametrize(
@@ -213,26 +213,26 @@ def test_a_chain_ends_at_its_root() -> None:
         ("gloo::transport::tcp::UnboundBuffer::waitRecv()", (), True),
     ],
 )
-def test_a_wait_for_what_was_started_before(native: str, around: tuple[str, ...], p2p: bool) -> None:
-    """`work.wait()`: of the only group there is; a receive has no peer that we could see."""
+def test_a_wait_for_an_asynchronous_operation(native: str, around: tuple[str, ...], p2p: bool) -> None:
+    """`work.wait()` belongs to the rank's only group; the peer of a receive is not visible."""
     waits = At("", text="work.wait()", native=native, around=around)
     rank = facts(waits, COMPUTES).ranks[0]
     assert (rank.group.name, rank.group.p2p) == ("0", p2p)
     assert rank.group.waits_for == (() if p2p else (1,))
-    looked_at, like_it = facts(waits, replace(waits, native=None)).ranks
-    assert (looked_at.group.p2p, like_it.group.p2p) == (p2p, p2p)  # native frames are taken of one rank a place
+    with_native, without = facts(waits, replace(waits, native=None)).ranks
+    assert (with_native.group.p2p, without.group.p2p) == (p2p, p2p)  # native frames are captured on one rank per stack
     several = facts(waits, COMPUTES, subgroups=((0, 1),)).ranks[0]
     assert (several.group.name, several.group.waits_for) == (None, ())
 
 
-def test_hidden_members_are_said() -> None:
+def test_hidden_members_are_listed() -> None:
     found = facts(At(), At(seen=False), COMPUTES)
     assert (found.ranks[0].group.hidden, found.ranks[0].group.absent) == ((1,), (2,))
     assert found.job.group.hidden == (1,)
 
 
-def test_without_the_probe() -> None:
-    """The default group is every rank; another one is not known."""
+def test_without_records_of_process_groups() -> None:
+    """The default group is every rank; other groups are unknown."""
     found = facts(At(), At(group=SUB[1]), COMPUTES, groups=False)
     assert [rank.group.name for rank in found.ranks] == ["default_pg", None, None]
     assert found.ranks[0].group.waits_for == (2,)
@@ -243,14 +243,14 @@ def test_threads_in_one_group() -> None:
     one = stacks(At(group=SUB[1])).threads[0]
     other = stacks(At("gather", SUB[1])).threads[0]
     both = Stacks((one, Stack(8, "checkpoint", other.frames)))
-    known = Groups((ProcessGroup(SUB[1], "1", (0, 1)),))
+    known = ProcessGroups((ProcessGroup(SUB[1], "1", (0, 1)),))
     rank = RankEvidence(Target(1, 1, "here", 0), True, {"stacks": both, "groups": known})
     found = derive([Snapshot("here", 0.0, "t", (rank,))], schema())
     assert found.ranks[0].group.threads == 2
 
 
-def test_a_rank_that_only_its_groups_number() -> None:
-    known = Groups((ProcessGroup(DEFAULT, "0", (0, 1), True),), 1, 2)
+def test_a_rank_number_known_only_from_its_groups() -> None:
+    known = ProcessGroups((ProcessGroup(DEFAULT, "0", (0, 1), True),), 1, 2)
     records = {"stacks": stacks(At()), "groups": known}
     found = derive([Snapshot("here", 0.0, "t", (RankEvidence(Target(1, 1, "here", None), True, records),))], schema())
     assert found.ranks[0].group.member_waiting == (1,)
@@ -277,8 +277,8 @@ run()
 
 
 @pytest.mark.slow("three processes import torch")
-def test_a_real_job_that_stands_still(tmp_path: Path) -> None:
-    """Two groups in opposite order, and a rank that waits for one of the two; no rank in any environment."""
+def test_a_real_stalled_job(tmp_path: Path) -> None:
+    """Two groups in opposite order, and a rank that waits for one of the two ranks; no RANK in the environment."""
     requirements.met(requirements.torch())
     script = tmp_path / "job.py"
     script.write_text(JOB)
@@ -295,7 +295,7 @@ def test_a_real_job_that_stands_still(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
         for process in processes:
-            at_rest(process.pid, process.pid)  # gloo's own threads look about for ever
+            at_rest(process.pid, process.pid)  # gloo's own threads never rest
         ticks = [int(Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split()[19]) for p in processes]
         targets = [Target(p.pid, t, platform.node(), None) for p, t in zip(processes, ticks, strict=True)]
         sampler = Sampler(platform.node(), targets, load())

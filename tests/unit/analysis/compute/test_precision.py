@@ -1,4 +1,4 @@
-"""What a rank computes with, and whether its CPU has units for it."""
+"""The dtype a rank computes in, and native bfloat16 support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.analysis.compute.precision import ANALYSIS, ComputeFacts
+from hangdoc.analysis.compute.precision import ANALYSIS, PrecisionFacts
 from hangdoc.evidence import Environ, Host, Variable
 from hangdoc.evidence.software import Types
 from tests.support.synthetic_evidence import LIB, At, Stage, tensor
@@ -23,8 +23,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
 
 
-def facts(stage: Stage, at: At, flags: frozenset[str] | None = frozenset({"avx2"})) -> ComputeFacts:
-    """Of one rank on a CPU with these flags."""
+def facts(stage: Stage, at: At, flags: frozenset[str] | None = frozenset({"avx2"})) -> PrecisionFacts:
+    """Facts of one rank on a CPU with these flags."""
     case = stage.facts([at]).case
     host = Host("here", None, "6", 2, "a CPU", flags)
     case.history = [replace(shot, records={"host": host}) for shot in case.history]
@@ -40,7 +40,7 @@ def at(*variables: Variable, environ: Mapping[str, str] | None = None) -> At:
 HALF = tensor("x", 8, 4, dtype="bfloat16")
 
 
-def test_tensors_of_the_type_and_the_line_that_chose_it(stage: Stage) -> None:
+def test_bf16_tensors_and_the_line_that_chose_the_dtype(stage: Stage) -> None:
     found = facts(stage, at(HALF, tensor("w", 4, dtype="bfloat16")))
     assert (found.dtype, found.bf16, found.bf16_units) == ("bfloat16", True, False)
     assert found.bf16_where == "x in train (job.py:2)"
@@ -68,17 +68,17 @@ def test_units(
     assert (found.bf16_units, found.bf16_limit) == (units, limit)
 
 
-def test_other_types_are_no_bfloat16(stage: Stage) -> None:
+def test_other_dtypes_are_not_bf16(stage: Stage) -> None:
     found = facts(stage, at(tensor("x", 8), tensor("i", 8, dtype="int64")))
     assert (found.dtype, found.bf16) == ("float32", False)
 
 
-def test_what_is_only_sent_in_the_type_is_not_computed_in_it(stage: Stage) -> None:
+def test_tensors_only_communicated_in_bf16_do_not_count(stage: Stage) -> None:
     """DDP's compression hooks."""
     hook = [("bf16_compress_hook", f"{LIB}/distributed/algorithms/ddp_comm_hooks/default_hooks.py")]
     sent = {"bf16_compress_hook": [HALF], "train": [tensor("x", 8)]}
     assert facts(stage, At([("train", 2)], hook, variables=sent)).bf16 is False
 
 
-def test_no_tensor_seen_is_unknown(stage: Stage) -> None:
+def test_unknown_without_tensors(stage: Stage) -> None:
     assert facts(stage, At([("train", 2)])).bf16 is None

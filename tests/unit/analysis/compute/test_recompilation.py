@@ -1,4 +1,4 @@
-"""Who compiles for the first time, and who again and again."""
+"""First compilations, and recompilations in iteration after iteration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from hangdoc.analysis.compute.recompilation import CompilingFacts
+from hangdoc.analysis.compute.recompilation import RecompilationFacts
 from hangdoc.evidence import ChildProcess, Process, Variable
 from tests.support.synthetic_evidence import LIB, At, Stage, number, tensor
 
@@ -41,9 +41,9 @@ def computes(step: int) -> At:
     )
 
 
-def judged(stage: Stage, looks: Iterable[At]) -> CompilingFacts:
+def judged(stage: Stage, looks: Iterable[At]) -> RecompilationFacts:
     facts = stage.facts(*([at] for at in looks)).ranks[0].compiling
-    assert isinstance(facts, CompilingFacts)
+    assert isinstance(facts, RecompilationFacts)
     return facts
 
 
@@ -64,13 +64,13 @@ GUARD = r"0/4: tensor \"x\" size mismatch at index 1. expected 8, actual 9"
         pytest.param([computes(n) for n in range(9)], False, id="does not compile"),
     ],
 )
-def test_again_and_again(stage: Stage, looks: Sequence[At], again: bool) -> None:
+def test_recurrent_compilation(stage: Stage, looks: Sequence[At], again: bool) -> None:
     assert judged(stage, looks).again is again
 
 
-def test_what_is_told_of_it(stage: Stage) -> None:
+def test_facts_of_recurrent_compilation(stage: Stage) -> None:
     looks = [compiles(7), compiles(8, GUARD, 9), compiles(9, GUARD.replace("0/4", "0/5_1").replace("9", "8"), 8)]
-    assert judged(stage, [*looks, computes(9)]) == CompilingFacts(
+    assert judged(stage, [*looks, computes(9)]) == RecompilationFacts(
         share=0.75,
         again=True,
         iterations=3,
@@ -91,13 +91,13 @@ def test_what_is_told_of_it(stage: Stage) -> None:
         ("a guard failed", (None, None)),
     ],
 )
-def test_the_guard_that_failed(stage: Stage, text: str, told: tuple[int | None, str | None]) -> None:
+def test_failed_guard(stage: Stage, text: str, told: tuple[int | None, str | None]) -> None:
     facts = judged(stage, [compiles(5, text)] * 3)
     assert (facts.before, facts.reason) == told
 
 
 @pytest.mark.parametrize(("rate", "works"), [(0.8, True), (0.05, False)])
-def test_compilers_work_for_it(stage: Stage, rate: float, works: bool) -> None:
+def test_advancing_while_compilers_work(stage: Stage, rate: float, works: bool) -> None:
     looks = []
     for look in range(4):
         child = ChildProcess(300, "cc1plus", ("cc1plus",), "R", rate * look)
@@ -106,6 +106,6 @@ def test_compilers_work_for_it(stage: Stage, rate: float, works: bool) -> None:
     assert judged(stage, looks).advancing is works
 
 
-def test_a_loop_that_counts_nothing(stage: Stage) -> None:
+def test_loop_without_a_counter(stage: Stage) -> None:
     facts = judged(stage, [At([("forever", 9)], [("_compile", DYNAMO)])] * 6)
     assert (facts.again, facts.iterations, facts.share) == (False, 0, 1.0)

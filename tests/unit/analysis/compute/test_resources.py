@@ -1,4 +1,4 @@
-"""What CPU and memory the ranks asked for and got: made-up records, some seconds apart."""
+"""CPU and memory that ranks demanded and received, from synthetic records some seconds apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def process(pid: int, *threads: tuple[float, float | None], cores: tuple[int, ...] = (0, 1), nice: int = 0) -> Process:
-    """A rank whose threads have used, and waited for, so much CPU time (s)."""
+    """A rank; for each thread, its CPU time and run-queue delay in seconds."""
     told = tuple(ThreadCpu(pid + i, "python", "R", cpu, run_delay_s=delay) for i, (cpu, delay) in enumerate(threads))
     return Process(pid, 1, 0, "R", ("python",), None, None, 9.0, 1.0, 1, told, affinity=cores, nice=nice)
 
@@ -24,7 +24,7 @@ def process(pid: int, *threads: tuple[float, float | None], cores: tuple[int, ..
 def derived(
     *looks: Sequence[Mapping[str, Any]], every_s: float = 4.0, hosts: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[list[ResourcesFacts], ResourcesJob]:
-    """The facts after these looks at some ranks, and what probes of the host saw in each."""
+    """Facts after these looks at some ranks; `hosts`: records of the host in each look."""
     machine = Host("here", None, "6", 4, None, None)
     shots = []
     for number, ranks in enumerate(looks):
@@ -38,7 +38,7 @@ def derived(
     return list(facts.values()), job
 
 
-def test_demand_is_what_was_used_and_what_was_waited_for() -> None:
+def test_demand_is_cpu_time_plus_run_queue_delay() -> None:
     before = {"cpu": process(100, (1.0, 0.0), (0.5, 0.0))}
     after = {"cpu": process(100, (3.0, 1.0), (0.5, 0.01)), "environ": Environ({"OMP_NUM_THREADS": "8", "X": "1"})}
     (rank,), job = derived([before], [after])
@@ -49,7 +49,7 @@ def test_demand_is_what_was_used_and_what_was_waited_for() -> None:
     assert [job.cores, job.host_cores, job.demand_per_core] == pytest.approx([2, 4, 3.01 / 8])
 
 
-def test_a_thread_that_stays_runnable_with_standing_clocks_is_in_a_run_queue() -> None:
+def test_runnable_thread_with_unchanged_clocks_is_in_a_run_queue() -> None:
     """The kernel adds the wait to its counter only when it ends."""
     look = {"cpu": process(100, (1.0, 0.5))}
     (rank,), _ = derived([look], [look])
@@ -72,7 +72,7 @@ def test_ranks_on_the_same_core_and_their_niceness() -> None:
 CPU, MEMORY = "/g/cpu.max", "/g/memory.max"
 
 
-def test_a_quota_is_told_as_the_share_of_time_and_periods_it_was_hit() -> None:
+def test_throttling_as_share_of_time_and_of_periods() -> None:
     loose = CpuLimit("/cpu.max", 8.0, 10, 0, 0.0)
     before = Cgroup(cpu=(CpuLimit(CPU, 0.5, 100, 10, 5.0), loose))
     after = Cgroup(cpu=(CpuLimit(CPU, 0.5, 140, 40, 7.0), loose))
@@ -83,7 +83,7 @@ def test_a_quota_is_told_as_the_share_of_time_and_periods_it_was_hit() -> None:
     assert (rank.cpu_limit, rank.cpu_limit_file) == (0.5, CPU)
 
 
-def test_memory_is_told_of_the_limit_nearest_to_what_is_used() -> None:
+def test_memory_limit_nearest_to_usage() -> None:
     wide = MemoryLimit("/memory.max", 1000 * MIB, 100 * MIB, 0, 0)
     before = Cgroup((), (wide, MemoryLimit(MEMORY, 64 * MIB, 60 * MIB, 10, 100)), "/g", memory_stall_s=1.0)
     after = Cgroup((), (wide, MemoryLimit(MEMORY, 64 * MIB, 64 * MIB, 50, 500)), "/g", memory_stall_s=3.0)
@@ -95,7 +95,7 @@ def test_memory_is_told_of_the_limit_nearest_to_what_is_used() -> None:
     assert rank.memory_stall_of == "its cgroup"
 
 
-def test_neighbours_count_where_they_run_on_the_ranks_own_cores() -> None:
+def test_neighbours_count_on_the_rank_s_own_cores_only() -> None:
     ranks = [{"cpu": process(100, (1.0, 0.0), cores=(0,))}, {"cpu": process(200, (1.0, 0.0), cores=(1,))}]
     burning = Neighbours(tuple(Neighbour(900 + i, "burn", 0.4, 3, 1) for i in range(2)))
     (first, second), _ = derived(ranks, ranks, hosts=[{"neighbours": burning}] * 2)
@@ -104,7 +104,7 @@ def test_neighbours_count_where_they_run_on_the_ranks_own_cores() -> None:
     assert [second.neighbour_cores, second.neighbour_nice] == pytest.approx([0.8, 3])
 
 
-def test_one_look_or_no_record_tells_nothing() -> None:
+def test_unknown_with_one_look_or_without_records() -> None:
     (rank, dark), job = derived([{"cpu": process(100, (1.0, 0.0))}, {}])
     assert (rank.demand, rank.throttled_share, rank.cores) == (None, None, 2)
     assert dark == ResourcesFacts(nicer=None)

@@ -1,13 +1,17 @@
-"""Who sets the pace: ranks whose threads' clocks and stacks are made up, look after look."""
+"""Stragglers, from synthetic thread clocks and stacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hangdoc.analysis.compute.straggler import RankValues
 from hangdoc.analysis.facts import Facts
 from hangdoc.evidence import Process, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
@@ -26,7 +30,7 @@ LOOKS = 19
 
 @dataclass
 class Doing:
-    """What a rank did since the look before, as shares of the time, and what it was seen at."""
+    """Activity of a rank since the look before, in shares of the time, and its state at the look."""
 
     cpu: float = 0.0
     delay: float = 0.0  # in a run queue
@@ -36,7 +40,7 @@ class Doing:
     rows: int = 8
     nice: int = 0
     cores: tuple[int, ...] = (0, 1)
-    alone: bool = False  # at a line where no other rank comes
+    alone: bool = False  # at a line that no other rank runs
     kernel: float = 0.0  # of cpu
 
 
@@ -46,7 +50,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 
 def watched(stage: Stage, *ranks: Callable[[int], Doing]) -> Facts:
-    """The facts after LOOKS looks, EVERY_S apart."""
+    """Facts after LOOKS looks, EVERY_S apart."""
     spent = [[0.0, 0.0, 0.0] for _ in ranks]
     looks = []
     for look in range(LOOKS):
@@ -72,12 +76,12 @@ def watched(stage: Stage, *ranks: Callable[[int], Doing]) -> Facts:
 
 
 def busy(cpu: float, delay: float = 0.0, **more: Any) -> Callable[[int], Doing]:
-    """Computes all the time, as far as it gets a core."""
+    """Computes whenever it gets a core."""
     return lambda look: Doing(cpu, delay, waits=False, state="R", step=5 * look, **more)
 
 
 def victim(cpu: float, delay: float = 0.0, **more: Any) -> Callable[[int], Doing]:
-    """Waits for the others whenever it does not compute."""
+    """Waits for its peers whenever it does not compute."""
     waits = cpu + delay < 0.95
     return lambda look: Doing(cpu, delay, waits and look % 4 > 0, "S" if look % 4 else "R", 5 * look, **more)
 
@@ -86,15 +90,15 @@ def victim(cpu: float, delay: float = 0.0, **more: Any) -> Callable[[int], Doing
     ("late", "other", "cause"),
     [
         (busy(0.95, rows=16), victim(0.5), "work"),
-        (busy(0.45, 0.5, rows=16), victim(0.22, 0.4), "work"),  # on a host that delays all of them
+        (busy(0.45, 0.5, rows=16), victim(0.22, 0.4), "work"),  # on a host that delays every rank
         (busy(0.3, 0.65), victim(0.3, 0.02), "queue"),
         (busy(0.3, 0.65, nice=10), victim(0.3, 0.02), "nice"),
         (busy(0.95, cores=(1,)), victim(0.4), "cores"),
-        (busy(0.95), victim(0.5), None),  # a slower clock: nothing of it is seen here
+        (busy(0.95), victim(0.5), None),  # a lower clock frequency, which we do not see
     ],
     ids=["more work", "more work, busy host", "queue", "nice", "fewer cores", "unexplained"],
 )
-def test_the_rank_that_is_waited_for(
+def test_straggler_and_its_cause(
     stage: Stage, late: Callable[[int], Doing], other: Callable[[int], Doing], cause: str | None
 ) -> None:
     facts = watched(stage, other, late)
@@ -105,7 +109,7 @@ def test_the_rank_that_is_waited_for(
 
 
 def evaluates(look: int) -> Doing:
-    """Two looks of five alone, the others with the rest."""
+    """Runs its own line in two looks of five, and trains with its peers in the rest."""
     alone = look % 5 < 2
     return Doing(
         0.95, waits=False, state="R", step=5 * (look - look % 5) + (10 if alone else 5 * (look % 5)), alone=alone
@@ -133,7 +137,7 @@ def still(look: int) -> Doing:
     "ranks",
     [
         (busy(0.95), busy(0.95)),
-        (busy(0.3, 0.65), busy(0.35, 0.6)),  # a busy host delays both alike
+        (busy(0.3, 0.65), busy(0.35, 0.6)),  # a busy host delays both equally
         (evaluates, waits_for_evaluation),
         (polls, victim(0.3)),
         (at_one_step, still),  # one long wait: an evaluation, or a stall
@@ -154,32 +158,39 @@ def still(look: int) -> Doing:
         "held up",
     ],
 )
-def test_nobody_is_late(stage: Stage, ranks: tuple[Callable[[int], Doing], ...]) -> None:
+def test_no_straggler(stage: Stage, ranks: tuple[Callable[[int], Doing], ...]) -> None:
     assert [rank.pace.late for rank in watched(stage, *ranks).ranks] == [False, False]
 
 
-def test_where_waiting_spins_the_stacks_tell(stage: Stage) -> None:
-    """As MPI does: CPU time says nothing, neither of waiting nor of more work."""
+def test_wait_time_from_stacks_if_ranks_busy_wait(stage: Stage) -> None:
+    """MPI busy-waits: CPU time shows neither waiting nor extra work."""
     spinning = watched(stage, lambda look: Doing(1.0, waits=look % 3 > 0, state="R", step=5 * look), busy(1.0))
     first, last = (rank.pace for rank in spinning.ranks)
     assert first.waits == pytest.approx(2 / 3, abs=0.1)
     assert (last.waits, last.more_cpu, last.late) == (0.0, None, True)
 
 
-def test_too_short_a_look_tells_nothing(stage: Stage) -> None:
+def test_unknown_in_too_short_a_window(stage: Stage) -> None:
     facts = stage.facts([At([("train", 3)]), in_c10d("all_reduce", ("train", 5))])
     assert [(rank.pace.late, rank.pace.late_share) for rank in facts.ranks] == [(None, None), (None, None)]
 
 
 def own_line(look: int) -> Doing:
-    """Half of each second at a line that no other rank comes to; nothing counts its steps."""
+    """Spends half of each second at a line that no other rank runs; its steps have no counter."""
     return Doing(0.95, waits=False, state="R", step=look // 6, alone=look % 4 > 1)
 
 
-def test_work_that_is_one_ranks_alone_is_no_slowness_where_steps_are_not_told(stage: Stage) -> None:
-    """Short epochs, after each of them an evaluation on rank 0: over two of them it looks as steady as can be."""
+def test_work_of_one_rank_only_is_no_straggling_without_a_step_counter(stage: Stage) -> None:
+    """Rank 0 evaluates after each short epoch: over two epochs, it looks like a steady straggler."""
     facts = watched(
         stage, own_line, lambda look: Doing(0.5, waits=look % 4 > 1, state="RS"[look % 4 > 1], step=look // 6)
     )
     assert facts.ranks[0].pace.late_share > 0.4
     assert (facts.ranks[0].pace.same_code, facts.ranks[0].pace.late) == (False, False)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=2, max_size=9))
+def test_median_without_one_value(values: Sequence[float]) -> None:
+    for i, value in enumerate(values):
+        assert RankValues(values).median(value) == statistics.median([*values[:i], *values[i + 1 :]])
+    assert RankValues(values).median() == statistics.median(values)

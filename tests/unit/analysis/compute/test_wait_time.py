@@ -1,4 +1,4 @@
-"""How long a rank waits, by its clocks and by its stacks."""
+"""Wait time of a rank, from its clocks and from its stacks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.compute.wait_time import Waiting, steps, waiting
-from hangdoc.evidence import Process, ThreadCpu
+from hangdoc.analysis.compute.wait_time import WaitingRanks, WaitTime, moves_throughout, wait_time
+from hangdoc.analysis.ranks.call_path import LazyCallPath
+from hangdoc.analysis.ranks.progress import Activity, Look
+from hangdoc.evidence import Process, Stack, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number
 
 SCRIPT = """\
@@ -33,14 +35,14 @@ def look(waits: bool, cpu_s: float, delay_s: float | None, step: int, state: str
     return At([("train", 3)], variables=variables, records=records)
 
 
-def seen(stage: Stage, *looks: At) -> tuple[Case, Waiting | None]:
-    """One rank, looked at each half second."""
+def seen(stage: Stage, *looks: At) -> tuple[Case, WaitTime | None]:
+    """One rank, with a look every 0.5 s."""
     case = stage.facts(*[[one] for one in looks], every_s=0.5).case
     (key,) = case.ranks
-    return case, waiting(case, key)
+    return case, wait_time(case, key)
 
 
-def test_asleep_is_what_neither_runs_nor_queues(stage: Stage) -> None:
+def test_asleep_is_neither_running_nor_runnable(stage: Stage) -> None:
     looks = [look(i % 2 > 0, 0.1 * i, 0.05 * i, i, "S" if i % 2 else "R") for i in range(19)]
     _, found = seen(stage, *looks)
     assert found is not None
@@ -48,14 +50,14 @@ def test_asleep_is_what_neither_runs_nor_queues(stage: Stage) -> None:
     assert found.slices == pytest.approx([0.7] * len(found.slices or ()), abs=0.01)
 
 
-def test_who_sleeps_elsewhere_waits_for_nobody(stage: Stage) -> None:
+def test_sleep_outside_a_collective_is_no_wait_time(stage: Stage) -> None:
     _, found = seen(stage, *[look(False, 0.05 * i, 0.0, i, "S") for i in range(19)])
     assert found is not None
     assert found.share == 0.0
 
 
 @pytest.mark.parametrize("delay_s", [None, 0.0], ids=["no schedstat", "spins"])
-def test_where_clocks_cannot_tell_the_stacks_do(stage: Stage, delay_s: float | None) -> None:
+def test_wait_time_from_stacks_without_usable_clocks(stage: Stage, delay_s: float | None) -> None:
     spin = delay_s is not None
     _, found = seen(stage, *[look(i % 3 > 0, 0.5 * i, delay_s, i, "R" if spin else "S") for i in range(19)])
     assert found is not None
@@ -63,11 +65,30 @@ def test_where_clocks_cannot_tell_the_stacks_do(stage: Stage, delay_s: float | N
     assert found.share == pytest.approx(2 / 3, abs=0.1)
 
 
-def test_steps_go_by_in_every_part_or_it_is_one_long_wait(stage: Stage) -> None:
+def test_movement_in_every_part_of_the_window(stage: Stage) -> None:
     for last, wanted in ((19, True), (9, False)):
         case, _ = seen(stage, *[look(False, 0.0, 0.0, min(i, last), "R") for i in range(19)])
-        assert steps(case, next(iter(case.ranks))) is wanted
+        assert moves_throughout(case, next(iter(case.ranks))) is wanted
 
 
-def test_a_short_look_tells_nothing(stage: Stage, tmp_path: Path) -> None:
+def test_unknown_with_too_few_looks(stage: Stage, tmp_path: Path) -> None:
     assert seen(stage, *[look(False, 0.1 * i, 0.0, i, "R") for i in range(5)])[1] is None
+
+
+NOWHERE = LazyCallPath((), Stack(1, None, ()), None, {})
+
+
+def looks(at_s: float, phases: str) -> list[Look]:
+    activities = {
+        phase: Activity(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))
+    }
+    return [Look(at_s + i, NOWHERE, activities[phase]) for i, phase in enumerate(phases)]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "count"), [(-1.0, 1), (0.0, 1), (0.4, 1), (0.6, 2), (1.4, 2), (1.6, 1), (2.0, 1), (9.0, 1)]
+)
+def test_waiting_ranks_by_the_nearest_look(after_s: float, count: int) -> None:
+    """Clocks of different hosts are not comparable."""
+    ranks = [looks(5.0, "cww"), looks(-70.0, "wwc"), [], looks(1e6, "ccc")]
+    assert WaitingRanks(ranks).at(after_s) == count

@@ -1,4 +1,4 @@
-"""What a rank has more of than the others."""
+"""Work that one rank has more of than its peers."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def items(name: str, length: int) -> Variable:
 @pytest.mark.parametrize(
     ("mine", "theirs", "said"),
     [
-        ([tensor("x", 128, 4)], [tensor("x", 64, 4)], "x in train: 128 rows, 64 on the others"),
-        ([number("parts", 2)], [number("parts", 1)], "parts in train: 2, 1 on the others"),
-        ([items("files", 201)], [items("files", 4)], "files in train: 201 items, 4 on the others"),
-        ([number("n", 9), tensor("x", 9)], [number("n", 1), tensor("x", 1)], "x in train: 9 rows, 1 on the others"),
+        ([tensor("x", 128, 4)], [tensor("x", 64, 4)], "x in train: 128 rows, 64 on other ranks"),
+        ([number("parts", 2)], [number("parts", 1)], "parts in train: 2, 1 on other ranks"),
+        ([items("files", 201)], [items("files", 4)], "files in train: 201 items, 4 on other ranks"),
+        ([number("n", 9), tensor("x", 9)], [number("n", 1), tensor("x", 1)], "x in train: 9 rows, 1 on other ranks"),
         ([tensor("x", 70, 4)], [tensor("x", 64, 4)], None),  # hardly more
         ([tensor("x", 32, 4)], [tensor("x", 64, 4)], None),  # less
         ([number("rank", 3)], [number("rank", 1)], None),  # must differ
         ([tensor("y", 128)], [tensor("x", 64)], None),
     ],
 )  # fmt: skip
-def test_more_than_all_the_others(stage: Stage, mine: list[Variable], theirs: list[Variable], said: str | None) -> None:
+def test_more_work_than_all_peers(stage: Stage, mine: list[Variable], theirs: list[Variable], said: str | None) -> None:
     ranks = [At([("train", 2)], variables={"train": variables}) for variables in (theirs, theirs, mine)]
     case = stage.facts(ranks).case
     *_, third = case.ranks
     assert more_work(case, third) == said
 
 
-def test_sizes_that_change_from_look_to_look_tell_nothing(stage: Stage) -> None:
+def test_sizes_that_vary_between_looks_are_ignored(stage: Stage) -> None:
     def ranks(size: int) -> list[At]:
         return [At([("train", 2)], variables={"train": [tensor("x", n)]}) for n in (10, size)]
 
@@ -66,10 +66,10 @@ WAITS = in_c10d("all_reduce", ("train", 3))
     [
         (At([("train", 2)]), True),
         (At([("train", 5), ("evaluate", 8)]), False),
-        (At([("train", 5)]), False),  # the same, written in place
+        (At([("train", 5)]), False),  # the evaluation is inlined in `train`
     ],
 )
-def test_whether_it_is_where_the_others_come_as_well(stage: Stage, late: At, same: bool) -> None:
+def test_same_code_as_peers(stage: Stage, late: At, same: bool) -> None:
     looks = [[late, WAITS if i % 3 else At([("train", 2)])] for i in range(12)]
     case = stage.facts(*looks, every_s=0.5).case
     first, second = case.ranks

@@ -1,4 +1,4 @@
-"""Ranks that read different data, and what led them there."""
+"""Ranks that read different data, and the variable that made them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def at(line: int, folder: tuple[str, int], environ: Mapping[str, str] | None = N
     [
         ([at(STEP, LARGE), at(STEP, LARGE), at(END, SMALL)], [2]),
         ([at(STEP, SMALL), at(STEP, SMALL), at(READ, LARGE)], [2]),
-        ([at(STEP, SMALL), at(READ, LARGE)], [1]),  # the one that is waited for
+        ([at(STEP, SMALL), at(READ, LARGE)], [1]),  # the rank that its peer waits for
         ([at(READ, LARGE), at(STEP, SMALL)], [0]),
-        ([at(END, SMALL), at(STEP, LARGE)], [0]),  # both wait: the one with less
-        ([at(STEP, SMALL), at(END, ALIKE)], []),  # a part of the data each
+        ([at(END, SMALL), at(STEP, LARGE)], [0]),  # both wait: the rank with less data
+        ([at(STEP, SMALL), at(END, ALIKE)], []),  # one shard each
         ([at(STEP, LARGE), at(END, LARGE)], []),
     ],
 )
-def test_who_is_odd(stage: Stage, ranks: Sequence[At], odd: Sequence[int]) -> None:
+def test_outliers(stage: Stage, ranks: Sequence[At], odd: Sequence[int]) -> None:
     facts = stage.facts(ranks)
     assert [rank.rank for rank in facts.ranks if rank.skew.odd] == odd
     assert all(rank.skew.parted for rank in facts.ranks) is bool(odd)
@@ -60,7 +60,7 @@ def test_who_is_odd(stage: Stage, ranks: Sequence[At], odd: Sequence[int]) -> No
         ({"RANK": "1"}, {"RANK": "0"}, (None, None, None)),
     ],
 )
-def test_the_variable_that_differs(
+def test_environment_variable_that_differs(
     stage: Stage, here: Mapping[str, str], there: Mapping[str, str], variable: tuple[str | None, ...]
 ) -> None:
     skew = stage.facts([at(STEP, LARGE, there), at(STEP, LARGE, there), at(END, SMALL, here)]).ranks[2].skew

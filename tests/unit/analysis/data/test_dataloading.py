@@ -1,4 +1,4 @@
-"""How long ranks wait for data, and where it is made."""
+"""Time that ranks wait for data, and the code that makes the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.data.dataloading import InputFacts
+from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.evidence import ChildProcess, Connection, Frame, Process, Sockets, Stack, Stacks, ThreadCpu
 from tests.support.synthetic_evidence import LIB, At, Stage, in_backward, in_c10d, number
 
@@ -46,33 +46,33 @@ def training(step: int = 0) -> At:
     return in_backward(("train", 6), variables={"train": [number("step", step)]})
 
 
-def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> InputFacts:
-    """Of rank 1; rank 0 waits for it."""
+def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> DataLoadingFacts:
+    """Facts of rank 1; rank 0 waits for it."""
     other = in_c10d("all_reduce", ("train", 6))
     facts = stage.facts(*([other, look] for look in looks), every_s=every_s).ranks[1].inputs
-    assert isinstance(facts, InputFacts)
+    assert isinstance(facts, DataLoadingFacts)
     return facts
 
 
 @pytest.mark.parametrize(
     ("looks", "share", "prepares"),
     [
-        ([waiting(), *[waiting(inner=ENDS)] * 3], 0.25, 0.0),  # an epoch ends: its workers do
+        ([waiting(), *[waiting(inner=ENDS)] * 3], 0.25, 0.0),  # an epoch ends, and its workers with it
         ([waiting()] * 4, 1.0, 0.0),
         ([waiting(), training(), training(), training()], 0.25, 0.0),
         ([waiting(inner=FETCHES), training()], 0.5, 0.0),
-        ([waiting(inner=STARTS)] * 3 + [waiting()], 0.25, 0.0),  # an epoch begins: its workers are made
+        ([waiting(inner=STARTS)] * 3 + [waiting()], 0.25, 0.0),  # an epoch begins: its workers start
         ([waiting(inner=MAPS)] * 3 + [training()], 0.0, 0.75),
         ([waiting(inner=TOKENISES)] * 4, 0.0, 1.0),
         ([training()] * 4, 0.0, 0.0),
     ],
 )
-def test_share_of_the_looks(stage: Stage, looks: Sequence[At], share: float, prepares: float) -> None:
+def test_share_of_looks_in_the_loader(stage: Stage, looks: Sequence[At], share: float, prepares: float) -> None:
     facts = seen(stage, looks)
     assert (facts.share, facts.prepare_share) == (share, prepares)
 
 
-def test_how_long_a_batch_takes(stage: Stage) -> None:
+def test_batch_time_from_the_counter(stage: Stage) -> None:
     assert seen(stage, [waiting(step) for step in (7, 7, 8, 8, 9)], every_s=2.0).batch_s == 4.0
     assert seen(stage, [waiting(7)] * 4).batch_s is None
 
@@ -83,25 +83,25 @@ def at(here: int, there: int, age_s: float, look: At) -> At:
     return replace(look, records={"sockets": Sockets((one,), 1)})
 
 
-def test_how_long_no_byte_came(stage: Stage) -> None:
+def test_starved_time_from_connections(stage: Stage) -> None:
     waits = in_c10d("all_reduce", ("train", 6))
     ages = [(0.3, waiting()), (2.5, waiting()), (9.0, training()), (0.1, waiting())]
     looks = [[at(5000, 4000, age, waits), at(4000, 5000, age, look)] for age, look in ages]
-    assert stage.facts(*looks).ranks[1].inputs.starved_s == 2.5  # while it trained is not for want of data
+    assert stage.facts(*looks).ranks[1].inputs.starved_s == 2.5  # training time does not count
 
 
 @pytest.mark.parametrize(
     ("gaps", "worker_s", "starved_s"),
     [
-        ([0.2, 1.2, 2.2, 3.2], 0.2, 0.0),  # the first batch of workers that were just made
+        ([0.2, 1.2, 2.2, 3.2], 0.2, 0.0),  # the first batch of new workers
         ([0.2, 1.2, 2.2, 3.2], 60.0, 3.2),
         ([1.2, 2.2, 0.9, 1.9], 1.0, 1.9),  # the second batch
         ([1.2, 2.2, 0.1, 0.1], 1.0, 0.1),
-        ([2.2, 3.2, 4.2, 5.2], None, 0.0),  # the rank itself, nobody knows since when
+        ([2.2, 3.2, 4.2, 5.2], None, 0.0),  # no workers, and no counter: the start is unknown
         ([3.2, 0.9, 1.9, 2.9], None, 3.2),
     ],
 )
-def test_the_first_batch_is_left_out(
+def test_first_batch_does_not_count(
     stage: Stage, gaps: Sequence[float], worker_s: float | None, starved_s: float
 ) -> None:
     looks = []
@@ -114,7 +114,7 @@ def test_the_first_batch_is_left_out(
     assert stage.facts(*looks).ranks[1].inputs.starved_s == starved_s
 
 
-def test_the_line_in_the_rank_itself(stage: Stage) -> None:
+def test_site_in_the_rank_itself(stage: Stage) -> None:
     frames = [Frame(name, file, 1) for name, file in FETCHES]
     own = [Frame(name, str(stage.path), line, stage.path.name) for name, line in (("rub", 9), ("clean", 2))]
     main = [Frame("train", str(stage.path), 5, stage.path.name)]
@@ -128,13 +128,13 @@ def test_the_line_in_the_rank_itself(stage: Stage) -> None:
 
 
 def _standing(stage: Stage, frames: Sequence[Frame]) -> At:
-    """A rank whose own lines stand on both sides of the loader's."""
+    """A rank with user frames on both sides of the loader's frames."""
     found = waiting()
     lines = [("f", frame.line or 0) for frame in frames if frame.file == str(stage.path)]
     return replace(found, calls=lines, records={"stacks": Stacks((Stack(101, "MainThread", tuple(frames)),))})
 
 
-def test_the_function_seen_most_and_its_line_and_worker(stage: Stage) -> None:
+def test_most_frequent_function_with_its_line_and_worker(stage: Stage) -> None:
     made = Frame("_bootstrap", f"{STDLIB}/multiprocessing/process.py", 1)
 
     def look(pid: int, line: int, function: str = "clean") -> At:
@@ -150,7 +150,7 @@ def test_the_function_seen_most_and_its_line_and_worker(stage: Stage) -> None:
     )
 
 
-def test_a_worker_that_imports_makes_no_data_yet(stage: Stage) -> None:
+def test_importing_worker_makes_no_data(stage: Stage) -> None:
     path = str(stage.path)
     frames = (Frame("exec_module", "<frozen importlib._bootstrap_external>", 940), Frame("<module>", path, 1, "job.py"))
     look = replace(waiting(), children=[(201, (Stack(201, "MainThread", frames),))])
@@ -160,13 +160,13 @@ def test_a_worker_that_imports_makes_no_data_yet(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("wchan", "advancing"), [("hrtimer_nanosleep", True), ("futex_wait_queue", None), (None, None)]
 )
-def test_a_sleep_in_the_loader_ends_by_itself(stage: Stage, wchan: str | None, advancing: bool | None) -> None:
+def test_timed_sleep_in_the_loader_advances(stage: Stage, wchan: str | None, advancing: bool | None) -> None:
     threads = (ThreadCpu(101, "python", "S", 0.1, wchan=wchan),)
     process = Process(101, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, threads)
     assert seen(stage, [replace(waiting(inner=FETCHES), records={"cpu": process})] * 4).advancing is advancing
     assert seen(stage, [replace(training(), records={"cpu": process})] * 4).advancing is None
 
 
-def test_of_a_rank_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
+def test_unknown_for_a_dead_rank(tmp_path: Path) -> None:
     gone = At((("train", 5),), alive=False)
-    assert Stage(SCRIPT, tmp_path).facts([waiting(), gone]).ranks[1].inputs == InputFacts()
+    assert Stage(SCRIPT, tmp_path).facts([waiting(), gone]).ranks[1].inputs == DataLoadingFacts()

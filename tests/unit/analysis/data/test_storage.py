@@ -1,4 +1,4 @@
-"""When a rank at a file is stuck, when it advances, and how many bytes pass: on evidence made by hand."""
+"""File system calls that are stuck, that advance, and their transfer rate, from synthetic evidence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.data.helpers import HelperFacts
 from hangdoc.analysis.data.storage import ANALYSIS, StorageFacts
+from hangdoc.analysis.data.workers import HelperFacts
 from hangdoc.evidence import FileCall, Helper, Io, Peer, Process, RankEvidence, Snapshot, Target
 
 RANK, OTHER = ("here", 100), ("here", 101)
@@ -31,8 +31,10 @@ def facts(
     op: str | None = None,
     states: str = "",
 ) -> StorageFacts:
-    """Of the first of two ranks, whose other waits in a collective of that name (None: it does not wait). `states` of
-    the process, by look."""
+    """Facts of the first of two ranks.
+
+    The other rank waits in a collective of that name (None: it does not wait). `states`: of the process, by look.
+    """
     shots = [
         Snapshot("here", i * every_s, "", (_evidence(100, io, states[i : i + 1]), _evidence(101, Io())))
         for i, io in enumerate(rounds)
@@ -58,7 +60,7 @@ def at(*calls: FileCall, **counts: Any) -> Io:
     return Io(**{"read": 10, "written": 10, "fetched": 10, "stored": 10, **counts}, calls=calls)
 
 
-def test_a_read_that_its_storage_does_not_answer() -> None:
+def test_stuck_read() -> None:
     found = facts(*[at(READ)] * 6)
     assert (found.call, found.doing, found.path, found.target) == ("read", "read(2)", "/data/part-1", "/data/part-1")
     assert (found.mount, found.filesystem, found.process_state) == ("/data", "nfs4", "D")
@@ -69,14 +71,14 @@ def test_a_read_that_its_storage_does_not_answer() -> None:
 @pytest.mark.parametrize(
     ("rounds", "how"),
     [
-        ([at(READ)] * 3, {"idle_s": 0.1}),  # not watched for long enough
+        ([at(READ)] * 3, {"idle_s": 0.1}),  # too short a window
         ([at(replace(READ, switches=i)) for i in range(6)], {}),  # it ran in between
         ([at(READ, fetched=10 + i * 50_000) for i in range(6)], {}),  # bytes come from the storage
         ([at(replace(READ, call="sync", writes=True, filesystem="ext4"))] * 6, {}),  # a disk that writes back
-        ([at(replace(READ, fd=0))] * 6, {}),  # standard input: where requests come from
+        ([at(replace(READ, fd=0))] * 6, {}),  # standard input: waiting for requests
         ([at(replace(READ, path="/dev/pts/3", kind="device"))] * 6, {}),
         ([at(replace(READ, kind="socket", path="socket:[1]"))] * 6, {}),
-        ([at(READ)] * 6, {"phase": "collective"}),  # another thread of it is in a collective
+        ([at(READ)] * 6, {"phase": "collective"}),  # another thread is in a collective
         ([at(READ)], {}),
         ([at()] * 6, {}),
     ],
@@ -85,31 +87,31 @@ def test_not_stuck(rounds: list[Io], how: dict[str, Any]) -> None:
     assert not facts(*rounds, **how).stuck
 
 
-def test_what_another_s_debugger_woke_is_in_the_same_call_again() -> None:
-    """While it is held it is in none."""
+def test_thread_resumed_by_a_debugger_is_still_in_the_same_call() -> None:
+    """While the debugger holds it, the thread is in no call."""
     after = at(replace(READ, switches=10))
     rounds = [at(READ), at(READ), at(READ), at(), after, after, at()]
     assert facts(*rounds, states="DDDtDDt").blocked_s == 5.0
     assert facts(*rounds[:-1], states="DDDDDD").blocked_s == 1.0
 
 
-def test_whoever_has_computed_before_a_debugger_woke_the_rank_still_serves_it() -> None:
+def test_peer_activity_before_a_debugger_resumed_the_rank_counts() -> None:
     before = replace(FIFO, peers=(replace(WRITER, cpu_s=1.0),))
     after = replace(FIFO, peers=(WRITER,), switches=10)
     assert not facts(*[at(before)] * 3, *[at(after)] * 3, states="SSStSS").stuck
     assert facts(*[at(replace(before, peers=(WRITER,)))] * 3, *[at(after)] * 3, states="SSStSS").stuck
 
 
-def test_a_page_of_a_mapped_file_is_a_page_fault() -> None:
+def test_page_fault_on_a_mapped_file() -> None:
     found = facts(*[at(replace(READ, call="fault", fd=None))] * 6)
     assert (found.call, found.doing, found.stuck) == ("fault", "a page fault", True)
 
 
-def test_a_server_that_does_not_take_what_is_written_back() -> None:
+def test_stuck_sync_on_a_remote_file_system() -> None:
     assert facts(*[at(replace(WRITE, call="sync"))] * 6).stuck
 
 
-def test_while_it_was_not_watched_for_long_enough_it_advances() -> None:
+def test_advancing_until_watched_long_enough() -> None:
     found = facts(*[at(READ)] * 3, idle_s=0.1)
     assert (found.stuck, found.advancing) == (None, True)
 
@@ -120,49 +122,47 @@ def test_while_it_was_not_watched_for_long_enough_it_advances() -> None:
 @pytest.mark.parametrize(
     ("peers", "others", "stuck"),
     [
-        ((), "all_reduce", True),  # nobody can write
-        ((WRITER,), "all_reduce", True),  # somebody could, does nothing, and others wait
-        ((WRITER,), None, None),  # nobody waits for this rank: it may wait for work
-        ((WRITER,), "broadcast", None),  # others wait to be told what to do
+        ((), "all_reduce", True),  # no process can write
+        ((WRITER,), "all_reduce", True),  # the writer is idle, and peers wait
+        ((WRITER,), None, None),  # no peer waits for this rank: it may wait for work
+        ((WRITER,), "broadcast", None),  # peers wait for this rank to hand out work
         ((replace(WRITER, state="T"),), None, True),  # the writer is stopped
-        ((Peer(100, "python", "S", True, 3.0),), None, True),  # it waits for itself
-        (None, "all_reduce", None),  # not looked for
+        ((Peer(100, "python", "S", True, 3.0),), None, True),  # the rank itself is the only writer
+        (None, "all_reduce", None),  # writers not seen
     ],
 )
-def test_a_fifo_by_who_has_its_other_end(
-    peers: tuple[Peer, ...] | None, others: str | None, stuck: bool | None
-) -> None:
+def test_fifo_by_its_writers(peers: tuple[Peer, ...] | None, others: str | None, stuck: bool | None) -> None:
     found = facts(*[at(replace(FIFO, peers=peers))] * 6, others=others)
     assert found.stuck is stuck
     assert found.peers == (None if peers is None else len(peers))
 
 
-def test_a_writer_that_computes_may_still_write() -> None:
+def test_not_stuck_while_the_writer_computes() -> None:
     rounds = [at(replace(FIFO, peers=(replace(WRITER, cpu_s=3.0 + i),))) for i in range(6)]
     assert facts(*rounds).stuck is None
 
 
-def test_a_pipe_that_takes_nothing() -> None:
+def test_stuck_write_to_a_pipe() -> None:
     found = facts(*[at(replace(PIPE, peers=(replace(WRITER, command="aws s3 cp -"),)))] * 6)
     assert (found.stuck, found.writes, found.bytes_per_s) == (True, True, 0.0)
     assert found.target == "a pipe to aws s3 cp - (pid 900)"
     assert (found.peer, found.peer_state) == ("aws s3 cp - (pid 900)", "S")
 
 
-def test_bytes_that_its_reader_takes() -> None:
+def test_rate_from_the_reader_of_the_pipe() -> None:
     rounds = [at(replace(PIPE, peers=(replace(WRITER, moved=1000 + i * 40_000),))) for i in range(6)]
     found = facts(*rounds)
     assert found.bytes_per_s == 40_000
     assert (found.stuck, found.advancing) == (None, True)
 
 
-def test_bytes_that_it_writes_itself() -> None:
+def test_rate_from_the_process() -> None:
     rounds = [at(replace(PIPE, switches=i, peers=(WRITER,)), written=i * 30_000) for i in range(6)]
     found = facts(*rounds)
     assert (found.bytes_per_s, found.share, found.advancing) == (30_000, 1.0, True)
 
 
-def test_bytes_that_crossed_between_two_writes_are_not_its_files() -> None:
+def test_rate_ignores_bytes_between_two_writes() -> None:
     later = replace(PIPE, path="pipe:[4712]")
     rounds = [at(replace(PIPE, peers=(WRITER,)), written=0)] * 4
     rounds += [at(replace(later, switches=i, peers=(WRITER,)), written=10**7) for i in range(6)]
@@ -170,7 +170,7 @@ def test_bytes_that_crossed_between_two_writes_are_not_its_files() -> None:
     assert (found.bytes_per_s, found.share) == (0.0, 1.0)
 
 
-def test_a_save_of_several_files_has_one_rate() -> None:
+def test_one_rate_over_several_files() -> None:
     rounds = [at(replace(WRITE, path=f"/out/{i}.pt", switches=i), stored=i * 50_000) for i in range(6)]
     assert facts(*rounds).bytes_per_s == 50_000
 
@@ -178,7 +178,7 @@ def test_a_save_of_several_files_has_one_rate() -> None:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def test_a_helper_it_waits_for() -> None:
+def test_call_of_an_awaited_helper() -> None:
     call = replace(READ, pid=200, tid=200)
     io = replace(at(call), helpers=(Helper(200, "pt_data_worker", "D", 1.0, sleeps="file"),))
     found = facts(*[io] * 6, helpers=HelperFacts(waits=True, pid=200))
@@ -186,7 +186,7 @@ def test_a_helper_it_waits_for() -> None:
     assert facts(*[io] * 6).call is None, "it does not wait for that one"
 
 
-def test_a_pipe_between_it_and_its_helpers_is_not_told_here() -> None:
+def test_pipes_to_helpers_are_ignored() -> None:
     helpers = HelperFacts(waits=True, pid=200, frame="wait (pool.py:765)")
     assert facts(*[at(replace(PIPE, call="read", writes=False, peers=()))] * 6, helpers=helpers).call is None
     other_program = replace(helpers, frame="communicate (subprocess.py:1209)")
@@ -194,23 +194,23 @@ def test_a_pipe_between_it_and_its_helpers_is_not_told_here() -> None:
     assert found.target == "a pipe from feeder (pid 900)"
 
 
-def test_its_own_thread_comes_before_its_others() -> None:
+def test_main_thread_comes_before_other_threads() -> None:
     background = replace(WRITE, tid=150)
     assert facts(*[at(background, READ)] * 6).path == "/data/part-1"
     assert facts(*[at(background)] * 6).path == "/out/last.pt"
 
 
 @pytest.mark.parametrize(
-    ("phase", "op", "told"),
+    ("phase", "op", "counts"),
     [
-        ("idle", "get", True),  # queue.get: from the thread that reads
+        ("idle", "get", True),  # queue.get: waits for the thread that reads
         ("idle", "join", True),
         ("input", "dataloader", True),
-        ("compute", None, False),  # what else stands in a pipe for commands does not hold it up
+        ("compute", None, False),  # a thread that waits for commands on a pipe does not hold up the rank
         ("idle", "accept", False),
         ("idle", "sleep", False),
     ],
 )
-def test_another_thread_counts_only_where_it_is_waited_for(phase: str, op: str | None, told: bool) -> None:
+def test_other_thread_counts_only_if_awaited(phase: str, op: str | None, counts: bool) -> None:
     found = facts(*[at(replace(FIFO, tid=150))] * 6, phase=phase, op=op)
-    assert (found.stuck, found.path) == ((True, "/data/fifo") if told else (None, None))
+    assert (found.stuck, found.path) == ((True, "/data/fifo") if counts else (None, None))

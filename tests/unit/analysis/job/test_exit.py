@@ -1,4 +1,4 @@
-"""Who ended first, and how: ends as the kernel tells them."""
+"""Which rank ended first, and how, from the ends that the kernel reports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target
-from hangdoc.system.exits import text
+from hangdoc.system.exits import format_exit
 from tests.support.synthetic_evidence import Stage, in_c10d
 
 RUNS = None
-KILLED, ABORTED, CRASHED, TOLD = End(signal=9), End(signal=6), End(signal=11), End(signal=15)
+KILLED, ABORTED, CRASHED, REQUESTED = End(signal=9), End(signal=6), End(signal=11), End(signal=15)
 
 
 def at(end: End, at_s: float | None) -> End:
@@ -20,11 +20,11 @@ def at(end: End, at_s: float | None) -> End:
 
 
 def facts(*ends: End | None, hosts: str = "") -> Facts:
-    """A rank for each: how it ended; None: it runs."""
+    """One rank for each end; None: it runs."""
     ranks = []
     for number, end in enumerate(ends):
         target = Target(100 + number, 1, hosts[number] if hosts else "a", number, world_size=len(ends))
-        ranks.append(RankEvidence(target, end is None, {}, text(end) if end else None, end))
+        ranks.append(RankEvidence(target, end is None, {}, format_exit(end) if end else None, end))
     here = sorted({rank.target.host for rank in ranks})
     shots = [Snapshot(host, 10.0, "", tuple(r for r in ranks if r.target.host == host)) for host in here]
     return derive(shots, schema())
@@ -42,7 +42,7 @@ def first(found: Facts) -> list[int]:
         (End(signal=7), "crashed"),
         (ABORTED, "aborted"),
         (End(code=1), "failed"),
-        (TOLD, "told"),
+        (REQUESTED, "told"),
         (End(signal=2), "told"),
         (End(code=0), "finished"),
         (End(), None),
@@ -55,16 +55,16 @@ def test_kinds(end: End, kind: str | None) -> None:
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        pytest.param([at(KILLED, 1), at(TOLD, 2), at(TOLD, 2)], [0], id="torchrun tidied up"),
-        pytest.param([at(ABORTED, 2), at(KILLED, 1), at(ABORTED, 2)], [1], id="the others lost their peer"),
-        pytest.param([at(End(code=1), 3), at(ABORTED, 3), at(CRASHED, 3)], [2], id="noticed together"),
-        pytest.param([at(KILLED, 3), at(KILLED, 3), RUNS], [0, 1], id="two at once"),
-        pytest.param([at(End(code=0), 1), at(CRASHED, 2), RUNS], [1], id="one was done"),
-        pytest.param([at(TOLD, 1), at(KILLED, 31), at(TOLD, 1)], [], id="ended on request, in the end by force"),
-        pytest.param([at(End(code=0), 1), at(End(code=0), 2)], [], id="all is well"),
-        pytest.param([KILLED, at(ABORTED, 5), RUNS], [0], id="before we watched"),
-        pytest.param([at(End(), 1), at(KILLED, 2)], [], id="how the first ended is not known"),
-        pytest.param([RUNS, RUNS], [], id="nobody"),
+        pytest.param([at(KILLED, 1), at(REQUESTED, 2), at(REQUESTED, 2)], [0], id="torchrun stopped the rest"),
+        pytest.param([at(ABORTED, 2), at(KILLED, 1), at(ABORTED, 2)], [1], id="peers aborted later"),
+        pytest.param([at(End(code=1), 3), at(ABORTED, 3), at(CRASHED, 3)], [2], id="seen together"),
+        pytest.param([at(KILLED, 3), at(KILLED, 3), RUNS], [0, 1], id="two killed at once"),
+        pytest.param([at(End(code=0), 1), at(CRASHED, 2), RUNS], [1], id="one had finished"),
+        pytest.param([at(REQUESTED, 1), at(KILLED, 31), at(REQUESTED, 1)], [], id="on request, then by force"),
+        pytest.param([at(End(code=0), 1), at(End(code=0), 2)], [], id="all finished"),
+        pytest.param([KILLED, at(ABORTED, 5), RUNS], [0], id="before the first look"),
+        pytest.param([at(End(), 1), at(KILLED, 2)], [], id="first end unknown"),
+        pytest.param([RUNS, RUNS], [], id="all running"),
     ],
 )
 def test_who_ended_first(ends: list[End | None], expected: list[int]) -> None:
@@ -74,11 +74,11 @@ def test_who_ended_first(ends: list[End | None], expected: list[int]) -> None:
 
 
 def test_clocks_of_two_hosts_are_not_compared() -> None:
-    found = facts(at(CRASHED, 9000), at(TOLD, 9001), at(ABORTED, 3), at(TOLD, 4), hosts="aabb")
+    found = facts(at(CRASHED, 9000), at(REQUESTED, 9001), at(ABORTED, 3), at(REQUESTED, 4), hosts="aabb")
     assert first(found) == [0]
 
 
-def test_all_is_well() -> None:
+def test_all_finished() -> None:
     job = facts(End(code=0, at_s=1), End(code=0, at_s=2)).job.exit
     assert (job.ended, job.all_ended, job.well, job.fault) == (2, True, True, False)
     assert not facts(End(code=0, at_s=1), RUNS).job.exit.well
@@ -94,13 +94,13 @@ def test_all_is_well() -> None:
         (End(signal=9), False),
     ],
 )
-def test_for_want_of_memory(end: End, oom: bool) -> None:
+def test_out_of_memory(end: End, oom: bool) -> None:
     found = facts(end, RUNS)
     assert found.ranks[0].exit.oom is oom
     assert found.job.exit.kernel == end.kernel
 
 
-def test_what_it_did_last_is_kept(tmp_path: Path) -> None:
+def test_the_last_stack_is_kept(tmp_path: Path) -> None:
     stage = Stage("def train():\n    dist.all_reduce(x)\n", tmp_path)
     seen = stage.facts([in_c10d("all_reduce", ("train", 2))]).case.history
     target = seen[-1].ranks[0].target

@@ -1,4 +1,4 @@
-"""When ranks that stand still are stuck, and when it is too early to say."""
+"""When ranks that do not move are stalled, and when it is too early to decide."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def judged(stacks: list[dict[str, Any]], moving: bool, idle_s: float, cpu_share:
     ("stacks", "moving", "idle_s", "stalled", "settled"),
     [
         ([WAITS, WAITS], False, 9.0, True, True),
-        ([WAITS, WAITS], True, 0.1, False, True),  # a large message is on its way
-        ([WAITS, WAITS], True, 3.0, False, False),  # bytes moved a moment ago, none since: it may just have hung
+        ([WAITS, WAITS], True, 0.1, False, True),  # a large message is in flight
+        ([WAITS, WAITS], True, 3.0, False, False),  # bytes moved a moment ago, none since: it may just have stalled
         ([WAITS, COMPUTES], True, 3.0, False, True),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who keeps the GIL for good, and who is only long in computing."""
+"""A GIL that is never released, and a long computation that holds it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Life:
 
     state: str = "S"
     rate: float = 0.0  # CPU of the owner per second
-    other: float = 0.0  # and of another thread
+    other: float = 0.0  # CPU of another thread per second
     growth: int = 0  # bytes of memory per look
     line: Callable[[int], int] = second
     holds: Callable[[int], bool] = always
-    inner: tuple[Frame, ...] = ()  # above the user's line
+    inner: tuple[Frame, ...] = ()  # called by the user's line
     looks: int = 5
 
 
@@ -68,7 +68,7 @@ def judged(stage: Stage, life: Life) -> GilFacts:
     return facts
 
 
-def test_asleep_with_it(stage: Stage) -> None:
+def test_stuck_if_the_holder_sleeps(stage: Stage) -> None:
     facts = judged(stage, Life(inner=FFI))
     assert facts == GilFacts(
         stuck=True,
@@ -84,12 +84,12 @@ def test_asleep_with_it(stage: Stage) -> None:
     )
 
 
-def test_spins_with_it(stage: Stage) -> None:
+def test_stuck_if_the_holder_spins(stage: Stage) -> None:
     facts = judged(stage, Life("R", rate=1.0))
     assert (facts.stuck, facts.asleep, facts.kernel, facts.seconds) == (True, False, None, 10.0)
 
 
-def test_a_regular_expression(stage: Stage) -> None:
+def test_stuck_in_a_regular_expression(stage: Stage) -> None:
     facts = judged(stage, Life("R", rate=1.0, inner=SRE))
     assert (facts.stuck, facts.confirmed, facts.regex) == (True, True, True)
     assert judged(stage, Life("R", rate=1.0, inner=SRE, looks=4)).stuck is False
@@ -110,9 +110,9 @@ def test_a_regular_expression(stage: Stage) -> None:
         pytest.param(Life(inner=(Frame("all_reduce", f"{LIB}/distributed/distributed_c10d.py", 1),)), id="waits"),
     ],
 )
-def test_not_for_good(stage: Stage, life: Life) -> None:
+def test_not_stuck(stage: Stage, life: Life) -> None:
     assert judged(stage, life).stuck is False
 
 
-def test_nobody_has_it(stage: Stage) -> None:
+def test_no_holder(stage: Stage) -> None:
     assert judged(stage, Life(holds=lambda look: False)) == GilFacts(stuck=False)

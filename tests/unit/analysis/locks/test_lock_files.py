@@ -1,4 +1,4 @@
-"""Which lock files will be released."""
+"""Lock files that will be released, and stale ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 
 def facts(stage: Stage, *looks: LockFile) -> Facts:
-    """Rank 0 waits for a lock file, as it was seen in these looks; rank 1 waits for rank 0."""
+    """Facts after these looks at a lock file that rank 0 waits for; rank 1 waits for rank 0."""
     waits = [At([("build", 2)], records={"lockfile": look}) for look in (looks if len(looks) > 1 else looks * 4)]
     return stage.facts(*[[at, in_c10d("barrier", ("build", 3))] for at in waits])
 
@@ -35,11 +35,11 @@ def judged(stage: Stage, *looks: LockFile) -> LockFileFacts:
     return found
 
 
-def test_left_behind(stage: Stage) -> None:
+def test_stale_file(stage: Stage) -> None:
     seen = judged(stage, replace(LEFT, named_pid=12, named_alive=False))
     assert seen == LockFileFacts(
         stuck=True, advancing=False, path="/cache/lock", kind="baton", age_s=4000.0,
-        named="pid 12, no such process any more", sure=True, before=True,
+        named="pid 12, no longer running", sure=True, before=True,
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_left_behind(stage: Stage) -> None:
         ({}, True, True),
         ({"before_s": -5.0}, True, True),
         ({"kind": "filelock", "before_s": -5.0}, True, True),
-        ({"kind": "loop"}, True, False),  # whoever made it may have closed it again
+        ({"kind": "loop"}, True, False),  # its creator may have closed it
         ({"kind": "loop", "before_s": -5.0}, False, False),
         ({"kind": "loop", "before_s": -5.0, "named_pid": 12, "named_alive": False}, True, True),
         ({"kind": "kernel"}, False, False),
@@ -60,7 +60,7 @@ def test_left_behind(stage: Stage) -> None:
     ],
     ids=str,
 )
-def test_nobody_has_it(stage: Stage, changes: dict[str, Any], stuck: bool, sure: bool) -> None:
+def test_no_living_holder(stage: Stage, changes: dict[str, Any], stuck: bool, sure: bool) -> None:
     seen = judged(stage, replace(LEFT, **changes))
     assert (seen.stuck, seen.sure, seen.advancing) == (stuck, sure, False)
 
@@ -73,7 +73,7 @@ def test_nobody_has_it(stage: Stage, changes: dict[str, Any], stuck: bool, sure:
     ],
     ids=["open", "named"],
 )
-def test_a_living_process_has_it(stage: Stage, changes: dict[str, Any], holder: str) -> None:
+def test_held_by_a_living_process(stage: Stage, changes: dict[str, Any], holder: str) -> None:
     found = facts(stage, replace(LEFT, **changes))
     seen = found.ranks[0].lockfile
     assert (seen.stuck, seen.advancing, seen.holder) == (False, True, holder)
@@ -88,15 +88,15 @@ def test_a_living_process_has_it(stage: Stage, changes: dict[str, Any], holder: 
         pytest.param([LEFT, replace(LEFT, holders=(COMPILER,)), LEFT, LEFT], id="somebody had it a moment ago"),
     ],
 )
-def test_not_yet_proved(stage: Stage, looks: list[LockFile]) -> None:
+def test_too_early_to_prove(stage: Stage, looks: list[LockFile]) -> None:
     assert judged(stage, *looks).stuck is False
 
 
-def test_between_two_attempts_it_stands_elsewhere(stage: Stage) -> None:
+def test_looks_between_two_attempts_are_skipped(stage: Stage) -> None:
     assert judged(stage, LEFT, LEFT, GONE, LEFT, LEFT, GONE).stuck
 
 
-def test_who_has_it_waits_for_the_others(stage: Stage) -> None:
+def test_holder_waits_for_its_peers(stage: Stage) -> None:
     found = facts(stage, replace(LEFT, holders=(LockFileHolder(101, "python train.py", 1.0),)))
     waits, has = (rank.lockfile for rank in found.ranks)
     assert (waits.stuck, waits.advancing, waits.holder) == (True, None, "rank 1")
@@ -104,5 +104,5 @@ def test_who_has_it_waits_for_the_others(stage: Stage) -> None:
     assert found.job.stall.stalled
 
 
-def test_waits_for_none(stage: Stage) -> None:
+def test_no_lock_file(stage: Stage) -> None:
     assert judged(stage, GONE) == LockFileFacts()

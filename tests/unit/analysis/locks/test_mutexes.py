@@ -1,4 +1,4 @@
-"""Which waits for a lock never end, and which do."""
+"""Deadlocks, and waits for a lock that will end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.locks.mutexes import LocksFacts
+from hangdoc.analysis.locks.mutexes import MutexFacts
 from hangdoc.evidence import Frame, Process, Source, Stack, ThreadCpu
 from hangdoc.evidence.locks import Holding, Locks, LockWait
 from tests.support.synthetic_evidence import At, Stage, in_c10d
@@ -67,9 +67,11 @@ def judged(
     looks: int = 4,
     switches: Sequence[int] = (5,) * 9,
     others: Sequence[int] = (1,) * 9,
-) -> LocksFacts:
-    """Rank 0, whose main thread waits in `train`; rank 1 waits for it. `switches` of the main thread, by look, and of
-    each of the others."""
+) -> MutexFacts:
+    """The main thread of rank 0 waits in `train`; rank 1 waits for rank 0.
+
+    `switches`: context switches of the main thread, by look, and of each other thread.
+    """
     shown = []
     for number in range(looks):
         threads = tuple(
@@ -80,23 +82,23 @@ def judged(
         at = At([("train", 2)], extra=extra, records={"locks": locks, "cpu": cpu, "source": source(stage)})
         shown.append([at, in_c10d("all_reduce", ("train", 3))])
     facts = stage.facts(*shown).ranks[0].locks
-    assert isinstance(facts, LocksFacts)
+    assert isinstance(facts, MutexFacts)
     return facts
 
 
-def test_a_ring(stage: Stage) -> None:
+def test_ring(stage: Stage) -> None:
     waits = (wait(MAIN, LOCK), wait(OTHER, GUARD, "self.guard", reentrant=True, owner=MAIN))
     extra = [thread(stage, OTHER, "export", 6)]
     facts = judged(stage, Locks((MAIN, OTHER), waits, (held(OTHER, LOCK),)), extra)
-    assert facts == LocksFacts(
+    assert facts == MutexFacts(
         True,
         "ring",
         "self.lock",
         False,
         True,
         (
-            "MainThread waits for self.lock at train (job.py:2), which export has since put (cache.py:20)",
-            "export waits for self.guard at export (job.py:6), which MainThread has",
+            "MainThread waits for self.lock at train (job.py:2), held by export since put (cache.py:20)",
+            "export waits for self.guard at export (job.py:6), held by MainThread",
         ),
     )
 
@@ -108,7 +110,7 @@ STUCK = {
 
 
 @pytest.mark.parametrize("how", STUCK)
-def test_without_a_second_thread(stage: Stage, how: str) -> None:
+def test_single_thread_deadlock(stage: Stage, how: str) -> None:
     facts = judged(stage, STUCK[how], [thread(stage, OTHER, "upload", 14)])
     assert (facts.stuck, facts.how, facts.sure) == (True, how, True)
 
@@ -116,14 +118,14 @@ def test_without_a_second_thread(stage: Stage, how: str) -> None:
 @pytest.mark.parametrize(
     ("other", "stuck"),
     [
-        ("parked", True),  # in the pool's queue: waits for this process itself
+        ("parked", True),  # in the pool's queue: waits for its own process
         ("beats", True),
-        ("uploads", False),  # it gives a lock back when it is done
+        ("uploads", False),  # it releases a lock when it is done
         ("runs", False),
         ("sleeps elsewhere", False),
     ],
 )
-def test_a_lock_that_no_source_holds(stage: Stage, other: str, stuck: bool) -> None:
+def test_lock_without_a_known_holder(stage: Stage, other: str, stuck: bool) -> None:
     extra = {
         "parked": parked(OTHER),
         "beats": thread(stage, OTHER, "beat", 11),
@@ -137,7 +139,7 @@ def test_a_lock_that_no_source_holds(stage: Stage, other: str, stuck: bool) -> N
         assert (facts.how, facts.sure) == ("nobody", False)
 
 
-def test_the_main_thread_waits_for_one_that_is_stuck(stage: Stage) -> None:
+def test_main_thread_waits_for_deadlocked_workers(stage: Stage) -> None:
     """A pool's workers are in a ring; the main thread waits for their result."""
     waits = (wait(OTHER, LOCK), wait(THIRD, GUARD))
     locks = Locks((MAIN, OTHER, THIRD), waits, (held(OTHER, GUARD), held(THIRD, LOCK)))
@@ -173,16 +175,16 @@ RING = Locks((MAIN, OTHER), (wait(MAIN, LOCK), wait(OTHER, GUARD)), (held(OTHER,
         pytest.param(Locks((MAIN,), (wait(MAIN, LOCK, found=False),)), {}, id="the lock was not found"),
     ],
 )
-def test_what_is_not_proved(stage: Stage, locks: Locks, more: dict[str, Any]) -> None:
+def test_not_stuck_without_proof(stage: Stage, locks: Locks, more: dict[str, Any]) -> None:
     assert judged(stage, locks, [thread(stage, OTHER, "upload", 14)], **more).stuck is False
 
 
-def test_what_another_s_debugger_woke_has_not_gone_on(stage: Stage) -> None:
-    """py-spy stops every thread of a process, and lets it go."""
+def test_threads_woken_by_a_debugger_are_still_parked(stage: Stage) -> None:
+    """py-spy stops every thread of a process and resumes it."""
     extra = [thread(stage, OTHER, "upload", 14)]
     assert judged(stage, RING, extra, 5, (5, 5, 8, 8, 8), (1, 1, 4, 4, 4)).stuck is True
     assert judged(stage, RING, extra, 5, (5, 6, 7, 8, 9), (1, 2, 3, 4, 5)).stuck is False, "it may be so busy"
 
 
-def test_not_seen(stage: Stage) -> None:
-    assert stage.facts([At([("train", 2)])]).ranks[0].locks == LocksFacts()
+def test_unknown_without_records(stage: Stage) -> None:
+    assert stage.facts([At([("train", 2)])]).ranks[0].locks == MutexFacts()

@@ -1,4 +1,4 @@
-"""What logs say of ranks and of the job: who was late, who differed, whose failure was the first, who only a victim."""
+"""Log facts: ranks behind, mismatched calls, the first failure and its victims, hardware and rendezvous errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
 
 TYPES = schema()
@@ -26,61 +26,62 @@ def timeout(sequence: int, op: str = "ALLREDUCE", group: str = "0", **fields: An
 
 def error(text: str, number: int = 1, source: str = "", at: float | None = None, **fields: Any) -> LogEvent:
     kind, _, message = text.partition(": ")
-    told = {"type": kind, "message": message, "uncaught": "yes", **fields}
-    return line("exception", number, source, at, text=text, **told)
+    return line(
+        "exception", number, source, at, text=text, **{"type": kind, "message": message, "uncaught": "yes", **fields}
+    )
 
 
 def facts(
-    *said: tuple[int | str | None, list[LogEvent]], size: int | None = None, ends: dict[int, End] | None = None
+    *events: tuple[int | str | None, list[LogEvent]], size: int | None = None, ends: dict[int, End] | None = None
 ) -> Facts:
-    """Of a job of which this was said: by ranks, by hosts (a name), by nobody in particular (None)."""
-    pieces = [Piece(who(one), "logs", Logs(tuple(lines)), world_size=size) for one, lines in said]
-    pieces += [Piece(Who(rank), "end", end) for rank, end in (ends or {}).items()]
+    """Facts of a job with these events of ranks, of hosts (a name), or of the whole job (None)."""
+    pieces = [Piece(who(one), "logs", Logs(tuple(lines)), world_size=size) for one, lines in events]
+    pieces += [Piece(ProcessRef(rank), "end", end) for rank, end in (ends or {}).items()]
     return derive(list(snapshots(pieces)), TYPES)
 
 
-def who(one: int | str | None) -> Who:
-    return Who(host=one) if isinstance(one, str) else Who(rank=one)
+def who(one: int | str | None) -> ProcessRef:
+    return ProcessRef(host=one) if isinstance(one, str) else ProcessRef(rank=one)
 
 
 def ranks(found: Facts, name: str) -> list[int]:
-    """Those of which a fact is true, or told."""
+    """Ranks with a true or present fact of this name."""
     return [rank.rank for rank in found.ranks if getattr(rank.logs, name)]
 
 
-def test_without_logs_nothing_is_said() -> None:
-    found = derive(list(snapshots([Piece(Who(0), "end", End(code=0))])), TYPES)
+def test_no_facts_without_logs() -> None:
+    found = derive(list(snapshots([Piece(ProcessRef(0), "end", End(code=0))])), TYPES)
     assert not found.job.logs.read
     assert ranks(found, "stuck") == []
 
 
-# --- who was late ---------------------------------------------------------------------------------
+# --- ranks behind ---------------------------------------------------------------------------------
 
 
-def test_who_reports_no_timeout_is_late() -> None:
+def test_rank_without_a_timeout_is_behind() -> None:
     found = facts((0, [timeout(9)]), (1, [timeout(9)]), (2, []), size=3)
     assert (ranks(found, "behind"), ranks(found, "stuck")) == ([2], [0, 1])
     assert found.job.logs.waited == "ALLREDUCE 9"
 
 
-def test_of_a_late_rank_nothing_need_be_left() -> None:
+def test_rank_behind_without_evidence_of_its_own() -> None:
     found = facts((0, [timeout(9)]), (1, [timeout(9)]), size=3)
     assert [one.rank for one in found.job.logs.behind] == [one.rank for one in found.job.logs.absent] == [2]
 
 
-def test_where_most_are_silent_nobody_is_late() -> None:
+def test_no_rank_behind_if_most_report_nothing() -> None:
     found = facts((0, [timeout(9)]), (1, []), (2, []), (3, []), size=4)
     assert ranks(found, "behind") == []
 
 
-def test_a_lower_number_is_late_in_any_group() -> None:
+def test_lower_sequence_number_is_behind_in_any_group() -> None:
     status = line("work_status", sequence=8, enqueued=8, completed=7, group="12", group_name="TP")
     late = line("dump_signal", enqueued=6, completed=6, group="12", group_name="TP")
     found = facts((4, [timeout(8, group="12", group_name="TP"), status]), (5, [late]), size=16)
     assert ranks(found, "behind") == [5]
 
 
-def test_the_rank_in_the_group_is_not_the_rank() -> None:
+def test_group_rank_is_not_the_global_rank() -> None:
     member = line("work_status", sequence=3, enqueued=3, completed=2, group="7", group_name="TP", group_rank=1)
     report = line("lagging", ranks="1", completed=2, sequence=3, group="7", group_name="TP")
     found = facts((8, [timeout(4, group="7", group_name="TP"), report]), (9, [member]), size=16)
@@ -88,51 +89,51 @@ def test_the_rank_in_the_group_is_not_the_rank() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lagging", "barrier_lacks"])
-def test_whom_torch_names(kind: str) -> None:
+def test_ranks_named_by_torch_are_behind(kind: str) -> None:
     found = facts((0, [line(kind, ranks="1, 2")]), (1, []), (2, []), (3, []), size=4)
     assert ranks(found, "behind") == [1, 2]
 
 
-def test_who_lost_a_peer_had_come() -> None:
+def test_rank_that_lost_a_peer_had_arrived() -> None:
     gave_up, lost = line("gloo_timeout"), line("connection_closed")
     found = facts((0, [gave_up]), (1, []), (2, [lost]), (3, [lost]), size=4, ends={1: End(signal=15)})
     assert ranks(found, "behind") == [1]
 
 
 @pytest.mark.parametrize("numbers", [(9, 9, 9), (9, 9, 8)])
-def test_all_at_one_number_is_the_transport(numbers: tuple[int, ...]) -> None:
+def test_all_ranks_at_one_sequence_number_had_joined(numbers: tuple[int, ...]) -> None:
     found = facts(*[(rank, [timeout(number)]) for rank, number in enumerate(numbers)], size=3)
     assert found.job.logs.joined is (len(set(numbers)) == 1)
     assert ranks(found, "behind") == []
 
 
-def test_an_error_is_no_timeout() -> None:
-    """All at one number, as everybody is whose peer was killed."""
+def test_errors_are_not_timeouts() -> None:
+    """Ranks that lost a killed peer fail at the same sequence number, too."""
     status = line("work_status", sequence=8, enqueued=8, completed=7, group="0")
     found = facts((0, [status]), (1, [status]), size=2)
     assert not found.job.logs.joined
     assert ranks(found, "timed_out") == ranks(found, "behind") == []
 
 
-def test_other_groups_may_wait_in_other_collectives() -> None:
+def test_groups_are_not_compared_with_each_other() -> None:
     found = facts((0, [timeout(9, group="1")]), (1, [timeout(4, "BROADCAST", group="2")]), size=2)
     assert ranks(found, "odd") == ranks(found, "behind") == []
     assert not found.job.logs.joined
 
 
-def test_a_group_that_is_not_named_is_compared_with_none() -> None:
+def test_unnamed_group_is_not_compared() -> None:
     lines = [line("collective_timeout", sequence=9, op=op, group_rank=0) for op in ("ALLREDUCE", "BROADCAST")]
     found = facts((2, lines[:1]), (4, lines[1:]), size=8)
     assert ranks(found, "odd") == []
 
 
-# --- who differed ---------------------------------------------------------------------------------
+# --- mismatched calls -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("odd", "sizes"), [(timeout(9, "BROADCAST"), False), (timeout(9, numel_in=4, numel_out=4), True)]
 )
-def test_the_minority_is_odd(odd: LogEvent, sizes: bool) -> None:
+def test_minority_is_odd(odd: LogEvent, sizes: bool) -> None:
     usual = timeout(9, numel_in=8, numel_out=8)
     found = facts((0, [odd]), (1, [usual]), (2, [usual]), size=3)
     assert ranks(found, "odd") == [0]
@@ -146,83 +147,83 @@ def test_sizes_that_may_differ_are_not_compared() -> None:
     assert ranks(facts((0, lines[:1]), (1, lines[1:]), size=2), "odd") == []
 
 
-def test_two_against_one_by_torchs_own_check() -> None:
-    told = [line("mismatch", rank_a=a, op_a="ALLREDUCE", rank_b=0, op_b="REDUCE") for a in (1, 2)]
-    found = facts((1, told[:1]), (2, told[1:]))
+def test_two_against_one_by_torch_s_own_check() -> None:
+    mismatches = [line("mismatch", rank_a=a, op_a="ALLREDUCE", rank_b=0, op_b="REDUCE") for a in (1, 2)]
+    found = facts((1, mismatches[:1]), (2, mismatches[1:]))
     assert [one.rank for one in found.job.logs.odd_calls] == [0]
     assert found.job.logs.odd_call == "REDUCE"
 
 
-def test_one_against_one_cannot_be_told() -> None:
+def test_one_against_one_is_tied() -> None:
     found = facts((0, [line("mismatch", rank_a=0, op_a="ALLREDUCE", rank_b=1, op_b="REDUCE")]), (1, []))
     assert found.job.logs.tied
 
 
-# --- whose failure was the first ------------------------------------------------------------------
+# --- first failure --------------------------------------------------------------------------------
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:28840"
 
 
-def test_a_victim_may_end_first() -> None:
-    """And its line may come first, in the common file and by the clock."""
+def test_victim_may_end_first() -> None:
+    """Its line may come first, both in a common file and by the clock."""
     found = facts((0, [error(PEER, 1, "all", 1.0)]), (1, [error("KeyError: 'x'", 9, "all", 5.0)]))
     assert (ranks(found, "first"), ranks(found, "victim")) == ([1], [0])
 
 
-def test_of_several_of_their_own_the_first_in_a_common_file() -> None:
+def test_first_exception_in_a_common_file() -> None:
     found = facts((0, [error("KeyError: 'x'", 9, "all")]), (1, [error("ValueError: x", 3, "all")]))
     assert ranks(found, "first") == [1]
 
 
-def test_clocks_of_two_files_and_hosts_are_not_compared() -> None:
+def test_clocks_of_two_hosts_are_not_compared() -> None:
     pieces = [
-        Piece(Who(rank, host), "logs", Logs((error(text, 1, host, at),)))
+        Piece(ProcessRef(rank, host), "logs", Logs((error(text, 1, host, at),)))
         for rank, host, text, at in ((0, "a", "KeyError: x", 9.0), (1, "b", "ValueError: x", 3.0))
     ]
     assert ranks(derive(list(snapshots(pieces)), TYPES), "first") == [0, 1]
 
 
-def test_the_launchers_root_cause_counts() -> None:
+def test_launcher_s_root_cause_comes_first() -> None:
     root = line("failure", root="yes")
     found = facts((0, [error("KeyError: 'x'", 1, "a"), root]), (1, [error("ValueError: x", 1, "b")]))
     assert ranks(found, "first") == [0]
 
 
-def test_an_exception_after_a_timeout_is_no_cause() -> None:
+def test_exception_after_a_timeout_is_a_consequence() -> None:
     found = facts((0, [line("gloo_timeout", 1, "a"), error("KeyError: 'x'", 5, "a")]))
     assert (ranks(found, "first"), ranks(found, "victim")) == ([], [0])
 
 
-def test_of_a_chain_the_first_counts() -> None:
+def test_first_exception_of_a_chain_counts() -> None:
     found = facts((0, [error("RuntimeError: in cleanup", cause=PEER)]), (1, [error(PEER, cause="KeyError: x")]))
     assert (ranks(found, "first"), ranks(found, "victim")) == ([1], [0])
 
 
-def test_a_caught_exception_is_none() -> None:
+def test_caught_exception_does_not_count() -> None:
     assert ranks(facts((0, [line("exception", type="KeyError", message="x")])), "first") == []
 
 
-# --- gear and meeting -----------------------------------------------------------------------------
+# --- hardware and rendezvous ----------------------------------------------------------------------
 
 
-def test_the_peer_that_several_name() -> None:
+def test_peer_named_by_several_ranks() -> None:
     errors = {rank: [line("ib_error", status=12, peer="10.0.0.9")] for rank in (0, 1)}
     found = facts((0, errors[0]), (1, errors[1]), (2, [line("ib_error", status=12, peer="10.0.0.8")]))
     assert [one.host for one in found.job.logs.beyond] == ["10.0.0.9"]
 
 
-def test_what_was_flushed_is_no_error_of_its_own() -> None:
+def test_flush_errors_are_ignored() -> None:
     assert ranks(facts((0, [line("ib_error", status=5, peer="x")])), "ib") == []
 
 
-@pytest.mark.parametrize(("xid", "told"), [(79, True), (31, False), (43, False), (94, True)])
-def test_which_xids_are_the_gpus(xid: int, told: bool) -> None:
+@pytest.mark.parametrize(("xid", "hardware"), [(79, True), (31, False), (43, False), (94, True)])
+def test_hardware_xids(xid: int, hardware: bool) -> None:
     found = facts(("node-7", [line("xid", xid=xid, gpu="PCI:0000:44:00")]), (0, []))
-    assert [one.host for one in found.job.logs.gpus] == (["node-7"] if told else [])
+    assert [one.host for one in found.job.logs.gpus] == (["node-7"] if hardware else [])
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("event", "wrong"),
     [
         (line("nccl_interface", interfaces="[0]docker0:172.17.0.1<0>"), True),
         (line("nccl_interface", interfaces="[0]eth0:10.0.0.1<0>"), False),
@@ -231,26 +232,26 @@ def test_which_xids_are_the_gpus(xid: int, told: bool) -> None:
         (line("nccl_bootstrap", interface="ens3", address="172.31.1.71"), False),
     ],
 )
-def test_an_interface_that_leads_nowhere(said: LogEvent, wrong: bool) -> None:
-    assert bool(ranks(facts((0, [said])), "nic")) is wrong
+def test_interface_without_a_route_to_other_hosts(event: LogEvent, wrong: bool) -> None:
+    assert bool(ranks(facts((0, [event])), "nic")) is wrong
 
 
-def test_how_many_had_come() -> None:
+def test_ranks_joined_at_the_rendezvous() -> None:
     found = facts((0, [line("clients_missing", joined=1, expected=3)]), size=3)
     assert (found.job.logs.come, found.job.logs.expected) == (1, 3)
 
 
-def test_all_had_come_to_another_store() -> None:
-    """More than there should be: that is not somebody missing."""
+def test_more_ranks_than_expected_are_not_missing() -> None:
+    """Another store with more ranks than expected: no rank is missing."""
     assert facts((0, [line("barrier_of_store", joined=8, expected=4)])).job.logs.expected is None
 
 
-def test_what_a_launcher_says_is_said_of_nobody() -> None:
+def test_launcher_lines_belong_to_no_rank() -> None:
     found = facts((None, [line("port_in_use", port=29500)]), (0, []))
     assert (found.job.logs.port, ranks(found, "port")) == ("29500", [])
 
 
-def test_of_thousands_of_ranks() -> None:
+def test_thousands_of_ranks() -> None:
     lines = [
         (rank, [timeout(9), line("work_status", sequence=9, enqueued=9, completed=8, group=0)]) for rank in range(2000)
     ]

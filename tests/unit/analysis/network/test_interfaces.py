@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.network.data_connections import Data
-from hangdoc.analysis.network.interfaces import ANY_RATE, SLOW_BYTES, faster, limit, narrow, told
+from hangdoc.analysis.network.data_connections import DataConnection
+from hangdoc.analysis.network.interfaces import SLOW_BYTES, WIRELESS_LIMIT, faster, format_interface, narrow, slow_below
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Target
 
 ETH0 = Interface("eth0", ("10.0.0.1",), "ethernet", True, True, 1500, 10_000, networks=("10.0.0.1/24",))
@@ -38,16 +38,16 @@ def there(one: Interface, address: str, **fields: Any) -> Interface:
         (ETH0, False, "eth0, 10 Gbit/s"),
         (WLAN0, True, "wlan0, wireless"),
         (OLD, True, "eth0, 100 Mbit/s"),
-        (SHAPED, True, "eth0, held to 2 Mbit/s by tbf"),
+        (SHAPED, True, "eth0, limited to 2 Mbit/s by tbf"),
         (replace(ETH0, speed_mbit=None), False, "eth0"),
         (None, False, None),
     ],
 )
 def test_narrow(held: Interface | None, is_narrow: bool, text: str | None) -> None:
-    assert (narrow(held), told(held)) == (is_narrow, text)
+    assert (narrow(held), format_interface(held)) == (is_narrow, text)
 
 
-def test_a_shaper_does_not_slow_what_is_received() -> None:
+def test_a_shaper_only_slows_what_is_sent() -> None:
     assert not narrow(SHAPED, sends=False)
     assert narrow(WLAN0, sends=False)
 
@@ -58,13 +58,13 @@ def test_a_shaper_does_not_slow_what_is_received() -> None:
         (ETH0, ETH0, SLOW_BYTES),
         (replace(ETH0, speed_mbit=1000), ETH0, 125e6),
         (OLD, ETH0, SLOW_BYTES),
-        (ETH0, WLAN0, ANY_RATE),
+        (ETH0, WLAN0, WIRELESS_LIMIT),
     ],
 )
-def test_limit(mine: Interface, theirs: Interface, expected: float) -> None:
+def test_slow_below(mine: Interface, theirs: Interface, expected: float) -> None:
     one = Connection("10.0.0.1", 4000, "10.0.0.2", 5000, "established")
-    data = Data(FIRST, one, SECOND, ("", "10.0.0.1", 4000, "10.0.0.2", 5000))
-    assert limit(case((mine,), (there(theirs, "10.0.0.2"),)), data) == expected
+    data = DataConnection(FIRST, one, SECOND, ("", "10.0.0.1", 4000, "10.0.0.2", 5000))
+    assert slow_below(case((mine,), (there(theirs, "10.0.0.2"),)), data) == expected
 
 
 @pytest.mark.parametrize(

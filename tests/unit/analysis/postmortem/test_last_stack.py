@@ -1,15 +1,15 @@
-"""Where a rank stood that had not come; which ranks left nothing; whether all were there."""
+"""What blocked an absent rank, which ranks left no dump, and whether all ranks had arrived."""
 
 from __future__ import annotations
 
 import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
-from hangdoc.analysis.postmortem.last_stack import MissedFacts, MissedJob, _doing
+from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _blocked_in
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, Recorded, Source, Stack, Stacks
+from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, Who
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
 
 TYPES = schema()
@@ -20,13 +20,15 @@ TORCH = "/x/site-packages/torch/"
 
 
 def dump(calls: int, retired: bool = True) -> FlightRecorder:
-    entries = [Recorded("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)]
+    entries = [
+        RecordedCall("0", n, "all_reduce", "[[10]]", ("Float",), retired or n < calls) for n in range(1, calls + 1)
+    ]
     return FlightRecorder("2.10", tuple(entries), {}, {}, final=True, groups=EVERYBODY)
 
 
 def facts(*pieces: tuple[int, object]) -> Facts:
     names = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
-    return derive(list(snapshots([Piece(Who(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
+    return derive(list(snapshots([Piece(ProcessRef(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
 
 
 def logs(said: LogEvent) -> Logs:
@@ -34,40 +36,40 @@ def logs(said: LogEvent) -> Logs:
 
 
 @pytest.mark.parametrize("said", [WAITED, LOST])
-def test_a_rank_without_a_dump_is_named_where_all_others_were_victims(said: LogEvent) -> None:
+def test_rank_without_a_dump_is_silent_if_all_peers_are_victims(said: LogEvent) -> None:
     found = facts((0, dump(7)), (1, dump(7)), (0, logs(said)), (1, logs(said)))
     assert [one.rank for one in found.job.missed.silent] == [2]
-    assert not facts((0, dump(7)), (1, dump(7)), (0, logs(said))).job.missed.silent  # one may have been well
+    assert not facts((0, dump(7)), (1, dump(7)), (0, logs(said))).job.missed.silent  # one rank may have been healthy
 
 
-def test_all_were_there_where_each_waited_in_the_same_collective() -> None:
+def test_together_if_all_timed_out_in_the_same_collective() -> None:
     waited = [(rank, logs(WAITED)) for rank in range(3)]
     assert facts(*((rank, dump(7)) for rank in range(3)), *waited).job.missed.together
     assert not facts((0, dump(7)), (1, dump(7)), (2, dump(6)), *waited).job.missed.together
     assert not facts(*((rank, dump(7)) for rank in range(3)), *waited[:2], (2, logs(LOST))).job.missed.together
 
 
-def test_a_rank_that_waits_for_one_too_many_is_named() -> None:
+def test_rank_that_awaits_a_rank_beyond_the_world_size() -> None:
     lacks = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "3"})
     found = facts((0, dump(7)), (1, dump(7)), (2, logs(lacks)))
     assert [rank.missed.awaits for rank in found.ranks] == [None, None, 3]
     there = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "1"})
-    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == MissedFacts()
+    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == LastStackFacts()
 
 
-def test_what_the_rank_that_had_not_come_stood_in() -> None:
+def test_what_the_absent_rank_was_blocked_in() -> None:
     saving = Stack(1, "MainThread", (Frame("_save", f"{TORCH}serialization.py", 9, "torch/serialization.py"),))
     found = facts((0, dump(7, retired=False)), (1, dump(7, retired=False)), (2, dump(6)), (2, Stacks((saving,))))
     assert [rank.missed.doing for rank in found.ranks] == [None, None, "writes"]
     assert [rank.missed.out for rank in found.ranks] == [None, None, True]
 
 
-def test_a_rank_that_waits_for_its_threads_waits_for_their_lock() -> None:
+def test_rank_that_waits_for_threads_waits_for_their_lock() -> None:
     main = Stack(1, "MainThread", (Frame("result", "/usr/lib/python3.11/concurrent/futures/_base.py", 4, "_base.py"),))
     thread = Stack(2, "pool_0", (Frame("balance", "/job/train.py", 3, "train.py"),))
     behind = (2, dump(6)), (2, Stacks((main, thread)))
     there = [(rank, dump(7, retired=False)) for rank in range(2)]
-    assert facts(*there, *behind).ranks[2].missed.doing is None  # what that line does is not known
+    assert facts(*there, *behind).ranks[2].missed.doing is None  # no source: the line's call is unknown
     source = Source({"/job/train.py:3": Place("with self.locks[b]:", (), (), (), 1, 9)})
     assert facts(*there, *behind, (2, source)).ranks[2].missed.doing == "lock"
 
@@ -97,11 +99,11 @@ SITE = "load (train.py:7)"
         (StackFacts("compute", "forward", SITE), None),
     ],
 )
-def test_what_a_stack_says_it_stood_in(stack: StackFacts, doing: str | None) -> None:
-    assert _doing(stack) == doing
+def test_blocked_in(stack: StackFacts, doing: str | None) -> None:
+    assert _blocked_in(stack) == doing
 
 
-def test_nothing_is_said_without_dumps_or_a_line_that_says_so() -> None:
+def test_no_facts_without_dumps_or_a_matching_line() -> None:
     found = facts((0, logs(WAITED)))
-    assert [rank.missed for rank in found.ranks] == [MissedFacts()]
-    assert found.job.missed == MissedJob()
+    assert [rank.missed for rank in found.ranks] == [LastStackFacts()]
+    assert found.job.missed == LastStackJob()

@@ -1,4 +1,4 @@
-"""Ranks that stand at one place, and what of their variables makes a difference."""
+"""Interned call paths, and the variables a comparison depends on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.ranks.call_path_cache import chain_in, compared, lines_of, story_of, variables_at
+from hangdoc.analysis.ranks.call_path_cache import chain_in, comparison_key, lines_of, path_of, variables_at
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Branch, Frame, Loop, Place, RankEvidence, Source, Stack, Stacks, Target, Variable
 
@@ -20,7 +20,7 @@ def number(name: str, value: int | None = None, address: int = 1) -> Variable:
 
 
 def case(*ranks: tuple[list[Variable], list[Variable]]) -> Case:
-    """Ranks with the variables of their own frame and of a library's."""
+    """Ranks with the given variables in a user frame and in a library frame."""
     evidence = {}
     for rank, (own, library) in enumerate(ranks):
         frames = (
@@ -35,7 +35,7 @@ def case(*ranks: tuple[list[Variable], list[Variable]]) -> Case:
     return found
 
 
-def test_a_place_is_one_object_and_a_story_has_each_ranks_own_variables() -> None:
+def test_equal_lines_are_one_object_and_variables_stay_per_rank() -> None:
     found = case(([number("n", 1)], []), ([number("n", 2)], []))
     first, second = found.ranks
     stacks = [found.record(key, "stacks").threads[0] for key in found.ranks]
@@ -43,10 +43,10 @@ def test_a_place_is_one_object_and_a_story_has_each_ranks_own_variables() -> Non
     assert lines_of(found, first) is lines_of(found, second)
     assert [frame[0] for frame in lines_of(found, first)] == ["wait", "train"]
     for key, value in ((first, 1), (second, 2)):
-        assert [step.function for step in story_of(found, key)] == ["train", "wait"]
-        assert story_of(found, key)[0].variables["n"].number == value
-        assert [one.number for one in variables_at(found, key, 0)] == [value]
-        assert story_of(found, key)[0] is story_of(found, key)[0]
+        assert [step.function for step in path_of(found, key)] == ["train", "wait"]
+        assert path_of(found, key)[0].variables["n"].number == value
+        assert [variable.number for variable in variables_at(found, key, 0)] == [value]
+        assert path_of(found, key)[0] is path_of(found, key)[0]
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ def test_a_place_is_one_object_and_a_story_has_each_ranks_own_variables() -> Non
         ([number("n", 5)], [number("step", 5)], True),
         ([number("n", 5, address=7)], [number("step", 5)], True),
         ([number("n", 6)], [number("step", 5)], False),
-        ([number("n", 5)], [number("step", 6)], False),  # a loop counts with it
+        ([number("n", 5)], [number("step", 6)], False),  # a loop counter
         ([number("n", 5), number("flag", 2)], [number("step", 5), number("flag", 3)], False),
-        ([number("n", 5)], [number("step", 5), number("other", 9)], True),  # a library's own business
-        ([number("n", 5)], [number("step", 5), number("asked", 9)], False),  # the other side's condition names it
+        ([number("n", 5)], [number("step", 5), number("other", 9)], True),  # internal to the library
+        ([number("n", 5)], [number("step", 5), number("asked", 9)], False),  # a condition of the reference names it
         ([number("n", 5), number("rank", 1)], [number("step", 5)], True),
         ([], [number("step", 5)], False),
         ([number("n", 5)], [number("step", 1)], False),
     ],
 )
-def test_what_is_compared(own: list[Variable], library: list[Variable], same: bool) -> None:
+def test_comparison_key(own: list[Variable], library: list[Variable], same: bool) -> None:
     found = case(([number("n", 5)], [number("step", 5)]), (own, library))
-    first, second = (compared(found, key, frozenset({"asked"})) for key in found.ranks)
+    first, second = (comparison_key(found, key, frozenset({"asked"})) for key in found.ranks)
     assert (first == second) is same

@@ -1,10 +1,10 @@
-"""Which conditions ranks need not agree on."""
+"""Which conditions may have different results on different ranks."""
 
 from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.ranks.call_path import Named, Step
+from hangdoc.analysis.ranks.call_path import FrameVariables, Step
 from hangdoc.analysis.ranks.conditions import uniform
 from hangdoc.evidence import Loop, Place, Tensor, Variable
 
@@ -21,11 +21,11 @@ MINE = {
     "args": Variable("args", "<Namespace at 0x1>", kind="object"),
 }
 OTHER = {**MINE, "seen": Variable("seen", "4", number=4, kind="int")}
-STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), Named(tuple(MINE.values())))
+STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), FrameVariables(tuple(MINE.values())))
 
 
 @pytest.mark.parametrize(
-    ("test", "alike"),
+    ("test", "expected"),
     [
         ("step % every == 0", True),
         ("step > 0 and mode == 'train'", True),
@@ -46,9 +46,9 @@ STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), Name
         ("", None),
     ],
 )
-def test_conditions(test: str, alike: bool | None) -> None:
-    assert uniform(test, STEP, OTHER) is alike
+def test_conditions(test: str, expected: bool | None) -> None:
+    assert uniform(test, STEP, OTHER) is expected
 
 
-def test_without_the_other_s_variables_numbers_are_not_known_to_agree() -> None:
+def test_without_the_peers_variables_numbers_are_unknown() -> None:
     assert uniform("seen > 3", STEP, None) is None

@@ -1,4 +1,4 @@
-"""Where ranks stand to each other, and what follows for a stall."""
+"""Where call paths of ranks diverge, and what follows for a stall."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
 
 
-def test_the_rank_that_left_the_loop_is_odd(stage: Stage) -> None:
+def test_the_rank_that_left_the_loop_is_the_outlier(stage: Stage) -> None:
     inside = in_backward(*LOOP, variables={"train": [number("step", 5)]})
     facts = stage.facts([inside, inside, in_c10d("barrier", ("main", 22), ("finish", 13))])
     left = facts.ranks[2].position
@@ -51,13 +51,13 @@ def test_the_rank_that_left_the_loop_is_odd(stage: Stage) -> None:
     assert facts.job.stall.stalled
 
 
-def test_of_two_ranks_the_one_farther_on_is_odd(stage: Stage) -> None:
+def test_of_two_ranks_the_one_ahead_is_the_outlier(stage: Stage) -> None:
     facts = stage.facts([in_c10d("barrier", ("main", 22), ("finish", 13)), in_backward(*LOOP)])
     assert facts.job.position.odd == (0,)
     assert facts.job.position.tied
 
 
-def test_counters_of_a_loop_both_have_passed(stage: Stage) -> None:
+def test_counters_of_a_loop_that_both_have_left(stage: Stage) -> None:
     after = ("main", 21), ("train", 9)
     mine, others = ({"train": [number("step", count)]} for count in (6, 7))
     waiting = in_c10d("all_reduce", *after, variables=others)
@@ -71,7 +71,7 @@ def test_a_condition_on_the_rank(stage: Stage) -> None:
     assert (facts.ranks[0].position.relation, facts.ranks[0].position.branch) == ("in_branch", "rank == 0")
 
 
-def test_a_rank_on_its_way_is_not_stuck(stage: Stage) -> None:
+def test_a_rank_that_will_arrive_is_not_stuck(stage: Stage) -> None:
     waiting = in_c10d("broadcast", ("serve", 18))
     idle = At((("serve", 17),), [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")])
     facts = stage.facts([idle, waiting])

@@ -1,4 +1,4 @@
-"""How two ranks' call chains relate, on the source of a training script."""
+"""How the call paths of two ranks relate, on the source of a training script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.ranks.call_path import Named, Step
+from hangdoc.analysis.ranks.call_path import FrameVariables, Step
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.evidence import Variable
 from tests.support.synthetic_evidence import ParsedSource
@@ -43,8 +43,10 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> ParsedSource:
     return ParsedSource.parse(str(path))
 
 
-def story(module: ParsedSource, *calls: tuple[str, int]) -> list[Step]:
-    return [Step(function, "job.py", line, "job.py", module.place(line), Named(())) for function, line in calls]
+def call_path(module: ParsedSource, *calls: tuple[str, int]) -> list[Step]:
+    return [
+        Step(function, "job.py", line, "job.py", module.place(line), FrameVariables(())) for function, line in calls
+    ]
 
 
 MAIN, TRAIN = ("main", 19), "train"
@@ -73,14 +75,14 @@ MAIN, TRAIN = ("main", 19), "train"
 def test_relation(
     module: ParsedSource, mine: list[tuple[str, int]], other: list[tuple[str, int]], kind: str, loop: int | None
 ) -> None:
-    found = relate(story(module, *mine), story(module, *other))
+    found = relate(call_path(module, *mine), call_path(module, *other))
     assert found.kind == kind
     assert (found.loop.first if found.loop else None) == loop
 
 
 def test_without_source_nothing_is_claimed() -> None:
-    here = [Step("main", "job.py", 20, "job.py", None, Named(()))]
-    there = [Step("main", "job.py", 19, "job.py", None, Named(()))]
+    here = [Step("main", "job.py", 20, "job.py", None, FrameVariables(()))]
+    there = [Step("main", "job.py", 19, "job.py", None, FrameVariables(()))]
     assert relate(here, there) == Relation("apart", here[0], there[0])
 
 
@@ -117,23 +119,23 @@ def parsed(text: str, path: Path) -> ParsedSource:
 
 
 @pytest.mark.parametrize("line", [3, 5])
-def test_a_library_s_own_condition_does_not_part_ranks(tmp_path: Path, line: int) -> None:
-    """Both pass `if self.trainer.enabled` in a framework; what parts them is the hook's own condition."""
+def test_ranks_do_not_diverge_at_a_librarys_condition(tmp_path: Path, line: int) -> None:
+    """Both pass `if self.trainer.enabled` in a framework; they diverge at the hook's own condition."""
     framework, hooks = parsed(FRAMEWORK, tmp_path / "loop.py"), parsed(HOOKS, tmp_path / "job.py")
     library = "/v/lib/python3.11/site-packages/framework/loop.py"
 
     def advance(line: int) -> Step:
-        return Step("advance", library, line, "loop.py", framework.place(line), Named(()))
+        return Step("advance", library, line, "loop.py", framework.place(line), FrameVariables(()))
 
-    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), Named(()))
+    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), FrameVariables(()))
     found = relate([advance(line)], [advance(6), hook])
     assert (found.kind, found.branch and found.branch.test) == ("out_of_branch", "trainer.is_global_zero")
     assert relate([advance(6), hook], [advance(line)]).kind == "in_branch"
 
 
-def test_a_loop_over_a_model_is_none_over_data(tmp_path: Path) -> None:
+def test_a_loop_over_a_model_is_not_a_data_loop(tmp_path: Path) -> None:
     hooks = parsed(HOOKS, tmp_path / "job.py")
-    found = relate(story(hooks, ("main", 14)), story(hooks, ("main", 12), ("setup", 5)))
+    found = relate(call_path(hooks, ("main", 14)), call_path(hooks, ("main", 12), ("setup", 5)))
     assert (found.kind, found.loop) == ("ahead", None)
 
 
@@ -153,15 +155,15 @@ def fit(loader):
 @pytest.mark.parametrize(
     ("caller", "step", "kind"),
     [
-        (8, 5.0, "left_loop"),  # it is in the next round: the loop it is not in any more is under way
-        (8, 0.0, "behind"),  # it may yet come to it
-        (9, 5.0, "behind"),  # there is no next round
+        (8, 5.0, "left_loop"),  # in the next iteration of the outer loop: the inner loop is under way
+        (8, 0.0, "behind"),  # it may still enter the loop
+        (9, 5.0, "behind"),  # there is no outer loop
     ],
 )
 def test_a_rank_before_a_loop_that_is_under_way(tmp_path: Path, caller: int, step: float, kind: str) -> None:
     module = parsed(ROUNDS, tmp_path / "job.py")
-    inside = story(module, ("fit", caller), ("epoch", 4))
-    inside[1] = inside[1]._replace(variables=Named((Variable("step", str(step), number=step, kind="int"),)))
-    mine = story(module, ("fit", caller), ("epoch", 2))
+    inside = call_path(module, ("fit", caller), ("epoch", 4))
+    inside[1] = inside[1]._replace(variables=FrameVariables((Variable("step", str(step), number=step, kind="int"),)))
+    mine = call_path(module, ("fit", caller), ("epoch", 2))
     assert relate(mine, inside).kind == kind
     assert relate(inside, mine).kind == {"left_loop": "in_loop", "behind": "ahead"}[kind]

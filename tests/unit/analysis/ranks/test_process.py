@@ -21,10 +21,10 @@ dist.barrier()
         ("T", "1", True),  # a recording of one look
         ("SSTTTT", "123333", True),
         ("ttttt", "33333", True),
-        ("SSSSt", "12345", False),  # another's py-spy looks at it just now
-        ("SSttt", "12333", False),  # and takes long
-        ("StSttttt", "12345678", False),  # several of them do, one after the other
-        ("TTTTT", "12345", False),  # what limits its CPU time holds it when we look
+        ("SSSSt", "12345", False),  # py-spy is dumping it
+        ("SSttt", "12333", False),  # a long py-spy dump
+        ("StSttttt", "12345678", False),  # several py-spy dumps, one after the other
+        ("TTTTT", "12345", False),  # a CPU limiter stops it at each look
         ("TTTTS", "33334", False),  # it was continued
     ],
 )

@@ -1,4 +1,4 @@
-"""What the frames of a rank say it is doing."""
+"""The phase of a rank, from its frames."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_phase(stage: Stage, at: At, phase: str, op: str | None) -> None:
     assert (stack.phase, stack.op) == (phase, op)
 
 
-def test_native_frames_of_one_rank_tell_of_those_with_the_same_stack(stage: Stage) -> None:
+def test_native_frames_of_one_rank_apply_to_ranks_with_the_same_stack(stage: Stage) -> None:
     told = At([("work", 7)], native=["pthread_cond_wait", "c10d::Work::wait"])
     facts = stage.facts([told, At([("work", 7)]), At([("work", 4)])])
     assert [rank.stack.phase for rank in facts.ranks] == ["collective", "collective", "idle"]

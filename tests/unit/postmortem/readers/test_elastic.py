@@ -1,4 +1,4 @@
-"""torchelastic's error file, well formed and not."""
+"""torchelastic's error file, valid and malformed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import Logs
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes, Source
+from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers.elastic import READER
 
 CALLSTACK = """\
@@ -35,13 +35,13 @@ def read(path: Path, content: Any, problems: list[str] | None = None) -> list[An
     file.parent.mkdir(parents=True)
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     source = Source(file, str(file), file.stat().st_size)
-    assert READER.knows(source)
-    return list(READER.read(source, Notes((problems if problems is not None else []).append)))
+    assert READER.recognises(source)
+    return list(READER.read(source, ReadContext((problems if problems is not None else []).append)))
 
 
-def test_the_exception_its_stack_and_the_end(tmp_path: Path) -> None:
+def test_exception_stack_and_exit(tmp_path: Path) -> None:
     logs, stacks, end = read(tmp_path, ERROR)
-    assert [(piece.who.rank, piece.who.run) for piece in (logs, stacks, end)] == [(2, 1)] * 3
+    assert [(piece.process.rank, piece.process.run) for piece in (logs, stacks, end)] == [(2, 1)] * 3
     assert isinstance(logs, Piece)
     assert isinstance(logs.record, Logs)
     (said,) = logs.record.said
@@ -51,7 +51,7 @@ def test_the_exception_its_stack_and_the_end(tmp_path: Path) -> None:
     assert end.record == End(code=1)
 
 
-def test_the_code_that_the_agent_adds(tmp_path: Path) -> None:
+def test_exit_code_that_the_agent_adds(tmp_path: Path) -> None:
     with_code = {"message": {**ERROR["message"], "errorCode": -11}}
     assert read(tmp_path, with_code)[-1].record == End(signal=11)
 
@@ -59,13 +59,13 @@ def test_the_code_that_the_agent_adds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "message", ["text", None, 5, [], {"message": [1], "extraInfo": 3}, {"extraInfo": {"timestamp": []}}]
 )
-def test_other_forms_break_nothing(message: Any, tmp_path: Path) -> None:
+def test_other_forms_raise_nothing(message: Any, tmp_path: Path) -> None:
     first, *_ = read(tmp_path, {"message": message})
     assert first.probe == "logs"
 
 
 @pytest.mark.parametrize("text", ['{"message": {"mess', '{"message"' + "[" * 5000])
-def test_damage_is_said(text: str, tmp_path: Path) -> None:
+def test_damage_is_reported(text: str, tmp_path: Path) -> None:
     problems: list[str] = []
     assert read(tmp_path, text, problems) == []
     assert len(problems) == 1

@@ -1,4 +1,4 @@
-"""faulthandler's dumps, taken from real processes."""
+"""faulthandler dumps of real processes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAIN = """Thread 0x{tid:016x} (most recent call first):
 """
 
 
-def test_rank_of_the_file_and_full_names() -> None:
+def test_rank_from_the_file_name_and_full_paths() -> None:
     (found,) = pieces("faulthandler", FOLDER / "rank_2.txt")
-    assert (found.who.rank, found.who.pid) == (2, None)
+    assert (found.process.rank, found.process.pid) == (2, None)
     (main,) = stacks(found).threads
     assert main.name == "MainThread"
     assert [(f.function, f.line) for f in main.frames[:3]] == [
@@ -35,7 +35,7 @@ def test_rank_of_the_file_and_full_names() -> None:
     assert main.frames[0].short == "torch/distributed/distributed_c10d.py"
 
 
-def test_without_a_module_the_last_thread_that_no_thread_began_is_the_main_one(tmp_path: Path) -> None:
+def test_last_thread_not_started_by_threading_is_the_main_thread(tmp_path: Path) -> None:
     """Such as where a signal comes while the interpreter ends."""
     frame = '  File "{}", line 1 in {}\n'
     worker = "Thread 0x1 (most recent call first):\n" + frame.format("/lib/threading.py", "_bootstrap")
@@ -49,25 +49,25 @@ def test_without_a_module_the_last_thread_that_no_thread_began_is_the_main_one(t
 def test_two_dumps_of_one_process_are_two_looks() -> None:
     found = pieces("faulthandler", FOLDER / "twice.txt")
     assert [[stack.name for stack in stacks(piece).threads] for piece in found] == [[None, "MainThread"]] * 2
-    assert found[0].who == found[1].who
+    assert found[0].process == found[1].process
 
 
-def test_a_crash_is_the_end() -> None:
+def test_fatal_error_is_an_exit() -> None:
     dumped, end = pieces("faulthandler", FOLDER / "crash.txt")
     assert stacks(dumped).threads[0].frames[0].function == "string_at"
     assert (end.probe, end.record) == ("end", End(signal=11))
-    assert end.who == dumped.who
+    assert end.process == dumped.process
 
 
 def test_dumps_of_several_processes(tmp_path: Path) -> None:
     found = text("faulthandler", tmp_path, "".join(MAIN.format(tid=tid) + "\n" for tid in (1, 2, 3)))
-    assert len({piece.who for piece in found}) == 3
+    assert len({piece.process for piece in found}) == 3
     found = text(
         "faulthandler",
         tmp_path,
         "".join(f"[rank{rank}]:{line}\n" for rank in (0, 1) for line in MAIN.format(tid=9).splitlines()),
     )
-    assert [piece.who.rank for piece in found] == [0, 1]
+    assert [piece.process.rank for piece in found] == [0, 1]
 
 
 def test_without_thread_ids_and_with_names(tmp_path: Path) -> None:
@@ -75,27 +75,27 @@ def test_without_thread_ids_and_with_names(tmp_path: Path) -> None:
     (found,) = text(
         "faulthandler", tmp_path, f"Timeout (0:00:05)!\nStack (most recent call first):\n{frames}", "rank1.txt"
     )
-    assert (found.who.rank, stacks(found).threads[0].frames[0].function) == (1, "f")
+    assert (found.process.rank, stacks(found).threads[0].frames[0].function) == (1, "f")
     (found,) = text(
         "faulthandler", tmp_path, f"Current thread 0x00007f [pump [red]] (most recent call first):\n{frames}  ...\n"
     )
     assert stacks(found).threads[0].name == "pump [red]"
 
 
-def test_the_tree_of_torchrun(tmp_path: Path) -> None:
+def test_torchrun_log_folders(tmp_path: Path) -> None:
     folder = tmp_path / "none_x" / "attempt_1" / "3"
     folder.mkdir(parents=True)
     (found,) = text("faulthandler", folder, MAIN.format(tid=1), "stderr.log")
-    assert (found.who.rank, found.who.run) == (3, 1)
+    assert (found.process.rank, found.process.run) == (3, 1)
 
 
-def test_a_log_with_a_dump_in_it_is_a_log() -> None:
+def test_log_that_contains_a_dump_is_a_log() -> None:
     from tests.support.samples import reader, source
 
-    assert not reader("faulthandler").knows(source(SAMPLES / "logs" / "with_dump.log"))
+    assert not reader("faulthandler").recognises(source(SAMPLES / "logs" / "with_dump.log"))
 
 
-def test_the_main_thread_of_one_that_waits_for_its_threads_at_the_end(tmp_path: Path) -> None:
+def test_main_thread_in_interpreter_shutdown(tmp_path: Path) -> None:
     script = (
         "import faulthandler, signal, threading, time\nfaulthandler.register(signal.SIGUSR1)\n"
         "threading.Thread(target=threading.Event().wait, args=(60,)).start()\nprint('ready', flush=True)\n"

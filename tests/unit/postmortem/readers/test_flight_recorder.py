@@ -1,4 +1,4 @@
-"""Dumps as torch makes them, and as hostile or damaged files are."""
+"""Flight Recorder dumps: as torch writes them, damaged and hostile."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangdoc.evidence import FlightRecorder, Groups, Stacks
+from hangdoc.evidence import FlightRecorder, ProcessGroups, Stacks
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes
-from hangdoc.postmortem.readers._fr_trace import Kept, flight_recorder
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers import ReadContext
+from hangdoc.postmortem.readers._fr_trace import SharedParts, flight_recorder
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.flight_recorder import READER
 from tests.support.flight_recorder_traces import C10D, call, trace, write
 
@@ -25,25 +25,25 @@ EVERYBODY = {"0": range(4)}
 STEPS = [call("all_reduce", 24), call("broadcast", 26, [[5]])] * 3
 
 
-def read(folder: Path, problems: list[str] | None = None, notes: Notes | None = None) -> list[Piece]:
-    notes = notes or Notes((problems if problems is not None else []).append)
+def read(folder: Path, problems: list[str] | None = None, context: ReadContext | None = None) -> list[Piece]:
+    context = context or ReadContext((problems if problems is not None else []).append)
     pieces: list[Piece] = []
-    for source in gather([folder], lambda text: None):
-        if READER.knows(source):
-            pieces += [piece for piece in READER.read(source, notes) if isinstance(piece, Piece)]
+    for source in find_sources([folder], lambda text: None):
+        if READER.recognises(source):
+            pieces += [piece for piece in READER.read(source, context) if isinstance(piece, Piece)]
     return pieces
 
 
 def records(pieces: list[Piece]) -> dict[int | None, FlightRecorder]:
-    return {piece.who.rank: piece.record for piece in pieces if piece.probe == "recorder"}
+    return {piece.process.rank: piece.record for piece in pieces if piece.probe == "recorder"}
 
 
-def test_a_dump_tells_what_was_called_by_whom_and_where(tmp_path: Path) -> None:
+def test_records_of_a_dump(tmp_path: Path) -> None:
     hung = [*STEPS, call("all_reduce", 24, [[2, 3]], "1", done=False)]
     write(tmp_path, {2: trace(hung, {**EVERYBODY, "1": [2, 3]})})
     recorder, groups, stacks = read(tmp_path)
     assert [piece.probe for piece in (recorder, groups, stacks)] == ["recorder", "groups", "stacks"]
-    assert recorder.who.rank == 2
+    assert recorder.process.rank == 2
     assert recorder.world_size == 4
     assert recorder.at == pytest.approx(1795271955.9, abs=0.1)
     record: FlightRecorder = recorder.record
@@ -59,7 +59,7 @@ def test_a_dump_tells_what_was_called_by_whom_and_where(tmp_path: Path) -> None:
     )
     assert (last.retired, last.state, last.timeout_s, last.p2p) == (False, "started", 600.0, False)
     assert [frame.function for frame in last.frames] == ["all_reduce", "train", "main"]
-    assert isinstance(groups.record, Groups)
+    assert isinstance(groups.record, ProcessGroups)
     assert [(group.name, group.ranks) for group in groups.record.groups] == [("0", (0, 1, 2, 3)), ("1", (2, 3))]
     assert isinstance(stacks.record, Stacks)
     (thread,) = stacks.record.threads
@@ -69,14 +69,14 @@ def test_a_dump_tells_what_was_called_by_whom_and_where(tmp_path: Path) -> None:
     assert argument["group"].address == groups.record.groups[1].address
 
 
-def test_json_and_pickle_tell_the_same(tmp_path: Path) -> None:
+def test_json_and_pickle_give_the_same_record(tmp_path: Path) -> None:
     one = trace(STEPS, EVERYBODY)
     write(tmp_path / "pickle", {0: one})
     write(tmp_path / "json", {0: one}, "nccl_trace_rank_{}.json")
     assert read(tmp_path / "pickle")[0].record == read(tmp_path / "json")[0].record
 
 
-def test_a_packed_dump_is_read(tmp_path: Path) -> None:
+def test_compressed_dump(tmp_path: Path) -> None:
     (tmp_path / "comm_lib_trace_rank_3.gz").write_bytes(gzip.compress(pickle.dumps(trace(STEPS), protocol=2)))
     assert list(records(read(tmp_path))) == [3]
 
@@ -92,20 +92,20 @@ def test_a_packed_dump_is_read(tmp_path: Path) -> None:
         ("rank_4/dump.bin", 4, None),
     ],
 )
-def test_the_name_of_the_file_says_whose_it_is(tmp_path: Path, name: str, rank: int, host: str | None) -> None:
+def test_rank_and_host_from_the_file_name(tmp_path: Path, name: str, rank: int, host: str | None) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(pickle.dumps(trace(STEPS), protocol=2))
     (piece, *_) = read(tmp_path)
-    assert (piece.who.rank, piece.who.host) == (rank, host)
+    assert (piece.process.rank, piece.process.host) == (rank, host)
 
 
-def test_a_transfer_says_whose_it_is_where_the_name_does_not(tmp_path: Path) -> None:
+def test_rank_from_a_receive_without_a_rank_in_the_name(tmp_path: Path) -> None:
     (tmp_path / "dump").write_bytes(pickle.dumps(trace([call("recv 1<-0", 3, group="1")], {"1": [5, 7]}), protocol=2))
     (tmp_path / "other").write_bytes(pickle.dumps(trace(STEPS), protocol=2))
     problems: list[str] = []
     assert list(records(read(tmp_path, problems))) == [7]
-    assert any("says which rank it is of" in problem for problem in problems)
+    assert any("no rank in its name or content" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("version", ["2.0", "2.3", "2.7", "2.9", "2.10", "2.31"])
@@ -127,7 +127,7 @@ def test_versions(tmp_path: Path, version: str) -> None:
     assert record.entries[1].op == "broadcast"
 
 
-def test_gloo_says_scheduled_of_all_and_names_no_group(tmp_path: Path) -> None:
+def test_gloo_dump(tmp_path: Path) -> None:
     calls = [{**one, "state": "scheduled", "profiling_name": "gloo:all_reduce"} for one in STEPS]
     calls.append({**calls[0], "retired": False})
     one = trace(calls) | {"pg_config": {"": {"name": "", "desc": "", "ranks": "[0, 1, 2]"}}, "comm_lib_version": ""}
@@ -138,7 +138,7 @@ def test_gloo_says_scheduled_of_all_and_names_no_group(tmp_path: Path) -> None:
     assert record.labels == {"0": "default_pg"}
 
 
-def test_the_parts_of_what_was_coalesced_end_with_the_whole(tmp_path: Path) -> None:
+def test_parts_of_a_coalesced_call_retire_with_it(tmp_path: Path) -> None:
     parts = [call("send 0->1", 5, done=False), call("recv 0<-1", 6, done=False), call("coalesced", 7, [])]
     one = trace([{**part, "is_p2p": True} for part in parts])
     for entry in one["entries"]:
@@ -151,7 +151,7 @@ def test_the_parts_of_what_was_coalesced_end_with_the_whole(tmp_path: Path) -> N
     ]
 
 
-def test_without_frames_it_is_still_told_what_it_waits_in(tmp_path: Path) -> None:
+def test_pending_call_without_frames_still_has_a_stack(tmp_path: Path) -> None:
     hung = trace([call("_all_gather_base", None, done=False)], EVERYBODY)
     stacks = read(write(tmp_path, {0: hung}))[-1].record
     (frame,) = stacks.threads[0].frames
@@ -163,7 +163,7 @@ def test_without_frames_it_is_still_told_what_it_waits_in(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("form", ["pickle", "json"])
-def test_of_a_torn_dump_the_whole_entries_are_kept(tmp_path: Path, share: float, form: str) -> None:
+def test_complete_entries_of_a_truncated_dump_are_kept(tmp_path: Path, share: float, form: str) -> None:
     whole = trace(STEPS * 20, EVERYBODY)
     data = pickle.dumps(whole, protocol=2) if form == "pickle" else json.dumps({"entries": whole["entries"]}).encode()
     (tmp_path / "nccl_trace_rank_1").write_bytes(data[: int(len(data) * share)])
@@ -172,24 +172,24 @@ def test_of_a_torn_dump_the_whole_entries_are_kept(tmp_path: Path, share: float,
     assert 40 * share < len(record.entries) <= 120
     assert record.entries == tuple(records(read(write(tmp_path / "w", {1: whole})))[1].entries[: len(record.entries)])
     assert len(problems) == 1
-    assert "cut off" in problems[0]
+    assert "truncated" in problems[0]
 
 
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
-    "cut at once": (pickle.dumps(trace(STEPS), protocol=2)[:60], "cut off before its first entry"),
+    "cut at once": (pickle.dumps(trace(STEPS), protocol=2)[:60], "truncated before its first entry"),
     "a class": (b"\x80\x02cos\nsystem\n.", "names os.system"),
-    "no dump": (pickle.dumps([1, 2, 3]), "no Flight Recorder dump"),
-    "no list": (pickle.dumps({"version": "2.10", "entries": {"a": 1}}), "no Flight Recorder dump"),
-    "no JSON": (b'{"pg_config": {', "no sound JSON"),
-    "deep JSON": (b'{"pg_config": ' + b"[" * 30_000, "no sound JSON|too deeply"),
+    "no dump": (pickle.dumps([1, 2, 3]), "not a Flight Recorder dump"),
+    "no list": (pickle.dumps({"version": "2.10", "entries": {"a": 1}}), "not a Flight Recorder dump"),
+    "no JSON": (b'{"pg_config": {', "invalid JSON"),
+    "deep JSON": (b'{"pg_config": ' + b"[" * 30_000, "invalid JSON|too deeply"),
     "version": (pickle.dumps(trace(STEPS, version="7.1"), protocol=2), "version 7.1"),
-    "bad entries": (pickle.dumps({**trace(STEPS), "entries": [1, None, {}, {"frames": 3}]}), "4 of its entries"),
+    "bad entries": (pickle.dumps({**trace(STEPS), "entries": [1, None, {}, {"frames": 3}]}), "4 unreadable entries"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path, name: str) -> None:
+def test_unreadable_dump_gives_one_warning(tmp_path: Path, name: str) -> None:
     data, told = DAMAGED[name]
     (tmp_path / "nccl_trace_rank_0").write_bytes(data)
     problems: list[str] = []
@@ -199,14 +199,14 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path, name: str) ->
     assert any(part in problems[0] for part in told.split("|"))
 
 
-def test_other_files_are_left_to_others(tmp_path: Path) -> None:
+def test_other_files_are_not_recognised(tmp_path: Path) -> None:
     for name, data in {"log.txt": b"step 1\n", "a.json": b'{"loss": 1}', "x": b"\x00\x01", "none": b""}.items():
         (tmp_path / name).write_bytes(data)
-        (source,) = gather([tmp_path / name], lambda text: None)
-        assert not READER.knows(source)
+        (source,) = find_sources([tmp_path / name], lambda text: None)
+        assert not READER.recognises(source)
 
 
-def test_hostile_texts_stay_texts_short_and_without_secrets(tmp_path: Path) -> None:
+def test_hostile_texts_are_shortened_and_redacted(tmp_path: Path) -> None:
     evil = "\x1b[31m[bold]<script>alert(1)</script>" + "x" * 5000
     one = trace([call("all_reduce", 5, done=False, function=evil)], {evil: [0, 1]})
     one["entries"][0]["frames"][1]["filename"] = "/job/token=hunter2hunter2/" + "y" * 5000
@@ -240,19 +240,19 @@ def places(one: Any) -> list[Any]:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_whatever_a_field_holds_nothing_is_raised(data: st.DataObject) -> None:
+def test_any_value_in_any_field_raises_nothing(data: st.DataObject) -> None:
     one = trace([*STEPS, call("send 0->1", 9, done=False)], EVERYBODY)
     for _ in range(data.draw(st.integers(1, 4))):
         targets = places(one)
         target = targets[data.draw(st.integers(0, len(targets) - 1))]
         target[data.draw(st.sampled_from(sorted(target)))] = WRONG[data.draw(st.integers(0, len(WRONG) - 1))]
-    record, bad = flight_recorder(one, Kept())
+    record, bad = flight_recorder(one, SharedParts())
     assert len(record.entries) + bad <= len(one["entries"]) if isinstance(one["entries"], list) else not record.entries
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_damaged_file_raises_nothing(tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_file_raises_nothing(tmp_path: Path, data: st.DataObject) -> None:
     whole = bytearray(pickle.dumps(trace(STEPS, EVERYBODY), protocol=2))
     for _ in range(data.draw(st.integers(1, 5))):
         whole[data.draw(st.integers(2, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -279,12 +279,12 @@ def of_rank(rank: int, **more: Any) -> Mapping[str, Any]:
     return one
 
 
-def test_dumps_that_are_alike_are_read_as_if_each_had_been_loaded(tmp_path: Path) -> None:
+def test_deduplicated_dumps_equal_loaded_ones(tmp_path: Path) -> None:
     write(tmp_path / "all", {rank: of_rank(rank) for rank in range(8)})
-    notes = Notes(lambda text: None)
-    found = records(read(tmp_path / "all", notes=notes))
-    (kept,) = notes.shared.values()
-    assert kept.alike.hits >= 6
+    context = ReadContext(lambda text: None)
+    found = records(read(tmp_path / "all", context=context))
+    (shared,) = context.shared.values()
+    assert shared.models.hits >= 6
     for rank in range(8):
         alone = records(read(write(tmp_path / f"one{rank}", {rank: of_rank(rank)})))[rank]
         assert found[rank] == alone
@@ -292,7 +292,7 @@ def test_dumps_that_are_alike_are_read_as_if_each_had_been_loaded(tmp_path: Path
 
 
 @pytest.mark.parametrize("field", ["retired", "state", "input_sizes", "collective_seq_id", "profiling_name"])
-def test_a_dump_that_differs_in_anything_that_counts_is_not_taken_for_another(tmp_path: Path, field: str) -> None:
+def test_dump_with_any_relevant_difference_is_loaded(tmp_path: Path, field: str) -> None:
     other = {"retired": False, "state": "scheduled", "input_sizes": [[11]], "collective_seq_id": 99}
     odd = dict(of_rank(1))
     odd["entries"][12][field] = other.get(field, "nccl:all_redace")
@@ -302,7 +302,7 @@ def test_a_dump_that_differs_in_anything_that_counts_is_not_taken_for_another(tm
     assert found[1].entries != found[0].entries
 
 
-def test_a_large_dump_is_read(tmp_path: Path) -> None:
+def test_large_dump(tmp_path: Path) -> None:
     one = trace([call("all_reduce", 24)])
     entry = one["entries"][0]
     one["entries"] = [{**entry, "record_id": n, "collective_seq_id": n} for n in range(30_000)]

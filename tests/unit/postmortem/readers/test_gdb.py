@@ -1,4 +1,4 @@
-"""Backtraces of gdb, of eu-stack and of Python within gdb."""
+"""Backtraces of gdb, py-bt and eu-stack."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Traceback (most recent call first):
 
 def test_threads_of_a_process() -> None:
     (found,) = pieces("gdb", SAMPLES / "gdb" / "threads.txt")
-    assert (found.who.pid, found.who.rank) == (31816, None)
+    assert (found.process.pid, found.process.rank) == (31816, None)
     record = stacks(found)
     assert record.native
     assert [(stack.tid, stack.name) for stack in record.threads] == [(31819, "python"), (31816, "MainThread")]
@@ -42,12 +42,12 @@ def test_threads_of_a_process() -> None:
 
 def test_eu_stack(tmp_path: Path) -> None:
     (found,) = text("gdb", tmp_path, EU_STACK)
-    assert found.who.pid == 4276
+    assert found.process.pid == 4276
     assert [stack.name for stack in stacks(found).threads] == ["MainThread", None]
     assert [f.function for f in stacks(found).threads[0].frames][:1] == ["pthread_cond_wait"]
 
 
-def test_frames_of_python_replace_the_interpreters(tmp_path: Path) -> None:
+def test_python_frames_replace_interpreter_frames(tmp_path: Path) -> None:
     (found,) = text("gdb", tmp_path, PY_BT)
     (main,) = stacks(found).threads
     assert [(f.function, f.native) for f in main.frames] == [
@@ -61,14 +61,14 @@ def test_frames_of_python_replace_the_interpreters(tmp_path: Path) -> None:
 def test_several_processes(tmp_path: Path) -> None:
     bt = 'Thread 1 (Thread 0x7f (LWP {pid}) "python"):\n#0  0x00007f in read () from /lib/libc.so.6\n\n'
     found = text("gdb", tmp_path, "# rank 0\n" + bt.format(pid=7) + "# rank 1\n" + bt.format(pid=8))
-    assert [(piece.who.rank, piece.who.pid) for piece in found] == [(0, 7), (1, 8)]
+    assert [(piece.process.rank, piece.process.pid) for piece in found] == [(0, 7), (1, 8)]
     found = text("gdb", tmp_path, bt.format(pid=7) + bt.format(pid=8))
-    assert [piece.who.pid for piece in found] == [7, 8]
+    assert [piece.process.pid for piece in found] == [7, 8]
 
 
-def test_the_same_thread_again_is_another_look(tmp_path: Path) -> None:
+def test_repeated_thread_is_a_second_look(tmp_path: Path) -> None:
     found = text("gdb", tmp_path, EU_STACK + EU_STACK)
-    assert [piece.who.pid for piece in found] == [4276, 4276]
+    assert [piece.process.pid for piece in found] == [4276, 4276]
     assert stacks(found[0]) == stacks(found[1])
 
 
@@ -82,5 +82,5 @@ def test_the_same_thread_again_is_another_look(tmp_path: Path) -> None:
         ("c10d::Work::wait(std::chrono::duration<long>)", "c10d::Work::wait(std::chrono::duration<long>)"),
     ],
 )
-def test_the_name_without_arguments(text: str, name: str) -> None:
+def test_function_name_without_arguments(text: str, name: str) -> None:
     assert _symbol(text) == name

@@ -1,4 +1,4 @@
-"""Training logs: every form of line, every prefix, many ranks in one file, restarts, damage and hostile bytes."""
+"""Training logs: every pattern and prefix, many ranks in one file, restarts, damage, hostile bytes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers._logs.prefixes import Habits, habits, parse
-from hangdoc.postmortem.readers.logs import READER, forms
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle, parse, prefix_style
+from hangdoc.postmortem.readers.logs import READER, line_patterns
 
-YEAR = Habits(year=2026, month=12)
+YEAR = PrefixStyle(year=2026, month=12)
 
 
 def read(path: Path, text: str | bytes, name: str = "train.log") -> list[Piece]:
@@ -33,20 +33,19 @@ def read(path: Path, text: str | bytes, name: str = "train.log") -> list[Piece]:
 
 def pieces(file: Path, problems: list[str] | None = None) -> list[Piece]:
     source = Source(file, str(file), file.stat().st_size)
-    found = (
-        READER.read(source, Notes((problems if problems is not None else []).append)) if READER.knows(source) else ()
-    )
+    context = ReadContext((problems if problems is not None else []).append)
+    found = READER.read(source, context) if READER.recognises(source) else ()
     return [piece for piece in found if isinstance(piece, Piece)]
 
 
 def said(found: Sequence[Piece], rank: int | None = None) -> list[LogEvent]:
     """What one rank said; with None what anyone did."""
-    logs = [one for one in found if isinstance(one.record, Logs) and rank in (None, one.who.rank)]
+    logs = [one for one in found if isinstance(one.record, Logs) and rank in (None, one.process.rank)]
     return [line for piece in logs for line in piece.record.said]
 
 
 def ends(found: Sequence[Piece]) -> dict[int | None, End]:
-    return {piece.who.rank: piece.record for piece in found if isinstance(piece.record, End)}
+    return {piece.process.rank: piece.record for piece in found if isinstance(piece.record, End)}
 
 
 # --- forms of line --------------------------------------------------------------------------------
@@ -311,16 +310,16 @@ LINES: list[tuple[str, str, dict[str, str]]] = [
 
 @pytest.mark.parametrize(("line", "kind", "fields"), LINES)
 @pytest.mark.parametrize("ending", ["\n", "", "\r\n"])
-def test_a_line_is_understood(line: str, kind: str, fields: dict[str, str], ending: str, tmp_path: Path) -> None:
+def test_line_becomes_an_event(line: str, kind: str, fields: dict[str, str], ending: str, tmp_path: Path) -> None:
     (found,) = [one for one in said(read(tmp_path, "step 1 loss 0.5\n" + line + ending)) if one.kind == kind]
     assert {name: found.fields.get(name) for name in fields} == fields
     assert found.line == 2
 
 
-def test_every_kind_of_line_has_an_example() -> None:
+def test_every_pattern_has_an_example() -> None:
     elsewhere = {"exception", "failure", "restart", "start", "nccl_rank", "ray_worker", "barrier_timeout"}
     elsewhere |= {"ended_from_outside"}
-    assert {form.kind for form in forms()} - {kind for _, kind, _ in LINES} <= elsewhere
+    assert {pattern.kind for pattern in line_patterns()} - {kind for _, kind, _ in LINES} <= elsewhere
 
 
 TIMEOUT = (
@@ -340,7 +339,7 @@ TIMEOUT = (
     ],
     ids=["progress bar", "progress bar without return", "colours", "broken inside", "odd bytes"],
 )
-def test_what_stands_in_front_of_it_or_breaks_it(text: str, told: str, tmp_path: Path) -> None:
+def test_prefixes_and_hard_wraps(text: str, told: str, tmp_path: Path) -> None:
     (found,) = said(read(tmp_path, text.encode("latin-1") + b"\n"))
     assert (found.kind, found.fields["sequence"], found.fields["group_rank"]) == ("collective_timeout", "7", told)
 
@@ -378,17 +377,17 @@ PREFIXES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("raw", "told"), PREFIXES)
-def test_a_prefix_tells_who_wrote(raw: str, told: dict[str, Any]) -> None:
+def test_prefix_names_the_process(raw: str, told: dict[str, Any]) -> None:
     line = parse(raw, YEAR)
     names = ("rank", "local", "host", "pid", "at", "group", "group_name", "group_rank")
     assert {name: value for name in names if (value := getattr(line, name)) is not None} == told
     assert line.text.endswith("text")
 
 
-def test_labels_of_srun_are_known_by_the_whole_file() -> None:
+def test_srun_labels_need_most_lines_of_the_file() -> None:
     head = "".join(f"{rank}: step {rank} loss 0.5\n" for rank in range(8))
-    assert parse("3: text", habits(head, 0.0)).rank == 3
-    assert parse("3: text", habits("a\nb\nc\n3: text\n", 0.0)).rank is None
+    assert parse("3: text", prefix_style(head, 0.0)).rank == 3
+    assert parse("3: text", prefix_style("a\nb\nc\n3: text\n", 0.0)).rank is None
 
 
 # --- whose lines ----------------------------------------------------------------------------------
@@ -405,48 +404,48 @@ def test_labels_of_srun_are_known_by_the_whole_file() -> None:
         ("worker-5.log", "hello\n", 5, 0),
     ],
 )
-def test_the_file_tells_the_rank(name: str, text: str, rank: int, run: int, tmp_path: Path) -> None:
+def test_rank_from_the_file_path(name: str, text: str, rank: int, run: int, tmp_path: Path) -> None:
     (found,) = read(tmp_path, text, name)
-    assert (found.who.rank, found.who.run) == (rank, run)
+    assert (found.process.rank, found.process.run) == (rank, run)
 
 
-def test_the_number_of_a_job_is_no_rank(tmp_path: Path) -> None:
+def test_job_id_in_a_file_name_is_not_a_rank(tmp_path: Path) -> None:
     assert read(tmp_path, "hello\n", "slurm-418332.out") == []
 
 
-def test_local_ranks_become_global_ones_where_a_line_tells_both(tmp_path: Path) -> None:
+def test_local_ranks_become_global_if_a_line_has_both(tmp_path: Path) -> None:
     text = "[default0]:[rank8]: a\n[default1]:[rank9]: b\n[default1]:" + LINES[17][0] + "\n"
     (found,) = said(read(tmp_path, text), 9)
     assert found.kind == LINES[17][1]
 
 
-def test_nccl_tells_which_process_is_which_rank(tmp_path: Path) -> None:
+def test_nccl_init_lines_map_processes_to_ranks(tmp_path: Path) -> None:
     text = (
         "node-b:500:600 [1] NCCL INFO ncclCommInitRank comm 0x1 rank 9 nranks 16 cudaDev 1 - Init COMPLETE\n"
         "node-b:500:600 [1] NCCL INFO ncclCommInitRank comm 0x2 rank 1 nranks 2 cudaDev 1 - Init COMPLETE\n"
         "node-b:500:700 [1] NCCL WARN NET/IB : Got async event : port error\n"
     )
     (piece,) = [one for one in read(tmp_path, text) if said([one])]
-    assert (piece.who.rank, piece.who.host, piece.who.pid, piece.world_size) == (9, "node-b", 500, 16)
+    assert (piece.process.rank, piece.process.host, piece.process.pid, piece.world_size) == (9, "node-b", 500, 16)
 
 
-def test_restarts_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_restarts_are_separate_runs(tmp_path: Path) -> None:
     failed = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "t.py", line 1, in <module>\n[rank0]: E: x\n'
     banner = "Setting OMP_NUM_THREADS environment variable for each process to be 1\n"
     found = read(tmp_path, banner + failed + banner + failed.replace("E: x", "F: y"))
-    told = {(piece.who.run, line.fields["type"]) for piece in found for line in said([piece])}
+    told = {(piece.process.run, line.fields["type"]) for piece in found for line in said([piece])}
     assert told == {(0, "E"), (1, "F")}
 
 
-def test_a_rank_that_fell_silent_long_ago_is_one_of_them(tmp_path: Path) -> None:
+def test_rank_silent_since_long_is_still_listed(tmp_path: Path) -> None:
     begin = "".join(f"[rank{rank}]: hello\n" for rank in range(60))
     rest = "".join(f"[rank{n % 59}]: step {n} and so on and so forth\n" for n in range(30_000))
-    assert {piece.who.rank for piece in read(tmp_path, begin + rest)} == set(range(60))
+    assert {piece.process.rank for piece in read(tmp_path, begin + rest)} == set(range(60))
 
 
 def test_times_of_each_ranks_last_line(tmp_path: Path) -> None:
     lines = [f"[rank{rank}]: 2025-03-01 12:00:{rank + step:02} step {step}\n" for step in range(9) for rank in (0, 1)]
-    found = {piece.who.rank: piece.record.last for piece in read(tmp_path, "".join(lines))}
+    found = {piece.process.rank: piece.record.last for piece in read(tmp_path, "".join(lines))}
     assert found == {0: 1740830408.0, 1: 1740830409.0}
 
 
@@ -464,7 +463,7 @@ ValueError: no label
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: ", "2025-03-01 12:00:00,123 ", "[1,0]<stderr>:"])
-def test_a_traceback_is_a_stack_an_exception_and_an_end(prefix: str, tmp_path: Path) -> None:
+def test_traceback_yields_a_stack_an_exception_and_an_exit(prefix: str, tmp_path: Path) -> None:
     text = "".join(prefix + line + "\n" for line in TRACEBACK.splitlines())
     found = read(tmp_path, text, "rank_0.log")
     (line,) = said(found, 0)
@@ -478,7 +477,7 @@ def test_a_traceback_is_a_stack_an_exception_and_an_end(prefix: str, tmp_path: P
     assert ends(found) == {0: End(code=1)}
 
 
-def test_of_a_chain_the_first_is_the_cause(tmp_path: Path) -> None:
+def test_first_exception_of_a_chain_is_the_cause(tmp_path: Path) -> None:
     text = (
         TRACEBACK
         + "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -488,7 +487,7 @@ def test_of_a_chain_the_first_is_the_cause(tmp_path: Path) -> None:
     assert (line.fields["type"], line.fields["cause"]) == ("RuntimeError", "ValueError: no label")
 
 
-def test_an_exception_that_was_caught_ends_nothing(tmp_path: Path) -> None:
+def test_caught_exception_is_not_an_exit(tmp_path: Path) -> None:
     text = TRACEBACK.replace("in <module>", "in fetch") + "going on\n"
     found = read(tmp_path, text, "rank_0.log")
     assert ends(found) == {}
@@ -496,7 +495,7 @@ def test_an_exception_that_was_caught_ends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: "])
-def test_a_crash_within_a_log(prefix: str, tmp_path: Path) -> None:
+def test_faulthandler_dump_in_a_log(prefix: str, tmp_path: Path) -> None:
     crash = [
         "Fatal Python error: Segmentation fault",
         "",
@@ -511,22 +510,22 @@ def test_a_crash_within_a_log(prefix: str, tmp_path: Path) -> None:
     assert ends(found) == {0: End(signal=11)}
 
 
-def test_the_agents_table(tmp_path: Path) -> None:
+def test_failure_table_of_torchelastic(tmp_path: Path) -> None:
     entry = "[{}]:\n  time      : 2025-05-21_15:43:03\n  host      : node-a\n  rank      : {} (local_rank: {})\n"
     entry += "  exitcode  : {} (pid: {})\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by PID 1\n"
     text = "Failures:\n" + entry.format(1, 9, 1, 1, 777) + "---\nRoot Cause (first observed failure):\n"
     found = read(tmp_path, text + entry.format(0, 8, 0, -9, 776))
     assert ends(found) == {9: End(code=1, at_s=0.0), 8: End(signal=9)}
-    assert {piece.who.pid for piece in found if piece.who.rank == 8} == {776}
+    assert {piece.process.pid for piece in found if piece.process.rank == 8} == {776}
 
 
-def test_tasks_of_slurm_that_start_torchrun_are_no_ranks(tmp_path: Path) -> None:
+def test_slurm_tasks_that_start_torchrun_are_not_ranks(tmp_path: Path) -> None:
     task = "srun: error: n1: task 1: Exited with exit code 1\n"
     assert ends(read(tmp_path, task)) == {1: End(code=1)}
     assert ends(read(tmp_path, "Sending process 5 closing signal SIGTERM\n" + task)) == {}
 
 
-def test_the_stack_of_the_failed_collective(tmp_path: Path) -> None:
+def test_watchdog_stack_of_the_failed_collective(tmp_path: Path) -> None:
     text = (
         "[rank0]:[E301 12:00:00.500000000 ProcessGroupNCCL.cpp:632] Stack trace of the failed collective: \n"
         "#0 all_reduce from /opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3174\n"
@@ -540,11 +539,11 @@ def test_the_stack_of_the_failed_collective(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress], ids=["gzip", "zstd"])
-def test_packed(pack: Any, tmp_path: Path) -> None:
+def test_compressed_log(pack: Any, tmp_path: Path) -> None:
     assert [one.kind for one in said(read(tmp_path, pack(LINES[0][0].encode()), "rank_2.log.gz"))] == [LINES[0][1]]
 
 
-def test_what_comes_before_damage_is_kept(tmp_path: Path) -> None:
+def test_lines_before_damage_are_kept(tmp_path: Path) -> None:
     file, problems = tmp_path / "rank_2.log.gz", list[str]()
     noise = "".join(f"{n * 7919 % 104729} noise\n" for n in range(50_000))
     file.write_bytes(gzip.compress((LINES[0][0] + "\n" + noise).encode())[:-4000])
@@ -553,7 +552,7 @@ def test_what_comes_before_damage_is_kept(tmp_path: Path) -> None:
     assert "read up to there" in problems[0]
 
 
-def test_a_line_of_100_mb_is_not_kept(tmp_path: Path) -> None:
+def test_line_of_100_mb_is_truncated(tmp_path: Path) -> None:
     file = tmp_path / "rank_0.log"
     with file.open("wb") as out:
         for _ in range(100):
@@ -571,9 +570,9 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     assert "abcdefghijklmnop" not in repr(found)
 
 
-def test_a_binary_is_no_log(tmp_path: Path) -> None:
+def test_binary_file_is_not_a_log(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(range(256)) * 40)
-    assert not READER.knows(Source(tmp_path / "x", "x", 10240))
+    assert not READER.recognises(Source(tmp_path / "x", "x", 10240))
 
 
 PARTS = st.sampled_from([line for line, _, _ in LINES] + [raw for raw, _ in PREFIXES] + TRACEBACK.splitlines())
@@ -583,7 +582,7 @@ TEXTS = st.lists(PARTS | st.text(max_size=30), max_size=12).map(lambda parts: "\
 @settings(max_examples=150, deadline=2000)
 @given(data=st.binary(max_size=400) | TEXTS, cut=st.integers(0, 60), name=st.sampled_from(["rank_3.log", "all.log"]))
 @pytest.mark.slow("hundreds of damaged logs")
-def test_nothing_breaks_it(data: bytes, cut: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_hostile_lines_do_not_raise(data: bytes, cut: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     for piece in read(tmp_path_factory.mktemp("log"), data[cut:] + b"\r" + data[: len(data) - cut], name):
         assert piece.probe in ("logs", "stacks", "end")
 
@@ -600,7 +599,7 @@ def test_nothing_breaks_it(data: bytes, cut: int, name: str, tmp_path_factory: p
     ],
     ids=["tracebacks", "crashes", "binds", "prefixes", "events", "fingerprints"],
 )
-def test_nothing_takes_long(text: str, tmp_path: Path) -> None:
+def test_hostile_lines_are_fast(text: str, tmp_path: Path) -> None:
     began = time.monotonic()
     read(tmp_path, text)
     assert time.monotonic() - began < 10

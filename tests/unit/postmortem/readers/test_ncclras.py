@@ -1,4 +1,4 @@
-"""What `ncclras` says; samples made after src/ras/client_support.cc of NCCL 2.28."""
+"""`ncclras` reports; samples follow src/ras/client_support.cc of NCCL 2.28."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from hangdoc.evidence import FlightRecorder
 from hangdoc.evidence.logs import Logs
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers._ncclras_tables import Ras
+from hangdoc.postmortem.readers.ncclras import Ras
 from tests.support.samples import SAMPLES, pieces, text
 
 FOLDER = SAMPLES / "ncclras"
@@ -38,7 +38,7 @@ def said(found: list[Piece]) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-def test_a_rank_that_is_behind() -> None:
+def test_rank_behind_the_majority() -> None:
     found = pieces("ncclras", FOLDER / "behind.txt")
     (ras,) = [piece.record for piece in found if isinstance(piece.record, Ras)]
     (communicator,) = ras.communicators
@@ -50,7 +50,7 @@ def test_a_rank_that_is_behind() -> None:
     assert (fields["ranks"], fields["completed"]) == ("7", "60")
 
 
-def test_the_same_twice_is_lagging() -> None:
+def test_equal_counts_in_two_queries_are_lagging() -> None:
     found = pieces("ncclras", FOLDER / "twice.json")
     ((kind, fields),) = said(found)
     assert (kind, fields["ranks"], fields["completed"], fields["sequence"], fields["op"]) == (
@@ -61,7 +61,8 @@ def test_the_same_twice_is_lagging() -> None:
         "AllReduce",
     )
     recorded = [piece for piece in found if isinstance(piece.record, FlightRecorder)]
-    assert [(piece.who.rank, piece.who.pid) for piece in recorded[:4]] == [(0, 6000), (1, 6001), (2, 6002), (3, 6003)]
+    processes = [(piece.process.rank, piece.process.pid) for piece in recorded[:4]]
+    assert processes == [(0, 6000), (1, 6001), (2, 6002), (3, 6003)]
     assert [next(iter(piece.record.enqueued.values())) for piece in recorded[:4]] == [101, 100, 101, 101]
     assert {piece.world_size for piece in recorded} == {4}
 

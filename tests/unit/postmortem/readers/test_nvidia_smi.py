@@ -1,4 +1,4 @@
-"""nvidia-smi: the table, `-q`, and what a lost GPU looks like."""
+"""nvidia-smi: the table, `-q`, and a lost GPU."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ def test_table() -> None:
     assert (second.utilisation, second.pids) == (0, (2410413,)), "no desktop"
     assert lost.lost
     assert not first.lost
-    assert [piece.who.pid for piece in of_ranks if isinstance(piece.record, Gpus)] == [2410412, 2410413]
+    assert [piece.process.pid for piece in of_ranks if isinstance(piece.record, Gpus)] == [2410412, 2410413]
     (said,) = [one for piece in of_ranks if isinstance(piece.record, Logs) for one in piece.record.said]
     assert (said.kind, said.fields["gpu"]) == ("gpu_lost", "00000000:52:00.0")
 
 
-def test_q() -> None:
+def test_detailed_query() -> None:
     every, of_rank = pieces("nvidia_smi", FOLDER / "slow.txt")
     (gpu,) = every.record.gpus
     assert (gpu.name, gpu.utilisation, gpu.uncorrected, gpu.temperature_c) == ("NVIDIA A100-SXM4-80GB", 100, 2, 88)
     assert gpu.slowed == ("HW Slowdown", "HW Thermal Slowdown")
-    assert (of_rank.who.pid, of_rank.record.driver) == (4276, "550.54.15")
+    assert (of_rank.process.pid, of_rank.record.driver) == (4276, "550.54.15")
 
 
-def test_an_old_driver(tmp_path: Path) -> None:
+def test_old_driver(tmp_path: Path) -> None:
     every, of_rank = text("nvidia_smi", tmp_path, "node-a\n" + OLD)
-    assert (every.record.gpus[0].utilisation, of_rank.who.pid) == (100, 23445)
+    assert (every.record.gpus[0].utilisation, of_rank.process.pid) == (100, 23445)
 
 
 def test_hosts(tmp_path: Path) -> None:
     found = text("nvidia_smi", tmp_path, "".join(f"gpu07: {line}\n" for line in OLD.splitlines()))
-    assert {piece.who.host for piece in found} == {"gpu07"}
+    assert {piece.process.host for piece in found} == {"gpu07"}
 
 
-def test_a_device_that_is_gone(tmp_path: Path) -> None:
+def test_lost_gpu(tmp_path: Path) -> None:
     found = text("nvidia_smi", tmp_path, "Unable to determine the device handle for GPU0000:4F:00.0: Unknown Error\n")
     (said,) = [one for piece in found if isinstance(piece.record, Logs) for one in piece.record.said]
     assert said.fields["gpu"] == "0000:4F:00.0"

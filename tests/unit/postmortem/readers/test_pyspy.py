@@ -1,4 +1,4 @@
-"""py-spy's text and JSON, as they were taken and as they are pasted."""
+"""py-spy dumps as text and JSON, whole and pasted."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def one(pid: int, args: str = "train.py", tid: int | None = None) -> str:
 
 
 def who(found: list[Piece]) -> list[tuple[int | None, str | None, int | None]]:
-    return [(piece.who.rank, piece.who.host, piece.who.pid) for piece in found]
+    return [(piece.process.rank, piece.process.host, piece.process.pid) for piece in found]
 
 
-def test_every_process_of_a_paste() -> None:
+def test_every_process_in_a_text() -> None:
     found = pieces("pyspy", FOLDER / "text.txt")
     assert who(found) == [(None, None, 28015), (None, None, 28016), (None, None, 28017)]
     (main,) = stacks(found[2]).threads
@@ -41,7 +41,7 @@ def test_every_process_of_a_paste() -> None:
     assert stacks(found[0]).python == "3.11.7"
 
 
-def test_text_and_json_are_one_record() -> None:
+def test_text_and_json_give_the_same_record() -> None:
     """What the text leaves out is the folder of a package and the addresses of objects."""
     (dumped,) = pieces("pyspy", FOLDER / "rank_2.json")
     in_text = stacks(pieces("pyspy", FOLDER / "locals.txt")[2]).threads[0].frames
@@ -53,7 +53,7 @@ def test_text_and_json_are_one_record() -> None:
         ]
 
 
-def test_a_library_is_told_from_the_users_own_code() -> None:
+def test_library_paths_are_restored() -> None:
     frames = stacks(pieces("pyspy", FOLDER / "text.txt")[0]).threads[0].frames
     assert frames[0].file == ".../site-packages/torch/autograd/graph.py"
     assert frames[0].short == "torch/autograd/graph.py"
@@ -69,7 +69,7 @@ def test_native_frames() -> None:
     assert not any(f.native for f in record.threads[0].frames if f.file.endswith(".py"))
 
 
-def test_variables_tell_the_rank() -> None:
+def test_rank_from_variables() -> None:
     found = pieces("pyspy", FOLDER / "locals.txt")
     assert who(found) == [(0, None, 28015), (1, None, 28016), (2, None, 28017)]
     variables = {
@@ -80,14 +80,14 @@ def test_variables_tell_the_rank() -> None:
     assert not variables["step"].argument
 
 
-def test_a_variable_called_rank_that_all_agree_on_is_no_rank(tmp_path: Path) -> None:
+def test_equal_rank_variables_are_not_ranks(tmp_path: Path) -> None:
     """The rank of a LoRA adapter, say."""
     locals_ = "        Locals:\n            rank: 1\n"
     found = text("pyspy", tmp_path, one(11) + locals_ + one(12) + locals_)
     assert who(found) == [(None, None, 11), (None, None, 12)]
 
 
-def test_ticket() -> None:
+def test_quoted_in_a_ticket() -> None:
     """Prose, quotes, fences, an indented block, marks before each dump."""
     found = pieces("pyspy", FOLDER / "ticket.md")
     assert who(found) == [(0, None, 28015), (1, None, 28016), (2, "node-b", 311)]
@@ -96,7 +96,7 @@ def test_ticket() -> None:
     assert stacks(found[1]).threads[0].active
 
 
-def test_mixed_lines_of_pdsh() -> None:
+def test_interleaved_lines_of_pdsh() -> None:
     found = pieces("pyspy", FOLDER / "pdsh.txt")
     assert who(found) == [(None, "node-a", 28015), (None, "node-b", 28016), (None, "node-c", 28017)]
     assert all(len(stacks(piece).threads[0].frames) > 8 for piece in found)
@@ -131,11 +131,11 @@ def test_local_ranks_of_one_host() -> None:
         ("=== stacks ===", None, None),
     ],
 )
-def test_marks(mark: str, rank: int | None, host: str | None, tmp_path: Path) -> None:
+def test_labels_before_a_dump(mark: str, rank: int | None, host: str | None, tmp_path: Path) -> None:
     assert who(text("pyspy", tmp_path, f"{mark}\n{one(77)}", "x.txt")) == [(rank, host, 77)]
 
 
-def test_a_mark_holds_for_one_dump_a_host_for_all(tmp_path: Path) -> None:
+def test_rank_label_holds_for_one_dump_and_host_for_all(tmp_path: Path) -> None:
     found = text("pyspy", tmp_path, "=== node-a ===\n# rank 3\n" + one(77) + one(78))
     assert who(found) == [(3, "node-a", 77), (None, "node-a", 78)]
 
@@ -177,14 +177,14 @@ def test_ranks_of_command_lines(args: str, rank: int | None, tmp_path: Path) -> 
     assert who(text("pyspy", tmp_path, one(77, args), "x.txt")) == [(rank, None, 77)]
 
 
-def test_local_ranks_of_two_hosts_are_no_ranks(tmp_path: Path) -> None:
+def test_local_ranks_of_two_hosts_are_not_ranks(tmp_path: Path) -> None:
     assert who(text("pyspy", tmp_path, one(77, "t.py --local_rank=0") + one(78, "t.py --local_rank=0"))) == [
         (None, None, 77),
         (None, None, 78),
     ]
 
 
-def test_rank_in_the_files_name(tmp_path: Path) -> None:
+def test_rank_in_the_file_name(tmp_path: Path) -> None:
     assert who(text("pyspy", tmp_path, one(77), "dump_rank_3.txt")) == [(3, None, 77)]
     assert who(text("pyspy", tmp_path, one(77), "dump_77.txt")) == [(None, None, 77)], "that is the PID"
     assert who(text("pyspy", tmp_path, one(77) + one(78), "node_3.txt")) == [(None, None, 77), (None, None, 78)]
@@ -205,11 +205,11 @@ def test_workers_belong_to_their_rank(tmp_path: Path) -> None:
     loop = "    _worker_loop (torch/utils/data/_utils/worker.py:252)\n    main (train.py:8)\n"
     worker = f'Thread 99 (idle): "MainThread"\n{loop}'
     (found,) = text("pyspy", tmp_path, one(77) + HEADER.format(pid=99, args="train.py") + worker)
-    assert found.who.pid == 77
+    assert found.process.pid == 77
     assert [pid for pid, _ in stacks(found).children] == [99]
 
 
-def test_launchers_are_no_ranks(tmp_path: Path) -> None:
+def test_launchers_are_not_ranks(tmp_path: Path) -> None:
     frames = (
         "    _invoke_run (torch/distributed/elastic/agent/server/api.py:906)\n    main (torch/distributed/run.py:1)\n"
     )
@@ -225,7 +225,7 @@ def test_json_of_several_processes(tmp_path: Path) -> None:
     assert (len(found), problems) == (3, [])
     (tmp_path / "cut.json").write_text(dumps[0] + dumps[1][:5000] + "\n" + dumps[2])
     found, problems = samples.read("pyspy", tmp_path / "cut.json")
-    assert [piece.who.pid for piece in found if isinstance(piece, Piece)] == [28015, 28017]
+    assert [piece.process.pid for piece in found if isinstance(piece, Piece)] == [28015, 28017]
     assert len(problems) == 1
 
 
@@ -245,7 +245,7 @@ def test_secrets_and_hostile_text(tmp_path: Path) -> None:
     assert variables["n"] == "3"
 
 
-def test_colours_are_taken_off(tmp_path: Path) -> None:
+def test_colours_are_removed(tmp_path: Path) -> None:
     coloured = (
         one(77).replace("Process 77", "Process \x1b[33m\x1b[1m77\x1b[0m").replace("barrier", "\x1b[32mbarrier\x1b[0m")
     )
@@ -253,7 +253,7 @@ def test_colours_are_taken_off(tmp_path: Path) -> None:
     assert stacks(found).threads[0].frames[0].function == "barrier"
 
 
-def test_a_text_with_line_breaks_in_a_variable(tmp_path: Path) -> None:
+def test_multi_line_variable(tmp_path: Path) -> None:
     locals_ = '        Locals:\n            text: "one\ntwo\nthree"\n            step: 4\n    outer (train.py:9)\n'
     (found,) = text("pyspy", tmp_path, one(77) + locals_)
     frames = stacks(found).threads[0].frames
@@ -261,7 +261,7 @@ def test_a_text_with_line_breaks_in_a_variable(tmp_path: Path) -> None:
     assert frames[2].function == "outer"
 
 
-def test_json_that_is_not_what_it_says(tmp_path: Path) -> None:
+def test_malformed_json(tmp_path: Path) -> None:
     frame = {
         "name": 3,
         "filename": None,
@@ -278,7 +278,7 @@ def test_json_that_is_not_what_it_says(tmp_path: Path) -> None:
     assert [f.function for f in stacks(found).threads[0].frames] == ["f"]
 
 
-def test_a_deep_recursion_is_kept_without_its_middle(tmp_path: Path) -> None:
+def test_middle_of_a_deep_stack_is_dropped(tmp_path: Path) -> None:
     deep = "".join(f"    f (train.py:{n})\n" for n in range(1, 5000))
     (found,) = text("pyspy", tmp_path, HEADER.format(pid=7, args="x") + 'Thread 7 (idle): "MainThread"\n' + deep)
     frames = stacks(found).threads[0].frames

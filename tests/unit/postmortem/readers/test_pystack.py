@@ -1,4 +1,4 @@
-"""pystack's output: the most recent call last, unlike all others."""
+"""pystack dumps: the most recent call comes last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.support.samples import SAMPLES, pieces, stacks
 
 def test_threads() -> None:
     (found,) = pieces("pystack", SAMPLES / "pystack" / "threads.txt")
-    assert found.who.pid == 789
+    assert found.process.pid == 789
     other, main = stacks(found).threads
     assert (main.name, main.tid, main.holds_gil) == ("MainThread", 789, True)
     assert [f.function for f in main.frames] == ["<module>", "_start"]

@@ -1,4 +1,4 @@
-"""Each reader takes its own files and nobody else's; none is brought down by what it is given."""
+"""Each reader recognises only its own format, and no input makes one raise."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangdoc.postmortem.readers import Notes, load
+from hangdoc.postmortem.readers import ReadContext, load_readers
 from tests.support import samples
 from tests.support.samples import source
 from tests.tools.fuzz_readers import Corpus, attempt, mutated
 
 ANY_TEXT = "logs"  # takes what nobody else does
-READERS = {type(one).__module__.rpartition(".")[2]: one for one in load()}
+READERS = {type(one).__module__.rpartition(".")[2]: one for one in load_readers()}
 SAMPLES = list(samples.every())
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
-def test_known_by_its_reader_alone(module: str, path: Path) -> None:
-    taken = [name for name, reader in READERS.items() if name != ANY_TEXT and reader.knows(source(path))]
+def test_recognised_by_its_reader_only(module: str, path: Path) -> None:
+    taken = [name for name, reader in READERS.items() if name != ANY_TEXT and reader.recognises(source(path))]
     assert taken == ([] if module in ("none", ANY_TEXT) else [module])
 
 
 @pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
-def test_asked_first(module: str, path: Path) -> None:
-    first = next((type(one).__module__ for one in load() if one.knows(source(path))), None)
+def test_first_reader_that_recognises(module: str, path: Path) -> None:
+    first = next((type(one).__module__ for one in load_readers() if one.recognises(source(path))), None)
     assert first == (None if module == "none" else f"hangdoc.postmortem.readers.{module}")
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_reader_says_how_to_collect(name: str) -> None:
+def test_reader_help(name: str) -> None:
     reader = READERS[name]
     assert reader.name
     assert reader.help
@@ -60,7 +60,7 @@ def test_damaged_samples(name: str, seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("module", "path"), SAMPLES, ids=[f"{module}/{path.name}" for module, path in SAMPLES])
-def test_cut_off(module: str, path: Path, tmp_path: Path) -> None:
+def test_truncated_samples(module: str, path: Path, tmp_path: Path) -> None:
     content = path.read_bytes()
     for at in range(0, len(content), max(1, len(content) // 12)):
         for reader in READERS.values() if module == "none" else [READERS[module]]:
@@ -68,12 +68,12 @@ def test_cut_off(module: str, path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_broken_archive(name: str, tmp_path: Path) -> None:
+def test_damaged_archive(name: str, tmp_path: Path) -> None:
     file = tmp_path / "dump.txt.gz"
     packed = gzip.compress(b"Process 1: python x.py\n" * 20_000, 1)
     file.write_bytes(packed[: len(packed) // 2])
     with suppress(OSError):
-        list(READERS[name].read(source(file), Notes(lambda text: None)))
+        list(READERS[name].read(source(file), ReadContext(lambda text: None)))
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name not in ("recording",)])
@@ -83,12 +83,12 @@ def test_a_line_of_20_megabytes(name: str, tmp_path: Path) -> None:
         out.write(HEADS.get(name, b""))
         for _ in range(20):
             out.write(b'(: "#0 {[ rank ' * (2**20 // 15))
-    if not READERS[name].knows(source(file)):
+    if not READERS[name].recognises(source(file)):
         return
     began = time.monotonic()
     tracemalloc.start()
     try:
-        list(READERS[name].read(source(file), Notes(lambda text: None)))
+        list(READERS[name].read(source(file), ReadContext(lambda text: None)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

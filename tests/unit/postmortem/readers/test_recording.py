@@ -1,4 +1,4 @@
-"""Recordings however long: which looks are judged, and which segments are read for it."""
+"""Recordings of any length: the looks that are judged, and the segments that are read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import zstandard
 
 from hangdoc.evidence import RankEvidence, Snapshot, Target
-from hangdoc.postmortem.readers import Notes, Source
-from hangdoc.postmortem.readers._input_file import gather
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers._recording_windows import ROUNDS
-from hangdoc.postmortem.readers.recording import READER, with_segments
+from hangdoc.postmortem.readers.recording import READER, join_segments
 from hangdoc.recording import recorder as recording
 from hangdoc.recording.recorder import LEADS, Recorder
 from hangdoc.system import input_limits
@@ -40,9 +40,9 @@ def verdict(status: str = "stalled", job: str = "a") -> Verdict:
 
 def judged(folder: Path, said: list[str] | None = None) -> list[Snapshot]:
     """What a report of a folder with one recording judges."""
-    (found,) = with_segments(gather([folder], print))
-    notes = Notes((said if said is not None else []).append)
-    return [one for one in READER.read(found, notes) if isinstance(one, Snapshot)]
+    (found,) = join_segments(find_sources([folder], print))
+    context = ReadContext((said if said is not None else []).append)
+    return [one for one in READER.read(found, context) if isinstance(one, Snapshot)]
 
 
 def times(shots: Sequence[Snapshot], job: str = "a") -> list[float]:
@@ -60,18 +60,18 @@ def test_a_short_recording_is_judged_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("segment_s", [0.0, 1e9])
-def test_of_a_long_one_the_end_is_judged_and_it_is_said(tmp_path: Path, segment_s: float) -> None:
+def test_end_of_a_long_recording_is_judged_with_a_warning(tmp_path: Path, segment_s: float) -> None:
     said: list[str] = []
     with Recorder(tmp_path, "n", segment_s=segment_s) as recorder:
         for number in range(400):
             recorder.snapshot(shot(number))
     assert times(judged(tmp_path, said)) == list(range(400 - ROUNDS, 400))
     assert len(said) == 1
-    assert f"judged are {ROUNDS} of " in said[0]
+    assert f"{ROUNDS} of " in said[0]
 
 
 @pytest.mark.parametrize("segment_s", [0.0, 1e9])
-def test_what_led_to_a_verdict_that_holds_is_judged_as_well(tmp_path: Path, segment_s: float) -> None:
+def test_looks_before_a_standing_verdict_are_judged(tmp_path: Path, segment_s: float) -> None:
     said: list[str] = []
     with Recorder(tmp_path, "n", segment_s=segment_s) as recorder:
         for number in range(400):
@@ -81,11 +81,11 @@ def test_what_led_to_a_verdict_that_holds_is_judged_as_well(tmp_path: Path, segm
     found = judged(tmp_path, said)
     assert times(found) == [*range(101 - LEADS, 101), *range(400 - ROUNDS, 400)]
     assert times(found, "b") == list(range(400 - ROUNDS, 400))
-    assert "verdicts in it: stalled at 2026-01-01T00:00:0100, job a, in " in said[0]
+    assert "earlier verdicts: stalled at 2026-01-01T00:00:0100, job a, in " in said[0]
 
 
 @pytest.mark.parametrize("over", ["recovered", "slow", "another"])
-def test_what_led_to_a_verdict_that_no_longer_holds_is_not(tmp_path: Path, over: str) -> None:
+def test_looks_before_a_recovered_verdict_are_not_judged(tmp_path: Path, over: str) -> None:
     said: list[str] = []
     with Recorder(tmp_path, "n") as recorder:
         for number in range(400):
@@ -99,7 +99,7 @@ def test_what_led_to_a_verdict_that_no_longer_holds_is_not(tmp_path: Path, over:
     assert "at 2026-01-01T00:00:0100, job a" in said[0]  # it is named all the same
 
 
-def test_a_job_that_has_ended_is_judged_as_of_its_verdict(tmp_path: Path) -> None:
+def test_ended_job_is_judged_at_its_verdict(tmp_path: Path) -> None:
     with Recorder(tmp_path, "n") as recorder:
         for number in range(100):
             recorder.snapshot(shot(number))
@@ -109,7 +109,7 @@ def test_a_job_that_has_ended_is_judged_as_of_its_verdict(tmp_path: Path) -> Non
     assert times(judged(tmp_path)) == list(range(100 - LEADS, 100))
 
 
-def test_the_last_look_at_a_rank_that_died_is_judged_while_its_job_is_there(tmp_path: Path) -> None:
+def test_last_look_at_a_dead_rank_is_judged_while_its_job_runs(tmp_path: Path) -> None:
     with Recorder(tmp_path, "n") as recorder:
         for number in range(400):
             recorder.snapshot(shot(number, dead=(11,) if number >= 100 else ()))
@@ -122,16 +122,16 @@ def test_the_last_look_at_a_rank_that_died_is_judged_while_its_job_is_there(tmp_
     assert times(judged(tmp_path / "other")) == list(range(400 - ROUNDS, 400))
 
 
-def test_calm_segments_are_not_read(tmp_path: Path) -> None:
+def test_segments_without_a_verdict_are_not_read(tmp_path: Path) -> None:
     with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
         for number in range(400):
             recorder.snapshot(shot(number))
-    (found,) = with_segments(gather([tmp_path], print))
-    assert len(found.before) == ROUNDS
-    assert found.skipped == 400 - ROUNDS - 1
+    (found,) = join_segments(find_sources([tmp_path], print))
+    assert len(found.earlier_segments) == ROUNDS
+    assert found.skipped_segments == 400 - ROUNDS - 1
 
 
-def test_recordings_of_two_runs_and_of_one_file_are_apart(tmp_path: Path) -> None:
+def test_recordings_of_two_runs_stay_separate(tmp_path: Path) -> None:
     for _ in range(2):
         with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
             for number in range(3):
@@ -139,8 +139,8 @@ def test_recordings_of_two_runs_and_of_one_file_are_apart(tmp_path: Path) -> Non
     (tmp_path / "old.jsonl.zst").write_bytes(zstandard.compress(HEADER))
     (tmp_path / "job.log").write_text("a line\n")
     (tmp_path / "broken.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfdnot zstd")
-    found = with_segments(gather([tmp_path], print))
-    assert sorted(len(one.before) for one in found) == [0, 0, 0, 2, 2]
+    found = join_segments(find_sources([tmp_path], print))
+    assert sorted(len(one.earlier_segments) for one in found) == [0, 0, 0, 2, 2]
 
 
 def test_a_segment_alone_is_read(tmp_path: Path) -> None:
@@ -148,18 +148,18 @@ def test_a_segment_alone_is_read(tmp_path: Path) -> None:
         for number in range(5):
             recorder.snapshot(shot(number))
     third = sorted(tmp_path.iterdir())[2]
-    (found,) = with_segments(gather([third], print))
-    assert [one.at_s for one in READER.read(found, Notes(print)) if isinstance(one, Snapshot)] == [2.0]
+    (found,) = join_segments(find_sources([third], print))
+    assert [one.at_s for one in READER.read(found, ReadContext(print)) if isinstance(one, Snapshot)] == [2.0]
 
 
-def test_a_segment_that_its_recorder_removes_meanwhile_is_said(tmp_path: Path) -> None:
+def test_segment_removed_by_its_recorder_is_reported(tmp_path: Path) -> None:
     with Recorder(tmp_path, "n", segment_s=0.0) as recorder:
         for number in range(3):
             recorder.snapshot(shot(number))
-    (found,) = with_segments(gather([tmp_path], print))
-    found.before[0].path.unlink()
+    (found,) = join_segments(find_sources([tmp_path], print))
+    found.earlier_segments[0].path.unlink()
     said: list[str] = []
-    assert [one.at_s for one in READER.read(found, Notes(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
+    assert [one.at_s for one in READER.read(found, ReadContext(said.append)) if isinstance(one, Snapshot)] == [1.0, 2.0]
     assert "its recorder has removed it" in said[0]
 
 
@@ -185,33 +185,33 @@ def rank(number: int) -> bytes:
             [b'{"snapshot":{"host":"n","at_s":1,"time":"","records":{"x":"' + b"x" * 100_000_000 + b'"}}}'],
             "longer than",
         ),
-        ([b'{"snapshot":' + b"[" * 1_000_000], "line passed over"),
-        ([b'{"snapshot":{"host":"n","at_s":' + b"1" * 1_000_000 + b"}}"], "line passed over"),
+        ([b'{"snapshot":' + b"[" * 1_000_000], "line skipped"),
+        ([b'{"snapshot":{"host":"n","at_s":' + b"1" * 1_000_000 + b"}}"], "line skipped"),
         ([b"{}"] * 500_000, "more lines than"),
         ([b"x" * 999_999] * 40, "unpacks to more than"),
     ],
     ids=["ranks", "lists", "text", "nested", "number", "lines", "zstd"],
 )
 @pytest.mark.slow("unpacks up to the limits")
-def test_a_small_bomb_is_cut_in_a_sentence(
+def test_small_bomb_is_cut_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes], said: str
 ) -> None:
     if "unpacks" in said:
         monkeypatch.setattr(input_limits, "STREAM", 8 * input_limits.MIB)
     made = packed(tmp_path / "bomb.jsonl.zst", *lines)
     problems: list[str] = []
-    assert list(READER.read(made, Notes(problems.append))) == []
+    assert list(READER.read(made, ReadContext(problems.append))) == []
     assert any(said in problem for problem in problems), problems
     assert len(problems) < 30
 
 
-def test_a_verdict_that_is_none_is_passed_over(tmp_path: Path) -> None:
+def test_malformed_verdict_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(HEADER + b'{"verdict": {"status": 3}}\n{"verdict": []}\n[]\n' + json.dumps({"end": 1}).encode())
     found, problems = read("recording", path)
     assert found == []
-    assert len([problem for problem in problems if "line passed over" in problem]) == 2
+    assert len([problem for problem in problems if "line skipped" in problem]) == 2
 
 
-def test_leads_fit_into_what_is_kept() -> None:
+def test_leads_fit_into_the_kept_rounds() -> None:
     assert recording.LEADS <= ROUNDS

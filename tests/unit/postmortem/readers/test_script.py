@@ -1,4 +1,4 @@
-"""The training script as a source of its own."""
+"""Training scripts as sources."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.postmortem.readers import Notes, load
+from hangdoc.postmortem.readers import ReadContext, load_readers
 from hangdoc.postmortem.readers.script import SCRIPTS
 from tests.support.samples import SCRIPT, reader, source
 
 
-def test_a_script_is_kept_for_later(tmp_path: Path) -> None:
+def test_script_path_is_shared(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     shutil.copy(SCRIPT, path)
-    first = next(one for one in load() if one.knows(source(path)))
-    notes = Notes(lambda text: None)
+    first = next(one for one in load_readers() if one.recognises(source(path)))
+    context = ReadContext(lambda text: None)
     assert first.name == "Python script"
-    assert list(first.read(source(path), notes)) == []
-    assert list(notes.shared[SCRIPTS]) == [path]
+    assert list(first.read(source(path), context)) == []
+    assert list(context.shared[SCRIPTS]) == [path]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_script_is_kept_for_later(tmp_path: Path) -> None:
         ("train.log", b"import torch\n"),
     ],
 )
-def test_what_is_no_script(name: str, content: bytes, tmp_path: Path) -> None:
+def test_not_a_script(name: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert not reader("script").knows(source(path))
+    assert not reader("script").recognises(source(path))

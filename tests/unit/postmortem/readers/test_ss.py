@@ -1,4 +1,4 @@
-"""`ss`: the same record as a live look at the same sockets."""
+"""`ss` output yields the same record as the live probe."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def connections(piece: Piece) -> tuple[Connection, ...]:
     return piece.record.connections
 
 
-def test_of_each_process_that_may_be_a_rank() -> None:
+def test_connections_of_likely_ranks_only() -> None:
     found = pieces("ss", FOLDER / "tinp.txt")
-    assert [piece.who.pid for piece in found] == [28015, 28016, 28017]  # not the launcher
+    assert [piece.process.pid for piece in found] == [28015, 28016, 28017]  # not the launcher
     mesh = [one for one in connections(found[0]) if one.local == "127.0.0.1"]
     assert sorted(one.peer_pid or 0 for one in mesh if one.local_port != 34594)[-2:] == [28016, 28017]
     first = next(one for one in mesh if one.local_port == 43712)
@@ -44,10 +44,10 @@ def test_of_each_process_that_may_be_a_rank() -> None:
 
 
 @pytest.mark.parametrize("name", ["tinpe.txt", "one_line.txt"])
-def test_other_options_of_ss_say_the_same(name: str) -> None:
+def test_other_options_give_the_same_record(name: str) -> None:
     plain, other = (
         {
-            piece.who.pid: [
+            piece.process.pid: [
                 (c.local, c.local_port, c.remote_port, c.bytes_sent, c.peer_pid) for c in connections(piece)
             ]
             for piece in found
@@ -105,11 +105,11 @@ def test_hosts_and_looks(tmp_path: Path) -> None:
     row = 'ESTAB 0 0 10.0.0.1:5 10.0.0.2:6 users:(("python",pid=7,fd=3))'
     table = f"State Recv-Q Send-Q Local Address:Port Peer Address:Port\n{row}\n"
     found = text("ss", tmp_path, f"=== node-a ===\n{table}{table}=== node-b ===\n{table}")
-    assert [(piece.who.host, piece.who.pid) for piece in found] == [("node-a", 7), ("node-a", 7), ("node-b", 7)]
+    assert [(piece.process.host, piece.process.pid) for piece in found] == [("node-a", 7), ("node-a", 7), ("node-b", 7)]
 
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="no ss here")
-def test_a_real_connection_is_the_same_as_live(tmp_path: Path) -> None:
+def test_record_of_a_real_connection_equals_the_probes(tmp_path: Path) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
     connect = f"s = socket.create_connection(('127.0.0.1', {port})); s.send(b'x' * 1000)"
@@ -124,7 +124,7 @@ def test_a_real_connection_is_the_same_as_live(tmp_path: Path) -> None:
         diag.close()
         shown = subprocess.run(["ss", "-tinpoe", f"sport = :{port}"], capture_output=True, check=True).stdout
         shown = shown.replace(Path("/proc/self/comm").read_bytes().strip(), b"python")  # it may be "pytest"
-        found = [piece for piece in text("ss", tmp_path, shown) if piece.who.pid == os.getpid()]
+        found = [piece for piece in text("ss", tmp_path, shown) if piece.process.pid == os.getpid()]
     finally:
         client.communicate()
         server.close()

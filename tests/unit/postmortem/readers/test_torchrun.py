@@ -1,4 +1,4 @@
-"""The folders of several torchruns: their ranks are counted from 0 in each."""
+"""Log folders of several torchruns, each with local ranks from 0."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.evidence.pieces import Who
-from hangdoc.postmortem.readers._input_file import gather
-from hangdoc.postmortem.readers._torchrun import who_of, with_nodes
+from hangdoc.evidence.pieces import ProcessRef
+from hangdoc.postmortem.readers._input_file import find_sources
+from hangdoc.postmortem.readers._torchrun import assign_nodes, process_of
 from tests.support.judge import reported
 
 RAISED = """\
@@ -43,24 +43,27 @@ def named(rank: int, text: str) -> str:
     return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
 
 
-def whose(folder: Path) -> list[Who | None]:
-    return [who_of(source) for source in with_nodes(gather([folder], print))]
+def whose(folder: Path) -> list[ProcessRef | None]:
+    return [process_of(source) for source in assign_nodes(find_sources([folder], print))]
 
 
 @pytest.mark.parametrize(
     ("texts", "ranks"),
     [
-        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_0/1/stderr.log": "x"}, [Who(0), Who(1)]),
-        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_0/1/stderr.log": named(9, WAITED)}, [Who(8), Who(9)]),
-        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_1/0/stderr.log": "x"}, [Who(0), Who(0, run=1)]),
-        ({"a/attempt_0/0/stderr.log": "x", "b/attempt_0/1/stderr.log": "x"}, [Who(0), Who(1)]),
+        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_0/1/stderr.log": "x"}, [ProcessRef(0), ProcessRef(1)]),
+        (
+            {"a/attempt_0/0/stderr.log": "x", "a/attempt_0/1/stderr.log": named(9, WAITED)},
+            [ProcessRef(8), ProcessRef(9)],
+        ),
+        ({"a/attempt_0/0/stderr.log": "x", "a/attempt_1/0/stderr.log": "x"}, [ProcessRef(0), ProcessRef(0, run=1)]),
+        ({"a/attempt_0/0/stderr.log": "x", "b/attempt_0/1/stderr.log": "x"}, [ProcessRef(0), ProcessRef(1)]),
         (
             {"h0/r/attempt_0/0/stderr.log": "x", "h1/r/attempt_0/0/error.json": "{}"},
-            [Who(None, "h0", -1), Who(None, "h1", -1)],
+            [ProcessRef(None, "h0", -1), ProcessRef(None, "h1", -1)],
         ),
         (
             {f"{node}/r/attempt_0/{local}/stderr.log": "x" for node in ("h0", "h1") for local in (0, 1)},
-            [Who(None, node, pid) for node in ("h0", "h1") for pid in (-1, -2)],
+            [ProcessRef(None, node, pid) for node in ("h0", "h1") for pid in (-1, -2)],
         ),
         (
             {
@@ -69,7 +72,7 @@ def whose(folder: Path) -> list[Who | None]:
                 "logs/h1/attempt_0/0/stderr.log": "x",
                 "logs/h1/attempt_0/1/stderr.log": named(3, WAITED),
             },
-            [Who(0, "h0"), Who(1, "h0"), Who(2, "h1"), Who(3, "h1")],
+            [ProcessRef(0, "h0"), ProcessRef(1, "h0"), ProcessRef(2, "h1"), ProcessRef(3, "h1")],
         ),
     ],
     ids=[
@@ -82,12 +85,12 @@ def whose(folder: Path) -> list[Who | None]:
         "one rank tells",
     ],
 )
-def test_whose_a_file_is(tmp_path: Path, texts: Mapping[str, str], ranks: list[Who | None]) -> None:
+def test_process_of_a_file(tmp_path: Path, texts: Mapping[str, str], ranks: list[ProcessRef | None]) -> None:
     assert whose(written(tmp_path, texts)) == ranks
 
 
 @pytest.mark.parametrize(("told", "apart_s"), [(True, 0.0), (False, 3600.0)])
-def test_what_an_earlier_run_has_left_is_a_job_of_its_own(tmp_path: Path, told: bool, apart_s: float) -> None:
+def test_files_of_an_earlier_run_are_a_job_of_their_own(tmp_path: Path, told: bool, apart_s: float) -> None:
     texts = {}
     for run in range(2):
         for local in range(2):
@@ -97,7 +100,7 @@ def test_what_an_earlier_run_has_left_is_a_job_of_its_own(tmp_path: Path, told: 
     for name in texts:
         at = 1e9 + apart_s * name.startswith("none_1")
         os.utime(folder / name, (at, at))
-    assert whose(folder) == [Who(0), Who(1), Who(0, run=1), Who(1, run=1)]
+    assert whose(folder) == [ProcessRef(0), ProcessRef(1), ProcessRef(0, run=1), ProcessRef(1, run=1)]
     before, last = reported(folder).verdicts
     assert [len(verdict.job.ranks) for verdict in (before, last)] == [2, 2]
     assert not any(found.playbook == "rank-raised" for found in before.findings)
@@ -105,9 +108,7 @@ def test_what_an_earlier_run_has_left_is_a_job_of_its_own(tmp_path: Path, told: 
 
 
 @pytest.mark.parametrize(("told", "rank"), [(True, 3), (False, None)])
-def test_a_rank_of_the_second_node_is_not_taken_for_one_of_the_first(
-    tmp_path: Path, told: bool, rank: int | None
-) -> None:
+def test_local_ranks_of_two_nodes_are_distinct_ranks(tmp_path: Path, told: bool, rank: int | None) -> None:
     texts = {}
     for number in range(4):
         text = RAISED if number == 3 else WAITED

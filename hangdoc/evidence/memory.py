@@ -1,0 +1,87 @@
+"""Memory for the evidence of thousands of ranks: share equal parts, pause the garbage collector.
+
+Most of a sample equals the sample before it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import compress
+from operator import attrgetter, is_not
+from typing import Any
+
+from hangdoc.evidence import Variable
+
+PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+def share(new: Any, old: Any) -> Any:
+    """A value equal to `new` that reuses the equal parts of `old`, recursively in tuples and dataclasses.
+
+    Changes a new dataclass in place, which is several times faster than building another one.
+    """
+    kind = new.__class__
+    if new is old or kind is not old.__class__:
+        return new
+    if kind is tuple:
+        return old if new == old else _tuple(new, old)
+    names, values = _fields(kind)
+    if values is None or kind is Variable:  # many ranks share equal ones already
+        return old if new == old else new
+    parts, before = values(new), values(old)
+    if parts == before:
+        return old
+    for name, one, two in compress(zip(names, parts, before, strict=False), map(is_not, parts, before)):
+        if type(one) not in PLAIN:
+            two = share(one, two)
+        elif one != two or type(one) is not type(two):
+            continue
+        if two is not one:
+            object.__setattr__(new, name, two)  # frozen, but replaces only equal objects
+    return new
+
+
+def _tuple(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Align at the end: the outer frames of two stacks agree, at any depth of the inner ones.
+    apart = len(new) - len(old)
+    pairs = zip(new[max(0, apart) :], old[max(0, -apart) :], strict=True)
+    return (*new[: max(0, apart)], *[one if one is two else share(one, two) for one, two in pairs])
+
+
+@cache
+def _fields(kind: Any) -> tuple[Sequence[str], attrgetter[Any] | None]:
+    """Field names of a dataclass, and a getter of all values as a tuple, in which the first comes again at the end."""
+    if not is_dataclass(kind):
+        return (), None
+    names = [field.name for field in fields(kind)]
+    return names, attrgetter(*names, *names[:1])  # attrgetter of a single name returns no tuple
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause cyclic GC while building acyclic data: each collection would traverse all evidence."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.freeze()  # moves the new objects to the oldest generation, so the next collection skips them
+            gc.unfreeze()
+            gc.enable()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system; glibc's malloc keeps the holes that messages of many hosts leave."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def collect_rarely() -> None:
+    """Make GC rare for the rest of this process: with thousands of ranks a collection takes seconds."""
+    gc.set_threshold(100_000, 20, 20)

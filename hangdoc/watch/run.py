@@ -1,0 +1,143 @@
+"""Starts a watch of this host or of a fleet: one verdict for each job (`watch_once`), or the live watch (`watch`)."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+from hangdoc.analysis.job.stall import MIN_LOOKS
+from hangdoc.diagnose import Judge, load_judge
+from hangdoc.errors import HangdocError
+from hangdoc.evidence import Target
+from hangdoc.formatting import fold_hosts
+from hangdoc.recording.recorder import Recorder
+from hangdoc.verdict import Verdict
+from hangdoc.watch.live import Event, Live
+from hangdoc.watch.policy import (
+    PATIENCE_S,
+    examine,
+    has_ended,
+    is_stuck,
+    may_be_stuck,
+    needs_inspection,
+    ranks_to_examine,
+)
+from hangdoc.watch.sampler import Sampler
+from hangdoc.watch.session import Session, WatchOptions, jobs_of
+from hangdoc.watch.sources import LocalSource
+
+__all__ = ["Event", "WatchOptions", "watch", "watch_once"]
+
+WATCH_S = 9.0  # `--once` gives its verdict after this long if nothing stalls
+LIMIT_S = 14.0  # `--once` never watches longer
+FIRST_ROUNDS = 3  # of a fleet: by then every host has answered or is lost
+MAX_REASONS = 5  # why hosts are not seen, in one error
+ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
+
+
+def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdict, ...]:
+    """One verdict for each job. Raises HangdocError if there is no rank to watch."""
+    with ExitStack() as stack:
+        session = _open_session(options, stack, say)
+        judge = load_judge(options.playbooks, say)
+        started = time.monotonic()  # after loading: on a busy host the playbooks take seconds
+        undecided, inspected = set(session.jobs), set[str]()
+        verdicts: dict[str, Verdict] = {}
+        while undecided:
+            session.wait(min(options.interval_s, ONCE_INTERVAL_S))
+            session.look()
+            elapsed = time.monotonic() - started
+            for job in sorted(undecided):
+                verdict = _decide(session, job, judge, elapsed, inspected, say)
+                if verdict is not None:
+                    verdicts[job] = verdict
+            undecided -= set(verdicts)
+        for verdict in verdicts.values():
+            if session.keep:
+                session.keep.verdict(verdict)
+    return tuple(verdicts[job] for job in sorted(verdicts))
+
+
+def _decide(
+    session: Session, job: str, judge: Judge, elapsed: float, inspected: set[str], say: Callable[[str], None]
+) -> Verdict | None:
+    """The verdict on a job, or None if it is too early. A quiet job is inspected once first."""
+    if session.round_count(job) < MIN_LOOKS and elapsed < LIMIT_S:
+        return None  # too early for any fact, and facts of thousands of ranks take seconds
+    facts = judge.facts(session.snapshots(job))
+    if is_stuck(facts, PATIENCE_S) or (facts.job.stall.parked and elapsed >= WATCH_S):
+        say(f"no progress in job {job}: examining it")
+        ranks = ranks_to_examine(facts)
+        del facts  # large for thousands of ranks, and the examination derives new ones
+        return examine(session, judge, job, ranks)
+    if needs_inspection(facts) and job not in inspected:
+        inspected.add(job)
+        session.inspect()
+        return None
+    done = has_ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and not may_be_stuck(facts))
+    return judge.verdict(facts) if done else None
+
+
+def watch(
+    options: WatchOptions, emit: Callable[[Event], None], status: Callable[[Verdict], None], say: Callable[[str], None]
+) -> int:
+    """Watch until every job has ended or the user interrupts; returns the exit code of the last verdict."""
+    with ExitStack() as stack:
+        session = _open_session(options, stack, say)
+        judge = load_judge(options.playbooks, say)
+        return Live(options, session, judge, emit, status).run()
+
+
+def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], None]) -> Session:
+    """A session with its first round. Raises HangdocError if there is no rank."""
+    keep = stack.enter_context(Recorder(options.record, platform.node(), say=say)) if options.record else None
+    if options.fleet is None:
+        session = Session(_local_source(options, say), keep)
+        session.look()
+        return session
+    from hangdoc.fleet.collector import start_fleet
+
+    fleet = start_fleet(options.fleet, say, options.ask)
+    stack.callback(fleet.close)
+    session = Session(fleet, keep)
+    for _ in range(FIRST_ROUNDS):
+        session.look()
+        if fleet.targets or not fleet.pending():
+            break
+    if not fleet.targets:
+        reasons = _format_reasons({**fleet.blind(), **fleet.lost()})
+        raise HangdocError(f"no training rank on {_format_hosts(len(fleet.hosts))}{reasons}")
+    hosts = len({target.host for target in fleet.targets})
+    say(f"watching {_format_ranks(fleet.targets)} on {_format_hosts(hosts)}")
+    return session
+
+
+def _local_source(options: WatchOptions, say: Callable[[str], None]) -> LocalSource:
+    """The ranks of this host. Raises HangdocError if there are none."""
+    source = LocalSource(options.pids, Sampler(platform.node(), (), ask=options.ask)).find()
+    if not source.targets:
+        reasons = "; ".join(problem.why for problem in source.problems)
+        raise HangdocError(reasons or "no training rank on this host; select a process with `hangdoc watch --pids PID`")
+    for problem in source.problems:
+        say(problem.why)
+    say(f"watching {_format_ranks(source.targets)}")
+    return source
+
+
+def _format_reasons(lost: Mapping[str, str]) -> str:
+    """Why hosts are not seen; hosts with the same reason are listed together."""
+    reasons: dict[str, list[str]] = {}
+    for host, why in lost.items():
+        reasons.setdefault(why, []).append(host)
+    return "".join(f"; {fold_hosts(hosts)}: {why}" for why, hosts in list(reasons.items())[:MAX_REASONS])
+
+
+def _format_hosts(count: int) -> str:
+    return f"{count} host{'s' * (count != 1)}"
+
+
+def _format_ranks(targets: Sequence[Target]) -> str:
+    jobs = len(jobs_of(targets))
+    return f"{len(targets)} rank{'s' * (len(targets) != 1)}" + (f" of {jobs} jobs" if jobs > 1 else "")
