@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GATEWAY = "192.168.57.254"
 NAME = "trainer-{}"
 INSIDE = {"own": "172.17.{}.1/24", "one": "172.17.{}.1/24", "same": "172.17.0.1/16", "bridge": "10.244.{}.1/24"}
-IFNAMES = {"own": ("docker0", "docker0"), "same": ("docker0", "docker0"), "one": ("docker0", "eth0"), "bridge": ("", "")}
+NICS = {"own": ("docker0", "docker0"), "same": ("docker0", "docker0"), "one": ("docker0", "eth0"), "bridge": ("", "")}
 
 
 # --- the training script, started by torchrun on each host ----------------------------------------------
@@ -95,7 +95,7 @@ def run(variant):
         bed.ip(None, "address", "add", f"{GATEWAY}/24", "dev", "bridge")  # a router that knows no other network
         for index in range(bed.count):
             add_containers(bed, index, variant)
-        return bed.job(__file__, sys.argv[1:], interfaces=IFNAMES[variant])
+        return bed.job(__file__, sys.argv[1:], interfaces=NICS[variant])
 
 
 if __name__ == "__main__":
