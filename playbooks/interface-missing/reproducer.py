@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 NAME = "gpu{}"
 NICS = ("ens5", "enp3s0")
-NICS = {
+SOCKET_IFNAMES = {
     "other": ("ens5", "ens5"),
     "caret": ("^lo", "^lo"),
     "restarts": ("ens5", "ens5"),
@@ -86,13 +86,13 @@ def run(variant):
             name = NAME.format(index)
             bed.call(index, name, *([] if variant == "single" else [f"{bed.address(index)} {name}"]))
         if variant == "restarts":
-            return again(bed, PORT, NICS[variant])
-        return bed.job(__file__, sys.argv[1:], interfaces=NICS[variant])
+            return again(bed, PORT, SOCKET_IFNAMES[variant])
+        return bed.job(__file__, sys.argv[1:], interfaces=SOCKET_IFNAMES[variant])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=NICS, default="other")
+    parser.add_argument("--variant", choices=SOCKET_IFNAMES, default="other")
     args = parser.parse_args()
     if "RANK" in os.environ:
         train()
