@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
-from hangdoc.system import pipes, procfs
+from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.redaction.text import redact
+from hangdoc.system import pipes, procfs, syscalls
 from hangdoc.system.mounts import LOCAL, Mount, mount_of, mounts
 from hangdoc.system.permissions import remedy
 from hangdoc.system.target_files import TargetFiles, names
-from probes import Observation, Request, Tier, _file_calls, _syscalls
-from probes._file_calls import NO_DATA
+from probes import Observation, Request, Tier
 
 MOST_ENTRIES = 20_000  # of a folder that are counted
 _MOST_FILES = 16  # open data files of a rank and its helpers that are kept
@@ -27,6 +29,14 @@ _MOST_FOLDERS = 12
 _MOST_HELPERS = 64
 _AFRESH_S = 10.0  # how long a folder's count, and who holds a pipe, is believed
 _PEERS_S = 0.4  # a walk over all descriptors of a host
+# Paths that are code, logs or the system's, and no data of a job.
+NO_DATA = re.compile(
+    r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/shm|opt/(conda|venv))(/|$)|/(site|dist)-packages(/|$)|/lib/python3"
+    r"|\.(py|pyc|pyd|so|egg|pth|log|out|err|lock)(\.\d+)*$|/(memfd|SYSV|\[)| \(deleted\)$|/torch_\w+$|^/$"
+)
+_PAGES_COME = LOCAL | {"hugetlbfs", "devpts", "proc", "sysfs", "mqueue"}
+_PATH_MAX = 4096
+_PAGE = 4096
 _TEXT_PATH = re.compile(r"[\"'](/[^\"'\n]{2,200})[\"']")
 
 
@@ -62,7 +72,7 @@ class IoProbe:
                 continue
             known = old.get(self.name)
             helpers = tuple(_helpers(process.children, known if isinstance(known, Io) else None))
-            calls = tuple(_file_calls.calls(process, helpers))
+            calls = tuple(_file_calls(process, helpers))
             files = _files(target.pid, helpers) if request.tier >= Tier.LOOK else ()
             folders = tuple(self._counted(target.pid, files, old.get("stacks"))) if request.tier >= Tier.LOOK else ()
             records[target.pid] = Io(*counted, calls, helpers, files, folders)
@@ -74,9 +84,9 @@ class IoProbe:
         standing: dict[tuple[int, str], FileCall] = {}
         for pid, record in records.items():
             old = before.get(pid, {}).get(self.name)
-            known = {_file_calls.identity(call) for call in old.calls} if isinstance(old, Io) else set()
+            known = {_identity(call) for call in old.calls} if isinstance(old, Io) else set()
             for call in record.calls:
-                if call.kind in ("fifo", "pipe") and _file_calls.identity(call) in known and call.path != "pipe:[0]":
+                if call.kind in ("fifo", "pipe") and _identity(call) in known and call.path != "pipe:[0]":
                     standing[call.tid, call.path] = call
         now = time.monotonic()
         stale = [key for key in standing if now - self._peers.get(key, (0.0, ()))[0] >= _PEERS_S]
@@ -115,7 +125,7 @@ class IoProbe:
 def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[Helper]:
     known = {helper.pid: helper for helper in before.helpers} if before else {}
     for child in islice(children, _MOST_HELPERS):
-        call = _syscalls.of(child.pid, child.pid) if child.state in "SD" else None
+        call = syscalls.current_call(child.pid, child.pid) if child.state in "SD" else None
         switches = _switches(child.pid)
         moved = procfs.moved_bytes(child.pid)
         old = known.get(child.pid)
@@ -126,7 +136,7 @@ def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[He
         yield Helper(child.pid, child.comm, child.state, child.cpu_s, moved, switches, sleeps, locked)
 
 
-def _sleeps(call: _syscalls.Call | None) -> str | None:
+def _sleeps(call: syscalls.Call | None) -> str | None:
     if call is None:
         return None
     if call.names or call.kind == "fault":
@@ -139,7 +149,7 @@ def _sleeps(call: _syscalls.Call | None) -> str | None:
 def _locked(pid: int) -> bool:
     """Every thread waits for another thread of this process, for ever."""
     tids = procfs.threads(pid)
-    calls = [_syscalls.of(pid, tid) for tid in tids]
+    calls = [syscalls.current_call(pid, tid) for tid in tids]
     return bool(calls) and all(call and call.kind == "lock" and call.private and not call.bounded for call in calls)
 
 
@@ -180,6 +190,121 @@ def _count(pid: int, path: str, table: Mapping[int, Mount]) -> Folder | None:
     # No symbolic link is followed: it may lead to a mount that never answers.
     found = TargetFiles(pid).each([path], lambda fd: len(names(fd, MOST_ENTRIES)), links=False)[path]
     return Folder(path, found) if isinstance(found, int) else None
+
+
+# --- file calls -----------------------------------------------------------------------------------
+
+
+def _identity(call: FileCall) -> tuple[int, str, str]:
+    return call.tid, call.call, call.path
+
+
+def _file_calls(process: Process, helpers: Iterable[Helper]) -> Iterator[FileCall]:
+    """What sleeping threads of a rank, and the main threads of its helpers, do at files."""
+    for thread in process.threads:
+        if thread.state in "SD" and (thread.state == "D" or syscalls.is_on_file(thread.syscall)):
+            yield from _file_call(process.pid, thread.tid, thread.state, thread.wchan, thread.voluntary)
+    for helper in helpers:
+        if helper.state == "D" or helper.sleeps == "file":
+            wchan = procfs.text(f"/proc/{helper.pid}/wchan")
+            yield from _file_call(helper.pid, helper.pid, helper.state, wchan, helper.switches)
+
+
+def _file_call(pid: int, tid: int, state: str, wchan: str | None, switches: int | None) -> Iterator[FileCall]:
+    call = syscalls.current_call(pid, tid)
+    if call is None or not (call.names or call.kind == "fault"):
+        return
+    fd = call.arguments[0] & 0x7FFFFFFF if call.names == syscalls.FD else None
+    if call.kind == "fault":
+        path, mount = _faulting_file(pid)
+    else:
+        path = procfs.link(f"/proc/{pid}/fd/{fd}") if fd is not None else _path_argument(pid, call)
+        mount = _mount(pid, fd, path) if path and path.startswith("/") else None
+    if path is None:
+        return
+    writes = call.kind in ("write", "sync", "change") or (call.kind == "open" and _opens_to_write(call))
+    yield FileCall(
+        pid=pid,
+        tid=tid,
+        call=call.kind,
+        path=redact("path", path)[:_PATH_MAX],
+        kind=_kind(pid, fd, path, mount),
+        state=state,
+        fd=fd,
+        writes=writes,
+        wchan=wchan,
+        switches=switches,
+        mount=mount.point if mount else None,
+        filesystem=mount.filesystem if mount else None,
+    )
+
+
+def _opens_to_write(call: syscalls.Call) -> bool:
+    flags = call.arguments[2 if call.names == syscalls.PATH_AT else 1]
+    return flags & os.O_ACCMODE == os.O_WRONLY
+
+
+def _path_argument(pid: int, call: syscalls.Call) -> str | None:
+    """The path a call was given, from the memory of the process."""
+    at = call.names == syscalls.PATH_AT
+    address = call.arguments[1 if at else 0]
+    try:
+        # A string may end just before a page that is not mapped.
+        size = min(_PATH_MAX, _PAGE - address % _PAGE)
+        data = Memory(pid).read(address, size)
+        if b"\0" not in data:
+            data += Memory(pid).read(address + size, _PATH_MAX - size)
+    except Unreadable:
+        return None
+    path = os.fsdecode(data.partition(b"\0")[0])
+    if path.startswith("/"):
+        return path
+    folder = call.arguments[0] & 0xFFFFFFFF if at else 0xFFFFFF9C  # AT_FDCWD
+    base = procfs.link(f"/proc/{pid}/cwd" if folder == 0xFFFFFF9C else f"/proc/{pid}/fd/{folder}")
+    return os.path.normpath(os.path.join(base, path)) if base else None
+
+
+def _mount(pid: int, fd: int | None, path: str) -> Mount | None:
+    table = mounts(pid)
+    if fd is not None:
+        info = procfs.text(f"/proc/{pid}/fdinfo/{fd}") or ""
+        number = next((line.split()[1] for line in info.splitlines() if line.startswith("mnt_id:")), "-1")
+        if int(number) in table:
+            return table[int(number)]
+    return mount_of(path, table)
+
+
+def _kind(pid: int, fd: int | None, path: str, mount: Mount | None) -> str:
+    if not path.startswith("/"):
+        prefix = path.partition(":")[0]
+        return prefix if prefix in ("pipe", "socket") else "other"
+    if mount is None or mount.filesystem not in LOCAL:
+        return "unknown" if fd is None else "device" if path.startswith("/dev/") else "file"
+    try:
+        mode = (os.stat(f"/proc/{pid}/fd/{fd}") if fd is not None else TargetFiles(pid).stat(path)).st_mode
+    except OSError:
+        return "unknown"
+    tests = ((stat.S_ISREG, "file"), (stat.S_ISFIFO, "fifo"), (stat.S_ISDIR, "directory"), (stat.S_ISCHR, "device"))
+    return next((kind for test, kind in tests if test(mode)), "other")
+
+
+def _faulting_file(pid: int) -> tuple[str | None, Mount | None]:
+    """The file a missing page must come from; its mount, where several files of one mount are mapped.
+
+    The kernel does not tell the address. Files of this machine's own filesystems are left out: their pages come.
+    """
+    table = mounts(pid)
+    lines = (
+        fields for line in (procfs.text(f"/proc/{pid}/maps") or "").splitlines() if (fields := line.split(None, 5))
+    )
+    over = {fields[5]: mount_of(fields[5], table) for fields in lines if len(fields) > 5 and fields[5].startswith("/")}
+    far = {path: mount for path, mount in over.items() if mount is not None and mount.filesystem not in _PAGES_COME}
+    data = {path: mount for path, mount in far.items() if not NO_DATA.search(path)} or far
+    points = {mount.point: mount for mount in data.values()}
+    if len(points) != 1:
+        return None, None
+    (point, mount), files = points.popitem(), list(data)
+    return files[0] if len(files) == 1 else point, mount
 
 
 PROBE = IoProbe()

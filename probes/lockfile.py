@@ -21,14 +21,13 @@ from typing import Any
 from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
 from hangdoc.evidence.locks import LockFile, LockFileHolder
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.objects import Objects
-from hangdoc.introspect.references import within
+from hangdoc.introspect.module_globals import Places
+from hangdoc.introspect.objects import Objects, within
 from hangdoc.redaction.text import redact, redact_words
 from hangdoc.system import procfs
 from hangdoc.system.mounts import LOCAL, mounts
 from hangdoc.system.target_files import TargetFiles
 from probes import Observation, Request, Tier
-from probes.variables import Places
 
 _AFRESH_S = 2.0  # how long it is believed who has a file
 _MOST_BYTES = 1024  # of a lock file: a PID and a host's name

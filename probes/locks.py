@@ -22,14 +22,13 @@ from typing import Any
 from hangdoc.evidence import Frame, Stack, Stacks, Target
 from hangdoc.evidence.locks import Holding, Locks, LockWait
 from hangdoc.introspect.interpreter import lookup
-from hangdoc.introspect.lock_guards import Guards, guards
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.objects import Objects
-from hangdoc.introspect.references import within
+from hangdoc.introspect.module_globals import MODULE_DICT, Places
+from hangdoc.introspect.objects import Objects, within
 from hangdoc.introspect.source_files import Sources
+from hangdoc.introspect.source_records import Guards, guards
 from hangdoc.system import procfs
 from probes import Observation, Request, Tier
-from probes.variables import MODULE_DICT, Places
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT, _PRIVATE = (0, 9), 0x80  # FUTEX_WAIT, FUTEX_WAIT_BITSET; FUTEX_PRIVATE_FLAG: of this process alone
@@ -59,7 +58,7 @@ class LocksProbe:
     steady: bool = False
     _places: Places = field(default_factory=Places)
     _sources: Sources[bytes] = field(
-        default_factory=lambda: Sources("hangdoc.introspect.lock_calls:table", _told, most=_MOST_TABLES)
+        default_factory=lambda: Sources("hangdoc.introspect.parsers.lock_calls:table", _told, most=_MOST_TABLES)
     )
     _kept: dict[int, tuple[Any, Locks]] = field(default_factory=dict)  # by PID, for as long as nothing moves
 

@@ -14,9 +14,9 @@ from hangdoc.evidence import ProcessGroup, ProcessGroups, Target, Unseen, limits
 from hangdoc.introspect.interpreter import Interpreter, lookup, read_dict
 from hangdoc.introspect.local_variables import shorten
 from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.module_globals import MODULE_DICT, Place, Places, Process, is_group
 from hangdoc.introspect.objects import Objects, Seen, Type
 from probes import Observation, Request, Tier
-from probes.variables import MODULE_DICT, Place, Places, Process, is_group
 
 C10D = "torch.distributed.distributed_c10d"
 NAMES, RANKS, BACKENDS = "_pg_names", "_pg_group_ranks", "_pg_map"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from hangdoc.evidence import Place, Source, Stacks, Target, Unseen
-from hangdoc.introspect.place_records import places_of
 from hangdoc.introspect.source_files import Lack, Sources
+from hangdoc.introspect.source_records import places_of
 from probes import Observation, Request, Tier
 
 MOST_SAID = 4  # files of one rank that are named where their source is not used
@@ -31,7 +31,7 @@ class SourceProbe:
     order: int = 30
     steady: bool = False
     _sources: Sources[Place] = field(
-        default_factory=lambda: Sources("hangdoc.introspect.line_context:places", places_of)
+        default_factory=lambda: Sources("hangdoc.introspect.parsers.line_context:places", places_of)
     )
 
     def observe(self, request: Request) -> Observation:

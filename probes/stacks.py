@@ -7,23 +7,24 @@ no thread has run since the look before, an ordinary look takes what that one re
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from subprocess import Popen
 from typing import Any
 
-from hangdoc.evidence import Frame, Stack, Stacks, Target, Tensor, Unseen, Variable
+from hangdoc.evidence import Frame, Helper, Io, Process, Stack, Stacks, Target, Tensor, Unseen, Variable
 from hangdoc.introspect import local_variables, py_spy
-from hangdoc.introspect.frame_names import short_name
+from hangdoc.introspect.frames import short_name
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.native_stacks import Dump, NativeDumps
+from hangdoc.introspect.module_globals import Globals
 from hangdoc.introspect.objects import Objects, Seen
+from hangdoc.introspect.py_spy import Dump, NativeDumps
+from hangdoc.introspect.tensors import read_tensors
 from hangdoc.introspect.unchanged_stacks import Unmoved
-from hangdoc.system import programs
-from probes import Observation, Request, Tier, _helper_choice
-from probes._backoff import Backoff
-from probes.tensors import read_tensors
-from probes.variables import Globals
+from hangdoc.system import procfs, programs
+from probes import Observation, Request, Tier
 
 _WORKERS = 8  # py-spy processes at a time; a dump is 5-12 ms of CPU
 _CHILDREN = 8  # helpers of a rank that are looked at
@@ -31,7 +32,19 @@ _THREADS = 512  # of a process: the main thread, and the oldest
 _VARIABLES = 40  # a frame
 _HEAD, _TAIL = 140, 57  # characters of a long native function name that are kept
 _PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; what is read is checked
+LONG_S = 1.0  # a look that fails sooner costs little
+PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)  # after so many looks in a row; the first may be a busy host's fault
+_LOOKED = 4  # helpers of a rank in an ordinary look: each costs 10 ms of CPU
+# "file:function" of frames that say that a rank waits for the work of its helpers.
+_WAITS = re.compile(
+    r"torch/utils/data/|/multiprocess(ing)?/((pool|queues|connection|synchronize|managers)\.py:|process\.py:join$)"
+    r"|concurrent/futures/|/joblib/|/loky/|/datasets/|/webdataset/|subprocess\.py:"
+)
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
+_SERVANT = re.compile(r"resource_tracker|semaphore_tracker|forkserver")
+_ORDER = {"lock": 1, "semaphore": 3, "poll": 4, "file": 2, "time": 2}  # by what they sleep in, the telling ones first
 
+ProcessId = tuple[int, int]  # PID and start time
 Known = Mapping[int, tuple[Seen, Tensor | None]]  # by address
 
 
@@ -62,7 +75,7 @@ class StacksProbe:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
         self._stuck = {pid: dump for pid, dump in self._stuck.items() if dump.poll() is None}
         spy, examine = py_spy.PySpy(binary, self._stuck), request.tier >= Tier.EXAMINE
-        helpers = {t.pid: _helper_choice.worth_a_look(t, request, _CHILDREN) for t in request.targets}
+        helpers = {t.pid: choose_helpers(t, request, _CHILDREN) for t in request.targets}
         same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
         processes = {t.pid: (t.pid, t.start_ticks) for t in request.targets}
         alone = (
@@ -90,7 +103,7 @@ class StacksProbe:
             self._failing.note(processes[pid], took_s.get(pid, 0.0), dumps[pid])
         dumps |= alone
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
-        still = [t.pid for t in request.targets if t.pid in still and not _helper_choice.at_file(t, request)]
+        still = [t.pid for t in request.targets if t.pid in still and not waits_for_storage(t, request)]
         still = [pid for pid in still if not isinstance(dumps[pid], py_spy.Beyond)]
         natives = self._natives.take(spy, still, dumps)
         self._globals.keep(set(processes.values()))
@@ -235,6 +248,90 @@ def _tid(memory: Memory, pthread: int, tasks: frozenset[int]) -> int:
     except Unreadable:
         return pthread
     return tid if tid in tasks else pthread
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def choose_helpers(target: Target, request: Request, most: int) -> Sequence[int]:
+    """PIDs of helpers that run Python; none in an ordinary look unless the rank was seen waiting for them."""
+    if request.tier < Tier.EXAMINE and not _waited(target.pid, request):
+        return ()
+    records = (request.records or {}).get(target.pid, {})
+    process, io = records.get("cpu"), records.get("io")
+    children = (
+        [c.pid for c in process.children if c.state not in "ZX" and not _SERVANT.search(" ".join(c.command))]
+        if (isinstance(process, Process))
+        else target.children
+    )
+    helpers = {helper.pid: helper for helper in io.helpers} if isinstance(io, Io) else {}
+    chosen = sorted((pid for pid in children if _is_python(pid)), key=lambda pid: (_order(helpers.get(pid)), pid))
+    return chosen[: most if request.tier >= Tier.EXAMINE else _LOOKED]
+
+
+def waits_for_storage(target: Target, request: Request) -> bool:
+    """A thread of the rank waits for storage: it cannot be paused before the storage answers."""
+    io = (request.records or {}).get(target.pid, {}).get("io")
+    calls = io.calls if isinstance(io, Io) else ()
+    return any(call.pid == target.pid and (call.state == "D" or call.kind in ("file", "unknown")) for call in calls)
+
+
+def _waited(pid: int, request: Request) -> bool:
+    """Whether the look before saw the rank's main thread in its dataloader, or at the end of a pool."""
+    ranks = getattr(request.previous, "ranks", ())
+    stacks = next((rank.records.get("stacks") for rank in ranks if rank.target.pid == pid), None)
+    if not isinstance(stacks, Stacks) or not stacks.threads:
+        return False
+    main = next((stack for stack in stacks.threads if stack.name == "MainThread"), stacks.threads[0])
+    return any(_WAITS.search(f"{frame.file}:{frame.function}") for frame in main.frames if not frame.native)
+
+
+def _order(helper: Helper | None) -> int:
+    if helper is None:
+        return 5
+    if helper.locked or helper.state in "TtD":
+        return 0
+    return 1 if helper.state == "R" else _ORDER.get(helper.sleeps or "", 4)
+
+
+def _is_python(pid: int) -> bool:
+    return bool(_PYTHON.fullmatch(os.path.basename(procfs.link(f"/proc/{pid}/exe") or "")))
+
+
+# --- backoff --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: Exception
+    times: int
+    until_s: float
+
+
+class Backoff:
+    """Which processes are left alone, and what the last look at them said."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._failed: dict[ProcessId, _Failed] = {}
+        self._now = now
+
+    def keep(self, processes: Collection[ProcessId]) -> None:
+        """Forget all others."""
+        self._failed = {process: failed for process, failed in self._failed.items() if process in processes}
+
+    def left_alone(self, process: ProcessId) -> Exception | None:
+        """Why the process is not looked at now; None where it may be."""
+        failed = self._failed.get(process)
+        return failed.error if failed and self._now() < failed.until_s else None
+
+    def note(self, process: ProcessId, took_s: float, outcome: object) -> None:
+        """What a look at it came to."""
+        if not isinstance(outcome, Exception) or took_s < LONG_S:
+            self._failed.pop(process, None)
+            return
+        times = self._failed[process].times + 1 if process in self._failed else 1
+        pause_s = PAUSES_S[min(times, len(PAUSES_S)) - 1]
+        self._failed[process] = _Failed(outcome, times, self._now() + pause_s)
 
 
 PROBE = StacksProbe()

@@ -13,10 +13,11 @@ from typing import Any
 
 from hangdoc.evidence import Stacks
 from hangdoc.evidence.software import Types
-from hangdoc.introspect.place_records import shown
 from hangdoc.introspect.source_files import Sources
+from hangdoc.introspect.source_records import shown
 from probes import Observation, Request, Tier
 
+_PARSER = "hangdoc.introspect.parsers.bf16_lines:bf16_lines"
 _WORDS = (b"bfloat16", b"bf16")
 _Lines = tuple[tuple[int, str], ...]
 
@@ -31,7 +32,7 @@ class TypesProbe:
     order: int = 35
     steady: bool = False
     _sources: Sources[_Lines] = field(
-        default_factory=lambda: Sources("hangdoc.introspect.bf16_lines:naming", _told, older=False, words=_WORDS)
+        default_factory=lambda: Sources(_PARSER, _numbered_lines, older=False, words=_WORDS)
     )
 
     def observe(self, request: Request) -> Observation:
@@ -52,7 +53,7 @@ class TypesProbe:
         )
 
 
-def _told(answer: Any) -> Iterator[tuple[int, _Lines]]:
+def _numbered_lines(answer: Any) -> Iterator[tuple[int, _Lines]]:
     yield 0, tuple((number, shown(text)) for number, text in answer)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST
+from hangdoc.introspect.frames import INNERMOST, OUTERMOST
 from hangdoc.introspect.interpreter import Interpreter, find
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects

@@ -12,7 +12,8 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 
 from hangdoc.introspect import _ptrace_guard, deep_stacks
-from hangdoc.introspect.frame_names import ends
+from hangdoc.introspect.frames import ends
 from hangdoc.redaction.text import redact_text
 from hangdoc.system import procfs
 from hangdoc.system.permissions import remedy
@@ -37,7 +38,11 @@ MOST_BYTES = 64 << 20  # of a dump; measured 4 KB a thread, 400 bytes a frame
 _TICK_S = 0.02  # between looks at whether the process is held, and whether the look was interrupted
 _LEAVE_S = 0.5  # for a killed py-spy to be gone
 _COMPLAINT_BYTES = 1 << 16  # of stderr that are kept
+_WORKERS = 4  # each takes 110 MB for the symbols of libtorch, and a core for as long as it pauses the rank
+_BUDGET_S = 2.0  # after which no further one is started in this round
 _FIELDS = {"thread_id", "thread_name", "os_thread_id", "active", "owns_gil", "frames"}
+
+Dump = list[dict[str, Any]]  # py-spy's JSON
 
 
 class Refused(Exception):
@@ -280,3 +285,82 @@ def _hindrance(pid: int) -> str:
     if yama and os.geteuid() != 0:
         return ": yama forbids ptrace; run hangdoc as root, or `sysctl kernel.yama.ptrace_scope=0`"
     return f"; {remedy(pid)}"
+
+
+# --- native dumps --------------------------------------------------------------------------------
+
+
+class NativeDumps:
+    """Takes native dumps; one is kept for as long as none of its threads has run since."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[dict[int, str], Dump]] = {}
+
+    def take(
+        self, spy: PySpy, pids: Sequence[int], dumps: Mapping[int, Dump | Exception]
+    ) -> dict[int, Dump | Exception]:
+        """A native dump, or why there is none, of the processes in `pids` that may be paused, ranks of their own first.
+
+        `dumps` are their plain dumps: of ranks that stand in the same place a few may be left out for want of time.
+        """
+        self._kept = {
+            pid: (runs, dump)
+            for pid, (runs, dump) in self._kept.items()
+            if runs == _runs(pid, dump) and _place(dump) == _place(dumps.get(pid, dump))
+        }
+        wanted = [pid for pid in pids if pid not in self._kept and _may_pause(pid)]
+        deadline = time.monotonic() + _BUDGET_S
+
+        def one(pid: int) -> Dump | None:
+            return spy.dump_native(pid) if time.monotonic() < deadline else None
+
+        found = in_parallel(spy, one, _rarest_first(wanted, dumps), min(_WORKERS, os.cpu_count() or 1))
+        for pid, dump in found.items():
+            if isinstance(dump, list) and (runs := _runs(pid, dump)):
+                self._kept[pid] = runs, dump
+        taken = {pid: dump for pid, dump in found.items() if dump is not None}
+        return taken | {pid: dump for pid, (_, dump) in self._kept.items() if pid in pids}
+
+
+def _may_pause(pid: int) -> bool:
+    """Whether ptrace can hold every thread: with one in D the others would be held for long, T and t are stopped."""
+    try:
+        states = {
+            (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        }
+    except (OSError, IndexError):
+        return False
+    return bool(states) and not states & set("DTtZX")
+
+
+def _runs(pid: int, dump: Dump) -> dict[int, str]:
+    """How often and how long each thread of a dump has run, by thread id; empty where the kernel does not tell."""
+    try:
+        return {
+            tid: Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
+            for tid in (thread["os_thread_id"] or 0 for thread in dump)
+        }
+    except OSError:
+        return {}
+
+
+def _rarest_first(pids: Sequence[int], dumps: Mapping[int, Dump | Exception]) -> list[int]:
+    """One process of each set of equal Python stacks, then the second of each, and so on."""
+    places = {pid: _place(dumps.get(pid)) for pid in pids}
+    before: Counter[Any] = Counter()
+    turns = {}
+    for pid in pids:
+        turns[pid] = before[places[pid]]
+        before[places[pid]] += 1
+    return sorted(pids, key=lambda pid: (turns[pid], before[places[pid]]))
+
+
+def _place(dump: Dump | Exception | None) -> frozenset[Any]:
+    """Where the threads of a process stand in Python code."""
+    if not isinstance(dump, list):
+        return frozenset()
+    return frozenset(
+        tuple((frame["name"], frame["line"]) for frame in thread["frames"] if frame["module"] is None)
+        for thread in dump
+    )

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Frame, Place, RankEvidence, Snapshot, Source, Stack, Stacks, Variable
-from hangdoc.introspect.p2p_peers import ARGUMENTS
-from hangdoc.introspect.place_records import places_of
+from hangdoc.introspect.parsers.p2p_peers import ARGUMENTS
+from hangdoc.introspect.source_records import places_of
 from hangdoc.system import sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content
 
@@ -41,7 +41,7 @@ MAX_BYTES = 1_000_000  # larger files are generated code
 MOST_FILES = 500
 MOST_READ_BYTES = 64 << 20  # of all files
 _PARSING_S = 30.0
-_PARSER = "hangdoc.introspect.script:left"
+_PARSER = "hangdoc.introspect.parsers.script_lines:places_and_peers"
 
 
 @dataclass(frozen=True, slots=True)

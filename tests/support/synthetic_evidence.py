@@ -26,8 +26,8 @@ from hangdoc.evidence import (
     ThreadCpu,
     Variable,
 )
-from hangdoc.introspect.line_context import places
-from hangdoc.introspect.place_records import places_of
+from hangdoc.introspect.parsers.line_context import places
+from hangdoc.introspect.source_records import places_of
 
 LIB = "/v/lib/python3.11/site-packages/torch"
 C10D = f"{LIB}/distributed/distributed_c10d.py"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
 from hangdoc.introspect import local_variables
-from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST, ends, short_name
+from hangdoc.introspect.frames import INNERMOST, OUTERMOST, ends, short_name
 
 MOST_THREADS = 2048  # per process
 MAX_NAME = 300  # characters of a thread or function name

@@ -14,7 +14,7 @@ import pytest
 
 from hangdoc.evidence import Stacks
 from hangdoc.introspect import deep_stacks, py_spy
-from hangdoc.introspect.frame_names import INNERMOST, OUTERMOST
+from hangdoc.introspect.frames import INNERMOST, OUTERMOST
 from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
 from hangdoc.system import programs

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from hangdoc.introspect.p2p_peers import Script, partners
+from hangdoc.introspect.parsers.p2p_peers import Script, partners
 
 
 def found(source: str, rank: int, size: int = 4, function: str = "recv") -> int | None:

@@ -110,8 +110,8 @@ def test_a_py_spy_that_holds_a_rank_too_long_is_ended(tmp_path: Path, monkeypatc
 def test_a_rank_goes_on_when_the_one_who_paused_it_is_killed_or_stopped(tmp_path: Path, ended: signal.Signals) -> None:
     """Killed, the kernel ends py-spy at once; stopped (Ctrl-Z), at its deadline."""
     script = (
-        "import sys; from probes import _pyspy; _pyspy.NATIVE_TIMEOUT_S = 1.0;"
-        "_pyspy.PySpy(sys.argv[1]).dump_native(int(sys.argv[2]))"
+        "import sys; from hangdoc.introspect import py_spy; py_spy.NATIVE_TIMEOUT_S = 1.0;"
+        "py_spy.PySpy(sys.argv[1]).dump_native(int(sys.argv[2]))"
     )
     with started("stacks_program.py") as program:
         command = [sys.executable, "-c", script, stuck_spy(tmp_path), str(program.pid)]

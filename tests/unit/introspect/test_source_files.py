@@ -14,8 +14,8 @@ import pytest
 
 from hangdoc.evidence import Place
 from hangdoc.introspect import source_files
-from hangdoc.introspect.place_records import places_of
 from hangdoc.introspect.source_files import MAX_BYTES, Kept, Lack, Sources
+from hangdoc.introspect.source_records import places_of
 from hangdoc.system import sandbox
 from tests.support.probe_targets import every_python
 
@@ -37,7 +37,7 @@ HOSTILE = {
 
 
 def sources() -> Sources[Place]:
-    return Sources("hangdoc.introspect.line_context:places", places_of)
+    return Sources("hangdoc.introspect.parsers.line_context:places", places_of)
 
 
 def written(folder: Path, name: str, data: bytes) -> str:
@@ -52,7 +52,7 @@ def written(folder: Path, name: str, data: bytes) -> str:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No deadline but that of the CPU: other tests run beside this one."""
     each = sandbox.run_each
-    monkeypatch.setattr(sandbox, "each", lambda function, questions: each(function, questions, 60.0))
+    monkeypatch.setattr(sandbox, "run_each", lambda function, questions: each(function, questions, 60.0))
 
 
 def ask(asked: Sources[Place], *files: str, line: int = 3) -> tuple[dict[str, Place], list[Lack]]:
@@ -72,14 +72,14 @@ def test_hostile_source_costs_that_file_alone(tmp_path: Path, monkeypatch: pytes
     assert [loop.counters for loop in found[good[1]].loops] == [("step",)]
     assert [lack.file for lack in lacks] == bad
     assert all(lack.why.startswith("could not be parsed") for lack in lacks)
-    monkeypatch.setattr(sandbox, "each", None)  # none is parsed again
+    monkeypatch.setattr(sandbox, "run_each", None)  # none is parsed again
     assert ask(asked, good[0], *bad, good[1]) == (found, lacks)
 
 
 def test_the_lines_of_a_function_are_known_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, asked = written(tmp_path, "good.py", GOOD), sources()
     ask(asked, file, line=2)
-    monkeypatch.setattr(sandbox, "each", None)
+    monkeypatch.setattr(sandbox, "run_each", None)
     assert ask(asked, file, line=4)[0][file].calls == ("step",)
 
 
@@ -115,7 +115,7 @@ def test_who_overruns_the_parser_again_and_again_is_left_alone(tmp_path: Path, m
         questions.append(len(asked))
         return [sandbox.Failed("it takes more than 1 s", ended=True)] * len(asked)
 
-    monkeypatch.setattr(sandbox, "each", each)
+    monkeypatch.setattr(sandbox, "run_each", each)
     asked = sources()
     files = [written(tmp_path, f"{number}.py", b"#" * number) for number in range(source_files.MOST_BAD + 2)]
     for file in files:
@@ -136,9 +136,9 @@ def test_who_always_has_something_new_to_parse_is_left_alone(tmp_path: Path, mon
 
 def test_no_answer_in_time_may_be_had_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, asked, each = written(tmp_path, "good.py", GOOD), sources(), sandbox.run_each
-    monkeypatch.setattr(sandbox, "each", lambda function, questions: each(function, questions, 0.0))
+    monkeypatch.setattr(sandbox, "run_each", lambda function, questions: each(function, questions, 0.0))
     assert ask(asked, file)[0] == {}
-    monkeypatch.setattr(sandbox, "each", each)
+    monkeypatch.setattr(sandbox, "run_each", each)
     assert list(ask(asked, file)[0]) == [file]
 
 
@@ -193,6 +193,6 @@ def test_what_a_hostile_file_makes_us_keep_is_bounded(tmp_path: Path) -> None:
     place = found[file]
     assert all(len(text) <= 120 for loop in (*place.loops, *place.passed) for text in (loop.header, *loop.counters))
     assert all(len(text) <= 120 for text in (place.text, *place.calls, *place.around))
-    (answer,) = sandbox.run_each("hangdoc.introspect.lock_calls:table", [(b"a.acquire()\n" * 5000, [0])])
+    (answer,) = sandbox.run_each("hangdoc.introspect.parsers.lock_calls:table", [(b"a.acquire()\n" * 5000, [0])])
     assert isinstance(answer, sandbox.Failed)
     assert len(json.dumps(answer.why)) < 200

@@ -21,7 +21,7 @@ from probes.process_groups import GroupsProbe
 from tests.support import requirements
 from tests.support.paths import PROGRAMS
 from tests.support.probe_targets import every_python, started
-from tests.unit.probes.test_variables import Garbled
+from tests.unit.introspect.test_module_globals import Garbled
 
 RANKS = 3
 

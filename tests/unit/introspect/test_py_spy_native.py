@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from hangdoc.introspect import native_stacks
-from hangdoc.introspect.native_stacks import _rarest_first
-from hangdoc.introspect.py_spy import PySpy
+from hangdoc.introspect import py_spy
+from hangdoc.introspect.py_spy import PySpy, _rarest_first
 from probes import Tier
 from probes.stacks import StacksProbe
 from tests.support.polling import at_rest, until
@@ -51,7 +50,7 @@ def test_what_has_run_is_looked_at_again(paused: list[int]) -> None:
 
 
 def test_no_further_dump_is_started_when_the_time_is_up(paused: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_stacks, "_BUDGET_S", -1.0)
+    monkeypatch.setattr(py_spy, "_BUDGET_S", -1.0)
     with started("stacks_program.py") as program:
         seen = StacksProbe().observe(program.request(Tier.EXAMINE, still=True))
     assert seen.unseen == ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.introspect.lock_calls import table
-from hangdoc.introspect.lock_guards import Guards, guards
+from hangdoc.introspect.parsers.lock_calls import table
+from hangdoc.introspect.source_records import Guards, guards
 
 SOURCE = """\
 def update(self, batch):

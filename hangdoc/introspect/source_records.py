@@ -1,8 +1,9 @@
-"""Answers of `hangdoc.introspect.line_context` as evidence records."""
+"""Answers of `hangdoc.introspect.parsers.line_context` as evidence records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hangdoc.evidence import Branch, CollectiveArgument, Loop, Place
@@ -12,7 +13,7 @@ WIDTH = 120  # characters of a line or an expression that are kept
 
 
 def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
-    """The answer of `hangdoc.introspect.line_context.places` as records; equal parts are kept once."""
+    """The answer of `hangdoc.introspect.parsers.line_context.places` as records; equal parts are kept once."""
     same: dict[Any, Any] = {}
 
     def one(item: Any) -> Any:
@@ -64,3 +65,37 @@ def shown(text: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Expressions like `self.lock`, of `with` statements and of calls of `acquire`, in the order of their lines."""
+
+    acquires: tuple[str, ...]  # by the line itself
+    inside: tuple[str, ...]  # before it, in the same function
+
+
+def guards(table: Sequence[Any], line: int) -> Guards:
+    """Of the innermost function around `line`; `table` as `hangdoc.introspect.parsers.lock_calls.table` has it."""
+    around = [row for row in table if row[0] < line <= row[1]]
+    events = max(around, key=lambda row: row[0])[2] if around else ()
+    here: list[str] = []
+    before: list[tuple[int, str]] = []
+    for kind, first, *rest in events:
+        if kind == "with" and first <= line <= rest[0]:
+            last, body, name = rest
+            if line < body or line == first:  # the latter: its body stands on the same line
+                here.append(name)
+            else:
+                before.append((first, name))
+        elif kind == "get":
+            last, name = rest
+            if first <= line <= last:
+                here.append(name)
+            elif first < line and not _given_back(events, name, first, line):
+                before.append((first, name))
+    return Guards(tuple(dict.fromkeys(here)), tuple(dict.fromkeys(name for _, name in sorted(before))))
+
+
+def _given_back(events: Sequence[Any], name: str, after: int, line: int) -> bool:
+    return any(event[0] == "give" and event[2] == name and after < event[1] < line for event in events)

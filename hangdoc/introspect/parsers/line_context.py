@@ -10,7 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from hangdoc.introspect.source_text import parsed, short
+from hangdoc.introspect.parsers.source_text import parsed, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

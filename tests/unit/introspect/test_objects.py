@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.objects import Objects
-from hangdoc.introspect.references import references, within
+from hangdoc.introspect.objects import Objects, references, within
 from tests.support.probe_targets import every_python, started
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from hangdoc.introspect.source_text import parsed, short
+from hangdoc.introspect.parsers.source_text import parsed, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ NAMES = frozenset({"bfloat16", "bf16"})
 _TEXTS = frozenset({"bfloat16", "bf16", "torch.bfloat16", "bf16-mixed", "bf16-true"})
 
 
-def naming(data: bytes, _: object = None) -> list[Any]:
+def bf16_lines(data: bytes, _: object = None) -> list[Any]:
     """Number and text of the lines that name it in code, assignments and arguments first. Raises as `parsed`."""
     tree, source = parsed(data)
     decided = {

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from probes import _syscalls
-from probes._syscalls import Call
+from hangdoc.system import syscalls
+from hangdoc.system.syscalls import Call
 from tests.support.probe_targets import started
 
 ASLEEP = {  # what the program does -> kind, how it names its file
@@ -52,7 +52,7 @@ def settled(pid: int) -> Call | None:
     last = None
     for _ in range(100):
         time.sleep(0.02)
-        found = _syscalls.of(pid, pid)
+        found = syscalls.current_call(pid, pid)
         if found is not None and found == last:
             return found
         last = found
@@ -83,13 +83,13 @@ def test_a_wait_with_a_limit_is_bounded() -> None:
 
 def test_nothing_of_a_thread_that_runs_or_is_gone() -> None:
     with started("-c", PROGRAM + "while True: pass") as program:
-        assert _syscalls.of(program.pid, program.pid) is None
-    assert _syscalls.of(program.pid, program.pid) is None
+        assert syscalls.current_call(program.pid, program.pid) is None
+    assert syscalls.current_call(program.pid, program.pid) is None
 
 
 def test_which_numbers_are_of_files() -> None:
-    of_files = {number for number in range(-1, 500) if _syscalls.is_on_file(number)}
-    names = {_syscalls._TABLE[number][1] for number in of_files - {-1}}
+    of_files = {number for number in range(-1, 500) if syscalls.is_on_file(number)}
+    names = {syscalls._TABLE[number][1] for number in of_files - {-1}}
     assert -1 in of_files, "outside any call: a page"
     assert names == {"fd", "path", "path_at"} or names == {"fd", "path_at"}
-    assert not _syscalls.is_on_file(None)
+    assert not syscalls.is_on_file(None)

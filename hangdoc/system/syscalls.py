@@ -85,7 +85,7 @@ def is_on_file(number: int | None) -> bool:
     return number is not None and (number == -1 or _TABLE.get(number, ("", ""))[1] != "")
 
 
-def of(pid: int, tid: int) -> Call | None:
+def current_call(pid: int, tid: int) -> Call | None:
     """The call a sleeping thread is in; None where it runs, or may not be looked at."""
     fields = (procfs.read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
     if not fields or fields[0] == b"running":

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Tensor, Variable
+from hangdoc.introspect import module_globals
 from hangdoc.introspect.interpreter import Interpreter, modules_path
 from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.module_globals import MOST, Globals
 from hangdoc.introspect.objects import Objects
-from probes import variables
-from probes.variables import MOST, Globals
 from tests.support import requirements
 from tests.support.polling import until
 from tests.support.probe_targets import every_python, started
@@ -128,7 +128,7 @@ def test_the_search_is_made_once_a_build(monkeypatch: pytest.MonkeyPatch) -> Non
         searches.append(memory.pid)
         return modules_path(memory, interpreter)
 
-    monkeypatch.setattr(variables, "modules_path", search)
+    monkeypatch.setattr(module_globals, "modules_path", search)
     reader = Globals()
     with started(PROGRAM) as one, started(PROGRAM) as other:
         for program in (one, other, one):
@@ -171,7 +171,7 @@ class Garbled(Memory):
 @pytest.mark.parametrize("share", [0.3, 0.03, 0.003])
 def test_garbage_is_survived(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
-    monkeypatch.setattr(variables, "Memory", lambda pid: Garbled(pid, rng, share))
+    monkeypatch.setattr(module_globals, "Memory", lambda pid: Garbled(pid, rng, share))
     with started(PROGRAM) as program:
         for _ in range(60):
             Globals().read(program.pid, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from hangdoc.introspect.line_context import told
-from hangdoc.introspect.p2p_peers import Script, partners
-from hangdoc.introspect.source_text import parsed
+from hangdoc.introspect.parsers.line_context import told
+from hangdoc.introspect.parsers.p2p_peers import Script, partners
+from hangdoc.introspect.parsers.source_text import parsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def left(data: bytes, asked: dict[str, Any]) -> dict[str, Any]:
+def places_and_peers(data: bytes, asked: dict[str, Any]) -> dict[str, Any]:
     """Of `asked["lines"]` the places, and the innermost definition around each: [first line, last line, name].
 
     Of `asked["calls"]`, [line, function, ranks, number of ranks], the partner for each of the ranks. Raises as

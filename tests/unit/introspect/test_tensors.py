@@ -11,9 +11,9 @@ from hangdoc.evidence import Tensor
 from hangdoc.introspect.elf import images
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
+from hangdoc.introspect.tensors import read_tensor, read_tensors
 from probes import Tier
 from probes.stacks import PROBE
-from probes.tensors import read_tensor, read_tensors
 from tests.support import requirements
 from tests.support.probe_targets import Program, started
 

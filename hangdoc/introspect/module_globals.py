@@ -15,7 +15,7 @@ from hangdoc.introspect import local_variables
 from hangdoc.introspect.interpreter import Interpreter, find, main_entry, modules_path, read_dict
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
-from probes.tensors import read_tensors
+from hangdoc.introspect.tensors import read_tensors
 
 MOST = 60  # variables that are kept: the last defined, which come after the imports
 _NAMES = 1024  # of a module, that are looked at: the last,

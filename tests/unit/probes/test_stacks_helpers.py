@@ -17,9 +17,10 @@ import pytest
 
 from hangdoc.evidence import FileCall, Frame, Io, RankEvidence, Snapshot, Stack, Stacks, Target
 from hangdoc.system import procfs
-from probes import Request, Tier, _helper_choice
+from probes import Request, Tier
 from probes.cpu import CpuProbe
 from probes.io import IoProbe
+from probes.stacks import choose_helpers, waits_for_storage
 from tests.support.polling import until
 
 LOADER = ("_try_get_data", "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py")
@@ -65,7 +66,7 @@ class Family:
 
     def chosen(self, tier: Tier, innermost: tuple[str, str] | None = None, most: int = 8) -> list[str]:
         names = {pid: name for name, pid in self.named.items()}
-        return [names[pid] for pid in _helper_choice.worth_a_look(self.target(), self.request(tier, innermost), most)]
+        return [names[pid] for pid in choose_helpers(self.target(), self.request(tier, innermost), most)]
 
 
 @contextmanager
@@ -134,7 +135,7 @@ def test_in_an_ordinary_look_only_where_the_rank_waits_for_them(
 def test_without_records_the_children_the_target_names(helpers: Family) -> None:
     children = tuple(helpers.named.values())
     target = Target(helpers.pid, 1, "here", 0, children=children)
-    chosen = _helper_choice.worth_a_look(target, Request([target], Tier.EXAMINE), 8)
+    chosen = choose_helpers(target, Request([target], Tier.EXAMINE), 8)
     assert set(chosen) == set(children) - {helpers.named["other program"], helpers.named["gone"]}
 
 
@@ -147,4 +148,4 @@ def test_at_file(pid: int, kind: str, state: str, at_file: bool) -> None:
     target = Target(7, 1, "here", 0)
     call = FileCall(pid, pid, "read", "/data/x", kind, state)
     request = Request([target], Tier.EXAMINE, records={7: {"io": Io(calls=(call,))}})
-    assert _helper_choice.at_file(target, request) is at_file
+    assert waits_for_storage(target, request) is at_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probes._backoff import LONG_S, PAUSES_S, Backoff
+from probes.stacks import LONG_S, PAUSES_S, Backoff
 
 ONE, OTHER = (10, 1), (10, 2)
 WHY = OSError("no answer")

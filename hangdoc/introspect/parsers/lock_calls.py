@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from hangdoc.introspect.source_text import parsed, short
+from hangdoc.introspect.parsers.source_text import parsed, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
