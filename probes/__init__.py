@@ -1,6 +1,7 @@
-"""Probes: one file a kind of evidence. Each reads the operating system or the framework and judges nothing.
+"""Probes: one file for each kind of evidence. A probe reads the operating system or the framework and judges nothing.
 
-A probe module has a `PROBE` that satisfies `Probe`. Adding one is adding a file: `load()` finds it.
+Each module defines a `PROBE` that satisfies `Probe`; `load()` finds it. Helpers that are really Linux live in
+`hangdoc.system`, those that read another CPython in `hangdoc.introspect`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from hangdoc.evidence import Target, Unseen
 
 STORE, RECORDER, PING, DNS = "store", "recorder", "ping", "dns"
-ASKABLE = (STORE, RECORDER, PING, DNS)  # what probes send only where the user asks for it: docs/what-hangdoc-sends.md
+ASKABLE = (STORE, RECORDER, PING, DNS)  # sent only with --ask: docs/what-hangdoc-sends.md
 
 
 class Tier(IntEnum):
@@ -23,7 +24,7 @@ class Tier(IntEnum):
 
     PULSE = 1  # /proc and sock_diag only, every second
     LOOK = 2  # reads the target's memory, never pauses it
-    EXAMINE = 3  # may pause the target: only once it stands still
+    EXAMINE = 3  # may pause the target, so only once it has stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,15 @@ class Request:
 
     targets: Sequence[Target]
     tier: Tier
-    still: frozenset[int] = frozenset()  # PIDs that stand still: only these may be paused
+    still: frozenset[int] = frozenset()  # PIDs that have stopped making progress: only these may be paused
     previous: Any = None  # the last Snapshot of this host, or None
-    records: Any = None  # dict pid -> {probe name: record} of the probes that already ran in this round
-    ask: frozenset[str] = frozenset()  # of ASKABLE: what may be sent
+    records: Any = None  # PID -> {probe name: record}, from the probes that already ran in this round
+    ask: frozenset[str] = frozenset()  # subset of ASKABLE: what the user allows us to send
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a probe saw: a record by PID, at most one for the host, and what it could not see."""
+    """What a probe saw: one record per PID, at most one for the host, and what it could not see."""
 
     by_pid: dict[int, Any]
     host: Any = None
@@ -51,9 +52,9 @@ class Observation:
 class Probe(Protocol):
     """A kind of evidence.
 
-    `record` is the dataclass observed (of a rank where `scope` is "rank"); `order` sorts probes that build
-    on others' records in the same round; a `steady` probe sees what hardly changes and is asked once, and again
-    when a stall is examined. `observe` never raises: what fails is said in `unseen`.
+    `record` is the dataclass it returns, per rank or for the host (`scope`). Probes run by ascending `order`; one that
+    needs another probe's record has the higher order. A `steady` probe sees what hardly changes: it runs once, and
+    again when a stall is examined. `observe` never raises; it reports failures in `unseen`.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Probe(Protocol):
 
 
 def load() -> tuple[Probe, ...]:
-    """Every probe in this package, in order of `order` and name."""
+    """Every probe in this package, sorted by `order`, then name."""
     found: list[Probe] = []
     for module in pkgutil.iter_modules(__path__):
         probe = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)

@@ -1,8 +1,7 @@
-"""Probe `addresses`: the addresses of the interfaces that a rank may be told to use, and what its host is called.
+"""Probe `addresses`: the IP addresses of each network interface, the host name, and what the hosts file says of it.
 
-Cheap, and asked as soon as a rank is seen: one that is told to use an interface which is not there ends at once.
-Interfaces and routes are those of its network namespace, the hosts file is the one that it would open itself. No name
-service is asked.
+Cheap, and read as soon as a rank is seen, because a rank configured for a missing interface exits at once.
+Interfaces and routes are read in the rank's network namespace, the hosts file through its root. Sends no DNS query.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _IFREQ = struct.Struct("=16sH22x")  # struct ifreq: name, flags
 
 
 class AddressesProbe:
-    """Looks once a set of namespaces and hands the same record to every rank in it."""
+    """Reads each set of namespaces once; every rank in it gets the same record."""
 
     name = "addresses"
     scope = "rank"
@@ -48,7 +47,7 @@ class AddressesProbe:
                 records[target.pid] = found
                 if lack is None:
                     seen[net, uts, mnt] = found
-                else:  # of this process, or of its user
+                else:  # specific to this process or its user
                     unseen.append(Unseen(self.name, lack, target.rank, target.pid, target.host))
             except OSError as error:
                 unseen.append(_unseen(target, error))
@@ -56,7 +55,7 @@ class AddressesProbe:
 
 
 def _look(pid: int, net: int) -> tuple[Addresses, str | None]:
-    """The addresses; and why the hosts file was not read, unless there is none. Raises OSError."""
+    """The addresses, and why the hosts file could not be read, if it exists. Raises OSError."""
     found = Addresses(call_inside(pid, _interfaces), net)
     leading = set(_default_routes(pid))
     held = tuple(replace(one, default=one.name in leading) for one in found.interfaces)
@@ -68,14 +67,14 @@ def _look(pid: int, net: int) -> tuple[Addresses, str | None]:
     except OSError as error:
         return Addresses(
             held, net, name
-        ), f"its {HOSTS} could not be read ({read_failure(error)}); what it names is not known"
+        ), f"its {HOSTS} could not be read ({read_failure(error)}); its host names are unknown"
     named = tuple(dict.fromkeys(address for address, _, _ in lines))
     line = next((f"{HOSTS}:{number}: {text}" for _, number, text in lines), None)
     return Addresses(held, net, name, named, line), None
 
 
 def _interfaces() -> tuple[InterfaceAddresses, ...]:
-    """The interfaces of the calling thread's network namespace."""
+    """Interfaces in the calling thread's network namespace."""
     import psutil
 
     found: dict[str, list[str]] = defaultdict(list)
@@ -87,26 +86,26 @@ def _interfaces() -> tuple[InterfaceAddresses, ...]:
 
 
 def _is_up(asking: socket.socket, name: str) -> bool:
-    """Of an interface of the socket's namespace; psutil would look in that of the process."""
+    """Whether an interface of the socket's namespace is up. psutil would ask the namespace of our process."""
     request = _IFREQ.pack(name.encode()[:15], 0)
     try:
         return bool(_IFREQ.unpack(fcntl.ioctl(asking, _SIOCGIFFLAGS, request))[1] & _IFF_UP)
-    except OSError:  # it has just gone
+    except OSError:  # it has just disappeared
         return False
 
 
 def _with_prefix(address: str, mask: str | None) -> str | None:
-    """`10.0.0.1/24`; None where it is no IP address."""
+    """`10.0.0.1/24`; None: not an IP address."""
     try:
         plain = ipaddress.ip_address(address.split("%")[0])
         bits = int(ipaddress.ip_address(mask)) if mask else (1 << plain.max_prefixlen) - 1
-    except ValueError:  # a hardware address
+    except ValueError:  # a MAC address
         return None
     return f"{plain}/{bits.bit_count()}"
 
 
 def _default_routes(pid: int) -> Iterator[str]:
-    """Interfaces that a default route leads out of, from /proc/PID/net."""
+    """Interfaces with a default route, from /proc/PID/net."""
     for name, interface, networks in (("route", 0, (1, 7)), ("ipv6_route", 9, (0, 1))):
         try:
             with open(f"/proc/{pid}/net/{name}", encoding="ascii", errors="replace") as file:
@@ -120,9 +119,9 @@ def _default_routes(pid: int) -> Iterator[str]:
 
 def _unseen(target: Target, error: OSError) -> Unseen:
     if isinstance(error, PermissionError):
-        text = "the addresses of its network namespace may not be read: run hangdoc as root"
+        text = "no permission to read the addresses in its network namespace; run hangdoc as root"
     elif isinstance(error, (FileNotFoundError, ProcessLookupError)):
-        text = f"process {target.pid} is gone"
+        text = f"process {target.pid} has ended"
     else:
         text = f"its addresses could not be read: {error.strerror or error}"
     return Unseen("addresses", text, target.rank, target.pid, target.host)

@@ -1,8 +1,8 @@
-"""Probe `cgroup`: the limits that a rank's control groups set on its CPU and memory, and how often it ran into them.
+"""Probe `cgroup`: CPU and memory limits of a rank's cgroups, and how often it hit them.
 
-Both hierarchies, side by side where a host has both: v2 (cpu.max, cpu.stat, memory.max, *.pressure) and v1
-(cpu.cfs_quota_us, memory.limit_in_bytes, memory.failcnt). A limit may stand at any level above the rank's own group.
-Source: the kernel's admin-guide, cgroup-v2 and cgroup-v1; cpu.stat counts microseconds in v2, nanoseconds in v1.
+Reads cgroup v2 (cpu.max, cpu.stat, memory.max, *.pressure) and v1 (cpu.cfs_quota_us, memory.limit_in_bytes,
+memory.failcnt); a hybrid host has both. Any ancestor of the rank's cgroup may set a limit.
+Source: the kernel's admin-guide, cgroup-v2 and cgroup-v1. cpu.stat counts microseconds in v2, nanoseconds in v1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hangdoc.system import procfs
 from hangdoc.system.cgroups import Mount, folders, memberships, parse_mounts, path_in_mount
 from probes import Observation, Request, Tier
 
-_NO_LIMIT = 1 << 60  # bytes; v1 writes a number just below 2**63 for none
+_NO_LIMIT = 1 << 60  # bytes; v1 shows a number just below 2**63 for "no limit"
 
 
 class CgroupProbe:
@@ -29,24 +29,24 @@ class CgroupProbe:
 
     def observe(self, request: Request) -> Observation:
         mounts = list(parse_mounts(procfs.text("/proc/self/mountinfo") or ""))
-        groups: dict[str, Cgroup] = {}  # ranks of one container share theirs: read it once
+        groups: dict[str, Cgroup] = {}  # ranks of one container share a cgroup: read it once
         records: dict[int, Cgroup] = {}
         unseen: list[Unseen] = []
         for target in request.targets:
             text = procfs.text(f"/proc/{target.pid}/cgroup")
             if text is None:
-                continue  # it has ended: probe `cpu` says so
+                continue  # ended: probe `cpu` reports it
             if text not in groups:
                 groups[text] = read(text, mounts)
             if not mounts:
-                why = "no cgroup file system is mounted here, so limits on CPU and memory are not seen"
+                why = "no cgroup filesystem is mounted here; CPU and memory limits are unknown"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
             records[target.pid] = _with_process(groups[text], target.pid)
         return Observation(records, unseen=tuple(unseen))
 
 
 def read(membership: str, mounts: list[Mount]) -> Cgroup:
-    """The limits above a process whose /proc/PID/cgroup says `membership`."""
+    """Limits on a process; `membership` is the text of its /proc/PID/cgroup."""
     cpu: list[CpuLimit] = []
     memory: list[MemoryLimit] = []
     group, pressure = None, {}
@@ -79,7 +79,7 @@ def _with_process(group: Cgroup, pid: int) -> Cgroup:
     )
 
 
-# --- what they say --------------------------------------------------------------------------------
+# --- cgroup files ---------------------------------------------------------------------------------
 
 
 def _number(path: str) -> int | None:
@@ -88,7 +88,7 @@ def _number(path: str) -> int | None:
 
 
 def _table(path: str) -> Mapping[str, int]:
-    """Lines of `name number`."""
+    """A file of `name number` lines."""
     rows = (line.split() for line in (procfs.text(path) or "").splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
 
@@ -122,7 +122,7 @@ def _cpu_v1(folder: str) -> Iterator[CpuLimit]:
 
 
 def _memory_v2(folder: str) -> Iterator[MemoryLimit]:
-    limits = {name: _number(f"{folder}/memory.{name}") for name in ("high", "max")}  # "max" in it: no limit
+    limits = {name: _number(f"{folder}/memory.{name}") for name in ("high", "max")}  # "max": no limit
     known = {name: limit for name, limit in limits.items() if limit is not None}
     if not known:
         return
@@ -157,11 +157,11 @@ def _memory_v1(folder: str) -> Iterator[MemoryLimit]:
 
 def _refaults(stat: Mapping[str, int]) -> int | None:
     found = [stat[name] for name in ("workingset_refault_file", "workingset_refault_anon") if name in stat]
-    return sum(found) if found else stat.get("workingset_refault")  # one figure before Linux 5.9
+    return sum(found) if found else stat.get("workingset_refault")  # a single counter before Linux 5.9
 
 
 def _pressure(folder: str) -> dict[str, float]:
-    """Seconds of stall: `cpu` and `memory` of some task, `full` for memory of all of them."""
+    """Seconds of pressure stall: `cpu` and `memory` are "some" totals, `full` is the "full" total of memory."""
     found: dict[str, float] = {}
     for name in ("cpu", "memory"):
         for line in (procfs.text(f"{folder}/{name}.pressure") or "").splitlines():

@@ -1,6 +1,6 @@
-"""Probe `cpu`: what the process of each rank, its threads and its helpers do on the CPU, from /proc.
+"""Probe `cpu`: CPU time, state and context switches of each rank's process, threads and child processes, from /proc.
 
-Runs every second, so a thread that has not run since the round before costs two small reads: schedstat tells.
+Runs every second. A thread that has not run since the previous round costs two small reads: stat and schedstat.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hangdoc.system import procfs
 from hangdoc.system.command_text import command_text
 from probes import Observation, Request, Tier
 
-_MOST_CHILDREN = 256  # a rank with more helpers than that shows the first
+_MOST_CHILDREN = 256  # of a rank; the rest is left out
 
 
 class CpuProbe:
@@ -32,17 +32,17 @@ class CpuProbe:
         for target in request.targets:
             try:
                 records[target.pid], threads = _process(target, before.get(target.pid), ranks)
-            except (LookupError, ValueError) as why:
-                unseen.append(Unseen(self.name, str(why), target.rank, target.pid, target.host))
+            except (LookupError, ValueError) as error:
+                unseen.append(Unseen(self.name, str(error), target.rank, target.pid, target.host))
                 continue
             if threads > procfs.MOST_THREADS:
-                said = f"PID {target.pid} has {threads} threads; only the oldest {procfs.MOST_THREADS} are looked at"
-                unseen.append(Unseen(self.name, said, target.rank, target.pid, target.host))
+                why = f"PID {target.pid} has {threads} threads; only the oldest {procfs.MOST_THREADS} are shown"
+                unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
         return Observation(records, unseen=tuple(unseen))
 
 
 def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> tuple[Process, int]:
-    """The process, and how many threads it has. Raises LookupError where it is not there any more."""
+    """The process, and its number of threads. Raises LookupError if it has ended."""
     pid = target.pid
     main = procfs.stat(pid)
     status = procfs.status(pid)
@@ -85,13 +85,13 @@ def _affinity(pid: int) -> tuple[int, ...] | None:
 
 
 def _thread(pid: int, tid: int, before: ThreadCpu | None) -> ThreadCpu | None:
-    """One thread, or None where it has ended."""
+    """One thread; None: it has ended."""
     stat = procfs.stat(pid, tid)
     if stat is None:
         return None
     folder = f"/proc/{pid}/task/{tid}"
     cpu_s, run_delay_s = _schedstat(folder, stat.cpu_s)
-    # Nothing below changes while a thread does not run at all.
+    # If the thread has not run, nothing below has changed.
     idle = before is not None and run_delay_s is not None and (cpu_s, run_delay_s) == (before.cpu_s, before.run_delay_s)
     if idle and before is not None and before.state == stat.state:
         return before
@@ -113,9 +113,9 @@ def _thread(pid: int, tid: int, before: ThreadCpu | None) -> ThreadCpu | None:
 
 
 def _schedstat(folder: str, ticked_s: float) -> tuple[float, float | None]:
-    """Time on a CPU and time runnable without one (s); kernels without schedstat: `ticked_s` and None."""
+    """Time on a CPU and time waiting in a run queue (s); without schedstat: `ticked_s` and None."""
     fields = (procfs.read(f"{folder}/schedstat") or b"").split()
-    if len(fields) != 3 or fields[2] == b"0":  # it has run, hence the count of its runs cannot be 0
+    if len(fields) != 3 or fields[2] == b"0":  # every thread has run at least once: 0 means no schedstat
         return ticked_s, None
     return int(fields[0]) / 1e9, int(fields[1]) / 1e9
 
@@ -129,15 +129,15 @@ def _switches(folder: str) -> tuple[int | None, int | None]:
 
 
 def wchan(folder: str) -> str | None:
-    """The kernel function a thread sleeps in, without a compiler's suffix; None where the kernel does not tell."""
+    """Kernel function that a thread sleeps in, without compiler suffix; None: unknown."""
     name = procfs.text(f"{folder}/wchan")
     return None if name in (None, "", "0") else name.split(".")[0]
 
 
 def _syscall(folder: str) -> tuple[int | None, int | None]:
-    """Number of the system call a sleeping thread is in, and the descriptor where its first argument is one.
+    """System call number of a sleeping thread, and the file descriptor if that is its first argument.
 
-    Needs the right to ptrace the target, yet does not pause it.
+    Needs permission to ptrace the target, but does not pause it.
     """
     fields = (procfs.read(f"{folder}/syscall") or b"").split()
     if not fields or fields[0] == b"running":
@@ -148,8 +148,8 @@ def _syscall(folder: str) -> tuple[int | None, int | None]:
     return number, int(fields[1], 16) & 0x7FFFFFFF
 
 
-# System calls whose first argument is a file descriptor and which may wait: read and write in all their forms, sockets,
-# ioctl, fcntl, flock, fsync, fdatasync, fstat, lseek, getdents, epoll_wait, close. Numbers: the kernel's unistd_64.h.
+# Blocking system calls with a file descriptor as first argument: all forms of read and write, sockets, ioctl, fcntl,
+# flock, fsync, fdatasync, fstat, lseek, getdents, epoll_wait, close. Numbers: the kernel's unistd_64.h.
 _ON_DESCRIPTOR = {
     "x86_64": frozenset(
         {0, 1, 3, 5, 8, 16, 17, 18, 19, 20, 40, 42, 43, 44, 45, 46, 47, 72, 73, 74, 75, 217, 232, 281, 288, 295, 296}
@@ -161,7 +161,7 @@ _ON_DESCRIPTOR = {
 
 
 def _children(pid: int, tids: list[int], ranks: frozenset[int]) -> tuple[ChildProcess, ...]:
-    """The living descendants of a rank that are no ranks themselves."""
+    """Living descendants of a rank, other ranks excepted."""
     found: dict[int, ChildProcess] = {}
     waiting = procfs.children(pid, tids)
     while waiting and len(found) < _MOST_CHILDREN:

@@ -1,6 +1,6 @@
-"""Probe `environ`: the variables that steer a training job, as each rank was started with them.
+"""Probe `environ`: the environment variables that configure a training job, as each rank was started.
 
-What a process changes in its own environment later is not seen here: the kernel shows only the start.
+/proc/PID/environ shows the environment at exec, without later changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from probes import Observation, Request, Tier
 
 _LONGEST = 400  # characters of a value
 
-# Names that are recorded, whole. Everything else stays unread by people.
+# Recorded by name. No other variable leaves this probe, except below.
 _ALLOWED = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_WORLD_SIZE|ROLE_NAME"
     r"|MASTER_ADDR|MASTER_PORT|NNODES|NPROC_PER_NODE|RDZV_\w+|TORCHELASTIC_\w+"
@@ -29,12 +29,12 @@ _ALLOWED = re.compile(
     r"|TOKENIZERS_PARALLELISM|HF_(?:HUB|DATASETS|EVALUATE)_OFFLINE|TRANSFORMERS_OFFLINE|HF_HOME|HF_DATASETS_CACHE|TMPDIR|CONDA_DEFAULT_ENV"
     r"|VIRTUAL_ENV|GOMAXPROCS|NUMEXPR_\w+|TF_CONFIG|JOB_COMPLETION_INDEX"
 )
-# Where data lies: only values that are paths are recorded.
+# Data locations: recorded only if the value is a path.
 _DATA = re.compile(
     r"(?:\w+_)?(?:DATA|DATASETS?|CORPUS|CORPORA|SHARDS?|TRAIN|TRAINING|INPUTS?|STORAGE|SCRATCH)"
     r"(?:DIR|DIRECTORY|ROOT|PATH|HOME|FOLDER|PREFIX|FILES?|LIST|URL)?(?:_\w+)?"
 )
-# Which type the sums are made in: only short words are recorded.
+# Compute precision: recorded only if the value is a short word.
 _TYPE = re.compile(r"(?:\w+_)?(?:PRECISION|DTYPE|BF16|FP16|TF32|AMP)(?:_\w+)?")
 _WORD = re.compile(r"[\w.+-]{0,20}")
 _PATH = re.compile(r"(?:/|~|\.{1,2}/|\w+://)[\w./~:+=, -]*")
@@ -58,13 +58,13 @@ class EnvironProbe:
             if variables is not None:
                 records[target.pid] = Environ(allowed(variables))
             else:
-                why = f"the environment of PID {target.pid} may not be read; {remedy(target.pid)}"
+                why = f"no permission to read the environment of PID {target.pid}; {remedy(target.pid)}"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
         return Observation(records, unseen=tuple(unseen))
 
 
 def allowed(variables: dict[str, str]) -> dict[str, str]:
-    """The variables that may be shown, values redacted and then shortened, by name."""
+    """The variables that may be shown, by name; values are redacted, then shortened."""
     return {
         name: shorten(redact(name, value))
         for name, value in sorted(variables.items())

@@ -1,7 +1,6 @@
-"""Probe `files`: what each rank has open, on which filesystem, and who holds the locks on it.
+"""Probe `files`: the open files of each rank, their filesystems, and who holds locks on them.
 
-Only /proc is read. A file itself is asked for its size on filesystems that live on this machine alone: on a dead
-network mount that question would never be answered.
+Reads only /proc. stat(2) is limited to local filesystems: on a dead network mount it would block forever.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hangdoc.system.mounts import LOCAL, Mount, mounts
 from hangdoc.system.permissions import remedy
 from probes import Observation, Request, Tier
 
-_MOST = 1024  # open files of one rank that are looked at
+_MOST = 1024  # open files of one rank
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 _ANONYMOUS = {"pipe": "pipe", "socket": "socket"}
 # "1: -> FLOCK  ADVISORY  WRITE 708 08:01:2621456 0 EOF"; also the form in fdinfo, after "lock:"
@@ -32,7 +31,7 @@ FileId = tuple[int, int, int]  # major, minor, inode
 class _Lock:
     kind: str
     file: FileId
-    pid: int  # -1 or 0: the kernel does not tell (open-file-description locks, other PID namespaces)
+    pid: int  # -1 or 0: unknown (open-file-description locks, other PID namespaces)
     waits: bool
 
 
@@ -48,7 +47,7 @@ class FilesProbe:
     def observe(self, request: Request) -> Observation:
         opened: dict[int, tuple[OpenFile, ...]] = {}
         ids: dict[int, dict[FileId, str]] = {}  # rank -> file -> path
-        holds: dict[FileId, int] = {}  # file -> a process seen to have the lock through its own descriptor
+        holds: dict[FileId, int] = {}  # file -> a process with the lock on one of its descriptors
         unseen: list[Unseen] = []
         for target in request.targets:
             try:
@@ -60,7 +59,7 @@ class FilesProbe:
             looked = [_look(target.pid, fd, known, holds) for fd in descriptors[:_MOST]]
             opened[target.pid] = tuple(one for one, _ in looked if one)
             ids[target.pid] = {file: one.path for one, file in looked if one and file}
-            _held_by_helpers(target.pid, holds)
+            _note_child_locks(target.pid, holds)
         locks = _locks()
         records = {pid: Files(files, tuple(_file_locks(ids[pid], locks, holds))) for pid, files in opened.items()}
         return Observation(records, unseen=tuple(unseen))
@@ -68,17 +67,17 @@ class FilesProbe:
 
 def _why(target: Target, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        return f"PID {target.pid} has ended; its files are closed"
-    return f"the open files of PID {target.pid} may not be read; {remedy(target.pid)}"
+        return f"PID {target.pid} has ended"
+    return f"no permission to read the open files of PID {target.pid}; {remedy(target.pid)}"
 
 
 def _look(
     pid: int, fd: int, known: dict[int, Mount], holds: dict[FileId, int]
 ) -> tuple[OpenFile | None, FileId | None]:
-    """One descriptor, and the identity of the file behind it where that can be had without asking its filesystem."""
+    """One descriptor, and the identity of its file if known without asking the filesystem."""
     path = procfs.link(f"/proc/{pid}/fd/{fd}")
     info = procfs.text(f"/proc/{pid}/fdinfo/{fd}")
-    if path is None or info is None:  # closed in between
+    if path is None or info is None:  # closed meanwhile
         return None, None
     _note_locks(pid, info, holds)
     fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
@@ -135,31 +134,31 @@ def _parse(line: str) -> _Lock | None:
 
 
 def _note_locks(pid: int, info: str, holds: dict[FileId, int]) -> None:
-    """Locks held through this descriptor: the only trace of a holder that inherited it, or that the kernel hides."""
+    """Note locks held through this descriptor: the only trace of a holder that inherited it or has no PID here."""
     for line in info.splitlines():
         if line.startswith("lock:") and (lock := _parse(line[5:].strip())):
             holds.setdefault(lock.file, pid)
 
 
-def _held_by_helpers(pid: int, holds: dict[FileId, int]) -> None:
-    """The same for the children of a rank: a lock lives on in a forked worker after its taker has died."""
+def _note_child_locks(pid: int, holds: dict[FileId, int]) -> None:
+    """The same for child processes: a lock outlives its taker in a forked worker."""
     for child in procfs.children(pid):
         for fd in procfs.numbers(f"/proc/{child}/fdinfo")[:_MOST]:
             _note_locks(child, procfs.text(f"/proc/{child}/fdinfo/{fd}") or "", holds)
 
 
 def _file_locks(paths: dict[FileId, str], locks: Iterable[_Lock], holds: dict[FileId, int]) -> Iterable[FileLock]:
-    """The locks on these files, one for each holder."""
-    mine = [lock for lock in locks if lock.file in paths]
-    for lock in mine:
+    """Locks on these files, one per holder."""
+    own = [lock for lock in locks if lock.file in paths]
+    for lock in own:
         if lock.waits:
             continue
-        waiting = {other.pid for other in mine if other.waits and other.file == lock.file and other.pid > 0}
-        holder = lock.pid if lock.pid > 0 and _lives(lock.pid) else holds.get(lock.file)
+        waiting = {other.pid for other in own if other.waits and other.file == lock.file and other.pid > 0}
+        holder = lock.pid if lock.pid > 0 and _is_alive(lock.pid) else holds.get(lock.file)
         yield FileLock(paths[lock.file], lock.file[2], lock.kind, holder, tuple(sorted(waiting)))
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     found = procfs.stat(pid)
     return found is not None and found.state not in "ZX"
 

@@ -1,7 +1,7 @@
-"""Probe `firewall`: the rules of a rank's namespace that throw TCP packets away or refuse them, and have done so.
+"""Probe `firewall`: rules in a rank's network namespace that have dropped or rejected TCP packets.
 
-Read by the tools that list them (`iptables-save`, `nft`), which change nothing, and only where a rank stands in the
-making of a process group: nobody else asks. Rules that have matched no packet are left out.
+Listed by `iptables-save` or `nft`, which change nothing, and only while a rank creates a process group. Rules without
+matched packets are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hangdoc.system.netns import call_inside, namespace
 from probes import Observation, Request, Tier
 
 TIMEOUT_S = 2.0
-MOST = 16  # rules kept
+MAX_RULES = 16
 _LONGEST = 200
 _IPTABLES = re.compile(r"\[(\d+):\d+\] (-A \S+ .*-j (DROP|REJECT)\b.*)")
 _POLICY = re.compile(r":(INPUT|OUTPUT|FORWARD) DROP \[(\d+):\d+\]")
@@ -30,7 +30,7 @@ _OTHER = re.compile(r"-p (?!tcp\b|all\b)\w+|(?:ip|meta) (?:protocol|l4proto) (?!
 
 
 class FirewallProbe:
-    """Looks once a network namespace and hands the same record to every rank in it that is asked for."""
+    """Reads each network namespace once; the ranks in it that create a process group get the same record."""
 
     name = "firewall"
     scope = "rank"
@@ -60,12 +60,12 @@ class FirewallProbe:
 
 
 def _look() -> Firewall | None:
-    """The rules of the calling thread's network namespace; None where no tool is there to list them."""
+    """Rules of the calling thread's network namespace; None: no tool to list them."""
     listed = [_listing(f"{name}tables-save", "-c") for name in ("ip", "ip6")]
     if not any(listed):
         listed = [_listing("nft", "list", "ruleset")]
     texts = [text for text in listed if text is not None]
-    return Firewall(tuple(rule for text in texts for rule in rules_in(text))[:MOST]) if texts else None
+    return Firewall(tuple(rule for text in texts for rule in rules_in(text))[:MAX_RULES]) if texts else None
 
 
 def _listing(tool: str, *arguments: str) -> str | None:
@@ -80,7 +80,7 @@ def _listing(tool: str, *arguments: str) -> str | None:
 
 
 def rules_in(listing: str) -> Iterator[Rule]:
-    """The rules of a listing that have kept packets back which may have been TCP."""
+    """Rules that have dropped or rejected packets, TCP possibly among them."""
     table = ""
     for line in map(str.strip, listing.splitlines()):
         if named := _TABLE.fullmatch(line):

@@ -1,4 +1,4 @@
-"""Probe `host`: what does not change while we watch: the machine, its cores and its kernel."""
+"""Probe `host`: the machine, its CPU, memory and kernel; none changes while we watch."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _host() -> Host:
         boot_id=(procfs.text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
         kernel=kernel.release,
         cores=os.cpu_count() or 1,
-        cpu_model=cpu.get("model name"),  # arm does not say
+        cpu_model=cpu.get("model name"),  # absent on arm
         cpu_flags=frozenset(flags.split()) if flags else None,
         memory_bytes=int(total[0]) * 1024 if total else None,
     )
 
 
 def _first_cpu() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo. Only its start is read: each further core costs the kernel time."""
+    """The first processor of /proc/cpuinfo. Reads only the start, because each core costs the kernel time."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             block = file.read(8192).split("\n\n")[0]

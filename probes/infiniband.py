@@ -1,6 +1,6 @@
-"""Probe `infiniband`: the ports of a host's InfiniBand and RoCE adapters, their state and what went wrong on them.
+"""Probe `infiniband`: state and error counters of each InfiniBand and RoCE port.
 
-From /sys/class/infiniband (Documentation/ABI/stable/sysfs-class-infiniband). A host without adapters has no record.
+From /sys/class/infiniband (Documentation/ABI/stable/sysfs-class-infiniband). No adapter: no record.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hangdoc.evidence.network import Infiniband, Port
 from probes import Observation, Request, Tier
 
 ROOT = Path("/sys/class/infiniband")
-# Counters that stand still on a healthy port; `counters` are the port's, `hw_counters` the adapter's (RoCE).
-TROUBLES = (
+# Error counters, constant on a healthy port: from `counters` (port) or `hw_counters` (RoCE).
+ERROR_COUNTERS = (
     *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards"),
     *("local_link_integrity_errors", "excessive_buffer_overrun_errors", "port_rcv_remote_physical_errors"),
     *(
@@ -55,9 +55,9 @@ def _ports(root: Path) -> Iterator[Port]:
 
 
 def _port(adapter: str, folder: Path, interface: str | None) -> Port:
-    counted = {name: _count(folder, name) for name in TROUBLES}
+    counted = {name: _count(folder, name) for name in ERROR_COUNTERS}
     words = (_count(folder, name) for name in ("port_xmit_data", "port_rcv_data"))
-    sent, received = (None if count is None else 4 * count for count in words)  # the counters are of four bytes each
+    sent, received = (None if count is None else 4 * count for count in words)  # counted in units of 4 bytes
     return Port(
         adapter,
         int(folder.name),

@@ -1,7 +1,7 @@
-"""Probe `io`: what each rank and its helpers read, write, and wait for.
+"""Probe `io`: bytes that each rank and its helpers read and write, and the files that their threads are blocked on.
 
-Bytes from /proc/PID/io; the file a sleeping thread is at from its system call, without asking the file's filesystem
-where that could block. Cheap enough for every round: a few small reads for each process.
+Bytes come from /proc/PID/io, the file of a sleeping thread from its system call, or from the mapped file of a page
+fault. The filesystem itself is asked only if it cannot block. A few small reads per process: cheap in every round.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hangdoc.system.permissions import remedy
 from hangdoc.system.target_files import TargetFiles, names
 from probes import Observation, Request, Tier
 
-MOST_ENTRIES = 20_000  # of a folder that are counted
-_MOST_FILES = 16  # open data files of a rank and its helpers that are kept
+MAX_ENTRIES = 20_000  # counted in a folder
+_MOST_FILES = 16  # open data files of a rank and its helpers
 _MOST_FOLDERS = 12
 _MOST_HELPERS = 64
-_AFRESH_S = 10.0  # how long a folder's count, and who holds a pipe, is believed
-_PEERS_S = 0.4  # a walk over all descriptors of a host
-# Paths that are code, logs or the system's, and no data of a job.
+_FOLDER_CACHE_S = 10.0
+_PEERS_CACHE_S = 0.4  # finding them reads all descriptors of the host
+# Paths of code, logs and the system: not a job's data.
 NO_DATA = re.compile(
     r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/shm|opt/(conda|venv))(/|$)|/(site|dist)-packages(/|$)|/lib/python3"
     r"|\.(py|pyc|pyd|so|egg|pth|log|out|err|lock)(\.\d+)*$|/(memfd|SYSV|\[)| \(deleted\)$|/torch_\w+$|^/$"
 )
-_PAGES_COME = LOCAL | {"hugetlbfs", "devpts", "proc", "sysfs", "mqueue"}
+_NO_STALL = LOCAL | {"hugetlbfs", "devpts", "proc", "sysfs", "mqueue"}
 _PATH_MAX = 4096
 _PAGE = 4096
 _TEXT_PATH = re.compile(r"[\"'](/[^\"'\n]{2,200})[\"']")
@@ -42,7 +42,7 @@ _TEXT_PATH = re.compile(r"[\"'](/[^\"'\n]{2,200})[\"']")
 
 @dataclass(slots=True)
 class IoProbe:
-    """Remembers what is costly to ask: the entries of folders, the other ends of pipes."""
+    """Caches what is costly to read: the number of entries in folders, the other ends of pipes."""
 
     name: str = "io"
     scope: str = "rank"
@@ -56,7 +56,7 @@ class IoProbe:
 
     def observe(self, request: Request) -> Observation:
         before = {rank.target.pid: rank.records for rank in getattr(request.previous, "ranks", ())}
-        watched, old_s = {target.pid for target in request.targets}, time.monotonic() - _AFRESH_S
+        watched, old_s = {target.pid for target in request.targets}, time.monotonic() - _FOLDER_CACHE_S
         self._folders = {key: kept for key, kept in self._folders.items() if key[0] in watched and kept[0] > old_s}
         records: dict[int, Io] = {}
         unseen: list[Unseen] = []
@@ -67,20 +67,22 @@ class IoProbe:
             old = before.get(target.pid, {})
             counted = procfs.io_counters(target.pid)
             if counted is None:
-                why = f"the bytes and files of PID {target.pid} may not be read; {remedy(target.pid)}"
+                why = f"no permission to read the I/O counters and files of PID {target.pid}; {remedy(target.pid)}"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
                 continue
             known = old.get(self.name)
             helpers = tuple(_helpers(process.children, known if isinstance(known, Io) else None))
             calls = tuple(_file_calls(process, helpers))
             files = _files(target.pid, helpers) if request.tier >= Tier.LOOK else ()
-            folders = tuple(self._counted(target.pid, files, old.get("stacks"))) if request.tier >= Tier.LOOK else ()
+            folders = (
+                tuple(self._count_folders(target.pid, files, old.get("stacks"))) if request.tier >= Tier.LOOK else ()
+            )
             records[target.pid] = Io(*counted, calls, helpers, files, folders)
         self._find_peers(records, before)
         return Observation(records, unseen=tuple(unseen))
 
     def _find_peers(self, records: dict[int, Io], before: Mapping[int, Mapping[str, object]]) -> None:
-        """Complete the calls on pipes in which a thread has stood since the round before."""
+        """Add the other end to calls on pipes that have not returned since the previous round."""
         standing: dict[tuple[int, str], FileCall] = {}
         for pid, record in records.items():
             old = before.get(pid, {}).get(self.name)
@@ -89,7 +91,7 @@ class IoProbe:
                 if call.kind in ("fifo", "pipe") and _identity(call) in known and call.path != "pipe:[0]":
                     standing[call.tid, call.path] = call
         now = time.monotonic()
-        stale = [key for key in standing if now - self._peers.get(key, (0.0, ()))[0] >= _PEERS_S]
+        stale = [key for key in standing if now - self._peers.get(key, (0.0, ()))[0] >= _PEERS_CACHE_S]
         own = {pid for record in records.values() for pid in (helper.pid for helper in record.helpers)} | set(records)
         found = pipes.peers({path: "r" if standing[tid, path].writes else "w" for tid, path in stale}, own)
         self._peers = {key: known for key, known in self._peers.items() if key in standing}
@@ -104,14 +106,14 @@ class IoProbe:
                 )
                 records[pid] = replace(record, calls=calls)
 
-    def _counted(self, pid: int, files: Iterable[str], stacks: object) -> Iterator[Folder]:
-        """The folders of open files, and those that variables name, with the number of their entries."""
+    def _count_folders(self, pid: int, files: Iterable[str], stacks: object) -> Iterator[Folder]:
+        """Folders of open files and folders named by variables, with their number of entries."""
         named = _named(stacks) if isinstance(stacks, Stacks) else ()
         paths = dict.fromkeys([*(os.path.dirname(file) for file in files), *named])
         table: dict[int, Mount] | None = None
         for path in islice((path for path in paths if not NO_DATA.search(path)), _MOST_FOLDERS):
-            at_s, folder = self._folders.get((pid, path), (-_AFRESH_S, None))
-            if time.monotonic() - at_s >= _AFRESH_S:
+            at_s, folder = self._folders.get((pid, path), (-_FOLDER_CACHE_S, None))
+            if time.monotonic() - at_s >= _FOLDER_CACHE_S:
                 table = mounts(pid) if table is None else table
                 folder = _count(pid, path, table)
                 self._folders[pid, path] = (time.monotonic(), folder)
@@ -129,10 +131,10 @@ def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[He
         switches = _switches(child.pid)
         moved = procfs.moved_bytes(child.pid)
         old = known.get(child.pid)
-        # Costs a read for each thread: only where the process has not run at all.
+        # Costs a read per thread: only if the process has not run.
         quiet = old is not None and (old.cpu_s, old.moved) == (child.cpu_s, moved)
         sleeps = _sleeps(call)
-        locked = quiet and sleeps == "lock" and _locked(child.pid)
+        locked = quiet and sleeps == "lock" and _is_deadlocked(child.pid)
         yield Helper(child.pid, child.comm, child.state, child.cpu_s, moved, switches, sleeps, locked)
 
 
@@ -146,8 +148,8 @@ def _sleeps(call: syscalls.Call | None) -> str | None:
     return call.kind
 
 
-def _locked(pid: int) -> bool:
-    """Every thread waits for another thread of this process, for ever."""
+def _is_deadlocked(pid: int) -> bool:
+    """True if every thread waits, without timeout, for another thread of this process: a deadlock."""
     tids = procfs.threads(pid)
     calls = [syscalls.current_call(pid, tid) for tid in tids]
     return bool(calls) and all(call and call.kind == "lock" and call.private and not call.bounded for call in calls)
@@ -163,7 +165,7 @@ def _switches(pid: int) -> int | None:
 
 
 def _files(pid: int, helpers: Iterable[Helper]) -> tuple[str, ...]:
-    """Regular files that a rank or a helper has open, which are neither code nor of the system."""
+    """Open data files of a rank and its helpers."""
     found: dict[str, None] = {}
     for process in (pid, *(helper.pid for helper in islice(helpers, 8))):
         for fd in procfs.descriptors(process)[:256]:
@@ -174,7 +176,7 @@ def _files(pid: int, helpers: Iterable[Helper]) -> tuple[str, ...]:
 
 
 def _named(stacks: Stacks) -> Iterator[str]:
-    """Absolute paths among the variables of the frames of the user's own code and of the script's module."""
+    """Absolute paths among the variables of user frames and of the script's module."""
     frames = [f.variables or () for s in stacks.threads for f in s.frames if not NO_DATA.search(f.file + "/")]
     for variable in (v for variables in (*frames, stacks.globals or ()) for v in variables):
         match = _TEXT_PATH.match(variable.text)
@@ -183,12 +185,12 @@ def _named(stacks: Stacks) -> Iterator[str]:
 
 
 def _count(pid: int, path: str, table: Mapping[int, Mount]) -> Folder | None:
-    """The folder, where it lies on a filesystem of this machine alone: others might never answer."""
+    """The folder, if on a local filesystem: others might block forever."""
     mount = mount_of(path, table)
     if mount is None or mount.filesystem not in LOCAL:
         return None
-    # No symbolic link is followed: it may lead to a mount that never answers.
-    found = TargetFiles(pid).each([path], lambda fd: len(names(fd, MOST_ENTRIES)), links=False)[path]
+    # Follow no symbolic link: it may lead to a dead mount.
+    found = TargetFiles(pid).each([path], lambda fd: len(names(fd, MAX_ENTRIES)), links=False)[path]
     return Folder(path, found) if isinstance(found, int) else None
 
 
@@ -200,7 +202,7 @@ def _identity(call: FileCall) -> tuple[int, str, str]:
 
 
 def _file_calls(process: Process, helpers: Iterable[Helper]) -> Iterator[FileCall]:
-    """What sleeping threads of a rank, and the main threads of its helpers, do at files."""
+    """File calls of a rank's sleeping threads and of its helpers' main threads."""
     for thread in process.threads:
         if thread.state in "SD" and (thread.state == "D" or syscalls.is_on_file(thread.syscall)):
             yield from _file_call(process.pid, thread.tid, thread.state, thread.wchan, thread.voluntary)
@@ -245,11 +247,11 @@ def _opens_to_write(call: syscalls.Call) -> bool:
 
 
 def _path_argument(pid: int, call: syscalls.Call) -> str | None:
-    """The path a call was given, from the memory of the process."""
+    """The path argument of a call, from the memory of the process."""
     at = call.names == syscalls.PATH_AT
     address = call.arguments[1 if at else 0]
     try:
-        # A string may end just before a page that is not mapped.
+        # The page after the string may be unmapped.
         size = min(_PATH_MAX, _PAGE - address % _PAGE)
         data = Memory(pid).read(address, size)
         if b"\0" not in data:
@@ -289,17 +291,18 @@ def _kind(pid: int, fd: int | None, path: str, mount: Mount | None) -> str:
 
 
 def _faulting_file(pid: int) -> tuple[str | None, Mount | None]:
-    """The file a missing page must come from; its mount, where several files of one mount are mapped.
+    """The file behind a page fault, or the mount point if several mapped files are candidates.
 
-    The kernel does not tell the address. Files of this machine's own filesystems are left out: their pages come.
+    The kernel does not show the faulting address. Local files are left out, because reading their pages succeeds.
     """
     table = mounts(pid)
     lines = (
         fields for line in (procfs.text(f"/proc/{pid}/maps") or "").splitlines() if (fields := line.split(None, 5))
     )
-    over = {fields[5]: mount_of(fields[5], table) for fields in lines if len(fields) > 5 and fields[5].startswith("/")}
-    far = {path: mount for path, mount in over.items() if mount is not None and mount.filesystem not in _PAGES_COME}
-    data = {path: mount for path, mount in far.items() if not NO_DATA.search(path)} or far
+    paths = (fields[5] for fields in lines if len(fields) > 5 and fields[5].startswith("/"))
+    mapped = {path: mount_of(path, table) for path in paths}
+    remote = {path: mount for path, mount in mapped.items() if mount is not None and mount.filesystem not in _NO_STALL}
+    data = {path: mount for path, mount in remote.items() if not NO_DATA.search(path)} or remote
     points = {mount.point: mount for mount in data.values()}
     if len(points) != 1:
         return None, None

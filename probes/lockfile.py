@@ -1,9 +1,8 @@
-"""Probe `lockfile`: the lock file that the main thread of a rank waits for, how old it is, and who has it.
+"""Probe `lockfile`: the lock file that the main thread of a rank waits for, its age and its holders.
 
-Lock files come in two kinds. Some are locks of the kernel's (flock, fcntl), which end with their holder; others are
-locked by being there (torch's FileBaton, filelock's SoftFileLock, a loop around `os.path.exists`), and stay when their
-holder dies. Whoever has such a file made it and has kept it open: the descriptors of all processes are looked through,
-at most once in two seconds, and only while a rank waits for one.
+There are two kinds of lock file. Kernel locks (flock, fcntl) end with their holder. Existence locks (torch's FileBaton,
+filelock's SoftFileLock, a loop around `os.path.exists`) outlive a holder that dies. The holder has the file open, so
+the probe searches the descriptors of all processes, at most every two seconds and only while a rank waits.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from hangdoc.system.mounts import LOCAL, mounts
 from hangdoc.system.target_files import TargetFiles
 from probes import Observation, Request, Tier
 
-_AFRESH_S = 2.0  # how long it is believed who has a file
-_MOST_BYTES = 1024  # of a lock file: a PID and a host's name
-_MOST_LIKELY = 16  # descriptors of one process that lead to a file of the same name
+_HOLDERS_CACHE_S = 2.0
+_MOST_BYTES = 1024  # of a lock file: a PID and a host name
+_MOST_LIKELY = 16  # descriptors of one process with the file's name
 _MOST_PATH = 250
 _CALLS = {"x86_64": {73: "flock", 72: "fcntl"}, "aarch64": {32: "flock", 25: "fcntl"}}.get(platform.machine(), {})
 _SLEEPS = re.compile(r"flock|locks_|fcntl|do_lock|posix_lock")  # kernel functions
@@ -43,7 +42,7 @@ _LOCKISH = re.compile(r"lock|lck|baton|mutex|\.pid$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """What a rank waits for: paths of which one may be it, the likeliest first."""
+    """A wait for a lock file: candidate paths, likeliest first."""
 
     kind: str
     paths: tuple[str, ...]
@@ -61,7 +60,7 @@ class LockFileProbe:
     order: int = 41
     steady: bool = False
     _places: Places = field(default_factory=Places)
-    _kept: dict[int, tuple[Any, _Wait]] = field(default_factory=dict)  # by PID, while the same objects tell
+    _kept: dict[int, tuple[Any, _Wait]] = field(default_factory=dict)  # by PID, until its variables change
     _holders: dict[tuple[int, int], tuple[float, tuple[int, ...], int]] = field(default_factory=dict)
 
     def observe(self, request: Request) -> Observation:
@@ -73,7 +72,7 @@ class LockFileProbe:
             stacks = records.get("stacks")
             if isinstance(stacks, Stacks) and stacks.threads:
                 found[target.pid] = LockFile()
-                with suppress(Unreadable, OSError):  # it has ended, or the file has been released
+                with suppress(Unreadable, OSError):  # the process has ended, or the file was released
                     wait = self._wait(target, stacks, records)
                     if wait is not None:
                         found[target.pid] = self._look(target, wait)
@@ -87,10 +86,10 @@ class LockFileProbe:
         kind, frames, hops = _waiting_frames(main, records.get("source"))
         if not kind:
             return None
-        told = tuple(_telling(frames, hops))
-        key = (target.start_ticks, kind, told)
+        candidates = tuple(_path_objects(frames, hops))
+        key = (target.start_ticks, kind, candidates)
         if target.pid not in self._kept or self._kept[target.pid][0] != key:
-            texts = (text for address, far in told for text in self._strings(target, address, far))
+            texts = (text for address, far in candidates for text in self._strings(target, address, far))
             self._kept[target.pid] = key, _Wait(kind, tuple(dict.fromkeys(filter(_is_path, texts))))
         return self._kept[target.pid][1]
 
@@ -109,7 +108,7 @@ class LockFileProbe:
         local = _is_local(target.pid, path)
         pid, host = _named(target.pid, path) if local and kind != "kernel" else (None, None)
         here = host in (None, os.uname().nodename)
-        holders, hidden = self._having(path, made, kind == "kernel")
+        holders, hidden = self._find_holders(path, made, kind == "kernel")
         return LockFile(
             path=redact("path", path)[:_MOST_PATH],
             kind=kind,
@@ -121,20 +120,20 @@ class LockFileProbe:
             hidden=hidden,
             named_pid=pid,
             named_host=host,
-            named_alive=_lives(pid) if pid is not None and here else None,
+            named_alive=_is_alive(pid) if pid is not None and here else None,
         )
 
-    def _having(self, path: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, ...], int]:
-        """Who has the file (or the lock on it), and of how many processes that cannot be told."""
+    def _find_holders(self, path: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, ...], int]:
+        """PIDs that hold the file (or the lock on it), and the number of processes that could not be checked."""
         key = (made.st_dev, made.st_ino)
         at, pids, hidden = self._holders.get(key, (0.0, (), 0))
-        if time.monotonic() - at > _AFRESH_S:
+        if time.monotonic() - at > _HOLDERS_CACHE_S:
             pids, hidden = _search(os.path.basename(path), made, kernel)
             self._holders = {key: (time.monotonic(), pids, hidden)}
-        return tuple(pid for pid in pids if _lives(pid)), hidden
+        return tuple(pid for pid in pids if _is_alive(pid)), hidden
 
     def _strings(self, target: Target, address: int, hops: int) -> Iterator[str]:
-        """The texts no farther than so many attributes from an object."""
+        """Strings at most `hops` attributes away from an object."""
         memory = Memory(target.pid)
         place = self._places.find((target.pid, target.start_ticks), memory)
         if place is not None:
@@ -143,11 +142,11 @@ class LockFileProbe:
                 yield from (seen.text for seen in objects.describe(level).values() if seen.kind == "str" and seen.text)
 
 
-# --- what is waited for ---------------------------------------------------------------------------
+# --- waits ----------------------------------------------------------------------------------------
 
 
 def _in_kernel(pid: int, process: object, tid: int) -> str | None:
-    """The file that a thread waits to lock in flock(2) or fcntl(2)."""
+    """The file that a thread blocked in flock(2) or fcntl(2) wants to lock."""
     threads = process.threads if isinstance(process, Process) else ()
     thread = next((thread for thread in threads if thread.tid == tid), None)
     if thread is None or thread.syscall_fd is None or not _SLEEPS.match(thread.wchan or ""):
@@ -156,7 +155,7 @@ def _in_kernel(pid: int, process: object, tid: int) -> str | None:
 
 
 def _waiting_frames(main: Stack, source: object) -> tuple[str, list[Frame], int]:
-    """How it waits, the frames whose variables name the file, and how many attributes away the path may be."""
+    """Kind of wait, the frames with variables that lead to the path, and the most attributes in between."""
     frames = [frame for frame in main.frames if not frame.native]
     if frames and _BATON.search(frames[0].file):
         return "baton", frames[:1], 1
@@ -174,8 +173,8 @@ def _waiting_frames(main: Stack, source: object) -> tuple[str, list[Frame], int]
     return "", [], 0
 
 
-def _telling(frames: Sequence[Frame], hops: int) -> Iterator[tuple[int, int]]:
-    """Objects that may name the file, and how many attributes away, the likeliest first: texts, paths, then `self`."""
+def _path_objects(frames: Sequence[Frame], hops: int) -> Iterator[tuple[int, int]]:
+    """Objects that may hold the path, and the most attributes in between: strings, then paths, then `self`."""
     named = {v.name: v for frame in reversed(frames) for v in frame.variables or () if v.address}
     for variable in named.values():
         if variable.kind == "str" and variable.length != 0:
@@ -191,7 +190,7 @@ def _is_path(text: str) -> bool:
     return len(text) <= _MOST_PATH and text.isprintable() and _LOCKISH.search(os.path.basename(text)) is not None
 
 
-# --- who has it -----------------------------------------------------------------------------------
+# --- holders --------------------------------------------------------------------------------------
 
 
 def _search(name: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, ...], int]:
@@ -218,7 +217,7 @@ def _same(there: os.stat_result | OSError, made: os.stat_result) -> bool:
 
 
 def _locks(pid: int, fd: int) -> bool:
-    """A lock is held through this descriptor: proc_pid_fdinfo(5)."""
+    """True if this descriptor holds a lock: proc_pid_fdinfo(5)."""
     lines = (procfs.text(f"/proc/{pid}/fdinfo/{fd}") or "").splitlines()
     return any(line.startswith("lock:") and "->" not in line for line in lines)
 
@@ -229,7 +228,7 @@ def _owner(pid: int) -> int | None:
     return None
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     found = procfs.stat(pid)
     return found is not None and found.state not in "ZX"
 
@@ -248,7 +247,7 @@ def _cpu(pid: int, deep: int) -> Iterable[float]:
 
 
 def _named(pid: int, path: str) -> tuple[int | None, str | None]:
-    """PID and host that a lock file names: filelock writes one a line, most others a PID alone."""
+    """PID and host written in a lock file: filelock writes both, one per line; most libraries only a PID."""
     words = TargetFiles(pid).read(path, _MOST_BYTES).data.decode(errors="replace").split()
     if not words or not words[0].isdecimal() or not 0 < int(words[0]) < 1 << 23:
         return None, None
@@ -256,7 +255,7 @@ def _named(pid: int, path: str) -> tuple[int | None, str | None]:
 
 
 def _is_local(pid: int, path: str) -> bool:
-    """On a filesystem of this machine alone, by the mount the path is on."""
+    """True if the path is on a local filesystem."""
     whole = path if os.path.isabs(path) else os.path.join(procfs.link(f"/proc/{pid}/cwd") or "/", path)
     on = [m for m in mounts(pid).values() if whole == m.point or whole.startswith(m.point.rstrip("/") + "/")]
     return bool(on) and max(on, key=lambda mount: len(mount.point)).filesystem in LOCAL

@@ -1,9 +1,9 @@
-"""Probe `locks`: which Python threads of a rank wait for a lock of their own process, and who has it.
+"""Probe `locks`: which Python threads of a rank wait for a lock of their own process, and which thread holds it.
 
-A thread that waits for `threading.Lock` or `RLock` sleeps in futex(2) on the lock's semaphore, whose address the kernel
-tells (/proc/PID/task/TID/syscall) and which the lock object holds (CPython 3.10 to 3.13: PyObject_HEAD, then the
-semaphore; an RLock has its owner behind it). What a plain lock does not tell, who has it, is looked for in the source:
-the `with` statements and calls of `acquire` that the threads stand behind. Nothing is paused.
+A thread that waits for a `threading.Lock` or `RLock` sleeps in futex(2) on the lock's semaphore. The kernel shows its
+address (/proc/PID/task/TID/syscall), and the lock object holds it (CPython 3.10 to 3.13: PyObject_HEAD, then the
+semaphore; in an RLock the owner follows). A plain lock has no owner field: its holder comes from the source, from the
+`with` statements and `acquire` calls around the line of each thread. Nothing is paused.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from hangdoc.system import procfs
 from probes import Observation, Request, Tier
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-_WAIT, _PRIVATE = (0, 9), 0x80  # FUTEX_WAIT, FUTEX_WAIT_BITSET; FUTEX_PRIVATE_FLAG: of this process alone
+_WAIT, _PRIVATE = (0, 9), 0x80  # FUTEX_WAIT, FUTEX_WAIT_BITSET; FUTEX_PRIVATE_FLAG
 _PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; the kernel clears it when the thread ends
-_JOINED = 0xFFFFFFFF  # pthread_join then writes -1 there
-_MOST_TABLES = 256  # of source files that are kept
-_BEHIND = re.compile(r"[.\[]")  # what stands before it is an object, and what is behind it one of its parts
+_JOINED = 0xFFFFFFFF  # written there by pthread_join
+_MOST_TABLES = 256  # of source files in the cache
+_ACCESS = re.compile(r"[.\[]")  # attribute access or subscript
 _INDEXED = re.compile(r"\[(\w+)\]$")
-_FRAMES = 60  # of a thread that are asked what they hold
-_FOR_THREADS = ("wait", "join", "_wait_for_tstate_lock", "_shutdown")  # another thread's doing or end, not its lock
-_NOT_ACQUIRED = ("/torch/", "/multiprocessing/")  # semaphores shared with other processes, and native waits
+_FRAMES = 60  # of a thread, checked for held locks
+_FOR_THREADS = ("wait", "join", "_wait_for_tstate_lock", "_shutdown")  # wait for an event or a thread
+_NOT_ACQUIRED = ("/torch/", "/multiprocessing/")  # native waits, and semaphores shared with other processes
 
 
 _Near = tuple[dict[int, tuple[bool, int]], Iterator[list[int]]]
@@ -47,7 +47,7 @@ _Near = tuple[dict[int, tuple[bool, int]], Iterator[list[int]]]
 
 @dataclass(slots=True)
 class LocksProbe:
-    """See the module; satisfies `probes.Probe`."""
+    """Caches the records of a process until one of its threads moves."""
 
     name: str = "locks"
     scope: str = "rank"
@@ -58,9 +58,9 @@ class LocksProbe:
     steady: bool = False
     _places: Places = field(default_factory=Places)
     _sources: Sources[bytes] = field(
-        default_factory=lambda: Sources("hangdoc.introspect.parsers.lock_calls:table", _told, most=_MOST_TABLES)
+        default_factory=lambda: Sources("hangdoc.introspect.parsers.lock_calls:table", _as_json, most=_MOST_TABLES)
     )
-    _kept: dict[int, tuple[Any, Locks]] = field(default_factory=dict)  # by PID, for as long as nothing moves
+    _kept: dict[int, tuple[Any, Locks]] = field(default_factory=dict)  # by PID
 
     def observe(self, request: Request) -> Observation:
         found: dict[int, Locks] = {}
@@ -69,7 +69,7 @@ class LocksProbe:
         for target in request.targets:
             stacks = (request.records or {}).get(target.pid, {}).get("stacks")
             if isinstance(stacks, Stacks):
-                with suppress(Unreadable):  # it has ended, which other probes say
+                with suppress(Unreadable):  # ended: other probes report it
                     found[target.pid] = self._locks(target, stacks)
         return Observation(found)
 
@@ -86,7 +86,7 @@ class LocksProbe:
         return self._kept[target.pid][1]
 
     def _waits(self, look: _Look, sleeping: Sequence[tuple[Stack, int]]) -> Iterator[LockWait]:
-        """Of threads that sleep on these semaphores, those that acquire a lock."""
+        """Lock waits among the threads that sleep on a semaphore."""
         frames = {stack.tid: own[:4] for stack, _ in sleeping if (own := _acquiring(stack))}
         tables = self._tables(look.target.pid, (frame for own in frames.values() for frame in own))
         for stack, semaphore in sleeping:
@@ -109,13 +109,13 @@ class LocksProbe:
                         yield Holding(tid, wait.semaphore, name, *where, found=bool(found))
 
     def _tables(self, pid: int, frames: Iterable[Frame]) -> dict[str, Any]:
-        """Where the files of these frames acquire and give back locks."""
+        """Lock calls in the files of these frames, by file."""
         found, _ = self._sources.ask({pid: {frame.file: (0,) for frame in frames if frame.line}})
         return {file: json.loads(table) for (_, file, _), table in found.items()}
 
 
 def _acquiring(stack: Stack) -> list[Frame]:
-    """The Python frames of a thread that sleeps, where it may be for a lock that its source acquires."""
+    """Python frames of a sleeping thread, if it may wait for a lock that its source acquires; else none."""
     frames = [frame for frame in stack.frames if not frame.native]
     elsewhere = not frames or any(part in frames[0].file for part in _NOT_ACQUIRED)
     if elsewhere or (frames[0].function in _FOR_THREADS and frames[0].file.endswith("threading.py")):
@@ -128,11 +128,11 @@ def _wait(look: _Look, tables: Mapping[str, Any], tid: int, frames: Sequence[Fra
     names = _guards(tables, frame).acquires
     if not names:
         return None
-    said = next((named for other in frames if (named := _guards(tables, other).acquires)), names)
+    user_names = next((named for other in frames if (named := _guards(tables, other).acquires)), names)
     for name in names:
         lock = look.lock(frame, name, semaphore)
         if lock is not None:
-            return LockWait(tid, semaphore, said[0] if _library(frame.file) else name, True, *lock)
+            return LockWait(tid, semaphore, user_names[0] if _library(frame.file) else name, True, *lock)
     return LockWait(tid, semaphore, names[0])
 
 
@@ -150,11 +150,11 @@ class _Look:
     places: Places
     known: dict[tuple[int, int, int | None], _Near] = field(
         default_factory=dict
-    )  # what is near an object, as far as it was read
+    )  # locks near an object, as far as read
 
     def lock(self, frame: Frame, name: str, semaphore: int) -> tuple[bool, int | None] | None:
-        """Whether the lock of that name is an RLock, and its owner; None where it has another semaphore."""
-        root, hops = self._root(frame, name), len(_BEHIND.findall(name)) + 1  # a Condition has its lock inside
+        """Whether the lock of that name is an RLock, and its owner; None: it has another semaphore."""
+        root, hops = self._root(frame, name), len(_ACCESS.findall(name)) + 1  # a Condition wraps its lock
         if root is None:
             return None
         key = (root, hops, self._index(frame, name))
@@ -167,14 +167,14 @@ class _Look:
         return None if reentrant is None else (reentrant, self._owner(owner) if reentrant else None)
 
     def _locks(self, addresses: Sequence[int]) -> Iterator[tuple[int, tuple[bool, int]]]:
-        """The locks among these objects: semaphore, whether it is an RLock, and its owner's pthread_t."""
+        """Locks among these objects: semaphore, whether it is an RLock, and its owner's pthread_t."""
         for kind, head in Objects(self.memory).heads(addresses).values():
             if kind.name.rpartition(".")[2] in ("lock", "RLock"):
                 semaphore, owner = struct.unpack_from("<2Q", head, 16)
                 yield semaphore, ("RLock" in kind.name, owner)
 
     def _items(self, addresses: Sequence[int], index: int) -> list[int]:
-        """What stands at `index` in each of the lists (ob_item at 24) and tuples (items from 24) among them."""
+        """Item `index` of each list (ob_item at 24) and tuple (items from 24) among them."""
         heads = Objects(self.memory).heads(addresses)
         items = {
             address + 24 if kind.name == "tuple" else int.from_bytes(head[24:32], "little")
@@ -185,7 +185,7 @@ class _Look:
         return [int.from_bytes(word, "little") for word in words if word]
 
     def _index(self, frame: Frame, name: str) -> int | None:
-        """Of `locks[2]` or `locks[i]`, where `i` is a local variable; None where it is no number, or none is there."""
+        """The index in `locks[2]`, or in `locks[i]` with a local variable `i`; None: no index, or no number."""
         found = _INDEXED.search(name)
         if found is None:
             return None
@@ -193,21 +193,21 @@ class _Look:
         return int(found[1]) if found[1].isdecimal() else int(local) if local is not None and local >= 0 else None
 
     def is_lock(self, frame: Frame, name: str, wait: LockWait, own: bool) -> bool | None:
-        """Whether `name` is the lock that is waited for, by the same thread (`own`) or another.
+        """Whether `name` is the lock in `wait`, a wait of the same thread (`own`) or of another.
 
-        None: it could not be read, but the names agree.
+        None: the lock could not be read, but the names match.
         """
-        alike = _called(name) == _called(wait.name)
-        if _BEHIND.search(name) and not alike:  # attributes are read without their names
+        same_name = _last_name(name) == _last_name(wait.name)
+        if _ACCESS.search(name) and not same_name:  # attribute values are read without their names
             return False
-        vague = "[" in name and self._index(frame, name) is None  # one of the locks in a dict
-        if vague or self._root(frame, name) is None:
-            return None if alike and not (vague and own) else False
+        unknown_item = "[" in name and self._index(frame, name) is None  # some lock in a dict
+        if unknown_item or self._root(frame, name) is None:
+            return None if same_name and not (unknown_item and own) else False
         return self.lock(frame, name, wait.semaphore) is not None
 
     def _root(self, frame: Frame, name: str) -> int | None:
         """The address of the first part of a dotted name: a local variable, else a global one."""
-        first = _BEHIND.split(name)[0]
+        first = _ACCESS.split(name)[0]
         local = next((v.address for v in frame.variables or () if v.name == first), None)
         return local or self._global(frame.file, first)
 
@@ -228,7 +228,7 @@ class _Look:
         return None
 
     def _owner(self, pthread: int) -> int | None:
-        """The thread with this pthread_t; 0 where it has ended, None where this C library is laid out otherwise."""
+        """TID of this pthread_t; 0: the thread has ended; None: unknown layout of the C library."""
         data = self.memory.read_many([(pthread + _PTHREAD_TID, 4)])[0]
         tid = int.from_bytes(data, "little") if data else 0
         if tid == _JOINED:
@@ -237,7 +237,7 @@ class _Look:
 
 
 def _semaphore(pid: int, tid: int) -> int | None:
-    """The address a thread waits on, where only its own process can wake it, and no timeout: proc_pid_syscall(5)."""
+    """Futex address of a private wait without timeout: proc_pid_syscall(5). None: no such wait."""
     fields = (procfs.read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
     if len(fields) < 5 or fields[0] != str(_FUTEX).encode():
         return None
@@ -245,13 +245,13 @@ def _semaphore(pid: int, tid: int) -> int | None:
     return address if operation & 0x7F in _WAIT and operation & _PRIVATE and not timeout else None
 
 
-def _told(answer: Any) -> Iterator[tuple[int, bytes]]:
-    """The table of a file as JSON: few are asked for twice, and a hostile one is a hundred times as large unpacked."""
+def _as_json(answer: Any) -> Iterator[tuple[int, bytes]]:
+    """The table of a file, kept as JSON: few are read twice, and a hostile one is 100 times larger unpacked."""
     yield 0, json.dumps(answer).encode()
 
 
-def _called(name: str) -> str:
-    """The last name in an expression: `locks` of `self.locks[i]`."""
+def _last_name(name: str) -> str:
+    """The last name in an expression: `locks` in `self.locks[i]`."""
     return name.partition("[")[0].rpartition(".")[2]
 
 

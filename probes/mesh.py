@@ -1,12 +1,11 @@
-"""Probe `mesh`: the address that each rank of a gloo group has left in the job's store for the others to connect to.
+"""Probe `mesh`: the address that each rank of a gloo group published in the job's store.
 
-The store is read only where the user allows it (`--ask store`): torch's legacy store looks up the name of each client
-in its only thread, so that a read may hold every rank. Without it, analysis knows the addresses of the ranks that
-hangdoc sees by the sockets on which they listen.
+Reads the store only with `--ask store`: torch's legacy store resolves each client's name in its only thread, so a read
+may delay every rank. Without it, the analysis uses the listening sockets of the ranks that hangdoc watches.
 
-Read only where a rank stands in the making of a group, and only at the other end of the connection that the kernel
-shows this rank to have to the store; key by key, and never waited for. Keys and values are those of torch 2.13
-(PrefixStore of distributed_c10d.py, gloo's context.cc); what looks otherwise is left out.
+Reads only while a rank creates a group, only at the store that the kernel shows this rank connected to, key by key and
+without waiting for missing keys. Keys and values are those of torch 2.13 (PrefixStore in distributed_c10d.py, gloo's
+context.cc); unknown formats are left out.
 """
 
 from __future__ import annotations
@@ -31,40 +30,40 @@ from hangdoc.system.process_sockets import Endpoint, connected_endpoint
 from hangdoc.system.tcpstore import StoreReader
 from probes import STORE, Observation, Request, Tier
 
-DEVICES = ("cpu", "cuda")  # the first of those that the backend serves
-PREFIXES = ("default_pg/", "")  # without it where the script has made the store itself
-MOST = 256  # ranks that are asked for
-LIMIT_S = 1.5  # for all of them
-_ANSWER_S = 1.0  # for one
-_OLDEST = (2, 1)  # an older store takes what its clients say first for a request to write
+DEVICES = ("cpu", "cuda")  # the first one that the backend serves
+PREFIXES = ("default_pg/", "")  # no prefix if the script created the store itself
+MAX_RANKS = 256
+LIMIT_S = 1.5  # for all ranks
+_ANSWER_S = 1.0  # for one key
+_OLDEST = (2, 1)  # torch version; an older store takes the first message of a client for a write
 _UNASKED = (
-    "the job's store was not read: the addresses that ranks on other hosts left there, and which ranks left none, are "
-    "not known; `--ask store` reads them"
+    "the job's store was not read, so the addresses published by ranks on other hosts are unknown; "
+    "`--ask store` reads them"
 )
 _NAME = re.compile(r"[\w:.-]{1,80}")
 _WORD = re.compile(r"[\w.-]{1,253}")
 _LENGTH = struct.Struct("<Q")
-_FAMILY = struct.Struct("<H")  # gloo leaves a struct sockaddr_storage, of a little-endian Linux
+_FAMILY = struct.Struct("<H")  # gloo publishes a struct sockaddr_storage of little-endian Linux
 _PORT = struct.Struct(">H")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group that is being made, as the frame of it says."""
+    """A process group under construction, from the variables of the frame that creates it."""
 
-    prefix: str  # of its keys, behind one of PREFIXES
+    prefix: str  # of its keys, after one of PREFIXES
     ranks: Sequence[int]  # global, by their rank in the group
 
 
 class MeshProbe:
-    """Reads once a group and hands the record to one of its ranks."""
+    """Reads each group once; one of its ranks gets the record."""
 
     name = "mesh"
     scope = "rank"
     tier = Tier.EXAMINE
     needs = "nothing"
     record = Mesh
-    order = 95  # after versions: not every store may be asked
+    order = 95  # after versions: not every store may be read
     steady = False
 
     def observe(self, request: Request) -> Observation:
@@ -84,17 +83,17 @@ class MeshProbe:
             try:
                 records[target.pid] = _ask(target, group)
             except OSError as error:
-                why = f"the job's store gave no answer ({error}): what other hosts' ranks advertise is not known"
+                why = f"the job's store did not answer ({error}); the addresses of ranks on other hosts are unknown"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
         return Observation(records, unseen=tuple(unseen))
 
 
 def group_of(frame: Frame, world_size: int | None) -> Group | None:
-    """The group that `frame` makes; None where its variables do not say."""
-    told = {one.name: one for one in frame.variables or ()}
-    size = _whole(told["group_size"]) if "group_size" in told else world_size or 0
-    name = told["group_name"].text.strip("'\"") if "group_name" in told else "0"
-    listed = told["global_ranks_in_group"].text if "global_ranks_in_group" in told else ""  # empty: all of them
+    """The group that `frame` creates; None: its variables do not show it."""
+    variables = {variable.name: variable for variable in frame.variables or ()}
+    size = _whole(variables["group_size"]) if "group_size" in variables else world_size or 0
+    name = variables["group_name"].text.strip("'\"") if "group_name" in variables else "0"
+    listed = variables["global_ranks_in_group"].text if "global_ranks_in_group" in variables else ""
     listed_ranks = [int(number) for number in re.findall(r"\d+", listed)]
     ranks = listed_ranks if len(listed_ranks) == size else None if listed_ranks else range(size)
     if not size or ranks is None or not _NAME.fullmatch(name):
@@ -103,13 +102,13 @@ def group_of(frame: Frame, world_size: int | None) -> Group | None:
 
 
 def _whole(variable: Variable) -> int:
-    """A number of ranks; 0 where the variable is none."""
+    """A number of ranks; 0: the variable is not one."""
     number = variable.number
     return int(number) if number is not None and 0 < number <= RANKS_MOST else 0
 
 
 def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:
-    """The group to ask for, where the rank itself is on good terms with the store."""
+    """The group to read, if the rank is connected to a store that may be read."""
     frame, place, versions = (
         making_group(records.get("stacks")),
         parse_endpoint(target.master or ""),
@@ -129,32 +128,32 @@ def _ask(target: Target, group: Group) -> Mesh:
     place = parse_endpoint(target.master or "")
     end = connected_endpoint(target.pid, place[1]) if place else None
     if end is None:
-        raise OSError("the rank is connected to it no more")
+        raise OSError("the rank is no longer connected to it")
     limit = LIMIT_S + 3 * _ANSWER_S
     return call_inside(target.pid, lambda: read(end, group), timeout_s=limit)
 
 
 def read(store_at: Endpoint, group: Group) -> Mesh:
-    """What the store holds of the group; raises OSError where it does not answer."""
+    """Published and missing addresses of the group. Raises OSError if the store does not answer."""
     found: list[Advertised] = []
     missing: list[int] = []
     end = time.monotonic() + LIMIT_S
     with StoreReader(store_at, timeout_s=_ANSWER_S) as store:
-        for number, rank in enumerate(group.ranks[:MOST]):
+        for number, rank in enumerate(group.ranks[:MAX_RANKS]):
             if time.monotonic() > end:
                 break
             keys = (f"{start}{group.prefix}{device}//0/{number}" for start in PREFIXES for device in DEVICES)
             value = next((raw for key in keys if (raw := store.get(key)) is not None), None)
-            told = address_in(value, rank) if value else None
-            if told:
-                found.append(told)
+            advertised = address_in(value, rank) if value else None
+            if advertised:
+                found.append(advertised)
             elif value is None:
                 missing.append(rank)
     return Mesh(tuple(found), tuple(missing))
 
 
 def address_in(value: bytes, rank: int) -> Advertised | None:
-    """What a rank has left: its host's name and its address, each with its length before it; None where it is other."""
+    """A published address: host name and sockaddr, each prefixed with its length. None: another format."""
     name, rest = _chunk(value)
     raw, _ = _chunk(rest)
     if name is None or raw is None or len(raw) < 28:

@@ -1,7 +1,6 @@
-"""Probe `neighbours`: the processes that burn this host's cores beside the ranks, looked for only while a rank waits
-for a core.
+"""Probe `neighbours`: other processes that use this host's cores while a rank waits for one.
 
-A process's CPU time is a counter, so the first look only notes it and the second tells.
+CPU time is a counter: the first round notes it, the second shows the use.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from hangdoc.redaction.text import redact_text
 from hangdoc.system import procfs
 from probes import Observation, Request, Tier
 
-DELAYED = 0.15  # of the time since the last round a rank stood in a run queue: worth a look at who is in it
-BURNS = 0.05  # cores; who uses less disturbs nobody
-MOST = 12
+DELAYED_SHARE = 0.15  # of the round that a rank spent in a run queue; more triggers the search
+MIN_CORES = 0.05  # used by a neighbour; less disturbs no rank
+MAX_NEIGHBOURS = 12
 
 
 @dataclass(slots=True)
@@ -46,17 +45,19 @@ class NeighboursProbe:
             for stat in stats
         }
         own = _of_job(request) | {os.getpid(), os.getppid()}
-        busy = sorted((pid for pid in used if used[pid] >= BURNS and pid not in own), key=lambda pid: -used[pid])
+        busy = sorted((pid for pid in used if used[pid] >= MIN_CORES and pid not in own), key=lambda pid: -used[pid])
         nice = {stat.pid: stat.nice for stat in stats}
-        return Observation({}, Neighbours(tuple(_neighbour(pid, used[pid], nice[pid]) for pid in busy[:MOST])))
+        return Observation(
+            {}, Neighbours(tuple(_neighbour(pid, used[pid], nice[pid]) for pid in busy[:MAX_NEIGHBOURS]))
+        )
 
 
 def _delayed(request: Request) -> bool:
-    """Whether some rank stood in a run queue since the round before."""
+    """True if some rank waited in a run queue in this round."""
     previous = request.previous
     if previous is None:
         return False
-    delayed_s = DELAYED * (time.monotonic() - previous.at_s)
+    delayed_s = DELAYED_SHARE * (time.monotonic() - previous.at_s)
     before = {rank.target.pid: rank.records.get("cpu") for rank in previous.ranks}
     for target in request.targets:
         now, then = (request.records or {}).get(target.pid, {}).get("cpu"), before.get(target.pid)

@@ -1,8 +1,8 @@
-"""Probe `nics`: the network interfaces of each rank's namespace.
+"""Probe `nics`: the network interfaces in each rank's namespace.
 
-Seen when a stall is examined, and before that where bytes pile up: a link may be slow, and nothing ever stands still.
-Interfaces come from rtnetlink inside the namespace; sysfs shows speed and radio, but belongs to a mount, so it is
-read through the rank's root and believed only where the hardware address agrees.
+Runs when a stall is examined, and earlier if send queues build up: a slow link need not stall the job.
+Interfaces come from rtnetlink inside the namespace. Speed and radio come from sysfs, which belongs to a mount: it is
+read through the rank's root and used only if the MAC address matches.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from probes import Observation, Request, Tier
 _IFF_UP = 0x1
 _HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 778, 823), "tunnel")}  # ARPHRD_*
 _TUNNELS = {"tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm"}
-_PILED_BYTES = 6000  # unacknowledged, in two looks one after the other: several full segments
+_QUEUED_BYTES = 6000  # unacknowledged in two consecutive rounds: several full segments
 _MOST_BYTES = 4096  # of a file in /sys
-_AGAIN_S = 60.0  # so often it looks where bytes go on piling up
+_INTERVAL_S = 60.0  # between reads while send queues stay full
 
 
 class NicsProbe:
-    """Looks once a namespace and hands the same record to every rank in it."""
+    """Reads each namespace once; every rank in it gets the same record."""
 
     name = "nics"
     scope = "rank"
@@ -41,10 +41,10 @@ class NicsProbe:
     steady = False
 
     def __init__(self) -> None:
-        self._looked_s: dict[int, float] = {}  # PID -> when it was looked at because bytes piled up
+        self._read_s: dict[int, float] = {}  # PID -> last read because of full send queues
 
     def observe(self, request: Request) -> Observation:
-        if request.tier < Tier.EXAMINE and not self._called_for(request):
+        if request.tier < Tier.EXAMINE and not self._queues_build_up(request):
             return Observation({})
         unseen: list[Unseen] = []
         networks: dict[int, list[Target]] = defaultdict(list)
@@ -58,29 +58,29 @@ class NicsProbe:
             pid = targets[0].pid
             try:
                 held = call_inside(pid, partial(_interfaces, pid), timeout_s=rtnetlink.TIMEOUT_S)
-            except Exception as error:  # whatever the other process or a namespace answers
+            except Exception as error:  # from another process and namespace: anything may fail
                 unseen.extend(_unseen(target, error) for target in targets)
                 continue
             records.update(dict.fromkeys((one.pid for one in targets), Interfaces(held, network)))
         return Observation(records, unseen=tuple(unseen))
 
-    def _called_for(self, request: Request) -> bool:
-        """Bytes pile up between ranks, and not all of them have been looked at for that reason lately."""
+    def _queues_build_up(self, request: Request) -> bool:
+        """True if send queues build up, and not all ranks were read for that reason lately."""
         now, before = time.monotonic(), request.previous
-        due = [one.pid for one in request.targets if now - self._looked_s.get(one.pid, -_AGAIN_S) >= _AGAIN_S]
+        due = [one.pid for one in request.targets if now - self._read_s.get(one.pid, -_INTERVAL_S) >= _INTERVAL_S]
         earlier = {one.target.pid: one.records for one in before.ranks} if before and due else {}
         records = request.records or {}
-        if not any(_piled(records[pid]) and _piled(earlier.get(pid, {})) for pid in records):
+        if not any(_has_queue(records[pid]) and _has_queue(earlier.get(pid, {})) for pid in records):
             return False
-        self._looked_s = {one.pid: now for one in request.targets}
+        self._read_s = {one.pid: now for one in request.targets}
         return True
 
 
-def _piled(records: Mapping[str, Any]) -> bool:
-    """A connection has several segments on their way that the other end would take."""
+def _has_queue(records: Mapping[str, Any]) -> bool:
+    """True if a connection has several unacknowledged segments and an open window."""
     seen = records.get("sockets")
     connections = seen.connections if isinstance(seen, Sockets) else ()
-    return any(one.send_queue >= _PILED_BYTES and one.send_window != 0 for one in connections)
+    return any(one.send_queue >= _QUEUED_BYTES and one.send_window != 0 for one in connections)
 
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
@@ -122,7 +122,7 @@ def _interface(pid: int, link: Any, networks: list[str], default: bool, queue: t
 
 def _carrier(link: Any) -> bool | None:
     state = link.get("IFLA_OPERSTATE")
-    if state in (None, "UNKNOWN"):  # what loopback and tunnels say: only the carrier counts
+    if state in (None, "UNKNOWN"):  # as loopback and tunnels report: use the carrier
         carrier = link.get("IFLA_CARRIER")
         return None if carrier is None else bool(carrier)
     return bool(state == "UP")
@@ -142,7 +142,7 @@ def _kind(link: Any, sysfs: Mapping[str, str] | None) -> str:
 
 
 def _sysfs(pid: int, name: str, hardware: str | None) -> Mapping[str, str] | None:
-    """The files of the interface in /sys as the rank sees it, or as we do; None where neither shows this interface."""
+    """Files of the interface in /sys, as the rank or as we see it; None: neither shows this interface."""
     paths = {f"/sys/class/net/{name}/{file}": file for file in ("address", "speed", "wireless", "phy80211")}
     for process in (pid, os.getpid()):
         found = TargetFiles(process).each(paths, _text)
@@ -158,7 +158,7 @@ def _speed(sysfs: Mapping[str, str] | None) -> int | None:
 
 
 def _text(fd: int) -> str:
-    """Of a file; a folder has none. Raises OSError: sysfs says EINVAL for the speed of a link that is down."""
+    """Text of a file; empty for a folder. Raises OSError (EINVAL: speed of a link that is down)."""
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         return ""
     return content(fd, _MOST_BYTES).data.decode(errors="replace").strip()
@@ -166,11 +166,11 @@ def _text(fd: int) -> str:
 
 def _unseen(target: Target, error: Exception) -> Unseen:
     if isinstance(error, PermissionError):
-        why = "may not enter its network namespace: run hangdoc as root"
+        why = "no permission to enter its network namespace; run hangdoc as root"
     elif isinstance(error, (FileNotFoundError, ProcessLookupError)):
-        why = f"process {target.pid} is gone"
+        why = f"process {target.pid} has ended"
     else:
-        why = f"interfaces not readable: {error}"
+        why = f"its interfaces could not be read: {error}"
     return Unseen("nics", why, target.rank, target.pid, target.host)
 
 

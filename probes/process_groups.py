@@ -1,7 +1,7 @@
-"""Probe `groups`: the process groups of a rank, and who the rank says it is, read from outside.
+"""Probe `groups`: the process groups of a rank, and its own rank and world size, read from its memory.
 
-torch keeps them in dicts of the module `torch.distributed.distributed_c10d` (2.13: `_pg_names`, `_pg_group_ranks`,
-`_pg_map`), found through `sys.modules`. Nothing runs in the process. What cannot be verified is None or left out.
+torch keeps groups in dicts of the module `torch.distributed.distributed_c10d` (2.13: `_pg_names`, `_pg_group_ranks`,
+`_pg_map`), found through `sys.modules`. Nothing runs in the process. Unverified values are None or left out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from probes import Observation, Request, Tier
 
 C10D = "torch.distributed.distributed_c10d"
 NAMES, RANKS, BACKENDS = "_pg_names", "_pg_group_ranks", "_pg_map"
-# What `os.environ` keeps its variables in, as bytes: launchers set some of them only after the process has started.
+# The dict behind `os.environ`, as bytes: some launchers set variables only after the process has started.
 POSIX, ENVIRON = "posix", "environ"
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-_ATTEMPTS = 3  # the process runs on: what changed while it was read is read again
+_ATTEMPTS = 3  # the process keeps running: read again what changed meanwhile
 _MOST = 512  # groups of a rank
 _VALUE = 16  # offset of the C++ object's address in a pybind11 object
 _RANK_AND_SIZE = (24, 32)  # of rank_ and size_ in c10d::ProcessGroup, after store_; the second with older refcounts
@@ -35,20 +35,20 @@ _Signature = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was read of one process, and by what it is told that it still holds."""
+    """The record of one process, and the signatures that show whether it is still current."""
 
-    modules: tuple[int, ...]  # signature of `sys.modules` when the dicts were looked for
+    modules: tuple[int, ...]  # signature of `sys.modules` when the dicts were found
     dicts: Mapping[str, int]  # address by name
     signature: _Signature  # of those dicts
     groups: ProcessGroups
 
 
 class _Torn(Unreadable):
-    """It was being changed while it was read."""
+    """It changed while it was read."""
 
 
 class GroupsProbe:
-    """See the module; satisfies `probes.Probe`."""
+    """Reads the groups of a process again only if their dicts have changed."""
 
     name = "groups"
     scope = "rank"
@@ -72,12 +72,12 @@ class GroupsProbe:
             try:
                 found = self._read((target.pid, target.start_ticks), Memory(target.pid))
             except (Unreadable, struct.error) as error:
-                why = f"process groups could not be read this time ({error})"
+                why = f"its process groups could not be read this time ({error})"
                 unseen.append(_unseen(target, why))
                 continue
             if found is None:
                 why = (
-                    "no process groups: its interpreter is not CPython 3.10 to 3.13, or its memory may not be read; "
+                    "its process groups are unknown: it is not CPython 3.10 to 3.13, or its memory may not be read; "
                     "run hangdoc as that user or as root"
                 )
                 unseen.append(_unseen(target, why))
@@ -86,7 +86,7 @@ class GroupsProbe:
         return Observation(by_pid, unseen=tuple(unseen))
 
     def _read(self, process: Process, memory: Memory) -> ProcessGroups | None:
-        """The record of one process; None where its interpreter is unknown. Raises Unreadable."""
+        """The record of one process; None: unknown interpreter. Raises Unreadable."""
         if self._places.hopeless(process):
             return None
         place = self._places.find(process, memory)
@@ -102,7 +102,7 @@ class GroupsProbe:
             self._known[process] = fresh
             return fresh.groups
         if known is None:
-            raise _Torn(f"PID {memory.pid} was changing them")
+            raise _Torn(f"PID {memory.pid} changed them meanwhile")
         return known.groups
 
 
@@ -111,10 +111,10 @@ def _unseen(target: Target, why: str) -> Unseen:
 
 
 def _look(memory: Memory, place: Place, known: _Known | None) -> _Known:
-    """What holds now. Raises Unreadable, and _Torn where it changed while it was read."""
+    """The current state. Raises Unreadable, and _Torn if it changed meanwhile."""
     interpreter = place.interpreter
     dicts, modules = (known.dicts, known.modules) if known is not None else ({}, ())
-    if NAMES not in dicts:  # not imported yet, when last looked
+    if NAMES not in dicts:  # not imported in the previous round
         address = place.modules(memory)
         (now,) = _sign(memory, interpreter, [address])
         if now != modules:
@@ -130,7 +130,7 @@ def _look(memory: Memory, place: Place, known: _Known | None) -> _Known:
 
 
 def _sign(memory: Memory, interpreter: Interpreter, addresses: Sequence[int]) -> _Signature:
-    """What changes with a dict: its length, version and table, and how full the table is. Raises Unreadable."""
+    """Length, version, table and free slots of each dict: they change with it. Raises Unreadable."""
     heads = [memory.words(address, 6)[1:] for address in addresses]
     if any(head[0] != interpreter.dict_type for head in heads):
         raise Unreadable(f"PID {memory.pid}: a dict is no dict any more")
@@ -138,7 +138,7 @@ def _sign(memory: Memory, interpreter: Interpreter, addresses: Sequence[int]) ->
 
 
 def _entries(memory: Memory, interpreter: Interpreter, address: int) -> list[tuple[int, int]]:
-    """Keys and values of a dict, all of them. Raises Unreadable, and _Torn while the dict is being rebuilt."""
+    """All keys and values of a dict. Raises Unreadable, and _Torn while the dict is being rebuilt."""
     entries = read_dict(memory, interpreter, address)
     if entries is None or len(entries) != memory.word(address + 16):
         raise _Torn
@@ -146,7 +146,7 @@ def _entries(memory: Memory, interpreter: Interpreter, address: int) -> list[tup
 
 
 def _dicts(memory: Memory, interpreter: Interpreter, modules: int) -> dict[str, int]:
-    """Addresses of the dicts we read, as far as their modules are imported. Raises Unreadable."""
+    """Addresses of the dicts that we read, if their modules are imported. Raises Unreadable."""
     found: dict[str, int] = {}
     wanted = {C10D: (NAMES, RANKS, BACKENDS), POSIX: (ENVIRON,)}
     for name, module in lookup(memory, interpreter, modules, wanted).items():
@@ -171,7 +171,7 @@ def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) 
 
 
 def _members(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) -> tuple[ProcessGroup, ...]:
-    """The groups whose members are known, in order of creation. Raises Unreadable."""
+    """Groups with known members, in order of creation. Raises Unreadable."""
     objects = Objects(memory, interpreter.version)
     names = _entries(memory, interpreter, dicts[NAMES])[:_MOST]
     ranks = dict(_entries(memory, interpreter, dicts[RANKS]))
@@ -192,21 +192,21 @@ def _members(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int])
         members = _by_group_rank([(numbers[key], numbers[value]) for key, value in tables.get(group, ())])
         text = _text(seen.get(name))
         if members and text:
-            # init_process_group makes the default group, and refuses to where there is any: it is the first.
+            # init_process_group creates the default group, and fails if a group exists: the default is the first.
             default = place == 0 and members == tuple(range(len(members)))
             found.append(ProcessGroup(group, text, members, default, _text(seen.get(backend.get(group, 0)))))
     return tuple(found)
 
 
 def _text(item: Seen | None) -> str | None:
-    """A string that fits on a line."""
+    """A printable string, shortened."""
     if item is None or item.kind != "str" or item.text is None or not item.text.isprintable():
         return None
     return shorten(item.text)
 
 
 def _by_group_rank(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[int, ...] | None:
-    """Global ranks in order of their rank in the group; None where they are not numbered from 0 to the last."""
+    """Global ranks in order of group rank; None: group ranks are not 0..n-1."""
     members = {int(inner): int(outer) for outer, inner in pairs if inner is not None and outer is not None}
     if len(members) != len(pairs) or len(set(members.values())) != len(pairs) or min(members.values(), default=0) < 0:
         return None
@@ -214,10 +214,10 @@ def _by_group_rank(pairs: Sequence[tuple[float | None, float | None]]) -> tuple[
 
 
 def _own_rank(memory: Memory, groups: Sequence[ProcessGroup]) -> int | None:
-    """Which member of its groups this process is, where every one of them says the same. Raises Unreadable."""
+    """This process's global rank, if all its groups agree. Raises Unreadable."""
     values = memory.read_many([(group.address + _VALUE, 8) for group in groups])
     bodies = memory.read_many([(int.from_bytes(value or b"", "little"), _RANK_AND_SIZE[-1] + 8) for value in values])
-    said: set[int] = set()
+    agreed: set[int] = set()
     for offset in _RANK_AND_SIZE:
         ranks: set[int | None] = set()
         for group, body in zip(groups, bodies, strict=True):
@@ -225,12 +225,12 @@ def _own_rank(memory: Memory, groups: Sequence[ProcessGroup]) -> int | None:
             sound = 1 << 16 <= store < 1 << 47 and not store & 7 and size == len(group.ranks) and 0 <= rank < size
             ranks.add(group.ranks[rank] if sound else None)
         if len(ranks) == 1 and (rank := next(iter(ranks))) is not None:
-            said.add(rank)
-    return said.pop() if len(said) == 1 else None
+            agreed.add(rank)
+    return agreed.pop() if len(agreed) == 1 else None
 
 
 def _environ(memory: Memory, interpreter: Interpreter, address: int) -> dict[str, str]:
-    """The variables of VARIABLES in `os.environ`, no other. Raises Unreadable."""
+    """The VARIABLES in `os.environ`. Raises Unreadable."""
     entries = _entries(memory, interpreter, address)
     objects = Objects(memory)
     keys = {key: _short(*head) for key, head in objects.heads(key for key, _ in entries).items()}
@@ -241,7 +241,7 @@ def _environ(memory: Memory, interpreter: Interpreter, address: int) -> dict[str
 
 
 def _short(kind: Type, head: bytes) -> str | None:
-    """A bytes object of up to 32 printable ASCII characters: what the head of an object holds."""
+    """Text of a bytes object of up to 32 printable ASCII characters, which fit in the object's head."""
     size = int.from_bytes(head[16:24], "little")
     data = head[_BYTES_DATA : _BYTES_DATA + size]
     if not kind.flags & _BYTES or size > len(data) or not data.isascii():

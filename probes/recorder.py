@@ -1,10 +1,9 @@
-"""Probe `recorder`: the newest entries of the Flight Recorder of each rank, where the job itself offers them.
+"""Probe `recorder`: the newest Flight Recorder entries of each rank, from the job's own debug server.
 
-A job that called torch.distributed.debug.start_debug_server (torch 2.13) has threads named `pt_workerserver`; the
-port of each rank's server stands in the job's store. Such a server is asked only where the user says so (`--ask
-recorder`): it is a thread of the job that answers. No rank is paused. The store is read where the kernel shows the rank
-connected to it or serving it, the server where the kernel shows this very rank listening; nothing else that a target
-says decides where a byte goes. No redirect is followed.
+A job that called torch.distributed.debug.start_debug_server (torch 2.13) has threads named `pt_workerserver`; the job's
+store holds the port of each rank's server. The server is a thread of the job, so it is asked only with
+`--ask recorder`. No rank is paused. The kernel's socket tables decide where bytes go: to the store that the rank is
+connected to or serves, and to a server on which this very rank listens. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ TIMEOUT_S = 2.0
 NEWEST = 32  # entries kept of a rank
 MOST_BYTES = 16 << 20  # of an answer; 2,000 entries, torch's default, have 2 MiB
 MOST_ENTRY_BYTES = 1 << 16
-LONGEST = 4000  # characters of a text in it
-MOST_TENSORS = 64  # whose types are kept, of one collective
-AT_ONCE = 8  # ranks asked side by side
-_URL = re.compile(rb"http://[^\s/]{1,300}:([0-9]{1,5})")  # of the host only the port is used
+LONGEST = 4000  # characters of a string in an entry
+MOST_TENSORS = 64  # of one collective
+WORKERS = 8  # ranks asked in parallel
+_URL = re.compile(rb"http://[^\s/]{1,300}:([0-9]{1,5})")  # only the port is used
 
 
 class RecorderProbe:
@@ -53,18 +52,18 @@ class RecorderProbe:
         if not serving:
             return Observation({})
         if RECORDER not in request.ask:
-            why = "its Flight Recorder was not read: that asks the job's own debug server; `--ask recorder` does"
+            why = "its Flight Recorder was not read; `--ask recorder` reads it from the job's own debug server"
             return Observation({}, unseen=tuple(Unseen(self.name, why, t.rank, t.pid, t.host) for t in serving))
         found: dict[int, FlightRecorder] = {}
         unseen: list[Unseen] = []
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(WORKERS) as pool:
             for target, answer in zip(serving, pool.map(_ask, serving), strict=True):
                 try:
                     if isinstance(answer, Exception):
                         raise answer
                     found[target.pid] = parse(answer)
-                except Exception as error:  # whatever a server of a stranger's comes up with
-                    why = f"its debug server gave no Flight Recorder ({str(error)[:200]}); nothing depends on it"
+                except Exception as error:  # an untrusted server: anything may fail
+                    why = f"its debug server returned no Flight Recorder ({str(error)[:200]}); it is not required"
                     unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
         return Observation(found, unseen=tuple(unseen))
 
@@ -75,7 +74,7 @@ def _serves(records: Mapping[int, Mapping[str, Any]] | None, pid: int) -> bool:
 
 
 def _ask(target: Target) -> bytes | Exception:
-    """What the debug server of one rank answers, or why there is no answer."""
+    """Answer of one rank's debug server, or the error."""
     try:
         place = parse_endpoint(target.master or "")
         store = place and (connected_endpoint(target.pid, place[1]) or listening_endpoint(target.pid, place[1]))
@@ -84,14 +83,14 @@ def _ask(target: Target) -> bytes | Exception:
         port = call_inside(target.pid, lambda: _port(store, target.rank), timeout_s=3 * TIMEOUT_S)
         server = listening_endpoint(target.pid, port)
         if server is None:
-            raise OSError(f"it does not listen on port {port} itself, where the store says it does")
+            raise OSError(f"the store names port {port}, but the rank does not listen on it")
         return call_inside(target.pid, lambda: _fetch(server), timeout_s=2 * TIMEOUT_S)
-    except Exception as error:  # handed to the caller, which knows what to make of it
+    except Exception as error:  # reported by the caller
         return error
 
 
 def _port(store_at: Endpoint, rank: int | None) -> int:
-    """The port of the rank's debug server, as the store has it; raises OSError or ValueError."""
+    """Port of the rank's debug server, from the store. Raises OSError or ValueError."""
     with StoreReader(store_at, TIMEOUT_S) as store:
         address = store.get(f"debug_server/rank{rank}")
     found = _URL.fullmatch(address or b"")
@@ -101,26 +100,26 @@ def _port(store_at: Endpoint, rank: int | None) -> int:
 
 
 def _fetch(server: Endpoint) -> bytes:
-    """The answer of a debug server, complete within TIMEOUT_S; raises OSError, HTTPException or ValueError."""
-    link = http.client.HTTPConnection(server.address, server.port)  # follows no redirect, knows no proxy
+    """The complete answer of a debug server within TIMEOUT_S. Raises OSError, HTTPException or ValueError."""
+    link = http.client.HTTPConnection(server.address, server.port)  # no redirects, no proxy
     link.sock = connect(server, TIMEOUT_S)
-    with _cut_after(TIMEOUT_S, link.sock):  # a server may send a byte at a time, for ever
+    with _cut_after(TIMEOUT_S, link.sock):  # a server may send one byte at a time, forever
         try:
             link.request("POST", "/handler/fr_trace_json", b"", {"Connection": "close"})
             answer = link.getresponse()
             if answer.status != http.client.OK:
-                raise ValueError(f"it answers {answer.status}")
+                raise ValueError(f"it answers with HTTP status {answer.status}")
             raw = answer.read(MOST_BYTES + 1)
         finally:
             link.close()
     if len(raw) > MOST_BYTES:
-        raise ValueError(f"it answers with more than {MOST_BYTES >> 20} MiB")
+        raise ValueError(f"its answer exceeds {MOST_BYTES >> 20} MiB")
     return raw
 
 
 @contextmanager
 def _cut_after(seconds: float, link: socket) -> Iterator[None]:
-    """End the connection after so long: whoever reads from it reads its end. Raises TimeoutError then."""
+    """Shut the connection down after `seconds`, so that reads end. Raises TimeoutError in that case."""
     late = Event()
 
     def cut() -> None:
@@ -136,14 +135,14 @@ def _cut_after(seconds: float, link: socket) -> Iterator[None]:
     finally:
         timer.cancel()
     if late.is_set():
-        raise TimeoutError(f"its answer is not complete in {seconds:g} s")
+        raise TimeoutError(f"its answer was incomplete after {seconds:g} s")
 
 
 _NULL = msgspec.Raw(b"null")
 
 
 class _Trace(msgspec.Struct):
-    """The parts of a trace, each left as it is until it is known to be small."""
+    """Parts of a trace, decoded only after a check of their size."""
 
     version: msgspec.Raw
     entries: list[msgspec.Raw]
@@ -151,7 +150,7 @@ class _Trace(msgspec.Struct):
 
 
 def parse(raw: bytes) -> FlightRecorder:
-    """A Flight Recorder trace in JSON (versions 2.x); raises ValueError, KeyError, ... where it is none."""
+    """A Flight Recorder trace in JSON (versions 2.x). Raises ValueError, KeyError, TypeError, ... for anything else."""
     try:
         trace = msgspec.json.decode(raw, type=_Trace)
     except msgspec.MsgspecError as error:  # a ValueError itself only since msgspec 0.21
@@ -161,8 +160,8 @@ def parse(raw: bytes) -> FlightRecorder:
     return FlightRecorder(
         version=_text(_plain(trace.version)),
         entries=tuple(_entry(entry) for entry in entries),
-        enqueued={_text(group): _number(told["last_enqueued_collective"]) for group, told in status.items()},
-        completed={_text(group): _number(told["last_completed_collective"]) for group, told in status.items()},
+        enqueued={_text(group): _number(state["last_enqueued_collective"]) for group, state in status.items()},
+        completed={_text(group): _number(state["last_completed_collective"]) for group, state in status.items()},
     )
 
 

@@ -1,7 +1,7 @@
-"""Probe `sockets`: the TCP connections of each rank with the kernel's tcp_info, and whose rank the other end is.
+"""Probe `sockets`: the TCP connections of each rank with the kernel's tcp_info, and the rank at the other end.
 
-Sockets are found by their inode in /proc/PID/fd and looked up with sock_diag inside the rank's own network
-namespace; where that may not be entered, /proc/PID/net/tcp gives the queues but no ages.
+Socket inodes come from /proc/PID/fd, their state from sock_diag inside the rank's network namespace. Without
+permission to enter it, /proc/PID/net/tcp gives queues but no ages.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ End = tuple[int, str, int, str, int]  # namespace (0 unless loopback), local, po
 
 
 class _Table:
-    """One network namespace: its sock_diag socket and which interface holds which address."""
+    """A network namespace: its sock_diag socket, and the interface of each local address."""
 
     def __init__(self, pid: int) -> None:
         self.diag = call_inside(pid, SockDiag)
         self.interfaces: dict[str, str] = {}
-        self._missing: frozenset[str] = frozenset()  # addresses that no interface held when last asked
+        self._missing: frozenset[str] = frozenset()  # addresses without an interface at the last query
 
     def name_interfaces(self, pid: int, addresses: frozenset[str]) -> None:
-        """Learn who holds `addresses`. Of those in use what was once known stays: a link that goes down may lose its
-        address."""
+        """Find the interfaces of `addresses`. Known addresses keep theirs: an interface that goes down may lose it."""
         if addresses - self.interfaces.keys() - self._missing:
             kept = {address: name for address, name in self.interfaces.items() if address in addresses}
             self.interfaces = kept | call_inside(pid, _interfaces)
@@ -40,7 +39,7 @@ class _Table:
 
 
 class SocketsProbe:
-    """Keeps one sock_diag socket a namespace open between pulses, as long as a rank lives in it."""
+    """Keeps one sock_diag socket open for each namespace with a rank."""
 
     name = "sockets"
     scope = "rank"
@@ -67,7 +66,9 @@ class SocketsProbe:
             members[where].append(target)
             if not whole:
                 most = procfs.MOST_DESCRIPTORS
-                unseen.append(_unseen(target, f"only the first {most} open files of PID {target.pid} are looked at"))
+                unseen.append(
+                    _unseen(target, f"only the first {most} open files of PID {target.pid} are searched for sockets")
+                )
             for inode in opened:
                 inodes.setdefault(where, {}).setdefault(inode, []).append(target.pid)
         self._forget(members)
@@ -88,30 +89,30 @@ class SocketsProbe:
         except OSError as error:
             self._forget(self._tables.keys() - {where})
             reason = error.strerror or error
-            why = f"no ages of bytes: sock_diag in its network namespace failed ({reason}); run hangdoc as root"
+            why = f"no tcp_info: sock_diag in its network namespace failed ({reason}); run hangdoc as root"
             unseen.extend(_unseen(target, why) for target in targets)
             return list(read_proc_tables(pid, inodes))
-        with suppress(OSError):  # a name for people; the connections are known without it
+        with suppress(OSError):  # interface names are optional
             table.name_interfaces(pid, frozenset(one["local"] for one in found if one["state"] != "listen"))
         for one in found:
             one["interface"] = table.interfaces.get(one["local"])
         return found
 
     def _forget(self, living: Iterable[int]) -> None:
-        """Close the sockets of namespaces without a rank: an open one keeps the whole namespace in being."""
+        """Close the sockets of namespaces without a rank: an open socket keeps the namespace alive."""
         for where in self._tables.keys() - set(living):
             self._tables.pop(where).diag.close()
 
 
 def _interfaces() -> dict[str, str]:
-    """Address -> interface, of the calling thread's network namespace."""
+    """Address -> interface, in the calling thread's network namespace."""
     import psutil
 
     return {address.address.split("%")[0]: name for name, held in psutil.net_if_addrs().items() for address in held}
 
 
 def _end(where: int, one: Fields) -> End:
-    # An address means the same everywhere but on loopback, which every namespace has for itself.
+    # Addresses are unique across namespaces, except loopback: each namespace has its own.
     local = one["local"]
     inside = where if local.startswith("127.") or local == "::1" else 0
     return inside, local, one["local_port"], one["remote"], one["remote_port"]
@@ -120,7 +121,7 @@ def _end(where: int, one: Fields) -> End:
 def _records(
     found: Mapping[int, list[Fields]], members: Mapping[int, list[Target]], inodes: Mapping[int, Inodes]
 ) -> dict[int, Sockets]:
-    """One record a rank, each connection with the PID at its other end."""
+    """One record per rank, each connection with the PID at its other end."""
     owners = {
         _end(where, one): inodes[where][one["inode"]][0] for where, connections in found.items() for one in connections
     }
@@ -137,10 +138,10 @@ def _records(
 
 def _why_not(error: OSError, pid: int) -> str:
     if isinstance(error, PermissionError):
-        return f"may not read /proc/{pid}/fd; {remedy(pid)}"
+        return f"no permission to read /proc/{pid}/fd; {remedy(pid)}"
     if isinstance(error, (FileNotFoundError, ProcessLookupError)):
-        return f"process {pid} is gone"
-    return f"sockets not readable: {error.strerror or error}"
+        return f"process {pid} has ended"
+    return f"its sockets could not be read: {error.strerror or error}"
 
 
 def _unseen(target: Target, why: str) -> Unseen:

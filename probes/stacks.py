@@ -1,7 +1,8 @@
-"""Probe `stacks`: the Python threads of every rank, with the locals of their frames, by py-spy.
+"""Probe `stacks`: the Python threads of every rank, with the local variables of their frames, by py-spy.
 
-Nonblocking: a running rank is never paused. Native frames, which cost a pause, only of a rank that stands still. Where
-no thread has run since the look before, an ordinary look takes what that one read.
+Nonblocking: a running rank is never paused. Native frames need a pause, so only a rank that has stopped gets them. A
+LOOK reuses the previous stacks of a rank if none of its threads has run since. Dataloader and pool workers are dumped
+as well when their rank waits for them.
 """
 
 from __future__ import annotations
@@ -26,30 +27,37 @@ from hangdoc.introspect.unchanged_stacks import Unmoved
 from hangdoc.system import procfs, programs
 from probes import Observation, Request, Tier
 
-_WORKERS = 8  # py-spy processes at a time; a dump is 5-12 ms of CPU
-_CHILDREN = 8  # helpers of a rank that are looked at
-_THREADS = 512  # of a process: the main thread, and the oldest
-_VARIABLES = 40  # a frame
-_HEAD, _TAIL = 140, 57  # characters of a long native function name that are kept
-_PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; what is read is checked
-LONG_S = 1.0  # a look that fails sooner costs little
-PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)  # after so many looks in a row; the first may be a busy host's fault
-_LOOKED = 4  # helpers of a rank in an ordinary look: each costs 10 ms of CPU
-# "file:function" of frames that say that a rank waits for the work of its helpers.
-_WAITS = re.compile(
+_WORKERS = 8  # py-spy processes in parallel; a dump takes 5-12 ms of CPU
+_MAX_HELPERS = 8  # dumped for a rank in an EXAMINE
+_THREADS = 512  # of a process: the main thread and the oldest others
+_VARIABLES = 40  # of a frame
+_HEAD, _TAIL = 140, 57  # characters kept of a long native function name
+_PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; the value is checked
+LONG_S = 1.0  # a dump that fails sooner costs little
+PAUSES_S = (
+    0.0,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    60.0,
+)  # after 1, 2, ... slow failures in a row; the first may be due to a busy host
+_LOOK_HELPERS = 4  # dumped for a rank in a LOOK: each costs 10 ms of CPU
+# "file:function" of frames in which a rank waits for its helpers.
+_HELPER_WAITS = re.compile(
     r"torch/utils/data/|/multiprocess(ing)?/((pool|queues|connection|synchronize|managers)\.py:|process\.py:join$)"
     r"|concurrent/futures/|/joblib/|/loky/|/datasets/|/webdataset/|subprocess\.py:"
 )
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
-_SERVANT = re.compile(r"resource_tracker|semaphore_tracker|forkserver")
-_ORDER = {"lock": 1, "semaphore": 3, "poll": 4, "file": 2, "time": 2}  # by what they sleep in, the telling ones first
+_SERVICE = re.compile(r"resource_tracker|semaphore_tracker|forkserver")
+_ORDER = {"lock": 1, "semaphore": 3, "poll": 4, "file": 2, "time": 2}  # by what they sleep in, likely culprits first
 
 ProcessId = tuple[int, int]  # PID and start time
 Known = Mapping[int, tuple[Seen, Tensor | None]]  # by address
 
 
 class StacksProbe:
-    """See the module; satisfies `probes.Probe`."""
+    """Caches stacks of idle processes, native dumps and failures."""
 
     name = "stacks"
     scope = "rank"
@@ -64,7 +72,7 @@ class StacksProbe:
         self._natives = NativeDumps()
         self._unmoved = Unmoved()
         self._failing = Backoff()
-        self._left_out: dict[int, int] = {}  # threads of processes that have too many
+        self._left_out: dict[int, int] = {}  # threads left out, by PID
         self._stuck: dict[int, Popen[bytes]] = {}
 
     def observe(self, request: Request) -> Observation:
@@ -75,15 +83,15 @@ class StacksProbe:
             return Observation({}, unseen=(Unseen(self.name, "py-spy is missing: `pip install py-spy`"),))
         self._stuck = {pid: dump for pid, dump in self._stuck.items() if dump.poll() is None}
         spy, examine = py_spy.PySpy(binary, self._stuck), request.tier >= Tier.EXAMINE
-        helpers = {t.pid: choose_helpers(t, request, _CHILDREN) for t in request.targets}
+        helpers = {t.pid: choose_helpers(t, request, _MAX_HELPERS) for t in request.targets}
         same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
         processes = {t.pid: (t.pid, t.start_ticks) for t in request.targets}
-        alone = (
+        skipped = (
             {}
             if examine
-            else {pid: failed for pid, one in processes.items() if (failed := self._failing.left_alone(one))}
+            else {pid: failed for pid, one in processes.items() if (failed := self._failing.skip_reason(one))}
         )
-        ranks = [pid for pid in processes if pid not in same and pid not in alone]
+        ranks = [pid for pid in processes if pid not in same and pid not in skipped]
         known: dict[int, Known] = {}
         took_s: dict[int, float] = {}
 
@@ -93,15 +101,15 @@ class StacksProbe:
                 whole = spy.dump(pid)
             finally:
                 took_s[pid] = time.monotonic() - began_s
-            told = whole if isinstance(whole, py_spy.Beyond) else _oldest(whole)  # bounded already, and says so
-            self._left_out[pid] = len(whole) - len(told)
-            known[pid] = _known(pid, told)  # at once: a rank that goes on soon has other objects there
-            return told
+            dump = whole if isinstance(whole, py_spy.Beyond) else _oldest(whole)  # Beyond is bounded already
+            self._left_out[pid] = len(whole) - len(dump)
+            known[pid] = _known(pid, dump)  # at once: a running rank soon reuses the addresses
+            return dump
 
         dumps = py_spy.in_parallel(spy, dump_of, [*ranks, *(p for some in helpers.values() for p in some)], _WORKERS)
         for pid in ranks:
             self._failing.note(processes[pid], took_s.get(pid, 0.0), dumps[pid])
-        dumps |= alone
+        dumps |= skipped
         still = [t.pid for t in request.targets if examine and t.pid in request.still]
         still = [t.pid for t in request.targets if t.pid in still and not waits_for_storage(t, request)]
         still = [pid for pid in still if not isinstance(dumps[pid], py_spy.Beyond)]
@@ -116,9 +124,9 @@ class StacksProbe:
             if isinstance(best, list):
                 seen = _known(target.pid, best) if best is native else known[target.pid]
                 children = tuple(
-                    (pid, _threads(pid, told, known[pid]))
+                    (pid, _threads(pid, helper_dump, known[pid]))
                     for pid in helpers[target.pid]
-                    if isinstance(told := dumps.get(pid), list)
+                    if isinstance(helper_dump := dumps.get(pid), list)
                 )
                 python, variables = self._globals.read(target.pid, target.start_ticks)
                 threads = _threads(target.pid, best, seen)
@@ -132,18 +140,18 @@ class StacksProbe:
         self._left_out = {pid: count for pid, count in self._left_out.items() if count and pid in by_pid}
         for target in request.targets:
             if count := self._left_out.get(target.pid):
-                why = f"of {_THREADS + count} Python threads only {_THREADS} are looked at"
+                why = f"it has {_THREADS + count} Python threads; only {_THREADS} are shown"
                 unseen.append(_unseen(target, why))
         self._unmoved.keep(request.targets, lambda target: _read(target, request, by_pid))
         return Observation(by_pid, unseen=tuple(unseen))
 
     def _same(self, target: Target, request: Request, helpers: Mapping[int, Sequence[int]]) -> Stacks | None:
-        """The stacks of the look before, where they cannot have changed and no helper's are wanted."""
+        """The previous stacks, if they cannot have changed and no helpers are to be dumped."""
         return None if helpers[target.pid] else self._unmoved.of(target, _process(target, request))
 
 
 def _read(target: Target, request: Request, by_pid: Mapping[int, Stacks]) -> tuple[object, Stacks] | None:
-    """What was seen of a rank, where it is the rank alone and without native frames."""
+    """A rank's `cpu` record and stacks; None: nothing to reuse, as its helpers or native frames were read too."""
     stacks = by_pid.get(target.pid)
     return None if stacks is None or stacks.native or stacks.children else (_process(target, request), stacks)
 
@@ -157,7 +165,7 @@ def _unseen(target: Target, why: str) -> Unseen:
 
 
 def _oldest(dump: Dump) -> Dump:
-    """The main thread and the oldest others, in py-spy's order: the newest come first."""
+    """The main thread and the oldest others, in py-spy's order: newest first."""
     if len(dump) <= _THREADS:
         return dump
     main = [thread for thread in dump if thread["thread_name"] == "MainThread"][:1]
@@ -165,7 +173,7 @@ def _oldest(dump: Dump) -> Dump:
 
 
 def _known(pid: int, dump: Dump) -> Known:
-    """The objects that a dump's variables are."""
+    """The objects behind a dump's variables."""
     addresses = [
         local["addr"]
         for thread in dump
@@ -177,7 +185,7 @@ def _known(pid: int, dump: Dump) -> Known:
 
 
 def _threads(pid: int, dump: Dump, known: Known) -> tuple[Stack, ...]:
-    """py-spy's JSON as records, the variables completed from the process's memory."""
+    """py-spy's JSON as records; variables gain values, lengths and tensors from the process's memory."""
     memory, tasks = Memory(pid), _tasks(pid)
     return tuple(
         Stack(
@@ -193,7 +201,7 @@ def _threads(pid: int, dump: Dump, known: Known) -> tuple[Stack, ...]:
 
 
 def look(memory: Memory, addresses: Iterable[int]) -> Known:
-    """What the objects at `addresses` are; those that are none, or are gone, are left out. Never raises."""
+    """The objects at `addresses`; whatever is not or no longer an object is left out. Never raises."""
     objects = Objects(memory)
     try:
         seen = objects.describe(addresses)
@@ -209,12 +217,12 @@ def _frame(frame: Mapping[str, Any], known: Known) -> Frame:
         return Frame(_middle(frame["name"]), frame["module"], frame["line"] or None, short, native=True)
     variables = frame["locals"]
     return Frame(
-        # From CPython 3.11 on py-spy may give the qualified name; rules must not depend on the interpreter's version.
+        # From CPython 3.11 on py-spy may show the qualified name; rules must not depend on the version.
         function=frame["name"].rpartition(".")[2],
         file=frame["filename"],
         line=frame["line"] or None,
         short=short_name(frame["filename"]),
-        # py-spy shows no variables of a module, which is not the same as a module without any.
+        # py-spy shows no module variables: unknown, not empty.
         variables=None if variables is None or frame["name"] == "<module>" else _variables(variables, known),
     )
 
@@ -242,7 +250,7 @@ def _tasks(pid: int) -> frozenset[int]:
 
 
 def _tid(memory: Memory, pthread: int, tasks: frozenset[int]) -> int:
-    """The kernel's id of a pthread_t, where py-spy does not give it (CPython 3.10); else the pthread_t itself."""
+    """TID of a pthread_t, which py-spy does not show for CPython 3.10; if unknown, the pthread_t itself."""
     try:
         tid = int.from_bytes(memory.read(pthread + _PTHREAD_TID, 4), "little")
     except Unreadable:
@@ -254,36 +262,36 @@ def _tid(memory: Memory, pthread: int, tasks: frozenset[int]) -> int:
 
 
 def choose_helpers(target: Target, request: Request, most: int) -> Sequence[int]:
-    """PIDs of helpers that run Python; none in an ordinary look unless the rank was seen waiting for them."""
-    if request.tier < Tier.EXAMINE and not _waited(target.pid, request):
+    """PIDs of the Python helpers to dump; none in a LOOK unless the rank waited for them in the previous round."""
+    if request.tier < Tier.EXAMINE and not _waits_for_helpers(target.pid, request):
         return ()
     records = (request.records or {}).get(target.pid, {})
     process, io = records.get("cpu"), records.get("io")
     children = (
-        [c.pid for c in process.children if c.state not in "ZX" and not _SERVANT.search(" ".join(c.command))]
+        [c.pid for c in process.children if c.state not in "ZX" and not _SERVICE.search(" ".join(c.command))]
         if (isinstance(process, Process))
         else target.children
     )
     helpers = {helper.pid: helper for helper in io.helpers} if isinstance(io, Io) else {}
     chosen = sorted((pid for pid in children if _is_python(pid)), key=lambda pid: (_order(helpers.get(pid)), pid))
-    return chosen[: most if request.tier >= Tier.EXAMINE else _LOOKED]
+    return chosen[: most if request.tier >= Tier.EXAMINE else _LOOK_HELPERS]
 
 
 def waits_for_storage(target: Target, request: Request) -> bool:
-    """A thread of the rank waits for storage: it cannot be paused before the storage answers."""
+    """True if a thread of the rank is blocked on storage: it cannot be paused before the storage answers."""
     io = (request.records or {}).get(target.pid, {}).get("io")
     calls = io.calls if isinstance(io, Io) else ()
     return any(call.pid == target.pid and (call.state == "D" or call.kind in ("file", "unknown")) for call in calls)
 
 
-def _waited(pid: int, request: Request) -> bool:
-    """Whether the look before saw the rank's main thread in its dataloader, or at the end of a pool."""
+def _waits_for_helpers(pid: int, request: Request) -> bool:
+    """True if the rank's main thread waited for its dataloader or a pool in the previous round."""
     ranks = getattr(request.previous, "ranks", ())
     stacks = next((rank.records.get("stacks") for rank in ranks if rank.target.pid == pid), None)
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return False
     main = next((stack for stack in stacks.threads if stack.name == "MainThread"), stacks.threads[0])
-    return any(_WAITS.search(f"{frame.file}:{frame.function}") for frame in main.frames if not frame.native)
+    return any(_HELPER_WAITS.search(f"{frame.file}:{frame.function}") for frame in main.frames if not frame.native)
 
 
 def _order(helper: Helper | None) -> int:
@@ -309,23 +317,23 @@ class _Failed:
 
 
 class Backoff:
-    """Which processes are left alone, and what the last look at them said."""
+    """Processes that repeatedly took long to fail are skipped, each time for longer."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._failed: dict[ProcessId, _Failed] = {}
         self._now = now
 
     def keep(self, processes: Collection[ProcessId]) -> None:
-        """Forget all others."""
+        """Forget all other processes."""
         self._failed = {process: failed for process, failed in self._failed.items() if process in processes}
 
-    def left_alone(self, process: ProcessId) -> Exception | None:
-        """Why the process is not looked at now; None where it may be."""
+    def skip_reason(self, process: ProcessId) -> Exception | None:
+        """The last error of a process to skip now; None: try it."""
         failed = self._failed.get(process)
         return failed.error if failed and self._now() < failed.until_s else None
 
     def note(self, process: ProcessId, took_s: float, outcome: object) -> None:
-        """What a look at it came to."""
+        """Record the outcome of a dump: an exception, or anything else for success."""
         if not isinstance(outcome, Exception) or took_s < LONG_S:
             self._failed.pop(process, None)
             return

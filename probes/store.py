@@ -1,9 +1,8 @@
-"""Probe `store`: where a rank that is being set up means to meet the others, and who is at that place.
+"""Probe `store`: the rendezvous address of a rank, and who listens there.
 
-Nothing is sent to that place. What a host's name stands for is read in the hosts file of the rank, or from the
-connections that the rank itself has to that port; a name service is asked only where the user says so (`--ask dns`).
-A LOOK sees only ranks that stand in init_process_group or in a rendezvous: where the
-others meet is not asked again until a stall is examined.
+Sends nothing to that address. A host name is resolved from the rank's hosts file or from the rank's own connections to
+that port; DNS is asked only with `--ask dns`. A LOOK covers only ranks in init_process_group or in a launcher's
+rendezvous, an EXAMINE all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from probes import DNS, Observation, Request, Tier
 
 FILES = re.compile(r"torch/distributed/(?:rendezvous\.py$|elastic/(?:rendezvous|agent)/)")
 ASSEMBLES = re.compile(r"^(?:init_process_group|_rendezvous|_create_tcp_store|TCPStore)$")
-KEPT_S = 30.0  # what a name resolves to, and the addresses of a namespace, are asked for again after so long
+CACHE_S = 30.0  # for resolved names and the addresses of a namespace
 RESOLVE_S = 2.0
 _TIMEDELTA = struct.Struct("=3i")  # days, seconds, microseconds of CPython 3.10 to 3.13's PyDateTime_Delta
 _TIMEDELTA_AT = 24  # after the object's header and the hash
@@ -41,7 +40,7 @@ class StoreProbe:
     tier = Tier.LOOK
     needs = "nothing"
     record = Rendezvous
-    order = 25  # after stacks: they tell who is being set up
+    order = 25  # after stacks: they show who is in a rendezvous
     steady = False
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class StoreProbe:
         records: dict[int, Rendezvous] = {}
         unseen: list[Unseen] = []
         here = {target.pid: target for target in request.targets}
-        asked = [target for target in request.targets if target.master and self._asked(target, request)]
+        asked = [target for target in request.targets if target.master and self._is_due(target, request)]
         if asked:
             self._relatives.look()
         for target in asked:
@@ -61,36 +60,34 @@ class StoreProbe:
             if place is None:
                 continue
             try:
-                found = records[target.pid] = self._meeting(target, *place, request, here)
+                found = records[target.pid] = self._rendezvous(target, *place, request, here)
                 if found.resolved is None and DNS not in request.ask:
                     why = (
-                        f"the address of {place[0]} is not known: the rank's hosts file does not have it, and the rank "
-                        "has no connection there; `--ask dns` asks the name service"
+                        f"the address of {place[0]} is unknown: its hosts file does not list it, and it has "
+                        "no connection there; `--ask dns` asks the name service"
                     )
                     unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
             except OSError as error:
-                why = (
-                    f"where it meets the others could not be looked at ({error.strerror or error}); run hangdoc as root"
-                )
+                why = f"its rendezvous address could not be inspected ({error.strerror or error}); run hangdoc as root"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
         return Observation(records, unseen=tuple(unseen))
 
-    def _asked(self, target: Target, request: Request) -> bool:
+    def _is_due(self, target: Target, request: Request) -> bool:
         return request.tier >= Tier.EXAMINE or is_assembling(_stacks(target, request))
 
-    def _meeting(
+    def _rendezvous(
         self, target: Target, address: str, port: int, request: Request, here: dict[int, Target]
     ) -> Rendezvous:
         resolved = self._resolved(target.pid, address, DNS in request.ask)
-        resolved = resolved if resolved is not None else _dialled(target, port, request)
+        resolved = resolved if resolved is not None else _connected_addresses(target, port, request)
         own = self._own_addresses(target.pid)
-        local = None if resolved is None or own is None else any(_is_own(one, own) for one in resolved)
+        local = None if resolved is None or own is None else any(_is_local(one, own) for one in resolved)
         found = Rendezvous(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
         found = replace(found, kin=self._relatives.of(target, here))
         if not local:
             return found
-        sockets = _at_port(target.pid, port)
-        listening = [one for one in sockets if one["state"] == "listen" and _hears(one["local"], resolved or ())]
+        sockets = _sockets_at_port(target.pid, port)
+        listening = [one for one in sockets if one["state"] == "listen" and _accepts(one["local"], resolved or ())]
         if not listening:
             return found
         holder = self._holders.find(target, listening[0])
@@ -99,22 +96,22 @@ class StoreProbe:
         return replace(found, holder=replace(holder, kin=kin), clients=talking)
 
     def _resolved(self, pid: int, address: str, ask: bool) -> tuple[str, ...] | None:
-        return self._remembered((_mount(pid), address), lambda: resolve(pid, address, ask))
+        return self._cached((_mount(pid), address), lambda: resolve(pid, address, ask))
 
     def _own_addresses(self, pid: int) -> tuple[str, ...] | None:
-        return self._remembered((str(namespace(pid)), ""), lambda: call_inside(pid, _addresses))
+        return self._cached((str(namespace(pid)), ""), lambda: call_inside(pid, _addresses))
 
-    def _remembered(self, key: tuple[str, str], ask: Callable[[], tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    def _cached(self, key: tuple[str, str], ask: Callable[[], tuple[str, ...] | None]) -> tuple[str, ...] | None:
         at, value = self._known.get(key, (0.0, None))
-        if key not in self._known or time.monotonic() - at > KEPT_S:
+        if key not in self._known or time.monotonic() - at > CACHE_S:
             value, now_s = ask(), time.monotonic()
-            self._known = {one: told for one, told in self._known.items() if now_s - told[0] <= KEPT_S}
+            self._known = {name: entry for name, entry in self._known.items() if now_s - entry[0] <= CACHE_S}
             self._known[key] = now_s, value
         return value
 
 
 def is_assembling(stacks: object) -> bool:
-    """A thread stands in init_process_group, or in a launcher's rendezvous."""
+    """True if a thread is in init_process_group or in a launcher's rendezvous."""
     return isinstance(stacks, Stacks) and any(
         FILES.search(frame.file) or (ASSEMBLES.search(frame.function) and "torch/distributed/" in frame.file)
         for thread in stacks.threads
@@ -127,9 +124,9 @@ def is_assembling(stacks: object) -> bool:
 
 
 def resolve(pid: int, name: str, ask: bool = False) -> tuple[str, ...] | None:
-    """What a host name stands for to `pid`: empty where it gets no address for it, None where that cannot be told.
+    """Addresses of a host name as `pid` resolves it; empty: it does not resolve; None: unknown.
 
-    A name service is asked only with `ask`.
+    Asks the name service only with `ask`.
     """
     with suppress(ValueError):
         return (str(ipaddress.ip_address(name)),)
@@ -147,8 +144,8 @@ def resolve(pid: int, name: str, ask: bool = False) -> tuple[str, ...] | None:
         return None  # no answer in time
 
 
-def _dialled(target: Target, port: int, request: Request) -> tuple[str, ...] | None:
-    """What the rank itself has found the name to stand for: where it is connected to, or dials, at that port."""
+def _connected_addresses(target: Target, port: int, request: Request) -> tuple[str, ...] | None:
+    """Remote addresses of the rank's connections to that port, established or not: how the rank resolved the name."""
     sockets = (request.records or {}).get(target.pid, {}).get("sockets")
     ends = sockets.connections if isinstance(sockets, Sockets) else ()
     return tuple(dict.fromkeys(one.remote for one in ends if one.remote_port == port and one.state != "listen")) or None
@@ -162,18 +159,18 @@ def _ask(name: str) -> tuple[str, ...] | None:
     except socket.gaierror as error:
         known = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None), socket.EAI_AGAIN)
         return () if error.errno in known else None
-    except UnicodeError:  # no name that could be asked for
+    except UnicodeError:  # not a valid host name
         return ()
 
 
 def _same_resolver(pid: int) -> bool:
-    """It asks whom we would ask from its network: a container's files may name others."""
+    """True if its resolver configuration is ours; that of a container may differ."""
     files = ("/etc/resolv.conf", "/etc/nsswitch.conf")
     return all((text := _file(pid, path)) is not None and text == _file(os.getpid(), path) for path in files)
 
 
 def _file(pid: int, path: str) -> str | None:
-    """Its text, as far as it is read; empty where there is none, None where it cannot be read."""
+    """Text of a file, up to a limit; empty: no such file; None: could not be read."""
     try:
         return TargetFiles(pid).read(path, MOST_HOSTS_BYTES).data.decode(errors="replace")
     except FileNotFoundError:
@@ -190,40 +187,40 @@ def _mount(pid: int | str) -> str:
 
 
 def _addresses() -> tuple[str, ...]:
-    """Every address of the calling thread's network namespace."""
+    """All addresses of the calling thread's network namespace."""
     import psutil
 
     return tuple({held.address.split("%")[0] for every in psutil.net_if_addrs().values() for held in every})
 
 
-def _is_own(address: str, own: Sequence[str]) -> bool:
+def _is_local(address: str, own: Sequence[str]) -> bool:
     return address in own or address.startswith("127.") or address == "::1"
 
 
-def _hears(bound: str, wanted: Iterable[str]) -> bool:
+def _accepts(bound: str, wanted: Iterable[str]) -> bool:
     return bound in ("0.0.0.0", "::") or bound in wanted
 
 
-def _at_port(pid: int, port: int) -> list[Fields]:
-    """The sockets of the process's namespace at that port."""
+def _sockets_at_port(pid: int, port: int) -> list[Fields]:
+    """Sockets at that port in the process's network namespace."""
     try:
         diag = call_inside(pid, SockDiag)
     except OSError:
-        return [one for one in read_proc_tables(pid, _Every()) if one["local_port"] == port]
+        return [one for one in read_proc_tables(pid, _AllInodes()) if one["local_port"] == port]
     try:
         return list(diag.at_port(port))
     except OSError:
-        return [one for one in read_proc_tables(pid, _Every()) if one["local_port"] == port]
+        return [one for one in read_proc_tables(pid, _AllInodes()) if one["local_port"] == port]
     finally:
         diag.close()
 
 
-class _Every:
+class _AllInodes:
     def __contains__(self, inode: object) -> bool:
         return True
 
 
-# --- how long it waits ----------------------------------------------------------------------------
+# --- timeout --------------------------------------------------------------------------------------
 
 
 def _stacks(target: Target, request: Request) -> object:
@@ -231,7 +228,7 @@ def _stacks(target: Target, request: Request) -> object:
 
 
 def _timeout(target: Target, stacks: object) -> float | None:
-    """The `timeout` of the frames that set the group up: a timedelta, read from memory (s)."""
+    """Seconds of the `timeout` variable in the frames that create the group: a timedelta, read from memory."""
     if not isinstance(stacks, Stacks):
         return None
     for frame in (frame for thread in stacks.threads for frame in thread.frames):

@@ -1,7 +1,7 @@
-"""Probe `types`: the lines of a rank's own scripts that name a reduced compute type: who chose bfloat16, and where.
+"""Probe `types`: the lines of a rank's own scripts that name bfloat16: where it was chosen.
 
-The files of the frames on its stacks are read as the target sees them and only parsed, in a child process. What a
-configuration file or a command line chose is not in them: the variables show that.
+The files on its stacks are read through the target's root and parsed in a sandbox. A choice in a configuration file or
+on the command line is not in them; the variables show it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _numbered_lines(answer: Any) -> Iterator[tuple[int, _Lines]]:
 
 
 def _files(stacks: Stacks) -> dict[str, None]:
-    """The user's own files on the stacks, once each."""
+    """User files on the stacks, once each."""
     frames = (frame for stack in stacks.threads for frame in stack.frames)
     return {frame.file: None for frame in frames if not frame.native and _own(frame.file)}
 

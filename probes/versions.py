@@ -1,7 +1,7 @@
-"""Probe `versions`: which builds of PyTorch, NCCL and Python a rank runs, by the files that it has mapped.
+"""Probe `versions`: the versions of PyTorch, NCCL and Python that a rank runs, from the files it has mapped.
 
-PyTorch: `torch/version.py` beside the library that is loaded. NCCL: the name of the library, else of the package that
-brought it. Python: the name of libpython or of the executable.
+PyTorch: `torch/version.py` next to the loaded library. NCCL: the file name of the library, else its package. Python:
+the file name of libpython or of the executable.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class VersionsProbe:
 
 
 def versions_of(pid: int) -> tuple[Versions | None, list[str]]:
-    """The versions that a process runs, None where its memory map may not be read; and what else was not readable."""
+    """The versions that a process runs (None: its memory map may not be read), and what else could not be read."""
     files = list(dict.fromkeys(_mapped(pid)))
     lacks: list[str] = []
     if not files:
@@ -77,7 +77,7 @@ def _torch(pid: int, packages: str, lacks: list[str]) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        lacks.append(f"{file} could not be read ({read_failure(error)}); the version of PyTorch is not known")
+        lacks.append(f"{file} could not be read ({read_failure(error)}); the PyTorch version is unknown")
         return None
     match = _VERSION.search(text)
     return match[1] if match else None
@@ -89,7 +89,7 @@ def _packaged(pid: int, packages: str, lacks: list[str]) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        lacks.append(f"{packages} could not be listed ({read_failure(error)}); the version of NCCL is not known")
+        lacks.append(f"{packages} could not be listed ({read_failure(error)}); the NCCL version is unknown")
         return None
     return next((match[1] for name in names if (match := _PACKAGE.fullmatch(name))), None)
 

@@ -88,7 +88,7 @@ class Folder:
     """A folder on a local filesystem from which a rank reads data."""
 
     path: str
-    entries: int  # at most `probes.io.MOST_ENTRIES`
+    entries: int  # at most `probes.io.MAX_ENTRIES`
 
 
 @dataclass(frozen=True, slots=True)

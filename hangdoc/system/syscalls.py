@@ -1,7 +1,7 @@
-"""Which system calls a thread may sleep in, by machine: what they do, and which argument names the file.
+"""The system call that a sleeping thread is in: its kind, and the argument that names its file.
 
-Outside any call a thread sleeps only for a page of its memory: `fault`.
-Numbers: the kernel's unistd_64.h (x86-64) and asm-generic/unistd.h (aarch64). `/proc/TID/syscall` gives the arguments.
+A thread that sleeps outside any system call waits for a page of its memory: `fault`.
+Numbers: the kernel's unistd_64.h (x86-64) and asm-generic/unistd.h (aarch64). Arguments: proc_pid_syscall(5).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hangdoc.system import procfs
 
-FD, PATH, PATH_AT = "fd", "path", "path_at"  # first argument; a string; a string after the descriptor of a folder
+FD, PATH, PATH_AT = "fd", "path", "path_at"  # descriptor; path string; path string after a directory descriptor
 
 _X86 = {
     ("read", FD): (0, 17, 19, 295, 327),
@@ -61,7 +61,7 @@ _FUTEX_WAITS = (0, 6, 9)  # FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The system call a thread sleeps in."""
+    """A system call that a thread sleeps in."""
 
     kind: str  # read write sync open stat list close change | time poll lock child | other
     names: str  # how it names its file: fd | path | path_at | ""
@@ -69,24 +69,24 @@ class Call:
 
     @property
     def bounded(self) -> bool:
-        """A futex wait with a limit of time."""
+        """A futex wait with a timeout."""
         return len(self.arguments) > 3 and self.arguments[3] != 0
 
     @property
     def private(self) -> bool:
-        """A futex wait that only a thread of the same process can end."""
+        """A futex wait that only a thread of the same process can wake."""
         command = self.arguments[1] & _FUTEX_COMMAND if len(self.arguments) > 1 else -1
-        # FUTEX_PRIVATE_FLAG 128; FUTEX_CLOCK_REALTIME 256 is no part of the command
+        # FUTEX_CLOCK_REALTIME (256) is not part of the command either
         return command in _FUTEX_WAITS and bool(self.arguments[1] & _FUTEX_PRIVATE)
 
 
 def is_on_file(number: int | None) -> bool:
-    """Whether the system call of that number works on a file and may wait for it; -1, no call: a file's page may."""
+    """True if this system call may block on a file; so may -1, a page fault."""
     return number is not None and (number == -1 or _TABLE.get(number, ("", ""))[1] != "")
 
 
 def current_call(pid: int, tid: int) -> Call | None:
-    """The call a sleeping thread is in; None where it runs, or may not be looked at."""
+    """The call of a sleeping thread; None: it runs, has ended, or may not be read."""
     fields = (procfs.read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
     if not fields or fields[0] == b"running":
         return None
@@ -94,6 +94,6 @@ def current_call(pid: int, tid: int) -> Call | None:
         return Call("fault", "", ())
     number, arguments = int(fields[0]), tuple(int(field, 16) for field in fields[1:7])
     kind, names = _TABLE.get(number, ("other", ""))
-    if number in _SELECTS and not arguments[0] and arguments[4]:  # of no file, for a time: as Python 3.10 sleeps
+    if number in _SELECTS and not arguments[0] and arguments[4]:  # a sleep, as time.sleep of Python 3.10
         kind = "time"
     return Call(kind, names, arguments)

@@ -92,7 +92,7 @@ def test_the_hosts_file_is_the_one_that_the_rank_sees(tmp_path: object) -> None:
 def test_a_process_that_is_gone() -> None:
     seen = PROBE.observe(Request([Target(2**22 - 1, 0, "here", 3)], Tier.LOOK))
     assert seen.by_pid == {}
-    assert [(one.rank, "is gone" in one.why) for one in seen.unseen] == [(3, True)]
+    assert [(one.rank, "has ended" in one.why) for one in seen.unseen] == [(3, True)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.evidence.network import Echo
 from probes import Request, Tier
-from probes.echo import MOST, PROBE, ask, wanted
+from probes.echo import MAX_HOSTS, PROBE, hosts_to_ping, ping
 from tests.support.tcp_peers import tcp_peers
 from tests.support.testbeds import network
 
@@ -25,7 +25,7 @@ EVERY_THIRD = ("INPUT", "-m", "statistic", "--mode", "nth", "--every", "3", "--p
 def until_up(pid: int, *addresses: str) -> None:
     """A network made just now may lose its first packets: neighbours are not known yet."""
     end = time.monotonic() + 10
-    while any(echo.passes != "all" for echo in ask(pid, dict.fromkeys(addresses, 1500))):
+    while any(echo.passes != "all" for echo in ping(pid, dict.fromkeys(addresses, 1500))):
         assert time.monotonic() < end, "the network did not come up"
 
 
@@ -38,7 +38,7 @@ def test_what_passes(rule: tuple[str, ...], passes: str) -> None:
         until_up(rank.pid, bed.nodes[1].address)
         if rule:
             subprocess.run(bed.nodes[1].command("iptables", "-w", "-A", *rule), check=True)
-        (echo,) = ask(rank.pid, {bed.nodes[1].address: 1500})
+        (echo,) = ping(rank.pid, {bed.nodes[1].address: 1500})
         assert (echo.remote, echo.asked, echo.full_bytes) == (bed.nodes[1].address, 5, 1500)
         assert echo.passes == passes, echo
 
@@ -50,7 +50,7 @@ def test_both_families_and_an_answer_that_is_late_for_nobody() -> None:
             node.ip("address", "add", f"{address}/64", "dev", "eth0", "nodad")
         until_up(rank.pid, "fd00:1::2", bed.nodes[1].address)
         began = time.monotonic()
-        echoes = ask(rank.pid, {"fd00:1::2": 1500, bed.nodes[1].address: 1500})
+        echoes = ping(rank.pid, {"fd00:1::2": 1500, bed.nodes[1].address: 1500})
         assert {echo.remote: echo.passes for echo in echoes} == {"fd00:1::2": "all", bed.nodes[1].address: "all"}
         assert time.monotonic() - began < 1.9, "when all have answered nothing more is waited for"
 
@@ -58,7 +58,7 @@ def test_both_families_and_an_answer_that_is_late_for_nobody() -> None:
 def test_an_address_without_a_route() -> None:
     network.require()
     with network.network_testbed(1) as bed, tcp_peers(bed.nodes[0]) as (rank,):
-        assert [echo.passes for echo in ask(rank.pid, {"192.0.2.1": 1500})] == ["none"]
+        assert [echo.passes for echo in ping(rank.pid, {"192.0.2.1": 1500})] == ["none"]
 
 
 def test_it_asks_only_where_bytes_are_repeated_in_vain() -> None:
@@ -108,9 +108,9 @@ def test_who_is_in_question_is_asked_however_many_peers_other_ranks_have() -> No
         Connection("10.0.0.1", 3, f"10.0.2.{rank}", 4, "established", send_queue=9000, retransmits=3, pmtu=9000)
         for rank in range(2)
     ]
-    asked = wanted(Sockets((*idle, one)) for one in stuck)
+    asked = hosts_to_ping(Sockets((*idle, one)) for one in stuck)
     assert list(asked)[:2] == ["10.0.2.0", "10.0.2.1"]
-    assert (len(asked), asked["10.0.2.1"], asked["10.0.1.0"]) == (MOST, 9000, 1500)
+    assert (len(asked), asked["10.0.2.1"], asked["10.0.1.0"]) == (MAX_HOSTS, 9000, 1500)
 
 
 def test_unless_the_user_asks_for_it_nothing_is_sent() -> None:

@@ -61,7 +61,7 @@ def test_an_ordinary_answer() -> None:
 @pytest.mark.parametrize("status", [b"301 Moved", b"302 Found", b"307 Temporary Redirect", b"500 Oops", b"204 None"])
 def test_a_redirect_or_a_failure_is_no_answer(status: bytes) -> None:
     head = b"HTTP/1.1 " + status + b"\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
-    with answering((head,)) as server, pytest.raises(ValueError, match="it answers"):
+    with answering((head,)) as server, pytest.raises(ValueError, match="it answers with HTTP status"):
         _fetch(server)
 
 

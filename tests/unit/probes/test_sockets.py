@@ -143,7 +143,7 @@ def test_a_namespace_without_ranks_is_let_go(probe: SocketsProbe) -> None:
             assert _netlink_descriptors() == held - 1
         gone = observe(probe, inside)
         assert gone.by_pid == {}
-        assert [(one.pid, "is gone" in one.why) for one in gone.unseen] == [(inside.pid, True)]
+        assert [(one.pid, "has ended" in one.why) for one in gone.unseen] == [(inside.pid, True)]
 
 
 def _netlink_descriptors() -> int:

@@ -20,25 +20,25 @@ def test_the_pauses_grow_and_end_with_a_look_that_tells() -> None:
     clock = Clock()
     backoff = Backoff(clock)
     backoff.note(ONE, LONG_S, WHY)
-    assert backoff.left_alone(ONE) is None  # the first of a row may be the fault of a busy host
+    assert backoff.skip_reason(ONE) is None  # the first of a row may be the fault of a busy host
     for pause_s in (*PAUSES_S[1:], PAUSES_S[-1]):
         backoff.note(ONE, LONG_S, WHY)
         clock.now_s += pause_s
-        assert backoff.left_alone(ONE) is None
+        assert backoff.skip_reason(ONE) is None
         clock.now_s -= 1.0
-        assert backoff.left_alone(ONE) is WHY
-        assert backoff.left_alone(OTHER) is None
+        assert backoff.skip_reason(ONE) is WHY
+        assert backoff.skip_reason(OTHER) is None
         clock.now_s += 1.0
     backoff.note(ONE, LONG_S, [])
     backoff.note(ONE, LONG_S, WHY)
-    assert backoff.left_alone(ONE) is None
+    assert backoff.skip_reason(ONE) is None
 
 
 def test_a_look_that_fails_at_once_is_made_again_at_once() -> None:
     backoff = Backoff(Clock())
     for _ in range(5):
         backoff.note(ONE, LONG_S / 2, WHY)
-        assert backoff.left_alone(ONE) is None
+        assert backoff.skip_reason(ONE) is None
 
 
 def test_what_is_not_watched_any_more_is_forgotten() -> None:
@@ -47,5 +47,5 @@ def test_what_is_not_watched_any_more_is_forgotten() -> None:
         for _ in range(2):
             backoff.note(process, LONG_S, WHY)
     backoff.keep({ONE})
-    assert backoff.left_alone(ONE) is WHY
-    assert backoff.left_alone(OTHER) is None
+    assert backoff.skip_reason(ONE) is WHY
+    assert backoff.skip_reason(OTHER) is None
