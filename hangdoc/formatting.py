@@ -1,4 +1,4 @@
-"""Numbers and names as people read them: folded ranks and hosts, durations, sizes."""
+"""Formats values for people: folded ranks and hosts, durations, sizes, shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLAIN_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """`0-2,5` of any integers; empty text of none."""
+    """Folded integers: `0-2,5`; empty text if there are none."""
     runs: list[tuple[int, int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:
@@ -26,7 +26,7 @@ def _folded(runs: Iterable[tuple[int, int]]) -> str:
 
 
 def name_runs(runs: Sequence[tuple[int, int]]) -> str:
-    """`ranks 8-511` of the first and last of each run of ranks, in their order."""
+    """Ranges of ranks (first, last): `ranks 8-511`, `no rank`."""
     if not runs:
         return "no rank"
     return f"rank{'s' if len(runs) > 1 or runs[0][0] < runs[0][1] else ''} {_folded(runs)}"
@@ -46,24 +46,24 @@ def endpoint(address: str, port: int) -> str:
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:
-    """`node[01-16]`; host names that ClusterShell would read as syntax are only joined."""
+    """Folded host names: `node[01-16]`. Names that contain ClusterShell syntax are only joined."""
     names = sorted(set(hosts))
     if len(names) > 1 and all(map(_PLAIN_HOST.match, names)):
         try:
             nodes = importlib.import_module("ClusterShell.NodeSet")
-        except ImportError:  # folding is only a courtesy
+        except ImportError:  # folding is optional
             return ",".join(names)
         return str(nodes.NodeSet.fromlist(names, resolver=nodes.RESOLVER_NOGROUP))
     return ",".join(names)
 
 
 def seconds(value: float | None) -> str:
-    """A duration: `0.4 s`, `41 s`, `3 min 20 s`, `2 h`, `2 h 5 min`, `3 d 4 h`; `an unknown time` of None."""
+    """A duration: `0.4 s`, `41 s`, `3 min 20 s`, `2 h`, `2 h 5 min`, `3 d 4 h`; None: `an unknown time`."""
     if value is None or math.isnan(value):
         return "an unknown time"
     sign, value = ("-", -value) if value < 0 else ("", float(value))
     if value == float("inf"):
-        return f"{sign}for ever"
+        return f"{sign}forever"
     if 0 < value < 0.0095:
         return f"{sign}{value * 1e3:.1f} ms"
     if value < 0.995:
@@ -72,7 +72,7 @@ def seconds(value: float | None) -> str:
         return f"{sign}{value:.1f}".removesuffix(".0") + " s"
     whole = round(value)
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    # The two largest units that say something.
+    # The two largest units.
     start = next(i for i, (_, size) in enumerate(units) if whole >= size)
     if whole < 60:
         return f"{sign}{whole} s"
@@ -82,7 +82,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes: `0 B`, `512 B`, `1.2 MiB`; `an unknown size` of None."""
+    """A size in bytes: `0 B`, `512 B`, `1.2 MiB`; None: `an unknown size`."""
     if value is None or math.isnan(value):
         return "an unknown size"
     value = float(value)
@@ -94,7 +94,7 @@ def size(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share (0 to 1): `37 %`; `an unknown share` of None."""
+    """A share (0 to 1): `37 %`; None: `an unknown share`."""
     if value is None or math.isnan(value):
         return "an unknown share"
     points = value * 100

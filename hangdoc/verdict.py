@@ -29,7 +29,7 @@ EXIT = {"healthy": 0, "slow": 1, "diverging": 1, "stalled": 2, "failed": 2, "unk
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One rank as the verdict shows it."""
+    """One line of the rank table."""
 
     rank: int | None
     pid: int | None  # None: the process has ended
@@ -41,6 +41,8 @@ class RankLine:
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """The job that a verdict is about."""
+
     id: str
     world_size: int | None
     launcher: str | None
@@ -50,6 +52,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
+    """A rank or host that is responsible for a finding."""
+
     rank: int | None
     pid: int | None
     host: str | None
@@ -78,6 +82,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """A playbook that applies to the job."""
+
     playbook: str
     cls: str  # JSON: "class"
     confidence: str
@@ -96,12 +102,14 @@ class Considered:
     """Outcome of a playbook that is not a finding: `no`, or `unknown` if evidence is missing."""
 
     playbook: str
-    outcome: str
+    outcome: str  # no | unknown
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The status of a job, and its findings in order of importance."""
+
     status: str
     stalled_for_s: float | None
     job: Job

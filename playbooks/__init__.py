@@ -1,4 +1,4 @@
-"""The built-in playbooks: one folder a failure with its rule, its runbook and the real job that reproduces it."""
+"""The built-in playbooks: one folder per failure, with its rule, its runbook and the real job that reproduces it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ ROOT = Path(__file__).resolve().parent
 
 
 def folders() -> tuple[Path, ...]:
-    """The folder of every built-in playbook, in order of id."""
+    """Folders of the built-in playbooks, sorted by id."""
     return tuple(sorted(file.parent for file in ROOT.glob("*/playbook.yaml")))

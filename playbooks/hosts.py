@@ -1,6 +1,6 @@
-"""Several hosts on one machine, for the reproducers of network failures: network namespaces on one switch, each with
-its processes started there. Needs root and `ip`. All of it is named after this process and removed at the end.
-"""
+"""Several hosts on one machine, for the reproducers of network failures: network namespaces connected by a switch.
+
+Needs root and `ip`. All names contain the PID of this process; everything is removed at the end."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PORT = "29500"  # where the ranks meet, on the first host
-TOLD = "GLOO_SOCKET_IFNAME"
+PORT = "29500"  # of the store, on the first host
+SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Namespaces with an interface each, `PREFIX.1`, `PREFIX.2` ... on a switch whose ports are `port0` ..."""
+    """Namespaces with addresses `PREFIX.1`, `PREFIX.2` ..., on a switch with ports `port0`, `port1` ..."""
 
-    nics: Sequence[str]  # what the interface is called on each host
+    nics: Sequence[str]  # name of the interface on each host
     prefix: str = "10.88.0"
-    names: dict[int, str] = field(default_factory=dict)  # of those that do not go by the machine's own
+    names: dict[int, str] = field(default_factory=dict)  # host names that differ from the machine's own
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -42,41 +42,41 @@ class Hosts:
         return f"{self.prefix}.{index + 1}"
 
     def ip(self, where: int | None, *arguments: str) -> None:
-        """`ip` on a host, or (None) at the switch."""
+        """Run `ip` on a host; None: on the switch."""
         subprocess.run(["ip", "-n", self.switch if where is None else self.name(where), *arguments], check=True)
 
     def run(self, where: int | None, *command: str) -> None:
-        """A command on a host, or at the switch."""
+        """Run a command on a host; None: on the switch."""
         name = self.switch if where is None else self.name(where)
         subprocess.run(["ip", "netns", "exec", name, *command], check=True)
 
     def plug(self, index: int, interface: str, port: str, address: str) -> None:
-        """A cable from the switch to a host."""
+        """Connect an interface of a host to a port of the switch."""
         self.ip(None, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", self.name(index))
         self.ip(None, "link", "set", port, "master", "bridge", "up")
         self.ip(index, "address", "add", f"{address}/24", "dev", interface)
         self.ip(index, "link", "set", interface, "up")
 
     def call(self, index: int, name: str, *lines: str) -> None:
-        """Give a host a name and a hosts file: `ip netns exec` lays it over the machine's own."""
+        """Give a host a name and a hosts file; `ip netns exec` mounts it over the machine's own."""
         self.names[index] = name
         folder = Path("/etc/netns", self.name(index))
         folder.mkdir(parents=True)
         (folder / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
         (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
-    # --- what runs there ---
+    # --- processes ---
 
     def torchrun(self, index: int, script: str, *arguments: str, master: str | None = None) -> list[str]:
-        """The launcher of one host, with one rank; they meet on the first host."""
+        """Command of one host's launcher, with one rank; the store is on the first host."""
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.count)]
         launcher += ["--node-rank", str(index), "--nproc-per-node", "1"]
         launcher += ["--master-addr", master or self.address(0), "--master-port", PORT]
         return [*launcher, os.path.abspath(script), *arguments]
 
     def start(self, index: int, *command: str, **variables: str) -> None:
-        """Start a process on a host, with these variables; an empty one is not set."""
-        inherited = {key: value for key, value in os.environ.items() if key != TOLD}
+        """Start a process on a host with these variables; an empty variable is not set."""
+        inherited = {key: value for key, value in os.environ.items() if key != SOCKET_IFNAME}
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.names.get(index, "")]
         self.started.append(
             subprocess.Popen(
@@ -89,7 +89,7 @@ class Hosts:
         )
 
     def wait(self, on_line: Callable[[str], None] = lambda line: None) -> int:
-        """The exit code, when all have ended; `on_line` gets each line of the first one."""
+        """Wait for all processes; returns the highest exit code. `on_line` gets each line of the first process."""
         for line in self.started[0].stdout or ():
             print(line, end="", flush=True)
             on_line(line)
@@ -100,14 +100,14 @@ class Hosts:
         script: str,
         arguments: Sequence[str],
         on_line: Callable[[str], None] = lambda line: None,
-        told: Sequence[str] | None = None,
+        interfaces: Sequence[str] | None = None,
     ) -> int:
-        """Train with a rank on each host, and return the exit code; `told`: which interface to use, by host."""
-        for index, interface in enumerate(told or self.nics):
-            self.start(index, *self.torchrun(index, script, *arguments), **{TOLD: interface})
+        """Train with one rank per host; returns the exit code. `interfaces`: GLOO_SOCKET_IFNAME of each host."""
+        for index, interface in enumerate(interfaces or self.nics):
+            self.start(index, *self.torchrun(index, script, *arguments), **{SOCKET_IFNAME: interface})
         return self.wait(on_line)
 
-    # --- the making of it ---
+    # --- set-up and removal ---
 
     def build(self) -> None:
         for name in (self.switch, *map(self.name, range(self.count))):
@@ -132,7 +132,7 @@ class Hosts:
 
 @contextmanager
 def hosts(count: int, prefix: str = "10.88.0", nics: Sequence[str] = ()) -> Iterator[Hosts]:
-    """So many hosts, taken down again whatever ends this process (but SIGKILL); `nics`: where it is not `eth0`."""
+    """Build `count` hosts; they are removed however this process ends, except by SIGKILL. `nics`: default `eth0`."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         sys.exit("this job builds network namespaces: run it as root, with `ip` installed (apt-get install iproute2)")
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -60,9 +60,9 @@ def command(
     """
     fleet = fleet_options(nodes, via, agent_command, jobid, selector, namespace, container)
     if fleet:
-        from hangdoc.fleet.doctor import reach
+        from hangdoc.fleet.doctor import check_hosts
 
-        found: tuple[Check, ...] = reach(fleet)
+        found: tuple[Check, ...] = check_hosts(fleet)
     elif bf16:
         from hangdoc.doctor.bf16 import measure
 

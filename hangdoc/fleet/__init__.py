@@ -1,1 +1,4 @@
-"""Many hosts: how agents get there, what carries them, the protocol, and the hosts' views merged."""
+"""Many hosts: the protocol between agents and collector, transports, and the merge of what the hosts report.
+
+Analysis and rules never see this room: they get one history, as from a single host.
+"""

@@ -1,7 +1,7 @@
-"""Agents of one fleet on one kernel: each shows itself by its name, so that the others can tell that it is there.
+"""Tokens in process names, by which agents on the same kernel can see each other.
 
-That an agent claims a process of another host proves nothing. That the other host shows this very agent does: its token
-stands in its name, where every process of the kernel (within the same PID namespace, or an outer one) can read it.
+An agent that claims a process of another host proves nothing by it. The other host proves it by showing that agent: the
+agent's token is its process name, visible to every process in the same or an outer PID namespace.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from hangdoc.system import procfs
 from hangdoc.system.account import account
 
 ISSUED = re.compile(r"[0-9a-f]{12}")
-_MARK = "hd:"  # with a token it has 15 letters, as many as the name of a process may have
+_MARK = "hd:"  # 15 characters with a token: the longest name of a process
 _ROOT = ("0", "0 in a namespace of root")
 
 
-def show(token: str) -> None:
-    """Call this process by its token."""
-    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:  # else nobody vouches for it
+def show_token(token: str) -> None:
+    """Set the name of this process to its token."""
+    # On failure, no host can confirm this agent.
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(_MARK + token)
 
 
-def shown(tokens: Collection[str]) -> tuple[str, ...]:
-    """Those of the tokens whose agents run on this kernel, as root or as the user that we are.
+def visible_tokens(tokens: Collection[str]) -> tuple[str, ...]:
+    """The tokens with an agent on this kernel that runs as root or as our user.
 
-    A process of another user may call itself what it likes.
+    A process of another user may have any name.
     """
     wanted = {_MARK + token: token for token in tokens}
     ours = (*_ROOT, account(os.getpid()))

@@ -1,4 +1,4 @@
-"""The collector's side: puts snapshots together."""
+"""The collector's side of the protocol: puts snapshots together from parts."""
 
 from __future__ import annotations
 
@@ -28,59 +28,63 @@ from hangdoc.evidence.limits import HOST_MOST, validated
 from hangdoc.evidence.memory import share
 from hangdoc.fleet.protocol import (
     KEEP,
-    MOST,
+    MEMBERS_MOST,
     UNSEEN_MOST,
     WHY_MOST,
     Answer,
-    Code,
+    FrameCode,
     GroupsForm,
-    Seen,
+    RankEntry,
     StacksForm,
     ThreadForm,
-    length,
-    members,
+    from_ranges,
     parse,
+    range_length,
 )
 
-SOME = 1024  # frames that many ranks have alike; what only one has passes through
-KEPT_MOST = 96 << 20  # bytes of JSON that a host's parts may have in all; 512 ranks have some 50 MB
+SOME = 1024  # cached frames; a frame of one rank passes through
+KEPT_MOST = 96 << 20  # bytes of JSON in a host's parts; 512 ranks take 50 MB
 PARTS_MOST = 1 << 19  # parts of a host
-# Bytes of a part that is kept for all hosts; what is longer is kept for its own alone. No cache takes more than 32 MB.
+# Bytes of a part that is cached for all hosts; a larger part is kept for its own host. No cache exceeds 32 MB.
 FRAMES_MOST, SOURCE_MOST, VARIABLES_MOST, VARIABLE_MOST = 1 << 14, 1 << 17, 1 << 14, 1 << 12
-LONGEST = 1000  # characters of a name of a job or of a place
-MEMBER_BYTES = 8  # that a member of a process group counts, whose JSON may be shorter
+LONGEST = 1000  # characters of a job name or an address
+MEMBER_BYTES = 8  # charged per group member: its JSON may be shorter than its memory
 
 
 @dataclass(slots=True)
 class _Part:
-    """A part as the reader keeps it."""
+    """A part as the decoder keeps it."""
 
     raw: bytes
-    last: int  # the answer that named it last
-    value: Any = None  # what was made of it when it was first needed
-    within: tuple[int, ...] = ()  # parts that it names itself
-    size: int = 0  # bytes, as it came
+    last: int  # the last answer that used it
+    value: Any = None  # decoded when first needed
+    within: tuple[int, ...] = ()  # parts that it refers to
+    size: int = 0  # bytes as received
 
 
-class Reader:
+class Decoder:
     """Puts the snapshots of one agent together."""
 
     def __init__(self, kinds: Mapping[str, type], models: dict[str, Any] | None = None) -> None:
-        """`kinds`: the record of each probe, by its name; `models`: one of each that was read, by this reader or by
-        others that have the same `models`: what a record has in common with it is kept once."""
+        """`kinds`: record type of each probe; `models`: one record of each type, shared by the decoders of all hosts: a
+        new record shares equal data with it.
+        """
         self._kinds = kinds
         self._models = {} if models is None else models
         self._parts: dict[int, _Part] = {}
         self._answers = 0
-        self._before: dict[int, Mapping[str, Any]] = {}  # by PID the records of the answer before
-        self._kept = 0  # bytes of all parts, as they came
+        self._before: dict[int, Mapping[str, Any]] = {}  # records of the previous answer, by PID
+        self._kept = 0  # bytes of all parts, as received
 
     def snapshot(self, host: str, answer: Answer) -> Snapshot:
-        """The snapshot in an answer; raises ValueError where a part is missing or not what it should be, or where there
-        is more of anything than a host may have."""
+        """The snapshot in an answer. Raises ValueError if a part is missing or invalid, or a limit is exceeded."""
         self._answers += 1
         if len(answer.ranks) > HOST_MOST or len(answer.unseen) > UNSEEN_MOST:
-            raise ValueError("more ranks than a host may have" if len(answer.ranks) > HOST_MOST else "too much unseen")
+            raise ValueError(
+                "more ranks than a host can have"
+                if len(answer.ranks) > HOST_MOST
+                else "too many reasons for unseen data"
+            )
         for number, raw in answer.parts.items():
             self._drop(number)
             part = self._parts[number] = _Part(bytes(raw), self._answers)
@@ -90,21 +94,23 @@ class Reader:
         records = dict(self._records(answer.records, {}))
         for number in [number for number, part in self._parts.items() if part.last <= self._answers - KEEP]:
             self._drop(number)
-        unseen = tuple(_shortened(lack) for lack in answer.unseen if lack.probe != AGENT)  # that is ours to say
+        unseen = tuple(
+            _shortened(lack) for lack in answer.unseen if lack.probe != AGENT
+        )  # only the collector reports lost agents
         return Snapshot(host, answer.at_s, answer.time[:40], ranks, records, unseen, answer.tier)
 
     def _charge(self, part: _Part, size: int) -> None:
         part.size += size
         self._kept += size
         if self._kept > KEPT_MOST or len(self._parts) > PARTS_MOST:
-            raise ValueError("it sends more than a host's ranks may have")
+            raise ValueError("more data than the ranks of a host can have")
 
     def _drop(self, number: int) -> None:
         part = self._parts.pop(number, None)
         self._kept -= part.size if part is not None else 0
 
-    def _rank(self, seen: Seen) -> RankEvidence:
-        target: Target = self._made(seen.target, Target)  # the same object while it stays the same
+    def _rank(self, seen: RankEntry) -> RankEvidence:
+        target: Target = self._made(seen.target, Target)  # the same object while it is unchanged
         before = self._before.get(target.pid, {})
         return RankEvidence(target, seen.alive, dict(self._records(seen.records, before)), seen.exit, seen.end)
 
@@ -113,10 +119,10 @@ class Reader:
             if name in self._kinds:  # else a probe of a newer version
                 record = self._made(number, self._kinds[name], before.get(name, self._models.get(name)))
                 self._models.setdefault(name, record)
-                yield one(name), record
+                yield shared_text(name), record
 
     def _made(self, number: int, kind: type, before: Any = None) -> Any:
-        """What a part says; `before`: what equals it is made of this."""
+        """The value of a part; it shares equal data with `before`."""
         part = self._named(number)
         if part.value is None:
             made = self._stacks(part) if kind is Stacks else _MADE[kind](part.raw) if kind in _MADE else None
@@ -141,9 +147,9 @@ class Reader:
             part.value, part.raw = _frames(part.raw), b""
         code: _Frames = part.value
         frames = code.frames
-        if told := thread.variables:
+        if decoded := thread.variables:
             frames = tuple(
-                [_with(code, at, bytes(told[at])) if at in told else frame for at, frame in enumerate(frames)]
+                [_with(code, at, bytes(decoded[at])) if at in decoded else frame for at, frame in enumerate(frames)]
             )
         return Stack(thread.tid, thread.name, frames, thread.holds_gil, thread.active, thread.left_out)
 
@@ -162,27 +168,23 @@ def _shortened(lack: Unseen) -> Unseen:
 
 
 def _target(raw: bytes) -> Target:
-    told = validated(parse(raw, Target))
-    if max(len(told.job), len(told.master or ""), len(told.launcher or "")) > LONGEST:
-        raise ValueError("a name of impossible length")
-    return told
+    decoded = validated(parse(raw, Target))
+    if max(len(decoded.job), len(decoded.master or ""), len(decoded.launcher or "")) > LONGEST:
+        raise ValueError("a name that is too long")
+    return decoded
 
 
 @lru_cache(maxsize=4 * SOME)
-def one(text: str) -> str:
-    """A word that most ranks have alike, as one object. `sys.intern` would keep it for ever (CPython 3.12)."""
+def shared_text(text: str) -> str:
+    """One object for equal words of many ranks. `sys.intern` would keep them for ever (CPython 3.12)."""
     return text
-
-
-def intern(text: str) -> str:
-    return one(text) if len(text) <= WHY_MOST else text
 
 
 def _source(raw: bytes) -> Source:
     return _shared_source(raw) if len(raw) <= SOURCE_MOST else parse(raw, Source)
 
 
-@lru_cache(maxsize=256)  # equal parts of several hosts are one
+@lru_cache(maxsize=256)  # equal parts of several hosts are one object
 def _shared_source(raw: bytes) -> Source:
     return parse(raw, Source)
 
@@ -193,7 +195,7 @@ def _with(code: _Frames, at: int, raw: bytes) -> Frame:
 
 @lru_cache(maxsize=SOME)
 def _shared_frame(code: _Frames, at: int, raw: bytes) -> Frame:
-    """A frame with its variables: of ranks that have them alike it is one object."""
+    """A frame with its variables; ranks with equal variables share one object."""
     frame = code.frames[at]
     variables = tuple([_variable(bytes(one)) for one in parse(raw, tuple[msgspec.Raw, ...])])
     return Frame(frame.function, frame.file, frame.line, frame.short, frame.native, variables)
@@ -206,21 +208,23 @@ def _variable(raw: bytes) -> Variable:
 @lru_cache(maxsize=4 * SOME)
 def _shared_variable(raw: bytes) -> Variable:
     v = parse(raw, Variable)
-    name, kind = one(v.name), v.kind and one(v.kind)
+    name, kind = shared_text(v.name), v.kind and shared_text(v.kind)
     return Variable(name, v.text, v.argument, v.number, v.length, kind, v.address, v.tensor)
 
 
 def _environ(raw: bytes) -> Environ:
-    """Most ranks have most variables alike."""
-    told = parse(raw, Environ)
-    return replace(told, variables={one(name): one(value) for name, value in told.variables.items()})
+    """Most ranks have most variables in common."""
+    decoded = parse(raw, Environ)
+    return replace(
+        decoded, variables={shared_text(name): shared_text(value) for name, value in decoded.variables.items()}
+    )
 
 
 def _groups(raw: bytes) -> ProcessGroups:
     form = parse(raw, GroupsForm)
-    if sum(length(group.ranks) for group in form.groups) > 2 * MOST:
-        raise ValueError("process groups of impossible size")
-    groups = tuple(ProcessGroup(g.address, g.name, members(g.ranks), g.default, g.backend) for g in form.groups)
+    if sum(range_length(group.ranks) for group in form.groups) > 2 * MEMBERS_MOST:
+        raise ValueError("process groups that are too large")
+    groups = tuple(ProcessGroup(g.address, g.name, from_ranges(g.ranks), g.default, g.backend) for g in form.groups)
     return ProcessGroups(groups, form.rank, form.world_size, form.local_rank, form.master)
 
 
@@ -237,7 +241,9 @@ def _frames(raw: bytes) -> _Frames:
 
 @lru_cache(maxsize=2048)
 def _shared_frames(raw: bytes) -> _Frames:
-    return _Frames(tuple(Frame(c.function, c.file, c.line, c.short, c.native) for c in parse(raw, tuple[Code, ...])))
+    return _Frames(
+        tuple(Frame(c.function, c.file, c.line, c.short, c.native) for c in parse(raw, tuple[FrameCode, ...]))
+    )
 
 
 _MADE: Mapping[Any, Callable[[bytes], Any]] = {

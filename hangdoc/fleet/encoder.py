@@ -1,4 +1,7 @@
-"""The agent's side: takes snapshots apart."""
+"""The agent's side of the protocol: splits snapshots into parts.
+
+Object addresses become small numbers, so that equal data of many ranks gives equal parts.
+"""
 
 from __future__ import annotations
 
@@ -10,68 +13,78 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from hangdoc.evidence import Frame, ProcessGroups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
-from hangdoc.fleet.protocol import KEEP, Answer, Code, GroupForm, GroupsForm, Seen, StacksForm, ThreadForm, runs
+from hangdoc.fleet.protocol import (
+    KEEP,
+    Answer,
+    FrameCode,
+    GroupForm,
+    GroupsForm,
+    RankEntry,
+    StacksForm,
+    ThreadForm,
+    to_ranges,
+)
 
-Thing = TypeVar("Thing", bound=Hashable)
+Value = TypeVar("Value", bound=Hashable)
 
 
 @dataclass(slots=True)
-class Numbers(Generic[Thing]):
-    """Numbers of things, in the order in which they were first named; no number is given twice."""
+class NumberTable(Generic[Value]):
+    """Numbers of values, in the order of first use. No number is given twice."""
 
-    _known: dict[Thing, list[int]] = field(default_factory=dict)  # its number, the answer that named it last
+    _known: dict[Value, list[int]] = field(default_factory=dict)  # its number, and the last answer that used it
     _next: int = 0
 
-    def __contains__(self, thing: Thing) -> bool:
-        return thing in self._known
+    def __contains__(self, value: Value) -> bool:
+        return value in self._known
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def of(self, thing: Thing, answer: int) -> int:
-        """That of a thing which this answer names."""
-        known = self._known.get(thing)
+    def of(self, value: Value, answer: int) -> int:
+        """The number of a value that this answer uses."""
+        known = self._known.get(value)
         if known is None:
             self._next += 1
-            known = self._known[thing] = [self._next, answer]
+            known = self._known[value] = [self._next, answer]
         known[1] = answer
         return known[0]
 
     def forget(self, answer: int) -> None:
-        """Things that no answer since this one has named."""
-        for thing in [thing for thing, (_, last) in self._known.items() if last <= answer]:
-            del self._known[thing]
+        """Drop values that no answer since this one has used."""
+        for value in [value for value, (_, last) in self._known.items() if last <= answer]:
+            del self._known[value]
 
 
-PLAIN = frozenset({"none", "bool", "int", "float", "str"})  # where such values lie says nothing
-ADDRESS = re.compile(r"(?<= at 0x)[0-9a-f]{6,16}\b")  # as the text of an object has it: `<AdamW at 0x7f5642032690>`
+PLAIN_KINDS = frozenset({"none", "bool", "int", "float", "str"})  # the address of such a value means nothing
+ADDRESS = re.compile(r"(?<= at 0x)[0-9a-f]{6,16}\b")  # in the repr of an object: `<AdamW at 0x7f5642032690>`
 
-Objects = Numbers[int]  # of one process, by address: what lies at one that was forgotten may be another object
+AddressNumbers = NumberTable[int]  # of one process, by address; a forgotten address may be reused for another object
 
 
-def numbered(variable: Variable, objects: Objects, answer: int) -> Variable:
-    """A variable with numbers in place of addresses."""
-    if variable.kind in PLAIN:
+def without_addresses(variable: Variable, objects: AddressNumbers, answer: int) -> Variable:
+    """A variable with small numbers in place of addresses."""
+    if variable.kind in PLAIN_KINDS:
         return replace(variable, address=None)
     address = None if variable.address is None else objects.of(variable.address, answer)
     text = ADDRESS.sub(lambda found: f"{objects.of(int(found[0], 16), answer):x}", variable.text)
     return replace(variable, text=text, address=address)
 
 
-CARRIERS = ("/torch/autograd/", "/torch/nn/modules/", "/torch/_tensor.py", "/torch/optim/")
+TENSOR_FORWARDERS = ("/torch/autograd/", "/torch/nn/modules/", "/torch/_tensor.py", "/torch/optim/")
 
 
-class Writer:
-    """Takes the snapshots of one agent apart; a part that was written before is only named."""
+class Encoder:
+    """Splits the snapshots of one agent into parts; a part that was sent before is only referred to."""
 
     def __init__(self) -> None:
-        self._numbers: Numbers[bytes] = Numbers()  # of the parts
+        self._numbers: NumberTable[bytes] = NumberTable()  # of the parts
         self._answers = 0
         self._new: dict[int, msgspec.Raw] = {}
-        self._objects: dict[tuple[int, int], Objects] = {}  # of each process: its PID, and when it was started
+        self._objects: dict[tuple[int, int], AddressNumbers] = {}  # by PID and start time
 
     def answer(self, to: int, shot: Snapshot, about: Mapping[Target, tuple[str, int]]) -> Answer:
-        """A snapshot as the answer to a command; `about`: what `Seen` says of each process."""
+        """A snapshot as the answer to a command; `about`: process and nearness of each target, see `RankEntry`."""
         self._answers += 1
         self._new = {}
         ranks = tuple(self._rank(rank, *about.get(rank.target, ("", 0))) for rank in shot.ranks)
@@ -82,37 +95,41 @@ class Writer:
             objects.forget(self._answers - KEEP)
         return Answer(to, shot.at_s, shot.time, shot.tier, ranks, records, shot.unseen, self._new)
 
-    def _rank(self, rank: RankEvidence, process: str, near: int) -> Seen:
+    def _rank(self, rank: RankEvidence, process: str, near: int) -> RankEntry:
         records = {name: self._part(self._form(record, rank.target)) for name, record in rank.records.items()}
-        return Seen(self._part(rank.target), rank.alive, records, rank.exit, rank.end, process, near)
+        return RankEntry(self._part(rank.target), rank.alive, records, rank.exit, rank.end, process, near)
 
     def _form(self, record: Any, of: Target) -> Any:
         if isinstance(record, Stacks):
             return self._stacks(record, self._of(of))
         return self._groups(record, self._of(of)) if isinstance(record, ProcessGroups) else record
 
-    def _of(self, rank: Target) -> Objects:
-        return self._objects.setdefault(_process(rank), Objects())
+    def _of(self, rank: Target) -> AddressNumbers:
+        return self._objects.setdefault(_process(rank), AddressNumbers())
 
-    def _stacks(self, stacks: Stacks, objects: Objects) -> StacksForm:
+    def _stacks(self, stacks: Stacks, objects: AddressNumbers) -> StacksForm:
         threads = tuple(self._thread(thread, objects) for thread in stacks.threads)
-        module = None if stacks.globals is None else tuple(numbered(v, objects, self._answers) for v in stacks.globals)
+        module = (
+            None
+            if stacks.globals is None
+            else tuple(without_addresses(v, objects, self._answers) for v in stacks.globals)
+        )
         children = tuple((pid, tuple(self._thread(one, objects) for one in some)) for pid, some in stacks.children)
         return StacksForm(threads, stacks.native, stacks.python, module, children)
 
-    def _thread(self, stack: Stack, objects: Objects) -> ThreadForm:
-        code = tuple(Code(f.function, f.file, f.line, f.short, f.native) for f in stack.frames)
+    def _thread(self, stack: Stack, objects: AddressNumbers) -> ThreadForm:
+        code = tuple(FrameCode(f.function, f.file, f.line, f.short, f.native) for f in stack.frames)
         variables = {
-            at: tuple(numbered(v, objects, self._answers) for v in _kept(frame))
+            at: tuple(without_addresses(v, objects, self._answers) for v in _kept(frame))
             for at, frame in enumerate(stack.frames)
             if frame.variables is not None
         }
         part, raw = self._part(code), _raw(variables)
         return ThreadForm(stack.tid, stack.name, part, raw, stack.holds_gil, stack.active, stack.left_out)
 
-    def _groups(self, record: ProcessGroups, objects: Objects) -> GroupsForm:
+    def _groups(self, record: ProcessGroups, objects: AddressNumbers) -> GroupsForm:
         groups = tuple(
-            GroupForm(objects.of(g.address, self._answers), g.name, runs(g.ranks), g.default, g.backend)
+            GroupForm(objects.of(g.address, self._answers), g.name, to_ranges(g.ranks), g.default, g.backend)
             for g in record.groups
         )
         return GroupsForm(groups, record.rank, record.world_size, record.local_rank, record.master)
@@ -131,9 +148,9 @@ def _process(target: Target) -> tuple[int, int]:
 
 
 def _kept(frame: Frame) -> tuple[Variable, ...]:
-    """What of a frame's variables may say something: of frames that only carry tensors on, the tensors do."""
+    """Variables worth sending: in frames that only pass tensors on, the tensors."""
     variables = frame.variables or ()
-    if any(part in frame.file for part in CARRIERS):
+    if any(part in frame.file for part in TENSOR_FORWARDERS):
         return tuple(v for v in variables if v.tensor is not None)
     return variables
 

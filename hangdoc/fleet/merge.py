@@ -1,4 +1,4 @@
-"""Many views of a job put together: a process that two agents see counts once, a job on many hosts is one job."""
+"""Merges the hosts' views of a job: each process counts once, and a job on many hosts is one job."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dataclasses import dataclass, field
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.evidence import RankEvidence, Sockets, Target
 
-End = tuple[str, int, str, int]  # address and port here, and there
-Part = tuple[str, str]  # host, what the job is called there
-Trust = Callable[[Sequence[Part]], Mapping[Part, tuple[int, ...]]]  # the larger, the more
+End = tuple[str, int, str, int]  # local address and port, remote address and port
+Part = tuple[str, str]  # host, the host's name for the job
+Trust = Callable[[Sequence[Part]], Mapping[Part, tuple[int, ...]]]  # larger means more trusted
 
 
 @dataclass(slots=True)
-class Owners:
-    """Which agent answers for a process that several of them see: the one that shares most of its namespaces.
+class ProcessOwners:
+    """The agent that answers for a process that several agents see: the one that shares most of its namespaces.
 
-    An agent may claim what it does not see. So the view of a host gives way only to an agent which that very host shows
-    among its processes (`shows`): a host that lies can hide nothing but what is its own.
+    An agent can claim a process that it does not see. The claim of a host therefore yields only to an agent that this
+    host shows among its own processes (`shows`): a lying host can hide only its own.
     """
 
-    order: Mapping[str, int]  # of the hosts: of two that are as near the first answers
-    shows: dict[tuple[str, str], bool] = field(default_factory=dict)  # host, another -> it shows the other's agent
-    # process -> host, near, PID there: of each host that sees it
+    order: Mapping[str, int]  # of the hosts: breaks ties of nearness
+    shows: dict[tuple[str, str], bool] = field(default_factory=dict)  # (host, other): the host shows the other's agent
+    # process -> (host, nearness, PID there) of each host that sees it
     _near: dict[str, tuple[tuple[str, int, int], ...]] = field(default_factory=dict)
 
     def note(self, host: str, seen: Mapping[Target, tuple[str, int]]) -> None:
-        """What an agent has seen: which process a rank is, and how near."""
+        """Record what an agent has seen: the process behind each rank, and how near it is."""
         for target, (process, near) in seen.items():
-            mine = (host, near, target.pid)
+            own = (host, near, target.pid)
             known = self._near.get(process, ())
-            if mine not in known:
-                self._near[process] = (*(one for one in known if one[0] != host), mine)
+            if own not in known:
+                self._near[process] = (*(one for one in known if one[0] != host), own)
 
     def keep(self, hosts: Collection[str], processes: Collection[str]) -> None:
-        """Forget hosts that are lost and processes that nobody sees."""
+        """Forget lost hosts and processes that no host sees."""
         for process in [process for process in self._near if process not in processes]:
             del self._near[process]
         for process, seen in self._near.items():
@@ -44,23 +44,23 @@ class Owners:
                 self._near[process] = tuple(one for one in seen if one[0] in hosts)
 
     def forget(self, host: str) -> None:
-        """An agent was started anew: whom it shows, and who shows it, is asked again."""
+        """An agent was restarted: ask again whom it shows, and who shows it."""
         self.shows = {pair: shown for pair, shown in self.shows.items() if host not in pair}
 
     def owner(self, process: str, host: str) -> str | None:
-        """Who answers for a process that a host sees: itself, or one that is nearer and that it shows."""
+        """The host that answers for a process seen by `host`: itself, or a nearer one that it shows."""
         seen = self._near.get(process, ())
-        mine = next((one for one in seen if one[0] == host), None)
-        if mine is None:
+        own = next((one for one in seen if one[0] == host), None)
+        if own is None:
             return None
-        nearer = [one for one in seen if self._place(one) > self._place(mine) and self.shows.get((host, one[0]))]
-        return max(nearer, key=self._place, default=mine)[0]
+        nearer = [one for one in seen if self._place(one) > self._place(own) and self.shows.get((host, one[0]))]
+        return max(nearer, key=self._place, default=own)[0]
 
     def _place(self, one: tuple[str, int, int]) -> tuple[int, int]:
         return one[1], -self.order[one[0]]
 
     def skipped(self) -> dict[str, tuple[int, ...]]:
-        """By host the PIDs that it need not look at."""
+        """PIDs that each host need not watch."""
         found: dict[str, list[int]] = defaultdict(list)
         for process, seen in self._near.items():
             if len(seen) > 1:
@@ -70,7 +70,7 @@ class Owners:
         return {host: tuple(pids) for host, pids in found.items()}
 
     def others(self) -> dict[str, set[str]]:
-        """By host those that see a process of it as well."""
+        """Hosts that also see a process of each host."""
         found: dict[str, set[str]] = defaultdict(set)
         for seen in self._near.values():
             if len(seen) > 1:
@@ -79,7 +79,7 @@ class Owners:
         return found
 
     def contradictions(self) -> dict[str, dict[int, str]]:
-        """By host and PID the first other host that answers for the same process as well."""
+        """By host and PID: the first other host that also answers for the process."""
         found: dict[str, dict[int, str]] = defaultdict(dict)
         for process, seen in self._near.items():
             if len(seen) > 1:
@@ -91,24 +91,24 @@ class Owners:
 
 @dataclass(slots=True)
 class _Job:
-    """A part of a job, or several put together."""
+    """A part of a job, or several merged parts."""
 
     parts: list[Part]
     names: Counter[str]
     masters: set[str]
     world_size: int | None
     ranks: set[int]
-    accounts: dict[str, str | None]  # by host, whose processes they are
-    instead: Part | None = None  # the part of the job whose ranks it claims
+    accounts: dict[str, str | None]  # owner of the processes, by host
+    rival: Part | None = None  # part that has the ranks that this one claims
 
 
-def jobs(targets: Iterable[Target], trust: Trust | None = None) -> tuple[dict[Part, str], dict[Part, Part]]:
-    """What each host's jobs are called in the fleet: the same where they are parts of one job; and of those that are
-    judged by themselves, because another host has the same ranks of the same job, a part of that.
+def merge_jobs(targets: Iterable[Target], trust: Trust | None = None) -> tuple[dict[Part, str], dict[Part, Part]]:
+    """The fleet's name for each host's job, and, for each part that is judged separately, the rival part with the same
+    ranks.
 
-    They are one where they meet at one place that is not loopback; where they go by one id of a scheduler; and where
-    port and world size agree and the ranks complement one another (a host may know the master by another name).
-    Where two hosts claim a rank, the job is with those that `trust` puts first: the larger, the more.
+    Parts are one job if they share a rendezvous that is not loopback, or the job ID of a scheduler; or if port and
+    world size agree and their ranks are disjoint (a host may know the master by another name). If two hosts claim the
+    same rank, the part with the larger `trust` gets the job.
     """
     parts: dict[Part, _Job] = {}
     for target in targets:
@@ -133,7 +133,7 @@ def jobs(targets: Iterable[Target], trust: Trust | None = None) -> tuple[dict[Pa
                 _join(first, job)
             else:
                 rivals = [part for part, ranks in joined if ranks & job.ranks or part[0] in job.accounts]
-                job.instead = rivals[0]
+                job.rival = rivals[0]
                 apart.append(job)
         found.append(first)
     whole: list[_Job] = []
@@ -147,17 +147,17 @@ def jobs(targets: Iterable[Target], trust: Trust | None = None) -> tuple[dict[Pa
     for job in apart:
         host, name = job.parts[0]
         names[host, name] = f"{name} on {host}"
-    return names, {job.parts[0]: job.instead for job in apart if job.instead}
+    return names, {job.parts[0]: job.rival for job in apart if job.rival}
 
 
 def _fits(part: _Job, job: _Job) -> bool:
-    """Whether a part may be one of a job: no other host has its ranks, nor is it another user's on the same host."""
+    """True if a part can belong to a job: its ranks are new, and it is not another user's on the same host."""
     ((host, account),) = part.accounts.items()
     return job.accounts[host] == account if host in job.accounts else part.ranks.isdisjoint(job.ranks)
 
 
 def _trusted(together: list[_Job], trust: Trust | None) -> list[_Job]:
-    """Parts of one job as they come, where no two have a rank or a host in common; else the most trusted first."""
+    """The parts as they come if no rank or host occurs twice, else the most trusted first."""
     often = Counter(rank for job in together for rank in job.ranks)
     hosts = Counter(host for job in together for host in job.accounts)
     if trust is None or max((*often.values(), *hosts.values()), default=1) < 2:
@@ -187,18 +187,20 @@ def _complement(one: _Job, other: _Job) -> bool:
 
 
 def corroborated(shots: Mapping[str, Sequence[RankEvidence]], parts: Collection[Part]) -> dict[Part, int]:
-    """Of each part, the connections of its ranks whose other end another host shows: no host makes these up alone."""
+    """For each part, the connections of its ranks whose other end another host also shows: no host can make these up
+    alone.
+    """
     ends: dict[End, set[str]] = defaultdict(set)
-    mine: dict[Part, set[End]] = {part: set() for part in parts}
+    own: dict[Part, set[End]] = {part: set() for part in parts}
     for host, ranks in shots.items():
         for rank in ranks:
             sockets = rank.records.get("sockets")
             for one in sockets.connections if isinstance(sockets, Sockets) else ():
                 if one.state == "established":
-                    ends[one.remote, one.remote_port, one.local, one.local_port].add(host)  # as the other end has it
-                    if (host, rank.target.job) in mine:
-                        mine[host, rank.target.job].add((one.local, one.local_port, one.remote, one.remote_port))
-    return {part: sum(bool(ends.get(end, set()) - {part[0]}) for end in made) for part, made in mine.items()}
+                    ends[one.remote, one.remote_port, one.local, one.local_port].add(host)  # as the other end sees it
+                    if (host, rank.target.job) in own:
+                        own[host, rank.target.job].add((one.local, one.local_port, one.remote, one.remote_port))
+    return {part: sum(bool(ends.get(end, set()) - {part[0]}) for end in made) for part, made in own.items()}
 
 
 def _join(job: _Job, other: _Job) -> None:
@@ -211,7 +213,7 @@ def _join(job: _Job, other: _Job) -> None:
 
 
 def _named(found: Sequence[_Job]) -> dict[Part, str]:
-    """The shortest name that its hosts give it; jobs of one name are told apart by where they meet, or run."""
+    """The shortest of its hosts' names; jobs of the same name get their rendezvous or host appended."""
     names = [min(job.names, key=lambda name: (len(name), name)) for job in found]
     often = Counter(names)
     for at, job in enumerate(found):

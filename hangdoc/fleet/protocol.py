@@ -1,8 +1,8 @@
-"""What an agent and its collector write each other: a JSON object a line.
+"""The protocol between agent and collector: one JSON object per line.
 
-The collector asks (`Command`), the agent answers (`Answer`) with what it saw. A part of a snapshot (a record, a target,
-the frames of a stack) crosses once, in the answer that needs it first, and is named by a number from then on. Both
-sides forget a part that no answer has named for `KEEP` answers: neither grows with time.
+The collector sends a `Command`; the agent replies with an `Answer`, a snapshot in parts. A part (a record, a target,
+the frames of a stack) is sent once and then referred to by number. Both sides forget a part that no answer has used for
+`KEEP` answers, so neither grows with time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hangdoc.evidence.limits import RANKS_MOST
 
 SCHEMA = "hangdoc.agent/1"
 KEEP = 16  # answers
-# What a host may write. A rank takes some 40 KB at first and 5 KB a round (512 ranks: 20 MB, then 3 MB a round).
-LINE_MOST = 32 << 20  # bytes of a line, and of all lines that answer one question
-LINES_MOST = 256  # lines between two questions: an answer, pongs, and what a login shell greets with
-ELEMENTS_MOST = 4 << 20  # elements of a line's objects and arrays
-UNSEEN_MOST = 1024  # sentences in an answer
-WHY_MOST = 400  # characters of one
+# Limits of what a host may write. A rank takes 40 KB at first and 5 KB per round (512 ranks: 20 MB, then 3 MB).
+LINE_MOST = 32 << 20  # bytes of a line, and of all lines for one question
+LINES_MOST = 256  # lines between two questions: an answer, pongs, and a login banner
+ELEMENTS_MOST = 4 << 20  # elements of the objects and arrays in a line
+UNSEEN_MOST = 1024  # reasons in an answer
+WHY_MOST = 400  # characters of a reason
 
 T = TypeVar("T")
 
@@ -36,79 +36,79 @@ class Hello:
 
     schema: str = SCHEMA
     hangdoc: str = __version__
-    host: str = ""  # as the host calls itself
-    token: str = ""  # of this agent alone; agents on the same kernel see it in its process name
+    host: str = ""  # host name, as the host reports it
+    token: str = ""  # unique to this agent; other agents on the same kernel see it as its process name
     boot: str = ""  # boot ID of its kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """What of a command differs from host to host."""
+class HostArguments:
+    """The part of a command that differs between hosts."""
 
-    still: tuple[int, ...] = ()  # PIDs that stand still: native stacks of them are wanted
+    still: tuple[int, ...] = ()  # PIDs of stalled ranks: take native stacks
     skip: tuple[int, ...] = ()  # PIDs that another agent watches
-    forget: tuple[int, ...] = ()  # PIDs whose job has ended
-    peers: tuple[str, ...] = ()  # tokens of agents that claim processes of this host: does it show those agents?
+    forget: tuple[int, ...] = ()  # PIDs of jobs that have ended
+    peers: tuple[str, ...] = ()  # tokens of agents that claim processes of this host: does it show them?
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A line to the agent, or to several that hear the same. At the end of its input it ends."""
+    """A line to one agent, or to several that share their input. The agent ends with its input."""
 
     do: str  # look | inspect | examine | peers | ping | stop
     id: int = 0
-    own: dict[str, Own] = field(default_factory=dict)  # by the agent's token; by "" to the only one that hears it
+    own: dict[str, HostArguments] = field(default_factory=dict)  # by the agent's token; by "" for a single agent
     fresh: bool = False  # look for new ranks first
-    ask: tuple[str, ...] = ()  # what the agent's probes may send (`probes.ASKABLE`)
+    ask: tuple[str, ...] = ()  # what the agent's probes may send over the network (`probes.ASKABLE`)
 
-    def of(self, token: str) -> Own:
-        """What concerns one agent."""
-        return self.own.get(token) or self.own.get("") or Own()
+    def of(self, token: str) -> HostArguments:
+        """The arguments for one agent."""
+        return self.own.get(token) or self.own.get("") or HostArguments()
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The answer to a ping: the host is there, whatever its agent is busy with."""
+    """The answer to a ping: the host is up, even if its agent is busy."""
 
     pong: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
-    """The answer to `peers`: of the tokens asked for, those of agents that this host shows."""
+class PeersAnswer:
+    """The answer to `peers`: the tokens of agents that this host shows, of those asked for."""
 
     peers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A rank in an answer; numbers stand for parts."""
+class RankEntry:
+    """A rank in an answer; records are part numbers."""
 
     target: int
     alive: bool | None
     records: dict[str, int]
     exit: str | None = None
     end: End | None = None
-    process: str = ""  # the same text for the same process, whoever sees it
-    near: int = 0  # the more of its namespaces the agent shares, the larger
+    process: str = ""  # identifies the process; equal for all agents that see it
+    near: int = 0  # higher if the agent shares more namespaces with the process
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an agent saw: a snapshot in parts."""
+    """A snapshot in parts."""
 
-    to: int  # the command's id
+    to: int  # ID of the command
     at_s: float
     time: str
     tier: str
-    ranks: tuple[Seen, ...]
+    ranks: tuple[RankEntry, ...]
     records: dict[str, int] = field(default_factory=dict)
     unseen: tuple[Unseen, ...] = ()
     parts: dict[int, msgspec.Raw] = field(default_factory=dict)
 
 
 def line(value: Any) -> bytes:
-    """A message as its line, with the line end."""
+    """A message as a line, with its newline."""
     return msgspec.json.encode(value) + b"\n"
 
 
@@ -116,9 +116,9 @@ PING = line(Command("ping"))
 
 
 def parse(text: bytes, kind: type[T]) -> T:
-    """A line as the message it should be; raises ValueError where it is not."""
+    """Decode a line. Raises ValueError if it is not a valid message of this type."""
     if len(text) > LINE_MOST or (len(text) > ELEMENTS_MOST and text.count(b",") > ELEMENTS_MOST):
-        raise ValueError("a line of impossible size")
+        raise ValueError("a line that is too large")
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
@@ -127,14 +127,14 @@ def parse(text: bytes, kind: type[T]) -> T:
         raise ValueError(str(error)) from None
 
 
-MOST = RANKS_MOST  # ranks of a group
-SMALL, MEDIUM = 1 << 10, 1 << 14  # ranks of a group, of which so many are kept for all hosts: none more than 80 MB
-Runs = tuple[tuple[int, int], ...]  # first and last of ascending numbers without a gap
+MEMBERS_MOST = RANKS_MOST  # ranks of a group
+SMALL, MEDIUM = 1 << 10, 1 << 14  # ranks of a group, by cache size; no cache exceeds 80 MB
+Ranges = tuple[tuple[int, int], ...]  # first and last of consecutive numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """A frame without its variables: where equal code stands, this is equal."""
+class FrameCode:
+    """A frame without its variables: equal on ranks at the same line."""
 
     function: str
     file: str
@@ -149,8 +149,8 @@ class ThreadForm:
 
     tid: int
     name: str | None
-    code: int  # of tuple[Code, ...]
-    variables: dict[int, msgspec.Raw]  # tuple[Variable, ...], by the number of the frame; the others' were not seen
+    code: int  # part: tuple[FrameCode, ...]
+    variables: dict[int, msgspec.Raw]  # tuple[Variable, ...] by frame index; other frames: not read
     holds_gil: bool
     active: bool
     left_out: int = 0
@@ -169,11 +169,11 @@ class StacksForm:
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """A process group: its members as runs, for there may be thousands, on thousands of ranks."""
+    """A process group with its members as ranges: there may be thousands, on thousands of ranks."""
 
     address: int
     name: str
-    ranks: Runs
+    ranks: Ranges
     default: bool
     backend: str | None
 
@@ -189,8 +189,8 @@ class GroupsForm:
     master: str | None
 
 
-def runs(numbers: Sequence[int]) -> Runs:
-    """The numbers, in their order, as runs."""
+def to_ranges(numbers: Sequence[int]) -> Ranges:
+    """The numbers, in their order, as ranges."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -200,34 +200,34 @@ def runs(numbers: Sequence[int]) -> Runs:
     return tuple(found)
 
 
-def members(folded: Runs) -> tuple[int, ...]:
-    """The numbers of runs; raises ValueError for more than any job has."""
-    size = length(folded)
-    return _small(folded) if size <= SMALL else _medium(folded) if size <= MEDIUM else _large(folded)
+def from_ranges(ranges: Ranges) -> tuple[int, ...]:
+    """The numbers in ranges. Raises ValueError for more than any job has."""
+    size = range_length(ranges)
+    return _small(ranges) if size <= SMALL else _medium(ranges) if size <= MEDIUM else _large(ranges)
 
 
-def length(folded: Runs) -> int:
-    """How many numbers there are; raises ValueError for more than any job has."""
-    size = sum(last - first + 1 for first, last in folded)
-    if size > MOST or any(last < first for first, last in folded):
-        raise ValueError("a process group of impossible size")
+def range_length(ranges: Ranges) -> int:
+    """The count of numbers in ranges. Raises ValueError for more than any job has."""
+    size = sum(last - first + 1 for first, last in ranges)
+    if size > MEMBERS_MOST or any(last < first for first, last in ranges):
+        raise ValueError("a process group that is too large")
     return size
 
 
 @lru_cache(maxsize=2048)
-def _small(folded: Runs) -> tuple[int, ...]:
-    return _unfolded(folded)
+def _small(ranges: Ranges) -> tuple[int, ...]:
+    return _expand(ranges)
 
 
 @lru_cache(maxsize=128)
-def _medium(folded: Runs) -> tuple[int, ...]:
-    return _unfolded(folded)
+def _medium(ranges: Ranges) -> tuple[int, ...]:
+    return _expand(ranges)
 
 
 @lru_cache(maxsize=2)
-def _large(folded: Runs) -> tuple[int, ...]:
-    return _unfolded(folded)
+def _large(ranges: Ranges) -> tuple[int, ...]:
+    return _expand(ranges)
 
 
-def _unfolded(folded: Runs) -> tuple[int, ...]:
-    return tuple(number for first, last in folded for number in range(first, last + 1))
+def _expand(ranges: Ranges) -> tuple[int, ...]:
+    return tuple(number for first, last in ranges for number in range(first, last + 1))

@@ -1,1 +1,1 @@
-"""Snapshots and verdicts to disk and back. Nothing here judges."""
+"""Snapshots and verdicts to disk and back, and the verdict as JSON. Nothing here observes or judges."""

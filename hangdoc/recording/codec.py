@@ -1,7 +1,7 @@
-"""Records to JSON-able dictionaries and back, driven by the dataclasses' own type hints.
+"""Converts records to JSON values and back, driven by the type hints of the dataclasses.
 
-What equals its default is not written, and what is missing takes its default, so that older and newer versions of a
-record read each other; unknown fields are ignored. Input is hostile: whatever is wrong with it raises `BadRecord`.
+Fields equal to their default are not written, missing fields get their default, and unknown fields are ignored, so old
+and new versions of a record read each other. Input is untrusted: any fault raises `BadRecord`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class BadRecord(ValueError):
-    """Input that is not the record it should be; the text says where and why."""
+    """Malformed input; the message has the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The record of each probe by its name: those about a rank, and those about a host."""
+    """Record types by probe name, for ranks and for hosts."""
 
     rank: Mapping[str, type]
     host: Mapping[str, type]
 
 
 def registry() -> Registry:
-    """The records of all the probes there are."""
+    """The record types of all probes."""
     import probes
 
     found = probes.load()
@@ -48,7 +48,7 @@ def registry() -> Registry:
 
 
 def encode(value: Any) -> Any:
-    """A record (or a tuple, mapping, set of such) as what `json.dumps` takes; fields at their default are left out."""
+    """A record, or a tuple, mapping or set of records, as a JSON value. Fields at their default are left out."""
     kind: Any = type(value)
     if kind in _SCALARS:
         return value
@@ -65,7 +65,7 @@ def encode(value: Any) -> Any:
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
-    raise TypeError(f"{kind.__name__} has no form in a recording")
+    raise TypeError(f"{kind.__name__} cannot be recorded")
 
 
 @cache
@@ -74,7 +74,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """What a missing field stands for; None where it has no default (then only None is left out)."""
+    """The value that is not written: the field's default, or None without one."""
     if field.default is not MISSING:
         return field.default
     return field.default_factory() if field.default_factory is not MISSING else None
@@ -84,7 +84,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def decode(kind: type[T], value: Any) -> T:
-    """The record of type `kind` that `encode` wrote as `value`; raises BadRecord."""
+    """The record of type `kind` that `encode` wrote. Raises BadRecord."""
     hint: Any = kind
     try:
         return typing.cast(T, _decoder(hint)(value))
@@ -93,7 +93,7 @@ def decode(kind: type[T], value: Any) -> T:
 
 
 def decode_snapshot(value: Any, known: Registry) -> Snapshot:
-    """The snapshot that `encode` wrote. Records of probes not known here stay plain dictionaries; raises BadRecord."""
+    """The snapshot that `encode` wrote. Records of unknown probes stay dictionaries. Raises BadRecord."""
     if not isinstance(value, dict):
         raise BadRecord(f"Snapshot: {_name(value)} instead of a record")
     ranks = value.get("ranks", [])
@@ -122,7 +122,7 @@ def _records(value: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
 
 @cache
 def _decoder(hint: Any) -> Decoder:
-    """A function that turns JSON into what `hint` says; raises TypeError for a hint no record may have."""
+    """A function from JSON to the type `hint`. Raises TypeError for a type that records must not use."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object:
         return _anything
@@ -144,7 +144,7 @@ def _decoder(hint: Any) -> Decoder:
 
 
 def _dataclass(kind: type) -> Decoder:
-    plan: dict[str, tuple[Decoder, Any]] = {}  # filled below: a record may hold its own kind
+    plan: dict[str, tuple[Decoder, Any]] = {}  # filled on first use, because a record may contain its own type
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
@@ -154,7 +154,7 @@ def _dataclass(kind: type) -> Decoder:
             plan.update({field.name: (_decoder(hints[field.name]), _absent(field, hints)) for field in fields(kind)})
         given = {}
         for name, (decoder, absent) in plan.items():
-            item = value.get(name, plan)  # `plan`: a value no input can be
+            item = value.get(name, plan)  # `plan` as the marker for a missing field
             if item is not plan:
                 try:
                     given[name] = decoder(item)
@@ -170,7 +170,7 @@ def _dataclass(kind: type) -> Decoder:
 
 
 def _absent(field: Field[Any], hints: Mapping[str, Any]) -> Any:
-    """What to do where a field is missing: MISSING refuse, None set None, anything else leave to the default."""
+    """What to do if a field is missing. MISSING: refuse; None: set None; other: use the default."""
     if field.default is not MISSING or field.default_factory is not MISSING:
         return True
     return None if type(None) in typing.get_args(hints[field.name]) else MISSING
@@ -232,7 +232,7 @@ def _mapping(key: Decoder, item: Decoder) -> Decoder:
 
 
 def _whole(value: Any) -> int:
-    """A key that was an integer before JSON made it text."""
+    """An integer key, which JSON turned into text."""
     try:
         return int(value)
     except (TypeError, ValueError):

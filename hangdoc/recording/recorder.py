@@ -1,12 +1,12 @@
-"""Recordings of what a watch saw: JSON lines under zstd, append-only, readable up to wherever they were cut.
+"""Recordings of a watch: zstd-compressed JSON lines, append-only, readable up to the point where they were cut.
 
-The first line of a file is a header; each further line is an object with one key: `snapshot`, `verdict`, `recovered`
-(a job's id: what the verdicts before said of it is over), or, as the last line of a file that was closed, `end`.
-Unknown keys are for newer versions and are passed over.
+The first line of a file is a header. Each further line is an object with one key: `snapshot`, `verdict`, `recovered`
+(a job ID: earlier findings about the job are over), or, as the last line of a closed file, `end`. Unknown keys are from
+newer versions and are skipped.
 
-A long recording is a ring of files, its segments, each of which can be read alone. The header of a segment says to
-which run of the recorder it belongs (`run`), its number in it from 1 on (`segment`), how many snapshots the segments
-before it had (`looks`), and which of these matter (`matters`): those with a verdict, and what led to it.
+A long recording is a ring of files, called segments, each readable alone. A segment's header has the recorder's run
+(`run`), the number of the segment in that run, from 1 (`segment`), the number of snapshots in earlier segments
+(`looks`), and the earlier segments that matter (`matters`): those with a verdict, or with the samples before it.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ from hangdoc.verdict import Verdict
 
 SCHEMA = "hangdoc.recording/1"
 SUFFIX = ".jsonl.zst"
-MAX_BYTES = 256 * 2**20  # on disk, all segments of one recorder together
-SEGMENT_BYTES = 8 * 2**20  # on disk; a longer segment is followed by a new one
-SEGMENT_TEXT = 256 * 2**20  # bytes unpacked
-SEGMENT_S = 1800.0
+MAX_BYTES = 256 * 2**20  # on disk, all segments of one recorder
+SEGMENT_BYTES = 8 * 2**20  # on disk; then a new segment starts
+SEGMENT_TEXT = 256 * 2**20  # bytes unpacked, likewise
+SEGMENT_S = 1800.0  # duration, likewise
 MOST_SEGMENTS = 1000
-LEADS = 40  # looks that lead to a verdict: as many as the live watch judges over
-RETRY_S = 30.0  # after a write that failed
-MAX_LINE = 64 * 2**20  # bytes; a longer line is damage
-MOST_PROBLEMS = 20  # sentences about one file
+LEADS = 40  # samples kept with a verdict: as many as the live watch judges over
+RETRY_S = 30.0  # pause after a failed write
+MAX_LINE = 64 * 2**20  # bytes; a longer line counts as damage
+MOST_PROBLEMS = 20  # reported per file
 _CHUNK = 2**18  # bytes unpacked at a time
 _PIECE = 2**7  # bytes of a damaged file unpacked at a time
-_HEADER = 64 * 2**10  # bytes that a header may have
+_HEADER = 64 * 2**10  # bytes of a header
 _MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class NotARecording(HangdocError):
-    """The file is something else; the text says so in one sentence."""
+    """The file is not a recording; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one file holds, in the order it was written."""
+    """The content of one file, in the order of writing."""
 
     path: Path
     snapshots: tuple[Snapshot, ...]
     verdicts: tuple[Verdict, ...]
-    truncated: bool = False  # the file was cut, or never closed: its writer was killed, or still writes
-    problems: tuple[str, ...] = ()  # a sentence for each thing that could not be read
+    truncated: bool = False  # cut or not closed: its writer was killed or still writes
+    problems: tuple[str, ...] = ()  # one sentence for each unreadable part
 
 
 @dataclass(slots=True)
 class _Segment:
-    """One file of the ring, as its recorder made it."""
+    """One file of the ring, as written by this recorder."""
 
     number: int
     name: str
     identity: tuple[int, int]  # device and inode
-    began_s: float  # monotonic clock
-    before: int  # looks in the segments before it
+    began_s: float  # start, monotonic clock
+    before: int  # snapshots in earlier segments
     size: int = 0  # bytes on disk
     text: int = 0  # bytes unpacked
     lines: int = 0
@@ -80,13 +80,13 @@ class _Segment:
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """Appends what one host saw to a ring of files in `directory`, the first made with the first write.
+    """Appends snapshots and verdicts of one host to a ring of files in `directory`; the first write creates a file.
 
-    After each write all of it is with the kernel: killing the writer costs at most the line it was writing. Where the
-    ring is full, the oldest segments without a verdict go first; no file that this recorder did not make is removed.
+    Each write is passed to the kernel at once, so killing the writer loses at most one line. If the ring is full, the
+    oldest segments without a verdict are removed first. Files of other writers are never removed.
 
-    No failure to write is raised: a watch goes on without its recording. `say` is told once why it stopped; it is tried
-    again with every verdict and every RETRY_S.
+    Write errors are not raised, so the watch continues without its recording. `say` gets the reason once; the recorder
+    retries at every verdict and every RETRY_S.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         segment_s: float = SEGMENT_S,
     ) -> None:
         self.directory = directory
-        self.path: Path | None = None  # of the newest segment; None: nothing written yet
+        self.path: Path | None = None  # newest segment; None: nothing written yet
         self._host = host
         self._max_bytes = max_bytes
         self._segment_bytes = min(SEGMENT_BYTES, max_bytes // 8)
@@ -107,27 +107,27 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._run = secrets.token_hex(8)
         self._number = 0
         self._looks = 0
-        self._past: list[_Segment] = []  # those that are there still, oldest first
+        self._past: list[_Segment] = []  # earlier segments that still exist, oldest first
         self._now: _Segment | None = None
         self._file = -1
         self._packer: Any = None
-        self._failed_s: float | None = None  # when a write failed last; None: the last one did not
+        self._failed_s: float | None = None  # time of the last failed write; None: the last write succeeded
 
     def snapshot(self, shot: Snapshot) -> None:
-        """Keep a snapshot, unless the disk refuses it."""
+        """Record a snapshot, unless a recent write failed."""
         if self._failed_s is None or time.monotonic() - self._failed_s >= RETRY_S:
             self._keep({"snapshot": codec.encode(shot)})
 
     def verdict(self, verdict: Verdict) -> None:
-        """Keep a verdict, and what led to it for longer than the rest."""
+        """Record a verdict; a finding protects its segment and the samples before it from removal."""
         self._keep({"verdict": verdict_json.to_json(verdict)}, verdict.status not in ("healthy", "unknown"))
 
     def recovered(self, job: str) -> None:
-        """Note that a job goes on again."""
+        """Record that a job has recovered."""
         self._keep({"recovered": job})
 
     def close(self) -> None:
-        """End the newest segment properly; harmless when nothing was written or it is closed already."""
+        """Close the newest segment; no effect if nothing is open."""
         if self._now is None:
             return
         try:
@@ -162,7 +162,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._say(f"recording again, to {self.path}")
 
     def _is_over(self, now: _Segment) -> bool:
-        """Long enough, or removed by somebody: what is added to such a file is lost."""
+        """True if the segment is long enough, or was removed, in which case further writes would be lost."""
         long = now.size >= self._segment_bytes or now.text >= SEGMENT_TEXT
         return long or time.monotonic() - now.began_s >= self._segment_s or not os.fstat(self._file).st_nlink
 
@@ -176,7 +176,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             status = os.fstat(self._file)
             identity, before = (status.st_dev, status.st_ino), self._looks
             self._now = segment = _Segment(self._number + 1, name, identity, time.monotonic(), before)
-            # A window of 4 MiB holds the last snapshots of many ranks: what did not change costs next to nothing.
+            # A window of 4 MiB spans the last snapshots of many ranks, so unchanged data costs almost nothing.
             parameters = ZstdCompressionParameters.from_level(3, window_log=22, write_checksum=True)
             self._packer = ZstdCompressor(compression_params=parameters).compressobj()
             written = now.isoformat("T", "seconds")
@@ -187,7 +187,7 @@ class Recorder(AbstractContextManager["Recorder"]):
                 self._append({**header, **place})
             except OSError:
                 with suppress(OSError):
-                    os.unlink(name, dir_fd=folder)  # of a full disk: one empty file for each try
+                    os.unlink(name, dir_fd=folder)  # else a full disk gets an empty file for each retry
                 self._leave(kept=False)
                 raise
         self._number += 1
@@ -209,7 +209,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._now.size += len(data)
 
     def _stop(self, error: OSError) -> None:
-        """Leave the segment as it is, readable up to what was refused, and say why once."""
+        """Abandon the segment, which stays readable up to the failed write; report the reason once."""
         if self._failed_s is None:
             why = error.strerror or str(error)
             self._say(f"the recording in {self.directory} has stopped: {why}; the watch goes on without it")
@@ -222,12 +222,12 @@ class Recorder(AbstractContextManager["Recorder"]):
                 self._past.append(self._now)
             self._now = None
         if self._file >= 0:
-            with suppress(OSError):  # of some file systems (NFS, quota) a write fails only now
+            with suppress(OSError):  # on some filesystems (NFS, quota) the write fails only now
                 os.close(self._file)
             self._file = -1
 
     def _make_room(self) -> None:
-        """Remove our own oldest segments until another one fits, those that matter last."""
+        """Remove our oldest segments until a new one fits, those that matter last."""
         while self._past and (
             len(self._past) >= MOST_SEGMENTS
             or sum(segment.size for segment in self._past) > self._max_bytes - self._segment_bytes
@@ -236,33 +236,33 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._past.remove(oldest)
             with suppress(OSError), open_folder(self.directory) as folder:
                 status = os.lstat(oldest.name, dir_fd=folder)
-                if (status.st_dev, status.st_ino) == oldest.identity:  # else somebody else's by now
+                if (status.st_dev, status.st_ino) == oldest.identity:  # else replaced by another file
                     os.unlink(oldest.name, dir_fd=folder)
 
 
 def _create(folder: int, time: str, host: str) -> tuple[str, int]:
-    """A file that was not there before, for its owner only: stacks and variables are private."""
+    """Create a new file, readable by its owner only, because stacks and variables are private."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", host)[:100]
     for number in range(1, 1000):
         name = f"incident-{time}-{safe}{'' if number == 1 else f'_{number:03d}'}{SUFFIX}"
         with suppress(FileExistsError):
             return name, create(name, folder)
-    raise FileExistsError(f"there are 1000 recordings of this second ({time})")
+    raise FileExistsError(f"1000 recordings with this time already exist ({time})")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line of a segment, as far as it says where that belongs."""
+    """The position of a segment in its recording, from its first line."""
 
     host: str
     run: str
     segment: int
-    looks: int  # in earlier segments
+    looks: int  # snapshots in earlier segments
     matters: frozenset[int]  # numbers of earlier segments
 
 
 def header(path: Path) -> Header | None:
-    """The header of a segment; None of any other file, also of a recording that is one file. Raises OSError."""
+    """The header of a segment; None for other files, and for recordings in a single file. Raises OSError."""
     try:
         found = json.loads(next(lines(path, [], _HEADER), b""))
         host, run, segment, looks, matters = (found[name] for name in ("host", "run", "segment", "looks", "matters"))
@@ -275,10 +275,10 @@ def header(path: Path) -> Header | None:
 
 
 def read(path: Path, known: codec.Registry | None = None) -> tuple[Recording, ...]:
-    """The recording in a file, or all those in a directory; `known` probes are those there are if None.
+    """The recording in a file, or all recordings in a directory. `known`: record types, by default those of all probes.
 
-    A cut or damaged file is read up to the cut; a file in a directory that cannot be read at all is an empty recording
-    that says why. Raises NotARecording where there is none, and OSError.
+    A cut or damaged file is read up to the damage. An unreadable file in a directory becomes an empty recording with
+    the reason. Raises NotARecording if there is none, and OSError.
     """
     known = known or codec.registry()
     if not path.is_dir():
@@ -291,12 +291,14 @@ def read(path: Path, known: codec.Registry | None = None) -> tuple[Recording, ..
             except (NotARecording, OSError) as error:
                 found.append(Recording(file, (), (), problems=(str(error),)))
     if not found:
-        raise NotARecording(f"{path} holds no recording (incident-*{SUFFIX}): make one with `hangdoc watch --record`")
+        raise NotARecording(
+            f"{path} contains no recording (incident-*{SUFFIX}); make one with `hangdoc watch --record`"
+        )
     return tuple(found)
 
 
 def is_recording(path: Path) -> bool:
-    """True where the file's content, whatever its name, begins as a recording does."""
+    """True if the content of the file begins like a recording, whatever its name."""
     try:
         return is_header(next(lines(path, []), b""))
     except OSError:
@@ -307,7 +309,7 @@ def _read_file(path: Path, known: codec.Registry) -> Recording:
     cuts: list[str] = []
     texts = lines(path, cuts)
     if not is_header(next(texts, b"")):
-        raise NotARecording(f"{path} is no recording of hangdoc: it does not begin with a line that says {SCHEMA}")
+        raise NotARecording(f"{path} is not a hangdoc recording: its first line does not contain {SCHEMA}")
     snapshots, verdicts, problems, closed = [], [], [], False
     for number, line in enumerate(texts, 2):
         try:
@@ -319,14 +321,14 @@ def _read_file(path: Path, known: codec.Registry) -> Recording:
             elif "verdict" in value:
                 verdicts.append(verdict_json.from_json(value["verdict"]))
             closed = "end" in value
-        except (ValueError, RecursionError) as error:  # BadRecord and what json raises are ValueErrors
-            problems.append(f"{path}:{number}: line passed over: {str(error)[:200]}")
+        except (ValueError, RecursionError) as error:  # BadRecord and the errors of json are ValueErrors
+            problems.append(f"{path}:{number}: line skipped: {str(error)[:200]}")
     problems.extend(f"{path}: {cut}" for cut in cuts)
     return Recording(path, tuple(snapshots), tuple(verdicts), bool(cuts) or not closed, tuple(problems))
 
 
 def is_header(line: bytes) -> bool:
-    """Whether this first line of a file makes it a recording."""
+    """True if this is the first line of a recording."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -335,7 +337,7 @@ def is_header(line: bytes) -> bool:
 
 
 def lines(path: Path, cuts: list[str], longest: int = MAX_LINE) -> Iterator[bytes]:
-    """The whole lines of a file; where it was cut is said in `cuts`. Raises OSError."""
+    """The complete lines of a file. Appends a sentence to `cuts` if the file is cut or damaged. Raises OSError."""
     rest: list[bytes] = []
     size = 0
     longest = min(longest, input_limits.most_whole(os.stat(path).st_size))
@@ -355,12 +357,12 @@ def lines(path: Path, cuts: list[str], longest: int = MAX_LINE) -> Iterator[byte
             cuts.append(f"a line is longer than {longest} bytes; read up to there")
             return
     if size:
-        cuts.append("the last line is not whole; read up to there")
+        cuts.append("the last line is incomplete; read up to there")
 
 
 def _unpacked(path: Path, cuts: list[str]) -> Iterator[bytes]:
-    """The bytes of a plain or zstd file, piece by piece, up to the first damage."""
-    if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+    """The content of a plain or zstd file, in chunks, up to the first damage."""
+    if path.exists() and not path.is_file():  # opening a FIFO would block
         raise OSError(f"{path} is not a regular file")
     with path.open("rb") as file:
         if file.peek(4)[:4] != _MAGIC:
@@ -386,7 +388,7 @@ def _unpacked(path: Path, cuts: list[str]) -> Iterator[bytes]:
 
 
 def _before_damage(file: IO[bytes], unpacker: Any, skip: int) -> Iterator[bytes]:
-    """What is left before a damage, after `skip` bytes: of the piece that it is in, all is lost."""
+    """The content before the damage, after `skip` bytes; the damaged piece is lost as a whole."""
     from zstandard import ZstdError
 
     packed = unpacker.decompressobj(read_across_frames=True)

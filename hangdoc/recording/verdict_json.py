@@ -1,4 +1,4 @@
-"""A verdict as JSON and back: the contract `hangdoc.verdict/1` that tools outside the repository read."""
+"""A verdict as JSON and back: the contract `hangdoc.verdict/1` for external tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangdoc.verdict import SCHEMA, Considered, Culprit, Finding, Link, RankLine
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as the contract has it, with the optional keys `note` and `considered`."""
+    """The verdict in the form of the contract, with the optional keys `note` and `considered`."""
     return {
         "schema": SCHEMA,
         "hangdoc": __version__,
@@ -33,9 +33,9 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def from_json(value: Any) -> Verdict:
-    """The verdict that `to_json` wrote; raises BadRecord."""
+    """The verdict that `to_json` wrote. Raises BadRecord."""
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-        raise BadRecord(f"not a verdict: it does not say `schema: {SCHEMA}`")
+        raise BadRecord(f"not a verdict: no `schema: {SCHEMA}`")
     given = {
         **{name: value.get(name) for name in ("status", "stalled_for_s", "job", "considered", "unseen")},
         "note": value.get("note", ""),
@@ -59,7 +59,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _unseen(unseen: Unseen) -> dict[str, Any]:
-    """With the optional key `host` where it is of no rank, as of a host that is lost."""
+    """With the optional key `host` for entries without a rank, as for a lost host."""
     where = {"host": unseen.host} if unseen.rank is None and unseen.host is not None else {}
     return {"rank": unseen.rank, "probe": unseen.probe, "why": unseen.why, **where}
 

@@ -1,1 +1,1 @@
-"""What is a secret, and how it is masked: in text, on command lines, in records. No process or file is read here."""
+"""Finds and masks secrets in text, command lines and records. Nothing here reads a process or a file."""

@@ -50,7 +50,7 @@ _PROGRAMS = frozenset(
     {*_VALUES, *_USERS, *_LOGINS, *_ATTACHES, *_SETS, *(name for name, _ in _POSITIONS), "kubectl", "mc", "htpasswd"}
 )
 _GIT_CREDENTIALS = re.compile(r"(?i).*(?:token|secret|password|credential|extraheader|api_?key|access_?key)")
-_USER_NEXT = 3  # instead of how secret the next word is: it is a user and a secret
+_USER_NEXT = 3  # a secrecy level: the next word is a user and a secret
 _PROGRAM = re.compile(r"[\w.+-]{1,40}")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _SHORT = re.compile(r"-[A-Za-z]")
@@ -60,14 +60,14 @@ _WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"'|;&]|(?<=\S)[;&](?=\
 _KNOWN = re.compile(
     r"(?:^|[\s/;|&(\"'`])(?:" + "|".join(map(re.escape, sorted(_PROGRAMS, key=len, reverse=True))) + r")\s"
 )
-_INNER = re.compile(r"""(["'])([^"']*\s[^"']*)\1""")  # a command line within quotes
+_INNER = re.compile(r"""(["'])([^"']*\s[^"']*)\1""")  # a quoted command line
 _LONG_OPTION = re.compile(
     r"--?[\w-]{0,60}(?:token|secret|pass|pwd|cred|key|auth|bearer|cookie|jwt|webhook)", re.IGNORECASE
 )
 
 
 def hide(words: Sequence[str]) -> list[str]:
-    """The words with the values of secret options hidden; each word may still contain other secrets."""
+    """The words of a command line without the values of secret options. A word may still contain other secrets."""
     made: list[str] = []
     program, await_value = "", 0
     verbs: list[str] = []
@@ -95,7 +95,7 @@ def hide(words: Sequence[str]) -> list[str]:
             program, verbs = name, []  # after sudo, env, an interpreter ...
             made.append(word)
             continue
-        word, await_value = _one(program, verbs, word, bare)
+        word, await_value = _mask_word(program, verbs, word, bare)
         if not bare.startswith("-"):
             verbs.append(bare)
         made.append(word)
@@ -103,7 +103,7 @@ def hide(words: Sequence[str]) -> list[str]:
 
 
 def hide_in(text: str) -> str:
-    """Text that may contain a command line."""
+    """`hide` for text that may contain a command line."""
     reads = any(mark in text for mark in _STDIN)
     if not (reads or _LONG_OPTION.search(text) or _KNOWN.search(text)):
         return text
@@ -122,8 +122,8 @@ def hide_in(text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _one(program: str, verbs: list[str], word: str, bare: str) -> tuple[str, int]:
-    """The word, masked where needed, and the secrecy of the next word (0: not decided by this one)."""
+def _mask_word(program: str, verbs: list[str], word: str, bare: str) -> tuple[str, int]:
+    """The word, masked if needed, and the secrecy of the next word (0: not determined by this one)."""
     option, equals, value = bare.partition("=")
     if program in _USERS and option in _USERS[program][0]:
         return (f"{option}={_user(value, _USERS[program][1])}", 0) if equals else (word, _USER_NEXT)
@@ -162,8 +162,8 @@ def _is_secret(name: str) -> bool:
 
 
 def _by_position(program: str, verbs: list[str], word: str) -> bool:
-    """Whether a word is a secret by position: `wandb login KEY`, `aws configure set aws_secret_access_key X`."""
-    if any(program == one and tuple(verbs[-len(before) :]) == before for one, before in _POSITIONS):
+    """True if the word is a secret by its position: `wandb login KEY`, `aws configure set aws_secret_access_key X`."""
+    if any(program == name and tuple(verbs[-len(before) :]) == before for name, before in _POSITIONS):
         return len(word) >= 8
     if (
         program in ("aws", "git", "doppler", "gcloud", "npm", "pip", "poetry", "pip3")
@@ -183,7 +183,7 @@ def _user(value: str, separator: str) -> str:
 
 
 def _without_echoed(words: list[str]) -> list[str]:
-    """Hides what is piped into a program that reads a password."""
+    """Hide the text piped into a program that reads a password from standard input."""
     made, echoes = [], False
     for word in words:
         if word in ("echo", "printf", "-n", "-e"):
@@ -197,5 +197,5 @@ def _without_echoed(words: list[str]) -> list[str]:
 
 
 def _quoted(word: str, text: str) -> str:
-    """Puts text in the quotes of the word."""
+    """`text` in the quotes of `word`."""
     return f"{word[0]}{text}{word[0]}" if len(word) > 1 and word[0] in "\"'" and word[-1] == word[0] else text

@@ -1,9 +1,9 @@
-"""A second opinion on secrets: the detectors of detect-secrets, for words that our own patterns left.
+"""A second opinion on secrets: the detectors of detect-secrets, for words that our own patterns did not match.
 
-Importing detect-secrets imports requests: 0.3 s and 21 MB, and a network client in a process that may be root's. So a
-child process imports it and hands over what its detectors consist of: regular expressions, alphabets and limits of
-entropy. It is started once, when a text first holds a word that looks random, which next to no honest text does.
-Nothing is verified, so no service is asked. Where detect-secrets is not installed, our own patterns decide alone.
+Importing detect-secrets imports requests: 0.3 s, 21 MB, and a network client in a process that may be root. So a child
+process imports it and returns the data of its detectors: regular expressions, alphabets and entropy limits. The child
+starts once, at the first text with a random-looking word, which is rare. Nothing is verified, so no service is
+contacted. Without detect-secrets, only our own patterns apply.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 
-MOST_WORDS = 16  # of one text that are examined
-CHANGES = 0.33  # `changes` of random letters; names have less
-_BEFORE, _AFTER = 200, 60  # characters around a word in which detectors look for a name
-_LONGEST = 512  # characters of a word that they are given
+MOST_WORDS = 16  # examined per text
+CHANGES = 0.33  # `changes` of random letters; names have fewer
+_BEFORE, _AFTER = 200, 60  # characters of context in which detectors look for a name
+_LONGEST = 512  # characters of a word given to detectors
 _CACHED = 1024
 _SHORTEST = 8  # characters of a secret
 TIMEOUT_S = 10.0  # of the child
 
-# Left out: what they find is what a diagnosis is made of.
+# Left out: their matches (IP addresses, hashes) are part of a diagnosis.
 _NO_SECRETS = frozenset({"IPPublicDetector", "HexHighEntropyString"})
 
 _WORD = re.compile(r"[A-Za-z0-9+=_-]{16,}")
 _RUN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{16,}")
 _HEX = re.compile(r"(?:0x)?[0-9a-fA-F]+")
-_MANGLED = re.compile(r"_{0,3}Z|\d+[A-Za-z_]")  # of C++; a length and a name are a part of it
+_MANGLED = re.compile(r"_{0,3}Z|\d+[A-Za-z_]")  # a C++ name, which contains lengths and names
 _PATH = re.compile(r"(?<![\w:/])(?:~|\.{1,2})?/(?!/)[^\s\"':=]*\Z")  # an absolute path so far, not a URL
 
 
 def hide_detected(text: str, hidden: str) -> str:
-    """The text with `hidden` in place of each word that looks random and that a detector takes for a secret."""
+    """The text with `hidden` in place of each random-looking word that a detector takes for a secret."""
     for start, end in reversed(list(_words(text))):
         word = text[start : min(end, start + _LONGEST)]
         if _detected(text[max(0, start - _BEFORE) : start], word, text[end : end + _AFTER]):
@@ -47,18 +47,18 @@ def hide_detected(text: str, hidden: str) -> str:
 
 
 def bits(text: str) -> float:
-    """Shannon entropy of a text, in bits a letter."""
+    """Shannon entropy of a text, in bits per character."""
     return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
 
 
 def changes(text: str) -> float:
-    """Share of neighbouring letters that are of different classes (upper, lower, digit, other)."""
+    """Share of adjacent characters in different classes (upper, lower, digit, other)."""
     kinds = ["U" if c.isupper() else "l" if c.islower() else "9" if c.isdigit() else "_" for c in text]
     return sum(a != b for a, b in pairwise(kinds)) / len(text)
 
 
 def _words(text: str) -> Iterator[tuple[int, int]]:
-    """Where the words are that look random: letters and digits in one run, neither a hash nor a C++ name nor a path."""
+    """Spans of random-looking words: letters and digits in one run; not a hash, C++ name or path."""
     count = 0
     for word in _WORD.finditer(text):
         if _MANGLED.match(word[0]) or not any(map(_looks_random, _RUN.findall(word[0]))):
@@ -76,17 +76,17 @@ def _looks_random(run: str) -> bool:
 
 @lru_cache(maxsize=_CACHED)
 def _detected(before: str, word: str, after: str) -> bool:
-    """Whether a detector takes the word for a secret, by itself or by what stands beside it."""
+    """True if a detector takes the word for a secret, by itself or by its context."""
     around = before + word + after
-    return any(one.finds(word, around) for one in _detectors())
+    return any(detector.finds(word, around) for detector in _detectors())
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A detector that knows the form of a secret, or the name before it."""
+    """A detector by regular expression: of a secret's format, or of the name before it."""
 
     expression: re.Pattern[str]
-    group: int | None  # that holds the secret; None: whichever is long enough, or all of the match
+    group: int | None  # group with the secret; None: every group that is long enough, else the whole match
 
     def finds(self, word: str, around: str) -> bool:
         return any(
@@ -103,11 +103,10 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Entropy:
-    """A detector of random letters. Names of kernels and classes have as many bits, but are of one case, or change it
-    seldom."""
+    """A detector by entropy. Kernel and class names have as much entropy, but use one case, or change it rarely."""
 
     letters: frozenset[str]
-    limit: float  # bits a letter
+    limit: float  # bits per character
 
     def finds(self, word: str, around: str) -> bool:
         mixed = not word.islower() and not word.isupper() and changes(word) >= CHANGES
@@ -116,26 +115,26 @@ class Entropy:
 
 @cache
 def _detectors() -> Sequence[Expression | Entropy]:
-    """Those of detect-secrets; none where it is not installed, or not as we know it."""
-    paths = [path for path in sys.path if path]  # not where we were started
-    command = [sys.executable, "-I", "-S", "-c", _HANDS_OVER, *paths]
+    """The detectors of detect-secrets; none if it is not installed or has changed."""
+    paths = [path for path in sys.path if path]  # not our working folder
+    command = [sys.executable, "-I", "-S", "-c", _CHILD, *paths]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
-        told = json.loads(done.stdout)
+        given = json.loads(done.stdout)
         expressions = [
             Expression(re.compile(pattern, flags), group)
-            for name, pattern, flags, group in told["expressions"]
+            for name, pattern, flags, group in given["expressions"]
             if name not in _NO_SECRETS
         ]
         entropies = [
-            Entropy(frozenset(letters), limit) for name, letters, limit in told["entropies"] if name not in _NO_SECRETS
+            Entropy(frozenset(letters), limit) for name, letters, limit in given["entropies"] if name not in _NO_SECRETS
         ]
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError, re.error):
         return ()
     return (*expressions, *entropies)
 
 
-_HANDS_OVER = """
+_CHILD = """
 import json, sys
 sys.path[:0] = sys.argv[1:]
 from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class

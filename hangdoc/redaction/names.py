@@ -1,4 +1,4 @@
-"""Decides by name (of a variable, option or key) whether a value is a secret, and which values cannot be one."""
+"""Judges by the name of a variable, option or key whether its value is a secret; and which values cannot be one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from functools import lru_cache
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# Names that only secrets have. Their value may be a number.
+# Names of secrets only. Their value may be a number.
 _CERTAIN = (
     r"passw|passphrase|passcode|pswd|(?:^|_)(?:pwd|pw)(?:$|_)|secret|credential|creds(?:$|_)|mnemonic|seed_?phrase|contrase[nñ]a"
     r"|(?:api|access|private|secret|encryption|signing|account|master|shared|subscription|storage|license|service"
     r"|consumer|client|auth|deploy|admin|instrumentation|integration|ingest|routing|write|session|host)_?key(?!w|e)"
     r"|connection_?string|conn_?str(?:$|_)|webhook"
 )
-# Names that may also be a token of text, or the key of a mapping.
+# Names that may also mean a token of text or the key of a mapping.
 _LIKELY = (
     r"token(?!i[sz])|bearer|cookie|jwt|(?:^|_)sas(?:$|_)"
     r"|(?:^|_)(?:auth|authorization|key|keys|pass|pat)(?:$|_)"
@@ -39,7 +39,7 @@ _NUMBER = re.compile(
     r"[-+~]?(?:\d[\d.,_]*(?:e[-+]?\d+)?|inf|nan)(?:\s?[A-Za-z%/]{1,3}(?:/[a-z]{1,5})?)?", re.IGNORECASE
 )
 _FEW_DIGITS = re.compile(r"[-+]?\d{1,3}(?:\.\d*)?")
-# Tensors and containers as the probes show them, lists of numbers, and names of layers.
+# Tensors and containers as probes print them, lists of numbers, and layer names.
 _DATA = re.compile(
     r"\w*(?:Tensor|Parameter)\(\[[\d, ]*\], [\w, .:]+\)?|(?:\w+) of \d+|[\[(][-+\d., e]*(?:\.\.\.)?[\])]?"
     r"|<[\w.]+(?: [\w.]+)*>|[\"']?[A-Za-z_]\w{0,30}(?:\.[A-Za-z_0-9]\w{0,30}){2,}[\"']?|[a-z_]{2,30}\.[a-z_]{2,30}"
@@ -53,14 +53,14 @@ def secrecy(name: str) -> int:
     if len(name) > 200:
         name = name[-200:]
     plain = _CAMEL.sub("_", name).replace("-", "_").replace(".", "_").replace(" ", "_")
-    found = [one for one in (_NAME.search(plain), _NAME.search(name)) if one]
+    found = [match for match in (_NAME.search(plain), _NAME.search(name)) if match]
     if not found or _ABOUT.search(plain):
         return 0
-    return 2 if any(one["certain"] for one in found) else 1
+    return 2 if any(match["certain"] for match in found) else 1
 
 
 def harmless(text: str, level: int) -> bool:
-    """Whether a value need not be hidden, given the `secrecy` of its name."""
+    """True if a value need not be hidden, given the `secrecy` of its name."""
     text = text.strip()
     if not text or _NOTHING.fullmatch(text) or _PLACEHOLDER.fullmatch(text):
         return True

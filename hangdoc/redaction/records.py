@@ -1,15 +1,15 @@
-"""Masks secrets in records, in one place: no record is judged, recorded, sent or shown before it has passed here.
+"""Masks secrets in records, in one place, before a record is judged, recorded, sent or shown.
 
-Three callers: `Sampler.round` for live evidence, `assemble.snapshots` for what readers found (and for recordings, since
-an older version may have written them unmasked), and `build_incident` for all that a report shows. The mask knows the
-structure of records: command lines, environments, variables and source code each have rules of their own
-(`hangdoc/redaction/text.py`). Names of groups and jobs keep their hashes, because analysis compares them. The same text
-is always masked in the same way.
+Three callers: `Sampler.round` for live evidence; `assemble.snapshots` for evidence from files, including recordings,
+because an older version may have written them unmasked; and `incident` for everything that a report shows. The mask
+knows the structure of records: command lines, environments, variables and source code each have their own rules
+(`hangdoc/redaction/text.py`). Names of groups and jobs keep their hashes, because analysis compares them. Equal texts
+are masked equally.
 
-Our own patterns come first: detect-secrets 1.5 (2024) has 46 for 23 services and none for command lines or source code.
-Its detectors are a second opinion on words that look random and that ours left (`hangdoc/redaction/detectors.py`).
-Kingfisher's SDK 1.5 has 488 rules; compiling them takes 3 s and 55 MB, and it ships 36 MB of native code for glibc
-only: too much for an agent on every host. CredSweeper 1.19 needs 32 packages, one of them onnxruntime.
+Our own patterns come first: detect-secrets 1.5 (2024) has 46 for 23 services, and none for command lines or source
+code. Its detectors are a second opinion on random-looking words (`hangdoc/redaction/detectors.py`). Kingfisher's SDK
+1.5 has 488 rules, takes 3 s and 55 MB to compile them, and ships 36 MB of native code for glibc only: too much for an
+agent on every host. CredSweeper 1.19 needs 32 packages, including onnxruntime.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ __all__ = ["LONGEST", "Mask", "hidden", "mask_text", "masked"]
 
 T = TypeVar("T")
 _NUMBERS = (int, float, bool, type(None))
-_SHORTEST = 6  # characters of a text that may hold a secret
+_SHORTEST = 6  # characters; a shorter text is not masked
 
 
 def masked(record: T) -> T:
-    """`record`, a tree of dataclasses, tuples and mappings, with every secret in its texts hidden.
+    """`record`, a tree of dataclasses, tuples and mappings, with the secrets in its texts hidden.
 
-    Parts in which nothing is hidden stay the same objects.
+    Parts without secrets stay the same objects.
     """
     return Mask().of(record)
 
 
 def mask_text(text: str) -> str:
-    """One text."""
+    """`masked` for a text."""
     return redact_text(text)
 
 
 def hidden(record: object) -> int:
-    """In how many texts of a record something is hidden."""
+    """Number of texts in a record that contain a masked secret."""
     if isinstance(record, str):
         return HIDDEN in record
     return sum(hidden(part) for part in _parts(record))
 
 
 class Mask:
-    """Masks records. Keep one for successive rounds: a record that did not change is not examined again."""
+    """Masks records. Reuse it in successive rounds: unchanged records are not examined again."""
 
     def __init__(self) -> None:
         # id of a record -> the record itself (so that the id is not reused) and its masked form
@@ -76,7 +76,7 @@ class Mask:
         self._before: dict[int, tuple[object, Any]] = {}
 
     def again(self) -> None:
-        """Start another round; forget records that the last round did not contain."""
+        """Start a round; forget records that the last round did not contain."""
         self._before, self._known = self._known, {}
 
     def of(self, value: T) -> T:
@@ -107,7 +107,7 @@ class Mask:
         return known[1]
 
     def _mapping(self, value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """A string value is judged by its key as well; keys are masked as plain text."""
+        """Masks keys as plain text, and string values by their key and content."""
         made = {}
         for name, part in value.items():
             shown = _same(name, redact_text(name)) if type(name) is str else name
@@ -133,12 +133,12 @@ class Mask:
 
 def _variable(value: Variable) -> dict[str, Any]:
     text = redact(value.name, value.text)
-    number = None if text == HIDDEN else value.number  # the probe may have hidden the text already
+    number = None if text == HIDDEN else value.number  # the probe may already have masked the text
     return {} if text == value.text and number == value.number else {"text": text, "number": number}
 
 
 def _places(places: Mapping[str, Place]) -> Mapping[str, Place]:
-    """Keys are "file:line"; the file is masked as in `Frame.file`, so that the two still match."""
+    """Keys are "file:line"; the file is masked as in `Frame.file`, so both still match."""
     mask = Mask()
     made = {_place_name(name): mask.of(place) for name, place in places.items()}
     return places if all(map(is_, made.values(), places.values())) and list(made) == list(places) else made
@@ -158,7 +158,7 @@ def _identifiers(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _fields(value: Mapping[str, str]) -> Mapping[str, str]:
-    """Fields of a log line; the name of a process group is an identifier."""
+    """Fields of a log event; the name of a process group is an identifier."""
     return {name: (redact_identifier(v) if name.startswith("group") else redact(name, v)) for name, v in value.items()}
 
 
@@ -166,7 +166,7 @@ def _kept(value: Any) -> Any:
     return value
 
 
-# Fields that are not plain text. Names of groups and jobs may be hashes, and analysis compares them.
+# Fields that are not plain text. Names of groups and jobs may be hashes that analysis compares.
 _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
     Process: {"command": redact_words},
     ChildProcess: {"command": redact_words},
@@ -198,7 +198,7 @@ def _texts(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _holds_more(kind: Any) -> bool:
-    """Whether a dataclass contains other records or collections, and so is worth remembering."""
+    """True if a dataclass contains records or collections, so that remembering it pays off."""
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError):
@@ -209,8 +209,8 @@ def _holds_more(kind: Any) -> bool:
 
 
 def _leaves(hint: Any) -> list[Any]:
-    arguments = [one for one in typing.get_args(hint) if one is not ...]
-    return [leaf for one in arguments for leaf in _leaves(one)] if arguments else [hint]
+    arguments = [argument for argument in typing.get_args(hint) if argument is not ...]
+    return [leaf for argument in arguments for leaf in _leaves(argument)] if arguments else [hint]
 
 
 def _same(old: str, new: str) -> str:

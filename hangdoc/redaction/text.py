@@ -1,5 +1,5 @@
-"""Redacts secrets in text: by the name of a value, by the token formats of known services, by the structure of URLs,
-command lines and source code, by entropy, and by the detectors of detect-secrets (`probes/_detectors.py`).
+"""Redacts secrets in text: by the name of a value, the token formats of known services, the structure of URLs, command
+lines and source code, by entropy, and by the detectors of detect-secrets (`hangdoc/redaction/detectors.py`).
 
 Redact before shortening: a cut secret loses its shape.
 """
@@ -15,12 +15,12 @@ from hangdoc.redaction.names import harmless, secrecy
 from hangdoc.redaction.token_formats import shapes_in
 
 HIDDEN = "<redacted>"
-LONGEST = 16_384  # characters of one text; nothing that is shown is longer
-_KEPT = 512  # characters: longer texts are not remembered, so that the cache stays below some 5 MB
+LONGEST = 16_384  # characters of one text; longer ones are cut
+_KEPT = 512  # characters; longer texts are not cached, which keeps the cache below about 5 MB
 _CACHED = 4096
 
-# A text without any of these and without a long word holds no secret. Substring search is several times faster than a
-# regular expression. The last entries are prefixes of secrets, in case the secret was cut before we saw it.
+# A text with none of these and without a long word contains no secret. Substring search is several times faster than a
+# regular expression. The last entries are prefixes of secrets, for secrets that were cut before we saw them.
 _HINTS = (
     "pass", "pwd", "pswd", "pw", "secret", "token", "cred", "key", "auth", "bearer", "cookie", "jwt", "://", "@", "sig",
     "mnemonic", "phrase", "conn", "hook", "---", "basic ", "$", "sas", "pat", "login", "code=", " -", "%", "identified",
@@ -29,10 +29,10 @@ _HINTS = (
     "_live_", "dop_v1", "sg.", "aiza", "ya29", "shpat",
 )  # fmt: skip
 _LONG = re.compile(r"[A-Za-z0-9+/_=.~:-]{16,}")
-_KERNEL = re.compile(r"(/(?:proc|sys/fs/cgroup)/[\w./@:-]+)")  # no secret is in these, but ids of containers are
+_KERNEL = re.compile(r"(/(?:proc|sys/fs/cgroup)/[\w./@:-]+)")  # kernel paths contain container IDs, no secrets
 
 # --- URLs ------------------------------------------------------------------------------------------
-# Up to the last "@": a password may contain "@", ":" and "/". A port followed by a path is not a password.
+# Up to the last "@", because a password may contain "@", ":" and "/". A port followed by a path is not a password.
 _USERINFO = re.compile(r"""([A-Za-z][\w+.-]{0,30}://|(?<![:\w])//)([^\s/:@"'\[\]?#]{0,200}):([^\s"']{1,400})@""")
 _CUT_USERINFO = re.compile(
     r"""([A-Za-z][\w+.-]{0,30}://[^\s/:@"'<>\[\]?#]{0,200}:)((?!\d{1,5}\b)[^\s"'<>/:@,)]{1,200}(?:\.\.\.|…|\Z))"""
@@ -70,7 +70,7 @@ _PAIR = re.compile(
     rf"""(?P<value>{_ESCAPED}|{_LITERALS}|{_BRACKETS}|(?:{_SCHEMES}\s+)?[^\s"',;&}}\])]+)""",
     re.IGNORECASE,
 )
-_UPPER_PAIR = re.compile(  # of an environment: STRIPE_KEY=...
+_UPPER_PAIR = re.compile(  # environment variables: STRIPE_KEY=...
     rf"""(?P<name>\b[A-Z0-9_]{{1,60}}_(?:KEYS?|PASS|PW|PAT|AUTH|SALT|SAS|CREDS?|DSN))(?P<between>{_SEPARATOR})"""
     rf"""(?P<value>{_ESCAPED}|{_LITERALS}|[^\s"',;&}}\])]+)"""
 )
@@ -115,9 +115,9 @@ _DENSE = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
 
 
 def redact(name: str, text: str) -> str:
-    """`text` with its secrets hidden; all of it where `name` is the name of a secret."""
+    """`text`, the value of `name`, with its secrets hidden; all of it if `name` is the name of a secret."""
     level = secrecy(name)
-    if level and name.lower() in ("pwd", "oldpwd") and text.startswith("/"):  # where a shell is
+    if level and name.lower() in ("pwd", "oldpwd") and text.startswith("/"):  # working directory of a shell
         return redact_text(text)
     if level:
         return text if harmless(text, level) or text == HIDDEN else HIDDEN
@@ -132,7 +132,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_identifier(text: str) -> str:
-    """The name of a job or group: its hashes are kept, because they tell one from another."""
+    """The name of a job or group. Keeps hashes, because they distinguish groups."""
     text = text[:LONGEST]
     if not suspicious(text):
         return text
@@ -151,7 +151,7 @@ def redact_source(text: str) -> str:
 
 
 def redact_words(words: Sequence[str]) -> tuple[str, ...]:
-    """A command line as a vector: an option and its value may be separate words."""
+    """The words of a command line; an option and its value may be separate words."""
     from hangdoc.redaction.command_lines import hide
 
     made = hide(words)
@@ -159,12 +159,12 @@ def redact_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _word(before: str, word: str) -> str:
-    """A word of a command line; the word before may mark it as a commit: `--revision 3a1f...`."""
+    """A word of a command line. The word before may mark it as a commit: `--revision 3a1f...`."""
     return word if _HEX.fullmatch(word) and _DIGEST.search(f"{before[-60:]} ") else redact_text(word)
 
 
 def suspicious(text: str) -> bool:
-    """Whether the text may contain a secret at all."""
+    """True if the text may contain a secret at all. Fast."""
     low = text.lower()
     return any(hint in low for hint in _HINTS) or _LONG.search(text) is not None
 
@@ -202,7 +202,7 @@ def _part(text: str) -> str:
 def _urls(text: str, low: str) -> str:
     if "@" in text:
         text = _USERINFO.sub(_without_password, text)
-        text = _TOKEN_USER.sub(lambda m: m[1] + HIDDEN + "@" if _drawn(m[2]) else m[0], text)
+        text = _TOKEN_USER.sub(lambda m: m[1] + HIDDEN + "@" if _is_token(m[2]) else m[0], text)
         text = _GO_DSN.sub(rf"\1{HIDDEN}\3", text)
         text = _BARE_USERINFO.sub(lambda m: m[0] if m[2].isdigit() or m[2] == "git" else m[1] + HIDDEN + m[3], text)
     if "://" in text:
@@ -217,7 +217,7 @@ _PLACES = re.compile(r"[{$%<*]|\.\.\.|…|\d{1,5}(?:\.\.\.|…)?\Z")
 
 def _without_password(found: re.Match[str]) -> str:
     scheme, user, password = found[1], found[2], found[3]
-    port = "." in user if password.isdigit() else _PORT.match(password) is not None  # of an address
+    port = "." in user if password.isdigit() else _PORT.match(password) is not None  # of an IP address or host name
     if port or (harmless(password, 2) and not password.isdigit()):
         return found[0]
     return f"{scheme}{user}:{HIDDEN}@"
@@ -257,7 +257,7 @@ def _without_value(found: re.Match[str]) -> str:
         return found[0]
     if harmless(value, level) or value.startswith(HIDDEN) or _CODE.match(value) or value == name or value in _TYPES:
         return found[0]
-    if name.lower().endswith("pwd") and value.startswith(("/", "~")):  # where a shell is
+    if name.lower().endswith("pwd") and value.startswith(("/", "~")):  # working directory of a shell
         return found[0]
     quote = value[0] if value[0] in "\"'" and len(value) > 1 and value[-1] == value[0] else ""
     return f"{name}{found['between']}{quote}{HIDDEN}{quote}"
@@ -287,14 +287,14 @@ def _without_hex(found: re.Match[str]) -> str:
 
 
 def _without_random(text: str) -> str:
-    """A long run of base64 letters; in a path only single components are judged."""
+    """A long run of base64 characters; in a path, each component is judged alone."""
     if text.count("/") >= 3:
         return "/".join([HIDDEN if len(part) >= 32 and _random(part) else part for part in text.split("/")])
     return HIDDEN if _random(text) else text
 
 
 def _random(text: str) -> bool:
-    """Whether a run of base64 letters looks random: high entropy, and the class of letter changes often."""
+    """True if a run of base64 characters looks random: high entropy, and the character class changes often."""
     if text.startswith("_Z"):  # a mangled C++ name
         return False
     if not (re.search(r"[A-Z]", text) and re.search(r"[a-z]", text) and len(re.findall(r"\d", text)) >= 2):
@@ -302,8 +302,8 @@ def _random(text: str) -> bool:
     return bits(text) >= 4.3 and changes(text) >= CHANGES
 
 
-def _drawn(text: str) -> bool:
-    """Whether the user name of a URL is a token."""
+def _is_token(text: str) -> bool:
+    """True if the user name of a URL looks like a token."""
     return bool(re.search(r"\d", text) and re.search(r"[A-Za-z]", text)) and len(text) >= 16
 
 
@@ -346,7 +346,7 @@ def _inside(found: re.Match[str]) -> str:
 
 
 def _literals(text: str) -> str:
-    """Hides every literal after the name of a secret, unless the literal is itself a name or a key."""
+    """Hide each literal after the name of a secret, unless the literal is itself a name or a key."""
     made: list[str] = []
     at, armed = 0, False
     for found in _LITERAL.finditer(text):
@@ -372,19 +372,19 @@ def _literals(text: str) -> str:
 
 
 def _arms(between: str) -> bool:
-    """Whether code names a secret, so that a literal after it may be its value: `password=`, `login(`."""
+    """True if code names a secret, so the next literal may be its value: `password=`, `login(`."""
     return any(secrecy(name) or _CALL_NAME.fullmatch(name) for name in re.findall(r"[A-Za-z_]\w*", between))
 
 
 def _is_name(before: str, after: str) -> bool:
-    """A literal that is the key of a mapping, or the name of a variable: `environ["TOKEN"]`, `{"password": ...`."""
+    """True if a literal is the key of a mapping or the name of a variable: `environ["TOKEN"]`, `{"password": ...`."""
     if not re.match(r"\s*(?:\]|:|,|\))", after):
         return False
     return _BEFORE_NAME.search(before) is not None or before.rstrip().endswith("(")
 
 
 def _is_key(before: str, after: str, inner: str) -> bool:
-    """Another key of the same mapping: `{"password": p, "user": u}`; or an index."""
+    """True if a literal is another key of the same mapping, `{"password": p, "user": u}`, or an index."""
     if not _PLAIN_NAME.fullmatch(inner):
         return False
     key = re.match(r"\s*:", after) and re.search(r"[{,]\s*\Z", before)

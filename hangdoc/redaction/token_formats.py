@@ -1,7 +1,7 @@
-"""Patterns of the secrets of known services, each with a literal that every match contains (searched first, for speed).
+"""Token formats of known services: patterns, each with a literal that every match contains, searched first for speed.
 
-Source: each service's documentation of its token format. Minimum lengths are short on purpose, because py-spy cuts long
-strings. Literals are lower case and searched in the lower-cased text; patterns are case-sensitive unless marked.
+Source: each service's documentation of its token format. Minimum lengths are short, because py-spy cuts long strings.
+Literals are lower case and searched in lower-cased text. Patterns are case-sensitive unless marked.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("secret_", r"\bsecret_[A-Za-z0-9]{32,}"),  # Notion
     ("ntn_", r"\bntn_\w{16,}"),
     ("pat", r"\bpat[A-Za-z0-9]{14}\.[0-9a-f]{16,}"),  # Airtable
-    # --- money and mail -------------------------------------------------------
+    # --- payment and mail -------------------------------------------------------
     ("_live_", r"\b(?:sk|rk|pk)_live_\w{8,}"),  # Stripe
     ("_test_", r"\b(?:sk|rk)_test_\w{8,}"),
     ("whsec_", r"\bwhsec_[\w+/=]{16,}"),
@@ -123,7 +123,7 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("/soap/v3", r"(?i)(?<=/soap/)v3(?:.1)?/[a-z0-9]{64}"),  # SoftLayer
     ("hc-ping.com", r"(?<=hc-ping\.com/)[\w/-]+"),
     ("/integration/", r"(?<=/integration/)[0-9a-z]{16,}"),  # PagerDuty
-    # --- watching -------------------------------------------------------------
+    # --- monitoring -------------------------------------------------------------
     ("nr", r"\bNR(?:AK|JS|II|IQ|RA|AA)-[\w-]{8,}"),  # New Relic
     ("nral", r"\b[0-9a-f]{36}NRAL\b"),
     ("sntry", r"\bsntry[us]_[\w+/=.-]{16,}"),
@@ -147,14 +147,14 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("sdk-", r"\bsdk-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
     ("aaaa", r"\bAAAA[\w%+-]{60,}"),  # X
     ("sl.", r"\bsl\.(?:u\.)?[\w-]{40,}"),  # Dropbox
-    # --- forms that many use --------------------------------------------------
+    # --- common formats --------------------------------------------------
     ("eyj", r"\beyJ[\w+/=-]{8,}(?:\.[\w+/=-]*)*"),  # JWT, and any JSON in base64
     ("local.", r"\bv[1-4]\.(?:local|public)\.[\w-]{16,}"),  # PASETO
     ("public.", r"\bv[1-4]\.public\.[\w-]{16,}"),
     ("$", r"\$(?:1|2[abxy]|5|6|7|y|argon2(?:id?|d)|pbkdf2[\w-]*|scrypt)\$[\w./+=,$-]{16,}"),  # crypt(5)
 )
 
-# Start of a secret: not inside a word, but possibly after an escape such as the "\\n" or "%3D" in a repr or URL.
+# Start of a secret: not inside a word, but possibly after an escape such as "\\n" or "%3D" in a repr or URL.
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
 
 

@@ -41,11 +41,12 @@ class Group:
 
     @property
     def where(self) -> str:
-        """`pid 4278 on node-a`; for several ranks only the hosts."""
-        if self.lines[0].rank is None and self.lines[0].pid is None:
+        """`pid 4278 on node-a`; only the hosts for several ranks, or if the name is the PID."""
+        first = self.lines[0]
+        if first.rank is None and first.pid is None:
             return ""
         hosts = {line.host for line in self.lines if line.host}
-        pid = f"pid {self.lines[0].pid}" if len(self.lines) == 1 and self.lines[0].pid else ""
+        pid = f"pid {first.pid}" if len(self.lines) == 1 and first.rank is not None and first.pid else ""
         return " ".join(part for part in (pid, f"on {hosts_text(hosts)}" if hosts else "") if part)
 
 

@@ -1,1 +1,4 @@
-"""Linux, read only: /proc, sockets, namespaces, cgroups, mounts, files named by a process. Nothing about Python."""
+"""Linux, read only: /proc, sockets, namespaces, cgroups, mounts, exits, files of other processes; a TCPStore client.
+
+Nothing here knows Python stacks or objects (see `introspect`), changes another process, or judges.
+"""

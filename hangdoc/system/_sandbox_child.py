@@ -1,4 +1,4 @@
-"""The child's side of `confined`: imports next to nothing, since every start pays for it."""
+"""The child side of `sandbox`. Imports as little as possible, because every start pays for it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-CPU_S = 1.0  # for one question; 150 kB of ordinary source take a tenth of a second
-MEMORY_BYTES = 768 << 20  # of address space; a megabyte of ordinary source takes 150 MB
-MOST_ANSWER_BYTES = 8 << 20  # of one answer
+CPU_S = 1.0  # per question; 150 kB of ordinary source take 0.1 s
+MEMORY_BYTES = 768 << 20  # address space; 1 MB of ordinary source takes 150 MB
+MOST_ANSWER_BYTES = 8 << 20  # per answer
 
 
 def serve(function: str) -> None:
-    """Answer every question on standard input."""
+    """Answer questions from standard input until it ends."""
     module, _, name = function.partition(":")
     call: Callable[[bytes, Any], Any] = getattr(__import__(module, fromlist=[name]), name)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever was inherited
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever we inherited
     _confine()
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     while header := questions.readline():
         size, arguments = json.loads(header)
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # SIGPROF ends the process, in C code as well
-        answers.write(_told(call, questions.read(size), arguments) + b"\n")
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # SIGPROF ends the process, even in C code
+        answers.write(_answer(call, questions.read(size), arguments) + b"\n")
         answers.flush()
 
 
-def _told(call: Callable[[bytes, Any], Any], text: bytes, arguments: Any) -> bytes:
+def _answer(call: Callable[[bytes, Any], Any], text: bytes, arguments: Any) -> bytes:
     try:
-        told = json.dumps({"told": call(text, arguments)}).encode()
+        answer = json.dumps({"answer": call(text, arguments)}).encode()
     except RecursionError:
         return b'{"failed": "it is nested too deeply"}'
     except MemoryError:
         return b'{"failed": "it takes too much memory"}'
     except Exception as error:
         return json.dumps({"failed": f"{type(error).__name__}: {error}"[:200]}).encode()
-    return told if len(told) <= MOST_ANSWER_BYTES else b'{"failed": "there is too much in it"}'
+    return answer if len(answer) <= MOST_ANSWER_BYTES else b'{"failed": "there is too much in it"}'
 
 
 def _confine() -> None:

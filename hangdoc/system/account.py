@@ -1,4 +1,4 @@
-"""Whose process it is, where user namespaces give one person several user IDs."""
+"""The owner of a process, also across user namespaces, in which one person has several user IDs."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ _UID = struct.Struct("I")
 
 
 def account(pid: int) -> str | None:
-    """Whoever is answerable for a process: two processes of one account may be parts of one job. None: not readable.
+    """The account that owns a process; processes of one account may belong to one job. None: not readable.
 
-    In our user namespace that is the user ID. In one that a user has made for himself, it is that user, whatever ID the
-    process has in it. In one that root has made (a container with user namespaces: each has IDs of its own, and a job
-    may run in several of them) it is the ID within.
+    In our user namespace: the user ID. In a namespace created by a user: that user, whatever the ID of the process
+    inside. In a namespace created by root (a container with its own ID range; a job may run in several): the ID inside.
     """
     users = procfs.status(pid).get("Uid", "").split()
     if not users:
         return None
-    theirs = procfs.link(f"/proc/{pid}/ns/user")
-    if theirs is None or theirs == procfs.link("/proc/self/ns/user"):
+    namespace = procfs.link(f"/proc/{pid}/ns/user")
+    if namespace is None or namespace == procfs.link("/proc/self/ns/user"):
         return users[0]
-    maker = _maker(f"/proc/{pid}/ns/user")
-    if maker:
-        return str(maker)
-    return users[0] if maker is None else f"{_within(pid, int(users[0]))} in a namespace of root"
+    creator = _creator(f"/proc/{pid}/ns/user")
+    if creator:
+        return str(creator)
+    return users[0] if creator is None else f"{_inside_id(pid, int(users[0]))} in a namespace of root"
 
 
-def _maker(path: str) -> int | None:
-    """User ID of who has made a user namespace; None where the kernel does not say."""
+def _creator(path: str) -> int | None:
+    """User ID that created a user namespace; None: refused by the kernel."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        found: int = _UID.unpack(fcntl.ioctl(descriptor, _OWNER, bytes(_UID.size)))[0]
-        return found
+        user: int = _UID.unpack(fcntl.ioctl(descriptor, _OWNER, bytes(_UID.size)))[0]
+        return user
     except OSError:
         return None
     finally:
         os.close(descriptor)
 
 
-def _within(pid: int, user: int) -> int:
-    """A user ID of ours as the process's own namespace has it (user_namespaces(7)); itself where it is not mapped."""
+def _inside_id(pid: int, user: int) -> int:
+    """Our user ID mapped into the namespace of the process (user_namespaces(7)); unchanged if not mapped."""
     for line in (procfs.text(f"/proc/{pid}/uid_map") or "").splitlines():
         inside, outside, count = map(int, line.split())
         if outside <= user < outside + count:

@@ -1,7 +1,8 @@
-"""How processes end, seen without being their parent: a pidfd each, /proc while it is a zombie, the kernel afterwards.
+"""Exits of processes that are not our children, and the kernel log about them (OOM kills, segmentation faults).
 
-Nothing is sent to a process: pidfd_open(2) and poll(2) tell that it ended, ioctl PIDFD_GET_INFO (Linux >= 6.15) tells
-how even after its parent has collected it, field 52 of /proc/PID/stat until then (needs the right to ptrace it).
+We send nothing to a process. pidfd_open(2) and poll(2) report its end. Its status comes from field 52 of /proc/PID/stat
+while it is a zombie (needs ptrace permission), and from ioctl PIDFD_GET_INFO (Linux >= 6.15) even after its parent has
+reaped it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from hangdoc.evidence import End, Target
 from hangdoc.redaction.text import redact_text
 from hangdoc.system import cgroups, procfs
 
-_INFO = "=QQ11Ii"  # struct pidfd_info of the kernel's uapi/linux/pidfd.h, its first 64 bytes; exit_code is the last
+_INFO = "=QQ11Ii"  # first 64 bytes of struct pidfd_info, uapi/linux/pidfd.h; ends with exit_code
 _GET_INFO = (3 << 30) | (struct.calcsize(_INFO) << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
-RENEW_S = 5.0
+RENEW_S = 5.0  # interval at which OOM counters are read
 _WITH_EXIT = 1 << 3  # PIDFD_INFO_EXIT
 
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: PIDs in the kernel log are those of this namespace
@@ -35,19 +36,19 @@ _LONGEST_LINE = 240  # characters
 
 @dataclass(slots=True)
 class _Handle:
-    """One process that is watched."""
+    """A watched process."""
 
     target: Target
-    fd: int | None  # None: the kernel has no pidfd for us
+    fd: int | None  # None: no pidfd available
     memory: cgroups.OomCounter | None = None  # as of RENEW_S to 2 RENEW_S ago: a kill is counted well before the exit
     newer: cgroups.OomCounter | None = None
     renewed_s: float = -math.inf
-    tids: Sequence[int] = ()  # a crash is logged under the thread's number
+    tids: Sequence[int] = ()  # the kernel logs a crash under the TID
 
 
 @dataclass
 class ExitWatcher:
-    """Watches the processes of the targets; who sleeps with `wait` sees the order in which they end."""
+    """Watches the processes of the targets; `wait` returns at the first exit, so callers see the order of exits."""
 
     _handles: dict[tuple[int, int], _Handle] = field(default_factory=dict)  # by PID and start
     _ends: dict[tuple[int, int], End] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class ExitWatcher:
         return cgroups.own_mounts()
 
     def watch(self, targets: Sequence[Target]) -> None:
-        """Watch these from now on, no others; renews what must be known before a process ends."""
+        """Watch exactly these targets; refresh the data that must be read before a process ends."""
         wanted = {(target.pid, target.start_ticks): target for target in targets if target.pid > 0}
         for key in [key for key in self._handles if key not in wanted]:
             _close(self._handles.pop(key))
@@ -75,7 +76,7 @@ class ExitWatcher:
             handle.tids = procfs.threads(handle.target.pid) or handle.tids
 
     def wait(self, until_s: float) -> bool:
-        """Sleep until that instant (monotonic s), or until a process ends: then True."""
+        """Sleep until `until_s` (monotonic), or until a process ends; True if one ended."""
         by_fd = {handle.fd: key for key, handle in self._handles.items() if handle.fd is not None}
         poll = select.poll()
         for fd in by_fd:
@@ -87,19 +88,19 @@ class ExitWatcher:
         return bool(events)
 
     def is_running(self, target: Target) -> bool | None:
-        """Whether it had not ended when it was asked last; None where only /proc can tell."""
+        """False: ended; True: running at the last check; None: only /proc knows."""
         key = (target.pid, target.start_ticks)
         return False if key in self._ends else True if key in self._handles and self._handles[key].fd else None
 
     def end(self, target: Target) -> End | None:
-        """How it ended; None while it runs, or where nobody could see."""
+        """How the process ended; None: still running, or not observed."""
         return self._ends.get((target.pid, target.start_ticks))
 
     def _open(self, key: tuple[int, int], target: Target) -> None:
         stat = procfs.stat(target.pid)
         if stat is None or stat.start_ticks != target.start_ticks:
             return
-        if stat.state in "ZX":  # before we watched
+        if stat.state in "ZX":  # ended before we watched
             self._handles[key] = _Handle(target, None)
             self._ended(key, None)
             return
@@ -108,7 +109,7 @@ class ExitWatcher:
         except (OSError, AttributeError):  # Linux < 5.3, a seccomp filter, an interpreter built without it
             self._handles[key] = _Handle(target, None)
             return
-        now = procfs.stat(target.pid)  # a descriptor holds its process fast, a PID does not
+        now = procfs.stat(target.pid)  # the PID may have been reused before we opened the descriptor
         if now is None or now.start_ticks != target.start_ticks:
             os.close(fd)
             return
@@ -132,7 +133,7 @@ class ExitWatcher:
 
 
 def kernel_log_lines(pids: Collection[int], target: Target) -> tuple[str, ...]:
-    """Lines about any of these PIDs or TIDs since the target started; empty also without the right to read them."""
+    """Log lines about these PIDs or TIDs since the target started; empty without permission to read /dev/kmsg."""
     if procfs.link("/proc/self/ns/pid") != _FIRST_NAMESPACE:
         return ()
     named = re.compile(rf"(?:process |\[)(?:{'|'.join(map(str, sorted(pids)))})\b")
@@ -146,7 +147,7 @@ def kernel_log_lines(pids: Collection[int], target: Target) -> tuple[str, ...]:
 
 
 def _kernel_log() -> Iterator[tuple[float, str]]:
-    """Every line that the kernel still has, with its time (s since boot)."""
+    """Every line in the kernel's ring buffer, with its time (s since boot)."""
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -155,25 +156,25 @@ def _kernel_log() -> Iterator[tuple[float, str]]:
         while True:
             try:
                 record = os.read(fd, 8192)
-            except BrokenPipeError:  # overwritten meanwhile: the next one is still there
+            except BrokenPipeError:  # overwritten meanwhile; continue with the next record
                 continue
             head, _, text = record.decode(errors="replace").partition(";")
             yield int(head.split(",")[2]) / 1e6, text.partition("\n")[0]
     except (OSError, ValueError, IndexError):
-        return  # BlockingIOError: that was the last
+        return  # BlockingIOError: no more records
     finally:
         os.close(fd)
 
 
 def format_exit(end: End) -> str | None:
-    """ "signal 9 (SIGKILL)" or "exit code 1"; None where it is not known."""
+    """ "signal 9 (SIGKILL)" or "exit code 1"; None: unknown."""
     if end.signal is not None:
         return f"signal {end.signal} ({signal_name(end.signal)})"
     return f"exit code {end.code}" if end.code is not None else None
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """Name of a signal: SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -181,9 +182,9 @@ def signal_name(number: int) -> str:
 
 
 def _status(handle: _Handle) -> int | None:
-    """The wait status; of one that was not collected yet from /proc, else from the pidfd."""
+    """The wait status: from /proc for a zombie, else from the pidfd."""
     status = _zombie_status(handle.target)
-    return _collected_status(handle.fd) if status is None and handle.fd is not None else status
+    return _reaped_status(handle.fd) if status is None and handle.fd is not None else status
 
 
 def _gone(target: Target) -> bool:
@@ -197,7 +198,7 @@ def _zombie_status(target: Target) -> int | None:
     if len(fields) < 50 or fields[0] not in (b"Z", b"X") or int(fields[19]) != target.start_ticks:
         return None
     status = int(fields[49])
-    return status if status or _may_read(target.pid) else None  # without the right, the kernel writes 0
+    return status if status or _may_read(target.pid) else None  # without permission the kernel writes 0
 
 
 def _may_read(pid: int) -> bool:
@@ -207,7 +208,7 @@ def _may_read(pid: int) -> bool:
         return False
 
 
-def _collected_status(fd: int) -> int | None:
+def _reaped_status(fd: int) -> int | None:
     info = bytearray(struct.pack(_INFO, _WITH_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(fd, _GET_INFO, info)

@@ -1,8 +1,8 @@
-"""What reading a file may cost, by its size on disk: small files that unpack to much, or parse into much, are bombs.
+"""Limits on the cost of reading a file, by its size on disk: a small file that unpacks or parses to much is a bomb.
 
-Each bound has a floor, so that any honest small file passes, and grows with the file, so that any honest large one
-does. Measured: recordings unpack to 10 to 60 times their size, Flight Recorder dumps to 70 times; a parsed dump takes
-up to 24 times its bytes in memory.
+Each limit has a floor that every genuine small file meets, and grows with the size of the file. Measured: recordings
+unpack to 10 to 60 times their size, Flight Recorder dumps to 70 times; a parsed dump takes up to 24 times its size in
+memory.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from contextlib import contextmanager
 from typing import Any
 
 MIB = 2**20
-STREAM, STREAM_TIMES, STREAM_MOST = 256 * MIB, 1024, 64 * 2**30  # bytes of what is read piece by piece
-WHOLE, WHOLE_TIMES, WHOLE_MOST = 16 * MIB, 128, 2**30  # bytes of what is parsed as a whole
-LINES = 200_000  # lines that are looked at one by one; and one more for each byte of the file
-MEMORY, MEMORY_TIMES, MEMORY_RATIO = 128 * MIB, 24, 1024  # bytes that parsing may take
-SMALL = 100 * 2**10  # bytes of a file that may take no more than MEMORY
+STREAM, STREAM_TIMES, STREAM_MOST = 256 * MIB, 1024, 64 * 2**30  # unpacked bytes, read in chunks
+WHOLE, WHOLE_TIMES, WHOLE_MOST = 16 * MIB, 128, 2**30  # unpacked bytes, parsed as a whole
+LINES = 200_000  # lines examined one by one, plus one for each byte of the file
+MEMORY, MEMORY_TIMES, MEMORY_RATIO = 128 * MIB, 24, 1024  # bytes of memory for parsing
+SMALL = 100 * 2**10  # bytes; the file size up to which parsing gets no more than MEMORY
 
 
 class InputTooLarge(ValueError):
-    """Why an input is not parsed, as the end of a sentence."""
+    """An input over a limit; the text is the end of a sentence."""
 
 
 def most_streamed(packed: int) -> int:
-    """Bytes that a file of so many bytes may unpack to where it is read piece by piece."""
+    """Unpacked bytes allowed for a file of `packed` bytes that is read in chunks."""
     return min(STREAM + STREAM_TIMES * packed, STREAM_MOST)
 
 
 def most_whole(packed: int) -> int:
-    """Bytes that it may unpack to where all of it, or one line of it, is parsed at once."""
+    """Unpacked bytes allowed if the file, or one line of it, is parsed at once."""
     return min(WHOLE + WHOLE_TIMES * packed, WHOLE_MOST)
 
 
 def most_lines(packed: int) -> int:
-    """Lines of it that may be looked at one by one, which takes up to 35 microseconds each."""
+    """Lines allowed for line-by-line reading, at up to 35 microseconds each."""
     return LINES + packed
 
 
 def most_memory(packed: int, text: int) -> int:
-    """Bytes of memory that parsing `text` bytes may take, which came of a file with `packed` bytes."""
+    """Bytes of memory allowed for parsing `text` bytes from a file of `packed` bytes."""
     return MEMORY + min(MEMORY_TIMES * text, MEMORY_RATIO * max(0, packed - SMALL))
 
 
 @contextmanager
 def limited_memory(more: int) -> Iterator[None]:
-    """MemoryError where this process asks for so many bytes on top of what it has now (RLIMIT_AS, getrlimit(2))."""
+    """Raise MemoryError if this process allocates `more` bytes on top of its current size (RLIMIT_AS, getrlimit(2))."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
@@ -62,7 +62,7 @@ def limited_memory(more: int) -> Iterator[None]:
 
 
 def parsed_json(data: bytes | str, packed: int) -> Any:
-    """The value of a JSON text that came of a file with `packed` bytes; raises ValueError, also InputTooLarge."""
+    """The value of a JSON text from a file of `packed` bytes. Raises ValueError, in particular InputTooLarge."""
     try:
         with limited_memory(most_memory(packed, len(data))):
             return json.loads(data)

@@ -1,4 +1,4 @@
-"""The mounts of a process, from /proc/PID/mountinfo: no filesystem is asked."""
+"""The mounts of a process, from /proc/PID/mountinfo. Never touches a mounted filesystem."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hangdoc.system import procfs
 
-# Filesystems that live on this machine alone. Any other may belong to a server that never answers.
+# Filesystems of this host only. Any other may depend on a server that does not answer.
 LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "ramfs", "zfs", "bcachefs", "vfat", "overlay", "devtmpfs"}
 )
@@ -17,13 +17,15 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    device: tuple[int, int]
+    """A mounted filesystem."""
+
+    device: tuple[int, int]  # major, minor
     point: str
     filesystem: str
 
 
 def mounts(pid: int) -> dict[int, Mount]:
-    """Mounts as the process sees them, by mount id: proc_pid_mountinfo(5)."""
+    """Mounts in the mount namespace of the process, by mount ID: proc_pid_mountinfo(5)."""
     found: dict[int, Mount] = {}
     for line in (procfs.text(f"/proc/{pid}/mountinfo") or "").splitlines():
         left, _, right = line.partition(" - ")
@@ -36,6 +38,6 @@ def mounts(pid: int) -> dict[int, Mount]:
 
 
 def mount_of(path: str, table: Mapping[int, Mount]) -> Mount | None:
-    """The mount that an absolute path lies on, by its text alone."""
-    over = [m for m in table.values() if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
-    return max(over, key=lambda mount: len(mount.point), default=None)
+    """The mount of an absolute path, by its text alone."""
+    candidates = [m for m in table.values() if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
+    return max(candidates, key=lambda mount: len(mount.point), default=None)

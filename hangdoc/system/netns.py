@@ -22,16 +22,15 @@ _LONGEST_LINE = 160  # characters kept of a line
 
 
 def namespace(pid: int | str, kind: str = "net") -> int:
-    """Inode of a namespace of `pid` (or "self"), from /proc/PID/ns; OSError where gone or not permitted."""
+    """Inode of a namespace of `pid` (or "self"), from /proc/PID/ns. Raises OSError: gone or not permitted."""
     return os.stat(f"/proc/{pid}/ns/{kind}").st_ino
 
 
 def call_inside(pid: int, function: Callable[[], T], kinds: Sequence[str] = ("net",), timeout_s: float = 2.0) -> T:
-    """Run `function` within namespaces of `pid` and return what it returns.
+    """Run `function` in namespaces of `pid` and return its result.
 
-    Only namespaces that differ from ours are entered. Raises OSError: PermissionError where the kernel refuses
-    (CAP_SYS_ADMIN is missing), TimeoutError where the answer takes longer than `timeout_s`, and whatever
-    `function` raises.
+    Enters only namespaces that differ from ours. Raises OSError (PermissionError without CAP_SYS_ADMIN, TimeoutError
+    after `timeout_s`) and everything that `function` raises.
     """
     outcome: list[T] = []
     failure: list[BaseException] = []
@@ -42,10 +41,10 @@ def call_inside(pid: int, function: Callable[[], T], kinds: Sequence[str] = ("ne
                 if namespace(pid, kind) != namespace("self", kind):
                     _enter(pid, kind)
             outcome.append(function())
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # re-raised in the caller
             failure.append(error)
 
-    # A daemon: a name service or a mount that never answers must not keep hangdoc alive.
+    # A daemon, so that a name service or mount that never answers cannot keep hangdoc alive.
     thread = threading.Thread(target=inside, name=f"netns-{pid}", daemon=True)
     thread.start()
     thread.join(timeout_s)

@@ -1,4 +1,4 @@
-"""Who has a pipe or FIFO open at its other end: a walk over the descriptors of every process of this host."""
+"""Processes at the other end of a pipe or FIFO, found among the descriptors of every process of this host."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hangdoc.evidence import Peer
 from hangdoc.redaction.text import redact_words
 from hangdoc.system import procfs
 
-_MOST = 8  # peers of one pipe that are kept
+_MOST = 8  # peers kept per pipe
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 _LONGEST = 60  # characters of a command
 
 
 def peers(wanted: Mapping[str, str], own: Collection[int]) -> dict[str, tuple[Peer, ...]]:
-    """By path, as the links in /proc/PID/fd say it, the processes that have it open for `r` or `w`, as `wanted` says.
+    """For each path in `wanted` (as in /proc/PID/fd), the processes that have it open in that mode, `r` or `w`.
 
-    Processes that may not be looked at are missed. `own`: ranks and their helpers.
+    Misses processes that we may not read. `own`: PIDs of ranks and their helpers.
     """
     found: dict[str, dict[int, Peer]] = {path: {} for path in wanted}
     for pid in procfs.numbers("/proc") if wanted else ():

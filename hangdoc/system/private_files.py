@@ -1,8 +1,8 @@
-"""Files that only their owner may read, written so that nobody else chooses where: for root beside strangers.
+"""Writes files readable by their owner only, safe for root on a host with other users.
 
-A page or a recording shows stacks and variables of somebody's job. Whoever may write to a folder on the way to it could
-put a symbolic link there and have root overwrite a file of theirs or ours, so links are followed only where root or
-this user made them (the rule of protected_symlinks, proc_sys_fs(5)), one component at a time.
+Reports and recordings contain stacks and variables of a job. Anyone with write permission to a folder on the path could
+plant a symbolic link there and make root overwrite another file. So paths are walked component by component, and only
+links owned by root or by us are followed (the rule of protected_symlinks, proc_sys_fs(5)).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-MOST_LINKS = 40  # followed on the way to one file: as many as the kernel follows (path_resolution(7))
+MOST_LINKS = 40  # symbolic links followed on one path, as in the kernel (path_resolution(7))
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-_OURS = {"/dev/stdout": 1, "/dev/stderr": 2}
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put a file with mode 0600 at `path`; one that is there stays as it is until the new one is whole on the disk.
+    """Write a file with mode 0600 at `path`, atomically: an old file stays until the new one is complete on disk.
 
-    The old file is replaced, not written to: its mode, owner and hard links are not kept. `/dev/stdout`, `/dev/stderr`
-    and `/dev/fd/N` are written to directly. Raises OSError, also where `path` is a symbolic link, a folder or a device.
+    The old file's mode, owner and hard links are not kept. Writes directly to `/dev/stdout`, `/dev/stderr` and
+    `/dev/fd/N`. Raises OSError, also if `path` is a symbolic link, a folder or a device.
     """
-    if (ours := _our_descriptor(path)) is not None:
-        write_all(ours, content)
+    if (stream := _own_descriptor(path)) is not None:
+        write_all(stream, content)
         return
     with open_folder(path.parent) as folder:
         _refuse_irregular(path, folder)
@@ -48,20 +48,20 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def create(name: str, folder: int) -> int:
-    """A descriptor of a new file with mode 0600 in an open folder; raises FileExistsError and other OSErrors."""
+    """Create a file with mode 0600 in an open folder; its descriptor. Raises FileExistsError and other OSErrors."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, 0o600, dir_fd=folder)
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write every byte; a full disk may take some and refuse the rest (write(2)). Raises OSError."""
+    """Write every byte; a single write(2) may write only a part. Raises OSError."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def _sync(folder: int) -> None:
-    """Make a rename outlast a power cut, where the file system can and the folder may be read."""
+    """Make a rename survive a power failure, if the filesystem supports it and the folder is readable."""
     with suppress(OSError):
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -72,9 +72,9 @@ def _sync(folder: int) -> None:
 
 @contextmanager
 def open_folder(path: Path, make: bool = False) -> Iterator[int]:
-    """A descriptor of a folder, reached without links of strangers; raises OSError.
+    """A descriptor of a folder, reached without links of other users. Raises OSError.
 
-    With `make`, folders that are missing are made, with mode 0700.
+    With `make`, create missing folders with mode 0700.
     """
     descriptor = _walk(path, make)
     try:
@@ -103,14 +103,14 @@ def _walk(path: Path, make: bool) -> int:
 
 
 def _enter(name: str, at: int) -> int:
-    """The folder `name` in the place of `at`, which is closed then."""
+    """Open the folder `name` in `at` and close `at`."""
     inner = os.open(name, _FOLDER, dir_fd=at)
     os.close(at)
     return inner
 
 
 def _link(name: str, at: int, make: bool) -> str | None:
-    """Where a symbolic link of root or of this user leads; None: it is a folder (made now, with `make`)."""
+    """Target of a symbolic link owned by root or us; None: not a link. With `make`, create a missing folder."""
     try:
         status = os.lstat(name, dir_fd=at)
     except FileNotFoundError:
@@ -138,10 +138,10 @@ def _refuse_irregular(path: Path, folder: int) -> None:
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
-def _our_descriptor(path: Path) -> int | None:
-    """The descriptor that a name stands for in this process, as shells use it: `--html /dev/stdout`, `>(command)`."""
+def _own_descriptor(path: Path) -> int | None:
+    """The descriptor of our process that a path names, as in `--html /dev/stdout` or `>(command)`."""
     name = str(path)
     number = name.removeprefix("/dev/fd/")
     if number != name and number.isascii() and number.isdigit() and len(number) < 10:
         return int(number)
-    return _OURS.get(name)
+    return _STREAMS.get(name)

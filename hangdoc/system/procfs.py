@@ -1,6 +1,6 @@
-"""Raw reads of /proc: small, fast, and `None` where the process is gone or the right to read is missing.
+"""Reads of /proc: small and fast; `None` if the process is gone or not readable.
 
-Nothing here follows a path of the target's: no call can block on a mount that is dead.
+Nothing here follows a path that the target chose, so no call blocks on a dead mount.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from itertools import islice
 
 TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second in /proc/PID/stat
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
-_LARGEST = 4 << 20  # bytes; an environment or a memory map may be long, not endless
-MOST_THREADS = 2048  # of a process; each costs 40 us a round
-MOST_DESCRIPTORS = 16_384  # of a process; each costs 4 us a walk
+_LARGEST = 4 << 20  # bytes read of one file, enough for long environments and memory maps
+MOST_THREADS = 2048  # per process; each costs 40 us per round
+MOST_DESCRIPTORS = 16_384  # per process; each costs 4 us per walk
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What `/proc/PID/stat` (or a thread's) says: proc_pid_stat(5)."""
+    """Fields of /proc/PID/stat, or of /proc/PID/task/TID/stat: proc_pid_stat(5)."""
 
     pid: int
     comm: str
     state: str
     ppid: int
-    cpu_s: float  # user + system time; of the whole process where PID is one
+    cpu_s: float  # user + system time, of the thread or the whole process
     system_s: float
     nice: int
     start_ticks: int
@@ -34,19 +34,19 @@ class Stat:
 
     @property
     def kernel(self) -> bool:
-        """A kernel thread. Its PID does not tell: in a PID namespace of its own any process may be PID 2."""
+        """True for a kernel thread. The PID is no evidence: in a PID namespace any process may be PID 2."""
         return bool(self.flags & _KERNEL_THREAD)
 
 
 def read(path: str) -> bytes | None:
-    """A file of /proc, or None where it is gone or refused."""
+    """Content of a file of /proc; None: gone or not permitted."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         data = os.read(fd, 65536)
-        while len(data) < _LARGEST and (more := os.read(fd, 1 << 18)):  # the kernel hands out a page at a time
+        while len(data) < _LARGEST and (more := os.read(fd, 1 << 18)):  # the kernel returns a page at a time
             data += more
         return data
     except OSError:
@@ -56,17 +56,17 @@ def read(path: str) -> bytes | None:
 
 
 def text(path: str) -> str | None:
-    """The same as text; bytes that are no UTF-8 become replacement characters."""
+    """Content as text; invalid UTF-8 becomes replacement characters."""
     data = read(path)
     return None if data is None else data.decode(errors="replace")
 
 
 def stat(pid: int, tid: int | None = None) -> Stat | None:
-    """State and times of a process, or of one of its threads."""
+    """State and times of a process or of one of its threads."""
     data = read(f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat")
     if not data:
         return None
-    head, _, tail = data.rpartition(b")")  # the name may itself hold parentheses and blanks
+    head, _, tail = data.rpartition(b")")  # the name may contain parentheses and blanks
     fields = tail.split()
     return Stat(
         pid=int(head[: head.index(b" ")]),
@@ -82,20 +82,20 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
 
 
 def age_s(start_ticks: int) -> float:
-    """Seconds since a process with that start time was started."""
+    """Age in seconds of a process with that start time."""
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS)
 
 
 def status(pid: int) -> dict[str, str]:
-    """`/proc/PID/status` as a mapping; empty where unreadable."""
+    """/proc/PID/status as a mapping; empty: not readable."""
     lines = (text(f"/proc/{pid}/status") or "").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def numbers(path: str, most: int | None = None) -> list[int]:
-    """The names in a folder of /proc that are numbers (PIDs, TIDs, descriptors); empty where unreadable.
+    """Numeric names in a folder of /proc (PIDs, TIDs, descriptors); empty: not readable.
 
-    The kernel makes the entries of such a folder when they are asked for: `most` bounds the time as well.
+    The kernel creates the entries on demand, so `most` also bounds the time.
     """
     try:
         with os.scandir(path) as entries:
@@ -105,17 +105,17 @@ def numbers(path: str, most: int | None = None) -> list[int]:
 
 
 def threads(pid: int) -> list[int]:
-    """Thread ids of a process, the oldest MOST_THREADS."""
+    """TIDs of a process, at most MOST_THREADS, oldest first."""
     return numbers(f"/proc/{pid}/task", MOST_THREADS)
 
 
 def descriptors(pid: int) -> list[int]:
-    """File descriptors of a process, the lowest MOST_DESCRIPTORS."""
+    """File descriptors of a process, at most MOST_DESCRIPTORS, lowest first."""
     return numbers(f"/proc/{pid}/fd", MOST_DESCRIPTORS)
 
 
 def strings(path: str) -> tuple[str, ...] | None:
-    """NUL-separated text, as in `cmdline` and `environ`."""
+    """Parts of a NUL-separated file such as `cmdline` or `environ`; None: gone or not permitted."""
     data = read(path)
     if data is None:
         return None
@@ -123,13 +123,13 @@ def strings(path: str) -> tuple[str, ...] | None:
 
 
 def environ(pid: int) -> dict[str, str] | None:
-    """The environment the process was started with: what it changed itself since is not in it."""
+    """Environment at the start of the process, without its own later changes; None: gone or not permitted."""
     found = strings(f"/proc/{pid}/environ")
     return None if found is None else {k: v for k, eq, v in (s.partition("=") for s in found) if eq}
 
 
 def link(path: str) -> str | None:
-    """Where a symbolic link of /proc points, without following it."""
+    """Target of a symbolic link of /proc, not followed; None: gone or not permitted."""
     try:
         return os.readlink(path)
     except OSError:
@@ -137,7 +137,7 @@ def link(path: str) -> str | None:
 
 
 def children(pid: int, tids: list[int] | None = None) -> list[int]:
-    """PIDs of the children of a process, whichever of its threads forked them."""
+    """PIDs of the children of a process, of all its threads or of `tids`."""
     found: list[int] = []
     for tid in threads(pid) if tids is None else tids:
         found.extend(int(child) for child in (read(f"/proc/{pid}/task/{tid}/children") or b"").split())

@@ -1,7 +1,7 @@
-"""Addresses, default routes, links and the rates they are held to in a network namespace, by rtnetlink.
+"""Links, addresses, default routes and rate limits in a network namespace, from rtnetlink.
 
-pyroute2 takes 12 MB to import. A process of its own gives them back, and starts in the namespace of the thread that
-asks: `query()` is for the observer, the rest of this file is that process.
+Importing pyroute2 takes 12 MB, so a child process does it. The child starts in the namespace of the calling thread.
+`query()` is for the caller; the rest of this file is the child.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-TIMEOUT_S = 10.0  # measured 0.2 s; a host with more runnable threads than cores needs longer
+TIMEOUT_S = 10.0  # usually 0.2 s; longer on an overloaded host
 
 _PLAIN = ("index", "flags", "ifi_type")
 _ATTRIBUTES = ("IFLA_IFNAME", "IFLA_ADDRESS", "IFLA_MTU", "IFLA_OPERSTATE", "IFLA_CARRIER", "IFLA_STATS64")
 
 
 def query() -> dict[str, Any]:
-    """`links` with their attributes, `addresses` as (link, address, length of the prefix), links of `default` routes,
-    `rates` as (link, kind, bytes per second), as the kernel has them.
+    """`links` with their attributes, `addresses` as (link, address, prefix length), the links of `default` routes, and
+    `rates` as (link, queueing discipline, bytes per second).
 
-    Raises OSError: the last line of what the process complained of.
+    Raises OSError with the last line of the child's error output.
     """
-    # Not in our working folder, which may be the job's: a module of its might take the place of a library's.
+    # Not in our working folder: it may belong to the job, with modules that shadow libraries.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if os.path.isabs(path))}
     done = subprocess.run(
         [sys.executable, "-m", __name__],
@@ -51,27 +51,27 @@ def _ask() -> dict[str, Any]:
 
 
 def _rates(route: Any) -> Iterator[tuple[int, str, int]]:
-    """What queues hold their links to: a token bucket, or the one class that all of a link goes through."""
+    """Rate limits by queueing disciplines: a token bucket, or an HTB with a single class."""
     for queue in route.get_qdiscs():
         index, kind, options = queue["index"], queue.get("TCA_KIND"), queue.get("TCA_OPTIONS")
         if kind == "tbf" and options and (limits := options.get_attr("TCA_TBF_PARMS")):
             yield index, kind, limits["rate"]
         elif kind == "htb":
-            rates = [_class_rate(one) for one in route.get_classes(index=index)]
+            rates = [_class_rate(htb_class) for htb_class in route.get_classes(index=index)]
             yield from ((index, kind, rate) for rate in rates[:1] if rate and len(rates) == 1)
 
 
-def _class_rate(one: Any) -> int | None:
-    limits = one.get("TCA_OPTIONS") and one.get("TCA_OPTIONS").get_attr("TCA_HTB_PARMS")
+def _class_rate(htb_class: Any) -> int | None:
+    limits = htb_class.get("TCA_OPTIONS") and htb_class.get("TCA_OPTIONS").get_attr("TCA_HTB_PARMS")
     return int(limits["ceil"]) if limits else None
 
 
 def _link(message: Any) -> dict[str, Any]:
-    made = message.get("IFLA_LINKINFO")
+    info = message.get("IFLA_LINKINFO")
     return {
         **{name: message[name] for name in _PLAIN},
         **{name: message.get(name) for name in _ATTRIBUTES},
-        "kind": made.get("IFLA_INFO_KIND") if made else None,
+        "kind": info.get("IFLA_INFO_KIND") if info else None,
     }
 
 

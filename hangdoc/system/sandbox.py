@@ -1,10 +1,10 @@
-"""A pure function over bytes that a stranger wrote, run in a child process that may crash, hang or eat memory.
+"""Runs a pure function over untrusted bytes in a child process, which may crash, hang or run out of memory.
 
-CPython's parser recurses in C: a long chain of `a.b.b.b` ends the interpreter with SIGSEGV (3.10), deep nesting raises
-RecursionError, and a megabyte of `a;a;a` takes hundreds of megabytes as a tree. In here all that costs one answer.
+CPython's parser recurses in C: a long chain of `a.b.b.b` kills the interpreter with SIGSEGV (3.10), deep nesting raises
+RecursionError, and the tree of a megabyte of `a;a;a` takes hundreds of megabytes. In the child, that costs one answer.
 
-The child is this interpreter without site packages (`-I -S`), which starts in 25 ms: the function and what it imports
-should need little. It gets one question after the other and writes one line of JSON for each.
+The child is this interpreter without site packages (`-I -S`), which starts in 25 ms; the function should import little.
+It reads questions and writes one line of JSON for each.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Any
 
 from hangdoc.system._sandbox_child import CPU_S
 
-DEADLINE_S = 5.0  # for all questions of one call: on a crowded host CPU time takes longer
+DEADLINE_S = 5.0  # for all questions of one call; on a busy host CPU time takes longer
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from hangdoc.system._sandbox_child import serve; serve(sys.argv[2])"
 )
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-Question = tuple[bytes, Any]  # what a stranger wrote, and arguments that JSON can carry
+Question = tuple[bytes, Any]  # untrusted bytes, and arguments as JSON values
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """There is no answer."""
+    """A question without an answer."""
 
-    why: str  # the end of a sentence
-    tried: bool = True  # False: another time there may be one
-    ended: bool = False  # the child ended over it
+    why: str  # reason, as the end of a sentence
+    tried: bool = True  # False: a retry may succeed
+    ended: bool = False  # the child died on this question
 
 
 def run_each(function: str, questions: Sequence[Question], deadline_s: float = DEADLINE_S) -> list[Any]:
-    """What `function` ("package.module:name") returns for each question, as JSON carries it, or a Failed."""
+    """The result of `function` ("package.module:name") for each question as a JSON value, or a Failed."""
     answers: list[Any] = []
     limit = time.monotonic() + deadline_s
     while len(answers) < len(questions):
@@ -48,15 +48,15 @@ def run_each(function: str, questions: Sequence[Question], deadline_s: float = D
         if left <= 0:
             answers.append(Failed("there was no time left for it", tried=False))
             continue
-        told, ending = _run(function, questions[len(answers) :], left)
-        answers += told
+        given, ending = _run(function, questions[len(answers) :], left)
+        answers += given
         if len(answers) < len(questions):
             answers.append(ending)
     return answers
 
 
 def _run(function: str, questions: Sequence[Question], timeout_s: float) -> tuple[list[Any], Failed]:
-    """The answers of one child until it ended, and why there are no more."""
+    """The answers of one child until its end, and the reason that there are no more."""
     sent = b"".join(json.dumps([len(text), arguments]).encode() + b"\n" + text for text, arguments in questions)
     command = [sys.executable, "-I", "-S", "-c", _BOOT, _ROOT, function]
     try:
@@ -76,13 +76,13 @@ def _run(function: str, questions: Sequence[Question], timeout_s: float) -> tupl
         except BaseException:
             child.kill()
             raise
-    lines = out.split(b"\n")[:-1]  # what stands behind the last end of a line was cut off
+    lines = out.split(b"\n")[:-1]  # the part after the last newline is incomplete
     return [_answer(line) for line in lines[: len(questions)]], ending or Failed(_ending(child.returncode), ended=True)
 
 
 def _answer(line: bytes) -> Any:
     answer = json.loads(line)
-    return Failed(str(answer["failed"])) if "failed" in answer else answer["told"]
+    return Failed(str(answer["failed"])) if "failed" in answer else answer["answer"]
 
 
 def _ending(code: int) -> str:

@@ -1,8 +1,8 @@
 """The kernel's table of TCP sockets of one network namespace: sock_diag with tcp_info, or /proc/PID/net/tcp.
 
-Read with the standard library on purpose. pyroute2 0.9 unpacks a fixed tcp_info whatever length the kernel
-sent, so before Linux 5.4 its newest fields hold the bytes of the next attribute; it decodes every socket of the
-host where we want those of a few inodes; and importing it takes 26 MB and 150 ms, which every pulse would carry.
+Uses the standard library on purpose. pyroute2 0.9 unpacks a tcp_info of fixed length whatever the kernel sent, so
+before Linux 5.4 its newest fields contain bytes of the next attribute. It decodes every socket of the host, and we need
+a few. Importing it takes 26 MB and 150 ms, even for a pulse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STATES = {
     9: "last_ack",
     10: "listen",
     11: "closing",
-}  # without time_wait: no process owns such a socket any more
+}  # time_wait is left out: no process owns such a socket
 TIMERS = {0: "off", 1: "on", 2: "keepalive", 3: "timewait", 4: "persist"}
 
 _NETLINK_SOCK_DIAG = 4
@@ -44,8 +44,8 @@ _PORT_AT = _HEADER.size + 4
 _ATTRIBUTE = struct.Struct("=HH")
 _PORT = struct.Struct(">H")
 
-# struct tcp_info of linux/tcp.h: field of Connection, offset, format, units per unit of ours. The kernel only ever
-# appends to it; a field beyond the end of what it sent is not seen.
+# struct tcp_info of linux/tcp.h: field of Connection, offset, format, kernel units per unit of the field. The kernel
+# only appends fields; those beyond the length that it sent stay unknown.
 _TCP_INFO = tuple(
     (name, offset, struct.Struct("=" + code), scale)
     for name, offset, code, scale in (
@@ -80,7 +80,7 @@ _TCP_INFO = tuple(
 
 
 class SockDiag:
-    """An open sock_diag socket: it stays in the network namespace of the thread that made it, whoever asks it later."""
+    """An open sock_diag socket, bound to the network namespace of the thread that created it."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
@@ -91,14 +91,14 @@ class SockDiag:
         self._socket.close()
 
     def connections(self, inodes: Container[int]) -> Iterator[Fields]:
-        """The TCP sockets (IPv4 and IPv6) with one of `inodes`; OSError where the kernel refuses or lacks tcp_diag."""
+        """The TCP sockets (IPv4 and IPv6) with one of `inodes`. Raises OSError: refused, or no tcp_diag."""
         for family in (socket.AF_INET, socket.AF_INET6):
             for message in self._dump(family):
                 if _INODE.unpack_from(message, _INODE_AT)[0] in inodes:
                     yield _decode(message)
 
     def at_port(self, port: int) -> Iterator[Fields]:
-        """The TCP sockets whose own end is at `port`, those that listen included; OSError as above."""
+        """The TCP sockets with local port `port`, listening ones included. Raises OSError as above."""
         wanted = _PORT.pack(port)
         for family in (socket.AF_INET, socket.AF_INET6):
             for message in self._dump(family):
@@ -106,7 +106,7 @@ class SockDiag:
                     yield _decode(message)
 
     def _dump(self, family: int) -> Iterator[bytes]:
-        """Every message of one dump, header included."""
+        """The messages of one dump, with their headers."""
         self._sequence += 1
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), sum(1 << s for s in STATES))
         header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _DUMP, self._sequence, 0)
@@ -119,7 +119,7 @@ class SockDiag:
                 message = data[offset : offset + length]
                 offset += (max(length, _HEADER.size) + 3) & ~3
                 if sequence != self._sequence:
-                    continue  # left over from a dump that was given up
+                    continue  # left over from an abandoned dump
                 if kind in (_ERROR, _DONE):
                     status = struct.unpack_from("=i", message, _HEADER.size)[0] if length >= _HEADER.size + 4 else 0
                     if status < 0:
@@ -141,7 +141,7 @@ def _decode(message: bytes) -> Fields:
         "state": STATES.get(state, "other"),
         "timer": TIMERS.get(timer),
         "receive_queue": received,
-        "send_queue": 0 if state == 10 else queued,  # of a listener it is the limit of its backlog
+        "send_queue": 0 if state == 10 else queued,  # for a listener this is the backlog limit
         "uid": uid,
         "inode": inode,
     }
@@ -161,7 +161,7 @@ def _tcp_info(raw: bytes) -> Fields:
         if offset + form.size <= len(raw)
         for value in form.unpack_from(raw, offset)
     }
-    # Before the first byte these clocks count from the boot or from the handshake.
+    # Before the first byte, these times count from boot or from the handshake.
     if fields.get("bytes_received") == 0:
         fields["last_receive_s"] = None
     if fields.get("bytes_sent") == 0:
@@ -170,7 +170,7 @@ def _tcp_info(raw: bytes) -> Fields:
 
 
 def _address(family: int, raw: bytes) -> str:
-    """Text of an address; IPv4 mapped into IPv6 as plain IPv4."""
+    """Text of an address; an IPv4-mapped IPv6 address becomes IPv4."""
     if family == socket.AF_INET:
         return socket.inet_ntop(socket.AF_INET, raw[:4])
     if raw.startswith(b"\0" * 10 + b"\xff\xff"):
@@ -179,7 +179,7 @@ def _address(family: int, raw: bytes) -> str:
 
 
 def read_proc_tables(pid: int, inodes: Container[int]) -> Iterator[Fields]:
-    """The same from /proc/PID/net/tcp and tcp6: state, queues, timer and retransmissions only; OSError as open()."""
+    """Sockets from /proc/PID/net/tcp and tcp6, without tcp_info. Raises OSError."""
     for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         try:
             with open(f"/proc/{pid}/net/{name}", encoding="utf-8") as table:
@@ -216,5 +216,5 @@ def _proc_row(family: int, row: list[str]) -> Fields:
 
 
 def _words(text: str) -> bytes:
-    """/proc prints an address as 32-bit words in the machine's byte order."""
+    """Bytes of an address; /proc prints 32-bit words in native byte order."""
     return b"".join(struct.pack("=I", int(text[at : at + 8], 16)) for at in range(0, len(text), 8))

@@ -1,18 +1,18 @@
-"""Files that another process names, seen as that process sees them.
+"""Files named by another process, opened as that process would open them, and safely.
 
-A target chooses the names, the links and the mounts on the way, and what lies there: a FIFO that nobody writes to, a
-device, /dev/stdin, an absolute link out of a container, a file that its own user may not read, a server that never
-answers. Every such file is therefore opened here:
+The target controls the names, links and mounts on a path, and the file: a FIFO without a writer, a device, /dev/stdin,
+an absolute link out of a container, a file that its user may not read, a server that never answers. So every such file
+is opened here:
 
 * inside the target's root: openat2(2) with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS, relative to /proc/PID/root;
-* with the rights of the target's user, where we are root: setfsuid(2), which also takes CAP_DAC_* away;
-* as a place only (O_PATH) until it is known to be a regular file or a folder: nothing else is opened;
-* up to a number of bytes that the caller gives, and never more than the file says that it has: files of procfs, which
-  say 0, read as empty, since /proc/self would be ours;
-* in a thread of its own with a deadline. One that does not come back is left behind: a mount that never answers keeps
-  it, and the next questions about that mount are refused at once until it does.
+* with the permissions of the target's user, if we are root: setfsuid(2), which also drops CAP_DAC_*;
+* with O_PATH first; only regular files and folders are then opened for reading;
+* up to a number of bytes given by the caller, and at most the size from stat(2). Files of procfs have size 0 and read
+  as empty, because /proc/self would be ours;
+* in a separate thread with a deadline. A thread that hangs on a dead mount is abandoned, and further requests for that
+  mount fail at once until the thread returns.
 
-Credentials belong to a thread in Linux (NPTL, in credentials(7)): those of the others stay.
+Linux credentials are per thread (NPTL, credentials(7)): other threads keep theirs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from hangdoc.system import procfs
 from hangdoc.system.mounts import LOCAL, mount_of, mounts
 
 T = TypeVar("T")
-Name = TypeVar("Name", str, int)  # a path, or the number of one of its open descriptors
+Name = TypeVar("Name", str, int)  # a path, or the number of an open descriptor of the process
 Device = tuple[int, int]
 
-DEADLINE_S = 2.0  # for one file
-MOST_STUCK = 64  # threads that wait for files which do not answer
-MOST_STUCK_OF_USER = 4  # of those, for files of processes of one user: he must not use up the others'
-MOST_LINKS = 40  # symbolic links followed on one path, as the kernel does
-MOST_DEPTH = 128  # folders on one path: a descriptor each, where the kernel has no openat2
+DEADLINE_S = 2.0  # per file
+MOST_STUCK = 64  # abandoned threads in total
+MOST_STUCK_OF_USER = 4  # abandoned threads per user: one user must not use up the total
+MOST_LINKS = 40  # symbolic links followed on one path, as in the kernel
+MOST_DEPTH = 128  # folders on one path; without openat2 each takes a descriptor
 
 _PLACE = os.O_PATH | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -51,13 +51,13 @@ _PIECE = 1 << 18  # bytes
 _OPENAT2 = 437  # on every architecture; since Linux 5.6
 _RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT
 _NO_LINKS = 0x04  # RESOLVE_NO_SYMLINKS
-_RETRIES = 8  # of openat2, which says EAGAIN where a folder was moved meanwhile
+_RETRIES = 8  # of openat2 on EAGAIN: a folder was moved meanwhile
 _SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(platform.machine())
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A regular file: its first bytes, and what stat(2) says."""
+    """The first bytes of a regular file, and its status."""
 
     data: bytes
     status: os.stat_result
@@ -65,10 +65,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class TargetFiles:
-    """The files of one process, by the names that it has for them; a relative one starts in its working directory.
+    """The files of one process, by its own names for them; relative paths start in its working directory.
 
-    Everything raises OSError: TimeoutError where the filesystem does not answer, PermissionError where the user of
-    the process has no right to the file.
+    All methods raise OSError: TimeoutError if the filesystem does not answer, PermissionError if the user of the
+    process may not read the file.
     """
 
     pid: int
@@ -77,23 +77,23 @@ class TargetFiles:
         return _given(self.each([path], os.fstat)[path])
 
     def read(self, path: str, most: int) -> Content:
-        """A regular file, up to `most` bytes."""
+        """The content of a regular file, at most `most` bytes."""
         return _given(self.each([path], lambda fd: content(fd, most))[path])
 
     def names(self, path: str, most: int) -> list[str]:
-        """The entries of a folder, up to `most`, in no order."""
+        """At most `most` entries of a folder, unordered."""
         return _given(self.each([path], lambda fd: names(fd, most))[path])
 
     def each(self, names: Iterable[Name], look: Callable[[int], T], links: bool = True) -> dict[Name, T | OSError]:
-        """What `look` returns for the place (O_PATH) of each name, or the error; one bad name costs no other.
+        """The result of `look` for the descriptor (O_PATH) of each name, or its error.
 
-        `links` False: no symbolic link is followed.
+        `links` False: follow no symbolic link.
         """
         found: dict[Name, T | OSError] = {}
         wanted = list(dict.fromkeys(names))
         while left := [name for name in wanted if name not in found]:
-            if late := _late():
-                found |= {name: error for name in left if (error := _refusal(self.pid, name, late)) is not None}
+            if stuck := _abandoned():
+                found |= {name: error for name in left if (error := _refusal(self.pid, name, stuck)) is not None}
                 left = [name for name in left if name not in found]
             if left:
                 found |= _asked(self.pid, left, look, links)
@@ -101,14 +101,14 @@ class TargetFiles:
 
 
 def regular(fd: int) -> os.stat_result:
-    """What stat(2) says of a place, where it is a regular file that may be read. Raises OSError."""
+    """Status of an O_PATH descriptor, if it is a readable regular file. Raises OSError."""
     opened, status = _regular(fd)
     os.close(opened)
     return status
 
 
 def content(fd: int, most: int) -> Content:
-    """What lies at a place, where it is a regular file. Raises OSError."""
+    """Content of an O_PATH descriptor, if it is a regular file. Raises OSError."""
     opened, status = _regular(fd)
     left = min(most, status.st_size)
     pieces: list[bytes] = []
@@ -122,7 +122,7 @@ def content(fd: int, most: int) -> Content:
 
 
 def names(fd: int, most: int) -> list[str]:
-    """The entries of the folder at a place. Raises OSError."""
+    """Entries of a folder given as O_PATH descriptor. Raises OSError."""
     opened = os.open(f"/proc/self/fd/{fd}", _READ | os.O_DIRECTORY)
     try:
         with os.scandir(opened) as entries:
@@ -132,7 +132,7 @@ def names(fd: int, most: int) -> list[str]:
 
 
 def read_failure(error: OSError) -> str:
-    """The error as the end of a sentence."""
+    """Why a file could not be read, as the end of a sentence."""
     if error.errno == errno.EACCES and os.geteuid() == 0:
         return "its user may not read it"
     return error.strerror or str(error)
@@ -156,20 +156,20 @@ def _given(result: T | OSError) -> T:
     return result
 
 
-# --- threads that may be left behind --------------------------------------------------------------
+# --- threads that may be abandoned ------------------------------------------------------------------
 
 
-class _Looker(threading.Thread, Generic[T]):
-    """Looks at paths one after the other; after it was left behind, at none any more.
+class _FileThread(threading.Thread, Generic[T]):
+    """Examines paths one after another; stops once it is abandoned.
 
-    A daemon, and never joined: one that hangs in the kernel must not keep hangdoc alive.
+    A daemon, never joined, because a thread stuck in the kernel must not keep hangdoc alive.
     """
 
     def __init__(self, pid: int, names: Sequence[str | int], look: Callable[[int], T], links: bool) -> None:
         super().__init__(name=f"files-of-{pid}", daemon=True)
         self.answers: queue.SimpleQueue[T | OSError] = queue.SimpleQueue()
-        self.stuck: str | int | None = None  # the name at which it was left behind
-        self.device: Device | None = None  # of the mount on which that path lies, where a server may be behind it
+        self.stuck: str | int | None = None  # the name at which it was abandoned; None: not abandoned
+        self.device: Device | None = None  # of that name's mount, if it may depend on a server
         self.user: int | None = None
         self._process, self._names, self._look, self._links = pid, names, look, links
 
@@ -183,9 +183,9 @@ class _Looker(threading.Thread, Generic[T]):
                 root = _opened("root", os.O_DIRECTORY, process)
                 opened.callback(os.close, root)
                 base = _working_directory(process)
-                # Whoever has a file open needs no right to its name; and /proc/PID/fd may be root's.
+                # An open file needs no permission on its path; and /proc/PID/fd may belong to root.
                 held = {name: _held(process, name) for name in self._names if isinstance(name, int)}
-                take(rights)
+                assume(rights)
             except (OSError, ValueError) as error:
                 for _ in self._names:
                     self.answers.put(_as_os_error(error))
@@ -206,7 +206,7 @@ class _Looker(threading.Thread, Generic[T]):
                 return self._look(name)
             if base is None and not name.startswith("/"):
                 raise FileNotFoundError(errno.ENOENT, "its working directory is not inside its root")
-            fd = place(root, name if name.startswith("/") else f"{base}/{name}", self._links)
+            fd = open_place(root, name if name.startswith("/") else f"{base}/{name}", self._links)
             try:
                 return self._look(fd)
             finally:
@@ -223,28 +223,28 @@ def _held(process: int, descriptor: int) -> int | OSError:
 
 
 def _asked(pid: int, names: Sequence[Name], look: Callable[[int], T], links: bool) -> dict[Name, T | OSError]:
-    """The answers, in order, up to and with the first that did not come in time."""
-    looker = _Looker(pid, names, look, links)
-    looker.start()
+    """The answers in order, up to and including the first timeout."""
+    thread = _FileThread(pid, names, look, links)
+    thread.start()
     found: dict[Name, T | OSError] = {}
     for name in names:
         try:
-            found[name] = looker.answers.get(timeout=DEADLINE_S)
+            found[name] = thread.answers.get(timeout=DEADLINE_S)
         except queue.Empty:
-            looker.device = _server(pid, name)
-            looker.stuck = name
+            thread.device = _server(pid, name)
+            thread.stuck = name
             found[name] = TimeoutError(errno.ETIMEDOUT, f"its filesystem did not answer within {DEADLINE_S:g} s")
             break
     return found
 
 
-def _late() -> list[_Looker[Any]]:
-    """The threads that were left behind and have not come back."""
-    return [one for one in threading.enumerate() if isinstance(one, _Looker) and one.stuck is not None]
+def _abandoned() -> list[_FileThread[Any]]:
+    """Abandoned threads that still hang."""
+    return [t for t in threading.enumerate() if isinstance(t, _FileThread) and t.stuck is not None]
 
 
-def _refusal(pid: int, name: str | int, late: Sequence[_Looker[Any]]) -> OSError | None:
-    """Why a name is not asked for now, while other questions hang."""
+def _refusal(pid: int, name: str | int, abandoned: Sequence[_FileThread[Any]]) -> OSError | None:
+    """Why a name is not examined now, while other threads hang; None: go ahead."""
     try:
         process = _opened(f"/proc/{pid}", os.O_DIRECTORY)
         try:
@@ -253,17 +253,17 @@ def _refusal(pid: int, name: str | int, late: Sequence[_Looker[Any]]) -> OSError
             os.close(process)
     except (OSError, ValueError) as error:
         return _as_os_error(error)
-    own = [one for one in late if one.user == user]
+    own = [thread for thread in abandoned if thread.user == user]
     device = _server(pid, name)
-    if any(one.stuck == name or (device is not None and one.device == device) for one in own):
+    if any(thread.stuck == name or (device is not None and thread.device == device) for thread in own):
         return TimeoutError(errno.ETIMEDOUT, "its filesystem does not answer")
-    if len(own) >= MOST_STUCK_OF_USER or len(late) >= MOST_STUCK:
+    if len(own) >= MOST_STUCK_OF_USER or len(abandoned) >= MOST_STUCK:
         return TimeoutError(errno.ETIMEDOUT, "not asked for: too many other files do not answer")
     return None
 
 
 def _server(pid: int, name: str | int) -> Device | None:
-    """The device of the mount that a path lies on, by its text, where that is no filesystem of this machine alone."""
+    """Device of the mount of a path, by its text; None: a local filesystem."""
     path = procfs.link(f"/proc/{pid}/fd/{name}") or "" if isinstance(name, int) else name
     mount = mount_of(path, mounts(pid))
     return mount.device if mount is not None and mount.filesystem not in LOCAL else None
@@ -273,20 +273,20 @@ def _as_os_error(error: OSError | ValueError) -> OSError:
     return error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))  # a NUL in a name
 
 
-# --- where a path leads ---------------------------------------------------------------------------
+# --- path resolution ------------------------------------------------------------------------------
 
 
-def place(root: int, path: str, links: bool = True) -> int:
-    """A new descriptor (O_PATH) of what lies at `path` under the folder `root`. Raises OSError.
+def open_place(root: int, path: str, links: bool = True) -> int:
+    """A new O_PATH descriptor of `path` under the folder `root`. Raises OSError.
 
-    No link leads out of `root`, and no link of procfs to an open file is followed.
+    No link leads out of `root`, and magic links of procfs are not followed.
     """
     for _ in range(_RETRIES):
         fd = _openat2(root, path, _RESOLVE if links else _RESOLVE | _NO_LINKS)
         if fd >= 0:
             return fd
         code = ctypes.get_errno()
-        if code in (errno.ENOSYS, errno.EPERM):  # an older kernel, or a container's seccomp filter that is
+        if code in (errno.ENOSYS, errno.EPERM):  # an older kernel, or a container's older seccomp filter
             return walk(root, path, links)
         if code != errno.EAGAIN:
             break
@@ -299,7 +299,7 @@ def _openat2(root: int, path: str, resolve: int) -> int:
 
 
 def walk(root: int, path: str, links: bool = True) -> int:
-    """`place` name by name, for kernels without openat2. What `..` leads back to is the folder that was come from."""
+    """`open_place` component by component, for kernels without openat2; `..` returns to the folder walked through."""
     left = path.split("/")[::-1]
     followed = 0
     with ExitStack() as opened:
@@ -347,17 +347,17 @@ def _encoded(path: str) -> bytes:
 
 
 def _working_directory(process: int) -> str | None:
-    """Its path inside the root of the process; None where it lies outside."""
+    """Path of the working directory inside the root of the process; None: outside."""
     root, here = (os.readlink(name, dir_fd=process).rstrip("/") for name in ("root", "cwd"))
     return here[len(root) :] if here == root or here.startswith(root + "/") else None
 
 
-# --- whose rights ---------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What decides which files a process may read."""
+    """The IDs that decide which files a process may read."""
 
     user: int
     group: int
@@ -365,9 +365,9 @@ class Rights:
 
 
 def rights_of(process: int) -> Rights:
-    """Those of a process by its folder in /proc. Raises OSError, ValueError.
+    """Rights of a process, given a descriptor of its folder in /proc. Raises OSError, ValueError.
 
-    A program that has the rights of two users is given those of the one that is not root.
+    A process with the IDs of two users (setuid) gets those of the one that is not root.
     """
     fd = os.open("status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
     try:
@@ -381,26 +381,26 @@ def rights_of(process: int) -> Rights:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     users, of_groups = ([int(word) for word in fields[name].split()] for name in (b"Uid", b"Gid"))
     return Rights(
-        next((user for user in users[::-1] if user), 0),  # real, effective, saved, of the filesystem
+        next((user for user in users[::-1] if user), 0),  # real, effective, saved, filesystem
         next((group for group in of_groups[::-1] if group), 0),
         tuple(int(word) for word in fields.get(b"Groups", b"").split()),
     )
 
 
-def take(rights: Rights) -> None:
-    """Give the calling thread these rights to files, for good, where we are root and they are another's.
+def assume(rights: Rights) -> None:
+    """If we are root, permanently give the calling thread these rights to files.
 
-    Raises PermissionError where that is refused: a file that its user may not read must not be read for him.
+    Raises PermissionError if refused: we must not read a file for a user who may not read it.
     """
     if os.geteuid() != 0 or rights.user == 0:
         return
     libc = _libc()
-    # glibc's setgroups() would change every thread; its setfsuid() and setfsgid() change the calling one alone.
+    # glibc's setgroups() changes every thread; its setfsuid() and setfsgid() change only the calling one.
     groups = (ctypes.c_uint32 * len(rights.groups))(*rights.groups)
     refused = _SETGROUPS is None or libc.syscall(_SETGROUPS, ctypes.c_size_t(len(groups)), groups) != 0
     for change, wanted in ((libc.setfsgid, rights.group), (libc.setfsuid, rights.user)):
         change(ctypes.c_uint32(wanted))
-        refused = refused or change(ctypes.c_uint32(0xFFFFFFFF)) != wanted  # it says what was set before
+        refused = refused or change(ctypes.c_uint32(0xFFFFFFFF)) != wanted  # returns the previous ID
     if refused:
         raise PermissionError(
             errno.EPERM, f"the rights of user {rights.user} could not be taken on; give hangdoc CAP_SETUID, CAP_SETGID"

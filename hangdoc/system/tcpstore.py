@@ -1,12 +1,12 @@
-"""A client of a job's TCPStore that reads and does nothing else.
+"""A read-only client of a job's TCPStore.
 
-The wire format is TCPStoreBackend.hpp's (torch 2.13): a byte for the kind of query, strings as u64 length and bytes,
-and a magic number first. Every key begins with "/". A key that is missing is never asked for: `get` would wait for it.
+Wire format: TCPStoreBackend.hpp (torch 2.13). A magic number first; then a byte for the kind of query; strings as u64
+length and bytes. Every key begins with "/". We never request a missing key, because `get` waits for it.
 
-The legacy store (`use_libuv=False`) has one thread, which reads the rest of a message for as long as that takes: half a
-message would hold it for every rank. Each message is one segment, so that it arrives whole or not at all, whatever
-becomes of us. What no client can help: with each new connection that thread asks DNS for the name of the client's
-address (torch's socket.cpp, for a log), and answers no rank before DNS does.
+The legacy store (`use_libuv=False`) has one thread and blocks until a message is complete, so half a message would
+block every rank. Each of our messages is one TCP segment: it arrives completely or not at all, even if we die. One cost
+remains: for each new connection that thread resolves the client's address by DNS (torch's socket.cpp, for a log line),
+and answers no rank meanwhile.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from hangdoc.system.process_sockets import Endpoint, connect
 MAGIC = 0x3C85F7CE
 VALIDATE, GET, CHECK = 0, 3, 5
 READY = 0
-LONGEST = 1 << 20  # bytes of a value
-SEGMENT = 512  # bytes of a message; every TCP segment may hold 536 (RFC 9293, 3.7.1)
+LONGEST = 1 << 20  # bytes; longer values are refused
+SEGMENT = 512  # bytes of a message; any TCP segment can carry 536 (RFC 9293, 3.7.1)
 
 
 class StoreReader:
-    """A connection to the store at `end`. Raises OSError where there is none, or a reply is not complete in
-    `timeout_s`."""
+    """A connection to the store at `endpoint`. Raises OSError: no store, or no complete reply within `timeout_s`."""
 
-    def __init__(self, end: Endpoint, timeout_s: float = 2.0) -> None:
+    def __init__(self, endpoint: Endpoint, timeout_s: float = 2.0) -> None:
         self._timeout_s = timeout_s
-        self._socket = connect(end, timeout_s)
+        self._socket = connect(endpoint, timeout_s)
         self._send(struct.pack("<BI", VALIDATE, MAGIC))
 
     def __enter__(self) -> StoreReader:
@@ -41,12 +40,12 @@ class StoreReader:
         self._socket.close()
 
     def has(self, keys: Sequence[str]) -> bool:
-        """Whether every one of `keys` is set."""
+        """True if all `keys` are set."""
         self._send(struct.pack("<BQ", CHECK, len(keys)) + b"".join(_string(key) for key in keys))
         return self._read(1)[0] == READY
 
     def get(self, key: str) -> bytes | None:
-        """The value of a key, or None where it is not set."""
+        """The value of a key; None: not set."""
         if not self.has([key]):
             return None
         self._send(struct.pack("<B", GET) + _string(key))
@@ -56,7 +55,7 @@ class StoreReader:
         return self._read(length)
 
     def _send(self, message: bytes) -> None:
-        """One message, by one send(2): the reply to the one before has come, so that the buffer has room for it."""
+        """Send one message by one send(2). The previous reply has arrived, so the send buffer has room."""
         if len(message) > SEGMENT:
             raise OSError(f"a message of {len(message)} bytes might hold the store")
         if self._socket.send(message) < len(message):
@@ -65,7 +64,7 @@ class StoreReader:
     def _read(self, count: int) -> bytes:
         parts, until_s = b"", time.monotonic() + self._timeout_s
         while len(parts) < count:
-            if (left_s := until_s - time.monotonic()) <= 0:  # a server may send a byte at a time
+            if (left_s := until_s - time.monotonic()) <= 0:  # the server may send byte by byte
                 raise TimeoutError("the store's reply is not complete in time")
             self._socket.settimeout(left_s)
             part = self._socket.recv(count - len(parts))

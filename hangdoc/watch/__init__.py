@@ -1,1 +1,4 @@
-"""The live watch, and the agent: samples, history, when to look closer, one verdict or a stream of events."""
+"""Watching jobs: sampler, sources, history, when to look closer, one verdict or the live watch, and the agent.
+
+It decides when to look, never what a look means: verdicts come from `diagnose`.
+"""

@@ -1,4 +1,4 @@
-"""`hangdoc agent`: samples the ranks of its host when told to, writes what it saw, and ends with its input."""
+"""`hangdoc agent`: samples the ranks of its host on command, writes its answers, and ends with its input."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from typing import BinaryIO, NoReturn
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.fleet import agent_presence, protocol
-from hangdoc.fleet.encoder import Writer
+from hangdoc.fleet.encoder import Encoder
 from hangdoc.system import procfs
 from hangdoc.watch.sources import LocalSource
 from probes import Tier
 
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
 PEERS = b'{"do":"peers"'
-GRACE_S = 5.0  # for the round at hand when the input has ended
-MOST_LINE_BYTES = 64 << 20  # a command to thousands of agents behind one gateway names PIDs of each
-CLEAN_S = 1.0  # for what it has started, after that
+GRACE_S = 5.0  # for the current round, after the input has ended
+MOST_LINE_BYTES = 64 << 20  # a command to thousands of agents behind one gateway lists PIDs of each
+CLEAN_S = 1.0  # for child processes, after that
 
 
 def serve(commands: int, answers: BinaryIO) -> None:
-    """Answer each command, a line each, until the input (a descriptor) ends or says `stop`.
+    """Answer each command with one line, until the input (a descriptor) ends or a `stop` arrives.
 
-    Raises HangdocError for a line that is no command.
+    Raises HangdocError for a line that is not a command.
     """
-    out = Out(answers)
+    out = AnswerStream(answers)
     token = secrets.token_hex(6)
-    agent_presence.show(token)
+    agent_presence.show_token(token)
     out.write(protocol.Hello(host=platform.node(), token=token, boot=boot_id()))
-    here = LocalSource(slurm=os.environ.get("SLURM_JOB_ID")).find()  # srun, which started us, says for which job
-    writer, about = Writer(), About()
+    source = LocalSource(slurm=os.environ.get("SLURM_JOB_ID")).find()  # set by srun
+    writer, ids = Encoder(), ProcessIds()
     for command in _commands(commands, out, token):
         if command.do == "stop":
             return
         own = command.of(token)
-        here.drop(frozenset(own.forget))
+        source.drop(frozenset(own.forget))
         if command.fresh:
-            here.rediscover()
-        here.skip = frozenset(own.skip)
-        here.sampler.ask = frozenset(command.ask)
-        (shot,) = here.round(TIERS[command.do], [(here.sampler.host, pid) for pid in own.still])
-        out.write(writer.answer(command.id, shot, about.processes([rank.target for rank in shot.ranks])))
+            source.rediscover()
+        source.skip = frozenset(own.skip)
+        source.sampler.ask = frozenset(command.ask)
+        (shot,) = source.round(TIERS[command.do], [(source.sampler.host, pid) for pid in own.still])
+        out.write(writer.answer(command.id, shot, ids.processes([rank.target for rank in shot.ranks])))
 
 
-class Out:
-    """The answers' stream, which two threads write to."""
+class AnswerStream:
+    """The output stream; two threads write to it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._lock = stream, Lock()
@@ -64,9 +64,12 @@ class Out:
             self._stream.flush()
 
 
-def _commands(descriptor: int, out: Out, token: str) -> Iterator[protocol.Command]:
-    """The commands. `ping` and `peers` are answered at once, whatever takes long meanwhile; and when the input has
-    ended while a probe hangs (a dead mount), the process ends all the same."""
+def _commands(descriptor: int, out: AnswerStream, token: str) -> Iterator[protocol.Command]:
+    """The commands, from a thread of its own.
+
+    The thread answers `ping` and `peers` at once, even during a long round, and ends the process if the input ends
+    while a probe hangs (a dead mount).
+    """
     waiting: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
@@ -75,7 +78,7 @@ def _commands(descriptor: int, out: Out, token: str) -> Iterator[protocol.Comman
                 out.write(protocol.Pong())
             elif line.startswith(PEERS):
                 if asked := protocol.parse(line, protocol.Command).of(token).peers:
-                    out.write(protocol.Peers(agent_presence.shown(asked)))
+                    out.write(protocol.PeersAnswer(agent_presence.visible_tokens(asked)))
             else:
                 waiting.put(line)
         waiting.put(b"")
@@ -89,12 +92,14 @@ def _commands(descriptor: int, out: Out, token: str) -> Iterator[protocol.Comman
             if command.do not in (*TIERS, "stop"):
                 raise ValueError(command.do)
         except ValueError:
-            raise HangdocError(f"no command of an agent: {line[:80]!r}; `hangdoc watch --nodes` talks to it") from None
+            raise HangdocError(
+                f"not a command for the agent: {line[:80]!r}; use `hangdoc watch --nodes`: it starts the agent"
+            ) from None
         yield command
 
 
 def _give_up() -> NoReturn:
-    """End, whatever hangs; what was started for the round (a native dump, which holds a rank) is ended with it."""
+    """Exit even if a probe hangs, ending what the round has started (a native dump, which pauses a rank)."""
     main = main_thread().ident
     if main is not None and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         signal.pthread_kill(main, signal.SIGTERM)
@@ -103,10 +108,10 @@ def _give_up() -> NoReturn:
 
 
 def _newest(waiting: SimpleQueue[bytes]) -> bytes:
-    """The next line; of several that have come while a round took long the last, for each asks for all of it."""
+    """The next line. If several arrived during a long round, only the last one, because each asks for everything."""
     line = waiting.get()
     while line and not waiting.empty():
-        if not (newer := waiting.get()):  # the end comes after the answer
+        if not (newer := waiting.get()):  # the end of the input comes after the answer
             waiting.put(newer)
             break
         line = newer
@@ -114,36 +119,36 @@ def _newest(waiting: SimpleQueue[bytes]) -> bytes:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """The lines of a descriptor, each with its end. No buffered reader: its lock would outlive the main thread."""
+    """The lines of a descriptor, with their newline. No buffered reader: its lock would outlive the main thread."""
     rest = b""
-    while (piece := os.read(descriptor, 1 << 16)) and len(rest) < MOST_LINE_BYTES:  # more is no command: the end
+    while (piece := os.read(descriptor, 1 << 16)) and len(rest) < MOST_LINE_BYTES:  # a longer line is no command: stop
         *whole, rest = (rest + piece).split(b"\n")
         yield from (line + b"\n" for line in whole)
 
 
 @cache
 def boot_id() -> str:
-    """What tells this start of this kernel from every other; random(4)."""
+    """Identifies this boot of this kernel; random(4)."""
     return (procfs.text("/proc/sys/kernel/random/boot_id") or platform.node()).strip()
 
 
-class About:
-    """Which process a rank is, whoever sees it, and how near to us it runs.
+class ProcessIds:
+    """Identifies the process of a rank, whichever agent sees it, and how near it is to this agent.
 
-    Two agents may see one process: two Slurm nodes on one kernel, an agent in a pod and one on its host. A process is
-    known by the kernel it runs on, its innermost PID namespace, its PID there, and its start.
+    Two agents may see one process: two Slurm nodes on one kernel, or an agent in a pod and one on its host. A process
+    is identified by its kernel, its innermost PID namespace, its PID there, and its start time.
     """
 
     def __init__(self) -> None:
         self._known: dict[Target, tuple[str, int]] = {}  # of the last round
 
     def processes(self, targets: Iterable[Target]) -> dict[Target, tuple[str, int]]:
-        """`process` of each; what is known of one stays."""
+        """`process` of each target, cached."""
         self._known = {target: self._known.get(target) or self.process(target) for target in targets}
         return self._known
 
     def process(self, target: Target) -> tuple[str, int]:
-        """The text that stands for the process, and how many of its surroundings are ours too."""
+        """The identity of the process, and how many namespaces it shares with us."""
         if target.pid <= 0:  # a rank that belongs here and is gone
             return f"{boot_id()} {target.job} {target.master} {target.rank}", 0
         inside = procfs.link(f"/proc/{target.pid}/ns/pid")
@@ -159,6 +164,6 @@ def _same_namespace(pid: int, kind: str) -> bool:
 
 
 def _same_node(pid: int) -> bool:
-    """Slurm says which of its nodes a process belongs to: several may run on one kernel."""
+    """Slurm gives the node of a process: several nodes may run on one kernel."""
     ours = os.environ.get("SLURMD_NODENAME")
     return ours is not None and (procfs.environ(pid) or {}).get("SLURMD_NODENAME") == ours

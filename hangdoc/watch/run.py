@@ -97,9 +97,9 @@ def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], 
         session = Session(_local_source(options, say), keep)
         session.look()
         return session
-    from hangdoc.fleet.collector import started
+    from hangdoc.fleet.collector import start_fleet
 
-    fleet = started(options.fleet, say, options.ask)
+    fleet = start_fleet(options.fleet, say, options.ask)
     stack.callback(fleet.close)
     session = Session(fleet, keep)
     for _ in range(FIRST_ROUNDS):

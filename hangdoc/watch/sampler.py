@@ -1,4 +1,4 @@
-"""Samples the ranks of this host: runs the probes that a round may cost and puts their records together."""
+"""Samples the ranks of this host: runs the probes that a round allows and collects their records."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from probes import Observation, Probe, Request, Tier, load
 
 @dataclass(slots=True)
 class Sampler:
-    """Observes the same ranks again and again.
+    """Observes the same ranks round after round.
 
-    Within a round, probes see unmasked records, because later probes open files by the names that earlier ones found.
-    The snapshot that a round returns is masked.
+    Within a round, probes see unmasked records, because later probes open files by names from earlier ones. The
+    snapshot that a round returns is masked.
 
-    Probes marked `steady` (what they see hardly changes) run in the first round they may and when examining.
+    Probes marked `steady` (their records hardly change) run in the first allowed round and on examination.
     """
 
     host: str
     targets: Sequence[Target]
     probes: Sequence[Probe] = field(default_factory=load)
     exits: ExitWatcher = field(default_factory=ExitWatcher)
-    ask: frozenset[str] = frozenset()  # what probes may send (`probes.ASKABLE`)
-    _asked: set[tuple[str, int, int]] = field(default_factory=set)  # steady probe, PID and start of living ranks
+    ask: frozenset[str] = frozenset()  # what probes may send over the network (`probes.ASKABLE`)
+    _asked: set[tuple[str, int, int]] = field(default_factory=set)  # steady probe, PID and start time of living ranks
     _previous: Snapshot | None = None  # unmasked
     _mask: Mask = field(default_factory=Mask)
 
     def round(self, tier: Tier, still: Iterable[int] = ()) -> Snapshot:
-        """One observation of every rank; never raises for what cannot be seen."""
+        """One observation of every rank. Never raises: unreadable data is reported as unseen."""
         self.exits.watch(self.targets)
         alive = {target.pid: self._alive(target) for target in self.targets}
         living = [target for target in self.targets if alive[target.pid] is not False]
@@ -82,8 +82,7 @@ class Sampler:
 
 
 def _observe(probe: Probe, request: Request) -> Observation:
-    """A probe that fails, against its contract, costs no other probe its evidence, nor any rank but that on which it
-    fails."""
+    """Run a probe. If it fails, against its contract, only the rank that it fails on loses evidence."""
     try:
         return probe.observe(request)
     except Exception as error:
@@ -99,23 +98,23 @@ def _observe(probe: Probe, request: Request) -> Observation:
 
 
 def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Target, ...]:
-    """The targets with what their processes say of themselves (records of probe `groups`, by PID).
+    """The targets, completed with what their processes know (records of probe `groups`, by PID).
 
-    What the launch says stands. A number that another rank of the job has is not taken: such two are in process
-    groups of their own.
+    The launch takes precedence. A rank number that another rank of the job has is not used: the two are in separate
+    process groups.
     """
-    told = [_told(target, groups.get(target.pid)) for target in targets]
-    often = Counter((target.job, target.rank) for target in told)
+    completed = [_completed(target, groups.get(target.pid)) for target in targets]
+    often = Counter((target.job, target.rank) for target in completed)
     return tuple(
         new if new.rank == old.rank or often[new.job, new.rank] == 1 else old
-        for old, new in zip(targets, told, strict=True)
+        for old, new in zip(targets, completed, strict=True)
     )
 
 
-def _told(target: Target, record: Any) -> Target:
+def _completed(target: Target, record: Any) -> Target:
     if not isinstance(record, ProcessGroups) or target.role == "agent":
         return target
-    deduced = target.rank is None or target.launcher == "spawn"  # by the order of creation
+    deduced = target.rank is None or target.launcher == "spawn"  # from the order of creation
     return replace(
         target,
         rank=record.rank if deduced and record.rank is not None else target.rank,

@@ -1,4 +1,4 @@
-"""Where snapshots come from: the ranks of this host, or those of a fleet (`hangdoc.fleet`)."""
+"""Sources of snapshots: the ranks of this host, or of a fleet (`hangdoc.fleet`)."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from hangdoc.system import procfs
 from hangdoc.watch.sampler import Sampler
 from probes import Tier
 
-RESTARTS = 4  # of a job whose dead ranks are remembered while it lives: an elastic job may restart for weeks
+RESTARTS = 4  # of a living job whose dead ranks are kept: an elastic job may restart for weeks
 
 
 class Source(Protocol):
-    """What a session needs of those who observe."""
+    """What a session needs from a source."""
 
     @property
     def targets(self) -> Sequence[Target]:
-        """The ranks that are watched."""
+        """The watched ranks."""
 
     def round(self, tier: Tier, still: Collection[Key] = ()) -> Sequence[Snapshot]:
-        """One observation of every rank, a snapshot a host; ranks in `still` may be paused for an instant."""
+        """One observation of every rank, a snapshot from each host. Ranks in `still` may be paused briefly."""
 
     def rediscover(self) -> None:
-        """Look for new ranks; known ones stay, so that an exit is noticed."""
+        """Look for new ranks; known ranks stay, so their exit is noticed."""
 
     def forget(self, job: str) -> None:
-        """Watch the ranks of a job no longer."""
+        """Stop watching the ranks of a job."""
 
     def lost(self) -> Mapping[str, str]:
-        """The hosts that are not seen now, and why."""
+        """Lost hosts, with the reason."""
 
     def wait(self, until_s: float) -> None:
-        """Sleep until that instant of this process's monotonic clock, or until something is worth a look."""
+        """Sleep until this instant (time.monotonic()), or until a look is worth it."""
 
 
 @dataclass(slots=True)
 class LocalSource:
-    """The ranks of this host; `pids` empty: every one."""
+    """The ranks of this host."""
 
-    pids: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()  # empty: every rank
     sampler: Sampler = field(default_factory=lambda: Sampler(platform.node(), ()))
-    slurm: str | None = None  # a Slurm job: ranks that say they are of another are not watched
-    skip: frozenset[int] = frozenset()  # PIDs that somebody else watches
-    problems: tuple[Unseen, ...] = ()  # why ranks were not found, when they were looked for first
+    slurm: str | None = None  # job ID: ranks of another Slurm job are not watched
+    skip: frozenset[int] = frozenset()  # PIDs that another agent watches
+    problems: tuple[Unseen, ...] = ()  # why ranks were not found in the first search
     doubts: tuple[Unseen, ...] = ()  # see `Discovery`
 
     def find(self) -> LocalSource:
-        """Look for the ranks; finds none where there are none."""
+        """Look for the ranks; there may be none."""
         found = masked(discover(self.pids or None))
         self.sampler.targets = tuple(filter(self._ours, _all(found)))
         self.problems, self.doubts = found.problems, found.doubts
@@ -81,7 +81,7 @@ class LocalSource:
         if fresh:
             here = {(t.job, t.rank) for t in fresh}
             kept = [t for t in self.targets if t.pid > 0 or (t.job, t.rank) not in here]
-            agents = {t.pid for t in found if t.role == "agent"}  # one that has its ranks waits no more
+            agents = {t.pid for t in found if t.role == "agent"}  # a launcher with ranks no longer waits
             kept = [t for t in kept if t.role == "rank" or t.pid in agents]
             self.sampler.targets = (*_remembered(kept, fresh), *fresh)
 
@@ -93,7 +93,7 @@ class LocalSource:
         self.sampler.targets = tuple(t for t in self.targets if t.job != job)
 
     def drop(self, pids: Collection[int]) -> None:
-        """Watch these no longer."""
+        """Stop watching these processes."""
         self.sampler.targets = tuple(t for t in self.targets if t.pid not in pids)
 
     def lost(self) -> dict[str, str]:
@@ -104,7 +104,7 @@ class LocalSource:
 
 
 def _remembered(kept: Sequence[Target], fresh: Sequence[Target]) -> list[Target]:
-    """Without the dead of more than RESTARTS restarts: of each job the newest stay."""
+    """The targets without the dead of more than RESTARTS restarts; the newest of each job stay."""
     dead = [t for t in sorted(kept, key=lambda t: t.start_ticks) if t.pid > 0 and same_process(t) is False]
     lost = {(t.pid, t.start_ticks) for t in dead}
     living = Counter(t.job for t in (*kept, *fresh) if (t.pid, t.start_ticks) not in lost)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 ROWS, WIDTH = 512, 16
 VARIANTS = ("silent", "absent", "worker", "frozen", "cached", "mapped")
 
-# What unpacks a shard into a pipe; on the third one its own source says nothing any more.
+# Unpacks a shard into a pipe; its own source goes silent on the third shard.
 FEEDER = f"""
 import sys, time
 import numpy as np
@@ -77,7 +77,7 @@ def mapped(folder, number):
         return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
 
-# --- a filesystem in user space, as object stores are mounted; after a while its server says nothing any more ---------
+# --- a filesystem in user space, as object stores are mounted; after a while its server goes silent -------------------
 
 
 def attributes(inode, size):

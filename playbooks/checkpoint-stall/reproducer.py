@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-# Takes what it is sent; its connection to the object store is lost after the second checkpoint.
+# Reads its input; its connection to the object store is lost after the second checkpoint.
 UPLOADER = """
 import sys, time
 number, rate = int(sys.argv[1]), int(sys.argv[2])

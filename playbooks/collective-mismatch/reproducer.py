@@ -35,7 +35,7 @@ class Readings(torch.utils.data.IterableDataset):
 
 
 class LossScaler:
-    """Loss scale against underflow: doubled after a while, halved by who overflows."""
+    """Loss scale against underflow: doubled after a while, halved on overflow."""
 
     def __init__(self, start=1024.0, double_every=200):
         self.scale = torch.tensor([start])

@@ -1,4 +1,4 @@
-"""Multi-task and adversarial training with a process group of its own for each part of the model.
+"""Multi-task and adversarial training with one process group per part of the model.
 
 torchrun --nproc-per-node 2 reproducer.py [--variant tasks|gan]
 """

@@ -46,7 +46,7 @@ class AsyncCheckpointer:
             self._index(step, {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
 
     def _index(self, step, mine):
-        """One index for all shards, so that a checkpoint is complete where its index is there."""
+        """One index for all shards: a checkpoint with an index is complete."""
         shards = [None] * self.world_size
         dist.all_gather_object(shards, mine)
         if self.rank == 0:

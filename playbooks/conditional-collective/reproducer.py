@@ -19,7 +19,7 @@ CLIP = 400
 
 
 def make_clips(rank, size, labelled=0.35):
-    """Tones in noise; the label is -1 where nobody has listened to the clip."""
+    """Tones in noise; the label is -1 if the clip is not labelled yet."""
     generator = torch.Generator().manual_seed(rank)
     tones = torch.randint(CLASSES, (size,), generator=generator)
     phases = torch.rand(size, 1, generator=generator) * 6.283

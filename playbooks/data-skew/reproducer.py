@@ -1,4 +1,4 @@
-"""Train on a corpus of shard files, one job of three hosts; where the corpus lies, an environment variable says.
+"""Train on a corpus of shard files, one job on three hosts; an environment variable names the folder of the corpus.
 
 python reproducer.py [--variant epoch|scan]     (starts its three ranks itself, as the launchers of three hosts would)
 """

@@ -1,9 +1,9 @@
-"""Data-parallel training on hosts (network namespaces on one switch); the switch, a link or a filter fails under it.
+"""Data-parallel training on hosts (network namespaces on one switch); the switch, a link or a filter fails during it.
 
 python reproducer.py [--steps-before N] [--variant interface|cable|path|filter]     needs root, `ip` (and `iptables`)
 
 --variant   interface: the second host's interface goes down; cable: it stays up, but loses its carrier;
-            path: both ends keep their carrier, and nothing passes between them;
+            path: both ends keep their carrier, but nothing passes between them;
             filter: of three hosts the second one's firewall drops every packet
 """
 

@@ -2,8 +2,8 @@
 
 python reproducer.py [--variant drop|reject|later]     needs root, `ip` and `iptables`
 
---variant   drop: what is not let in vanishes; reject: it is refused; later: the firewalls close while the job trains,
-            and then it makes another process group
+--variant   drop: other packets are dropped; reject: they are refused; later: the firewalls close while the job trains,
+            and then it creates another process group
 """
 
 import argparse
@@ -71,7 +71,7 @@ def train(later):
 
 
 def close(bed, port, target):
-    """Let nobody in but to the ports for ssh and for the store; what stands goes on."""
+    """Admit connections to the ports of ssh and of the store only; open connections stay."""
     rule = ["iptables", "-w", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn"]
     rule += ["-m", "multiport", "!", "--dports", f"22,{port}", "-j", target]
     for index in range(bed.count):
@@ -91,7 +91,7 @@ def run(variant):
             if variant == "later" and line.startswith("step 10 "):
                 close(bed, PORT, "DROP")
 
-        return bed.job(__file__, sys.argv[1:], on_line, told=("", ""))
+        return bed.job(__file__, sys.argv[1:], on_line, interfaces=("", ""))
 
 
 if __name__ == "__main__":

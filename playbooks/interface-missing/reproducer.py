@@ -2,9 +2,9 @@
 
 python reproducer.py [--variant other|caret|restarts|single]     needs root and `ip`
 
---variant   other: both are told the interface of the first host, the second one's is called differently; caret: both
-            are told `^lo`, as NCCL would understand it; restarts: as `other`, with no launcher but a loop that starts a
-            rank again when it ends; single: the first host is told nothing, and nobody knows its name
+--variant   other: both are set to the interface of the first host, which the second host lacks; caret: both are set
+            to `^lo`, which only NCCL understands; restarts: as `other`, with a loop instead of a launcher, which
+            restarts a rank when it ends; single: it is not set on the first host, and its name does not resolve
 """
 
 import argparse
@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 NAME = "gpu{}"
 NICS = ("ens5", "enp3s0")
-TOLD = {
+SOCKET_IFNAMES = {
     "other": ("ens5", "ens5"),
     "caret": ("^lo", "^lo"),
     "restarts": ("ens5", "ens5"),
@@ -70,7 +70,7 @@ def train():
 
 
 def again(bed, port, told):
-    """As a supervisor does that knows nothing of the other ranks."""
+    """Restart a rank like a supervisor that ignores the other ranks."""
     loop = ["sh", "-c", 'until "$@"; do sleep 0.5; done', "loop", sys.executable, os.path.abspath(__file__)]
     where = {"MASTER_ADDR": bed.address(0), "MASTER_PORT": port, "WORLD_SIZE": str(bed.count)}
     for index, interface in enumerate(told):
@@ -86,13 +86,13 @@ def run(variant):
             name = NAME.format(index)
             bed.call(index, name, *([] if variant == "single" else [f"{bed.address(index)} {name}"]))
         if variant == "restarts":
-            return again(bed, PORT, TOLD[variant])
-        return bed.job(__file__, sys.argv[1:], told=TOLD[variant])
+            return again(bed, PORT, SOCKET_IFNAMES[variant])
+        return bed.job(__file__, sys.argv[1:], interfaces=SOCKET_IFNAMES[variant])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=TOLD, default="other")
+    parser.add_argument("--variant", choices=SOCKET_IFNAMES, default="other")
     args = parser.parse_args()
     if "RANK" in os.environ:
         train()

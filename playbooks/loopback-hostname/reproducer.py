@@ -1,8 +1,8 @@
-"""Data-parallel training on two hosts; a host's own name stands for 127.0.1.1 there, as Debian's installer leaves it.
+"""Data-parallel training on two hosts; a host's own name resolves to 127.0.1.1, as Debian's installer sets it up.
 
 python reproducer.py [--variant first|both|unknown]     needs root and `ip`
 
---variant   first: on the first host; both: on both hosts; unknown: no hosts file knows the first host's name at all
+--variant   first: on the first host; both: on both hosts; unknown: no hosts file has the first host's name
 """
 
 import argparse
@@ -78,7 +78,7 @@ def run(variant):
         for index, own in enumerate(NAMED[variant]):
             name = NAME.format(index)
             bed.call(index, name, *([f"{own} {name}.cluster {name}"] if own else []))
-        return bed.job(__file__, sys.argv[1:], told=("", ""))
+        return bed.job(__file__, sys.argv[1:], interfaces=("", ""))
 
 
 if __name__ == "__main__":

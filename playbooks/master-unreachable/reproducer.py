@@ -1,11 +1,11 @@
-"""A job on two hosts (network namespaces on one switch); the second cannot reach the address where they are to meet.
+"""A job on two hosts (network namespaces on one switch); the second cannot reach the rendezvous address.
 
 python reproducer.py [--variant address|filtered|name|launcher]
 Needs root and `ip`; filtered and launcher need `iptables` as well.
 
---variant   address: the second host was told the address of a host that is not there; filtered: the first host's
-            firewall drops what comes to the port; launcher: the same with torchrun on both; name: it was told a name
-            that nobody knows
+--variant   address: the second host uses the address of a missing host; filtered: the first host's
+            firewall drops packets to the port; launcher: the same with torchrun on both; name: the second host uses
+            a name that does not resolve
 """
 
 import argparse
@@ -76,7 +76,7 @@ def start(bed, port, index, variant):
 
 
 def compare(processes):
-    """Train alone until the launchers have come up: what the job is to be compared with."""
+    """Train alone until the launchers are up, as a reference for the job."""
     encoder = Encoder(99)
     for loss in encoder.losses(encoder.net, 1000, 0.5):
         print(f"alone: loss {loss:.4f}", flush=True)

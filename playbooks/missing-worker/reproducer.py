@@ -1,9 +1,9 @@
-"""A job on three hosts of which two start; the script that starts them does not notice.
+"""A job on three hosts; only two of them start, and the start script does not notice.
 
 python reproducer.py [--variant processes|torchrun|c10d|hosts] [--hosts N] [--started M]
 
---variant   processes: one process a host, told its rank by the environment; torchrun: a launcher a host (two ranks
-            each, static rendezvous); c10d: the same with a rendezvous that gives the numbers; hosts: launchers on hosts
+--variant   processes: one process per host, with RANK in its environment; torchrun: one launcher per host (two ranks
+            each, static rendezvous); c10d: the same with a rendezvous that assigns ranks; hosts: launchers on hosts
             of their own (network namespaces; needs root and `ip`)
 """
 
@@ -94,7 +94,7 @@ def start(args, host, port):
 
 
 def assembled(process):
-    """The launcher has come as far as its rendezvous."""
+    """True if the launcher has reached its rendezvous."""
     try:
         comm = pathlib.Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:
@@ -103,7 +103,7 @@ def assembled(process):
 
 
 def baseline(processes, longer):
-    """While the launchers come up, train on this host alone: what the job on three hosts is to be compared with."""
+    """While the launchers start, train on this host alone, as a reference for the job on three hosts."""
     import torch
 
     end = float("inf")

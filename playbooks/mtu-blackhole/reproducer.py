@@ -1,9 +1,9 @@
-"""Data-parallel training on hosts (network namespaces on one switch); on the way to one of them large packets vanish.
+"""Data-parallel training on hosts (network namespaces on one switch); large packets to one of them are lost.
 
 python reproducer.py [--variant changed|start|jumbo]     needs root and `ip`
 
---variant   changed: of three hosts the way to the second one shrinks to 1400 bytes while they train;
-            start: of two hosts the second one was behind such a way from the start;
+--variant   changed: of three hosts, the MTU on the path to the second one shrinks to 1400 bytes while they train;
+            start: of two hosts, the second one is behind such a path from the start;
             jumbo: the hosts' interfaces take 9000 bytes, the line between their switches 1500
 """
 
@@ -52,7 +52,7 @@ def train(steps):
 
 
 def second_switch(bed):
-    """The second host is behind a switch of its own: its own kernel knows nothing of the line between the two."""
+    """The second host is behind a second switch: its kernel does not see the link between the two switches."""
     bed.ip(None, "link", "add", "behind", "type", "bridge")
     bed.ip(None, "link", "add", "near", "type", "veth", "peer", "name", "far")
     for link, bridge in (("near", "bridge"), ("far", "behind"), ("port1", "behind")):

@@ -125,7 +125,7 @@ def make_net(seed=2):
 
 
 def local_steps(net, optimizer, count):
-    """Mean loss over `count` steps without the others."""
+    """Mean loss over `count` steps without peers."""
     total = 0.0
     for _ in range(count):
         x = torch.randn(256, 20)
@@ -150,7 +150,7 @@ def swap(mine, partner, give_first):
 
 
 class Population:
-    """Two replicas with learning rates of their own; now and then the worse one takes over the better one's weights."""
+    """Two replicas with different learning rates; now and then the worse one takes over the better one's weights."""
 
     def __init__(self, rank):
         self.rank = rank

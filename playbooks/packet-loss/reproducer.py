@@ -1,10 +1,10 @@
-"""Data-parallel training on hosts (network namespaces on one switch), one of which is on a line that loses packets.
+"""Data-parallel training on hosts (network namespaces on one switch); the link of one host loses packets.
 
 python reproducer.py [--steps-before N] [--variant both|one-way|heavy]     needs root, `ip` and `iptables`
 
 --variant   both: of three hosts the second loses a fifth of all packets that it sends and receives; one-way: of two
-            hosts the second loses a fifth of what it receives; heavy: as `both`, with a model so large that hardly a
-            step is ever done
+            hosts the second loses a fifth of what it receives; heavy: as `both`, with a model so large that
+            hardly any step completes
 """
 
 import argparse
@@ -46,7 +46,7 @@ def train(steps, width):
 
 
 def lose(bed, variant):
-    """What a bad cable does; it is thrown away where it arrives, for TCP notices when a sender's own kernel refuses."""
+    """Drop packets like a bad cable, on the receiver: TCP notices if the sender's own kernel drops them."""
     lost = ["-m", "statistic", "--mode", "random", "--probability", SHARE, "-j", "DROP"]
     bed.run(1, "iptables", "-A", "INPUT", "-i", "eth0", *lost)
     for other in range(bed.count):

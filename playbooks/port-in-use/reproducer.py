@@ -1,10 +1,10 @@
-"""A job whose port is taken: rank 0 cannot listen there, and the others talk to whoever does.
+"""A job whose port is taken: rank 0 cannot listen there, and its peers connect to the process that does.
 
 python reproducer.py [--variant service|retries|store|launcher] [--ranks N]
 
 --variant   service: a service holds the port, rank 0 ends with the error and the script that started it does not
-            notice; retries: the same, and rank 0 tries again and again; store: another training job holds the port;
-            launcher: a launcher a host (two of them, both here), whose rendezvous is on the service's port
+            notice; retries: the same, and rank 0 keeps retrying; store: another training job holds the port;
+            launcher: two launchers on this host, with their rendezvous on the service's port
 """
 
 import argparse
@@ -44,7 +44,7 @@ def epochs(net, batches, pause=0.0):
 
 
 def join(stubborn):
-    """Into the process group; a stubborn rank does not take no for an answer."""
+    """Join the process group; a rank with retries keeps trying."""
     import torch.distributed as dist
 
     while True:
@@ -75,14 +75,14 @@ def train(stubborn):
 
 
 def leave_with(starter):
-    """End when this demonstration has ended."""
+    """End with the parent process."""
     while os.path.exists(f"/proc/{starter}"):
         time.sleep(1)
     os._exit(0)
 
 
 def serve(port):
-    """A service that takes connections and waits for a request in a language of its own."""
+    """A service that accepts connections and waits for a request in its own protocol."""
     server = socket.create_server(("0.0.0.0", port))
     while True:
         connection, _ = server.accept()
@@ -91,7 +91,7 @@ def serve(port):
 
 
 def other_job():
-    """An experiment of a colleague, with one rank."""
+    """A colleague's experiment, with one rank."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -100,7 +100,7 @@ def other_job():
 
 
 def daemon(*arguments, **environment):
-    """Start this script as somebody else would have: with another parent and a session of its own."""
+    """Start this script like another user: with another parent and in a new session."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:

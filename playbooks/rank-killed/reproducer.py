@@ -95,7 +95,7 @@ class SharedSegment(Descriptions):
 
 
 class MemoryGuard(threading.Thread):
-    """The shop's share of the host's memory: who takes more is ended before all suffer."""
+    """The shop's share of the host's memory; a process that takes more is ended."""
 
     def __init__(self, share):
         super().__init__(name="memory-guard", daemon=True)

@@ -226,7 +226,7 @@ class CachedRegion:
 
 
 class MemoryLimit(threading.Thread):
-    """Ends the process when it has grown by more than its share: better to come again later than to be killed."""
+    """Ends the process when it has grown by more than its share: better to restart later than to be killed."""
 
     def __init__(self, share_mb=150):
         super().__init__(name="memory-limit", daemon=True)

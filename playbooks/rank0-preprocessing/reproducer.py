@@ -1,4 +1,4 @@
-"""Fine-tune a tiny language model in two stages; rank 0 tokenises the text of each stage, the others wait for it.
+"""Fine-tune a tiny language model in two stages; rank 0 tokenises the text of each stage, and its peers wait for it.
 
 torchrun --nproc-per-node 3 reproducer.py [--variant pool|executor]
 """
@@ -60,7 +60,7 @@ def prepare(how, stories, words, merges):
 
 @contextmanager
 def first_on_main():
-    """Rank 0 goes first, the others find its result."""
+    """Rank 0 goes first; its peers find the result."""
     if dist.get_rank() != 0:
         dist.barrier()
     yield

@@ -1,10 +1,10 @@
-"""Data-parallel training on hosts (network namespaces on one switch), one of which is on a slow line.
+"""Data-parallel training on hosts (network namespaces on one switch); the link of one host is slow.
 
 python reproducer.py [--variant shaped|path|three]     needs root, `ip` and `tc`
 
 --variant   shaped: of two hosts the second sends through a shaper of 2 Mbit/s, and has a faster interface, unused;
-            path: the line to the second host is held to 2 Mbit/s at the switch, which neither host can see;
-            three: of three hosts the line of the second one is held to 2 Mbit/s in both directions
+            path: the switch limits the link to the second host to 2 Mbit/s, which neither host can see;
+            three: of three hosts, the link of the second one is limited to 2 Mbit/s in both directions
 """
 
 import argparse

@@ -3,8 +3,8 @@
 torchrun --nproc-per-node 3 reproducer.py [--variant baton|soft|cache|inside]
 
 baton: the build of the operator was killed half-way, yesterday. soft: so was the download of a vocabulary, which a
-library of an older make guards with an empty file. cache: so was a home-made cache. inside: nobody was killed; the
-tokeniser is built under a lock, and whoever builds it waits for the others.
+library of an older make guards with an empty file. cache: so was a home-made cache. inside: no process was killed;
+the tokeniser is built under a lock, and the rank that builds it waits for its peers.
 """
 
 import argparse
@@ -26,7 +26,7 @@ WIDTH = 48
 NODE_CACHE = Path(tempfile.gettempdir()) / "ranker-cache"
 SLOW_RANK = 1  # it has a cache of its own, on another disk
 
-# What the job of yesterday did before its node was preempted.
+# Yesterday's job, until its node was preempted.
 KILLED = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_CREAT | os.O_EXCL | os.O_WRONLY)
@@ -64,7 +64,7 @@ def fetch_vocabulary(folder):
 
 
 class FeatureCache:
-    """Features by day; a file beside them says that somebody is writing them."""
+    """Features by day; a file beside them marks that they are being written."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -86,7 +86,7 @@ class FeatureCache:
 
 
 def build_tokenizer(rank):
-    """One rank after the other: the first builds it, the others find it there."""
+    """One rank after the other: the first one builds it, later ones find it."""
     NODE_CACHE.mkdir(parents=True, exist_ok=True)
     time.sleep(0.2 * rank)
     with FileLock(str(NODE_CACHE / "tokenizer.lock")):

@@ -36,7 +36,7 @@ for _ in range(periods):
     os.kill(pid, signal.SIGSTOP)
 """
 
-# A debugger that nobody sits at any more: it attached, the process stopped, and the terminal was closed.
+# An abandoned debugger: it attached, the process stopped, and the terminal was closed.
 DEBUGGER = """
 import ctypes, os, signal, sys, time
 libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1].partition("=")[2])

@@ -1,9 +1,9 @@
-"""Fit a keypoint regressor on generated poses with plain DDP; one of the two ranks has a harder time than the others.
+"""Fit a keypoint regressor on generated poses with plain DDP; one of the two ranks is slower.
 
 python reproducer.py [--variant neighbour|nice|samples|accumulation]
 
---variant   neighbour: every rank has a core of its own, and somebody else's jobs run on the second one;
-            nice: the host is shared with other jobs, and rank 1 was started with a lower priority than they;
+--variant   neighbour: every rank has its own core, and other jobs run on the second core;
+            nice: the host is shared with other jobs, and rank 1 was started with a lower priority;
             samples: rank 1 takes twice the samples; accumulation: rank 1 takes twice the micro-batches a step
 """
 
@@ -71,7 +71,7 @@ def train(variant, steps):
 
 
 def settle(core):
-    """On that core, and before others there where root asks for it."""
+    """Run on that core; as root, with a higher priority there."""
     os.sched_setaffinity(0, {core})
     with contextlib.suppress(OSError):
         os.nice(-8)
@@ -80,7 +80,7 @@ def settle(core):
 
 
 def burn(core=None):
-    """Somebody else's process; where `core` is given, in a session of its own and bound to that core."""
+    """A foreign process; with `core`, in its own session and bound to that core."""
     command = [sys.executable, "-c", "while True: sum(range(100_000))"]
     if core is None:
         return subprocess.Popen(command)

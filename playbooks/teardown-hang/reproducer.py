@@ -63,7 +63,7 @@ def train_until(budget, model, optimizer, batches):
 
 
 def finish(used):
-    """Rank 0 gets the sum for the accounting; the others need not wait for it."""
+    """Rank 0 gets the sum for the accounting; its peers need not wait for it."""
     work = dist.reduce(used, dst=0, async_op=True)
     if dist.get_rank() == 0:
         work.wait()

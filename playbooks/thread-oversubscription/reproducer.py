@@ -1,4 +1,4 @@
-"""Classify handwritten strokes with a small convolutional net, with the launch settings of a machine that was larger.
+"""Classify handwritten strokes with a small convolutional net, with the launch settings of a larger machine.
 
 torchrun --nproc-per-node 2 reproducer.py [--variant environment|settings|pinned]
 
@@ -43,7 +43,7 @@ class StrokeNet(nn.Module):
 
 
 def strokes(count, generator, side=28):
-    """Images of a straight stroke, and in which of eight directions it goes."""
+    """Images of a straight stroke, and its direction, one of eight."""
     labels = torch.randint(0, 8, (count,), generator=generator)
     angle = labels * torch.pi / 8
     grid = torch.linspace(-1, 1, side)

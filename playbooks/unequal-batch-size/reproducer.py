@@ -94,7 +94,7 @@ class PreviewTrainer(Trainer):
 
 
 def batch_size_for(rank, world_size, images_per_step=47):
-    """An even share of the batch; what is left over goes to the last ones."""
+    """An even share of the batch; the rest goes to the last ranks."""
     share, rest = divmod(images_per_step, world_size)
     return share + (rank >= world_size - rest)
 

@@ -1,4 +1,4 @@
-"""A job whose hosts were not told the same; one host of three was started from an older script.
+"""A job on three hosts; one of them was started from an older script.
 
 python reproducer.py [--variant size|options|precision|launcher]
 
@@ -104,7 +104,7 @@ def start(variant, host, port):
 
 
 def compare(processes):
-    """Train alone until the launchers have come up: what the job is to be compared with."""
+    """Train alone until the launchers are up, as a reference for the job."""
     import torch
 
     learner = Learner(torch.float32, 1)

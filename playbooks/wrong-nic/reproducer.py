@@ -1,10 +1,10 @@
-"""Data-parallel training on two hosts that have an interface for their containers besides the one between them.
+"""Data-parallel training on two hosts with a second interface for their containers.
 
 python reproducer.py [--variant own|same|one|bridge]     needs root and `ip`
 
---variant   own: GLOO_SOCKET_IFNAME=docker0 on both hosts, each with a network of its own behind it; same: with the same
-            network, as Docker has it by default; one: on the first host only; bridge: no interface is told, and the
-            hosts' names, and their default routes, lead to the bridge of the container network
+--variant   own: GLOO_SOCKET_IFNAME=docker0 on both hosts, with a different network on each; same: with the same
+            network, as Docker's default; one: on the first host only; bridge: no interface is set, and the hosts'
+            names and default routes lead to the bridge of the container network
 """
 
 import argparse
@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GATEWAY = "192.168.57.254"
 NAME = "trainer-{}"
 INSIDE = {"own": "172.17.{}.1/24", "one": "172.17.{}.1/24", "same": "172.17.0.1/16", "bridge": "10.244.{}.1/24"}
-TOLD = {"own": ("docker0", "docker0"), "same": ("docker0", "docker0"), "one": ("docker0", "eth0"), "bridge": ("", "")}
+NICS = {"own": ("docker0", "docker0"), "same": ("docker0", "docker0"), "one": ("docker0", "eth0"), "bridge": ("", "")}
 
 
 # --- the training script, started by torchrun on each host ----------------------------------------------
@@ -95,7 +95,7 @@ def run(variant):
         bed.ip(None, "address", "add", f"{GATEWAY}/24", "dev", "bridge")  # a router that knows no other network
         for index in range(bed.count):
             add_containers(bed, index, variant)
-        return bed.job(__file__, sys.argv[1:], told=TOLD[variant])
+        return bed.job(__file__, sys.argv[1:], interfaces=NICS[variant])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Sockets
 from hangdoc.fleet import protocol
-from hangdoc.fleet.encoder import Writer
+from hangdoc.fleet.encoder import Encoder
 from hangdoc.recording import recorder
 from tests.benchmarks.measure import cpu_s, met, table
 from tests.support.cli import HANGDOC
@@ -59,7 +59,7 @@ def prepare(folder: Path, hosts: int, history: Sequence[Snapshot], odd: dict[int
     for host, seen in by_host.items():
         seen = unasked(seen, asked)
         (folder / host).mkdir()
-        writer = Writer()
+        writer = Encoder()
         for number, shot in enumerate(seen, 1):
             about = {rank.target: (f"{host} {rank.target.pid}", 4) for rank in shot.ranks}
             (folder / host / str(number)).write_bytes(protocol.line(writer.answer(number, shot, about)))

@@ -29,8 +29,8 @@ from hangdoc.evidence import (
 )
 from hangdoc.evidence.memory import share
 from hangdoc.fleet import protocol
-from hangdoc.fleet.decoder import Reader
-from hangdoc.fleet.encoder import ADDRESS, Writer
+from hangdoc.fleet.decoder import Decoder
+from hangdoc.fleet.encoder import ADDRESS, Encoder
 from hangdoc.recording import codec
 
 PER_HOST = 8
@@ -105,10 +105,10 @@ def collected(history: Sequence[Snapshot]) -> list[Snapshot]:
     registry = codec.registry()
     kinds: Mapping[str, type] = {**registry.rank, **registry.host}
     models: dict[str, Any] = {}
-    agents: dict[str, tuple[Writer, Reader]] = {}
+    agents: dict[str, tuple[Encoder, Decoder]] = {}
     found = []
     for shot in history:
-        writer, reader = agents.setdefault(shot.host, (Writer(), Reader(kinds, models)))
+        writer, reader = agents.setdefault(shot.host, (Encoder(), Decoder(kinds, models)))
         line = protocol.line(writer.answer(1, shot, {}))
         found.append(reader.snapshot(shot.host, protocol.parse(line, protocol.Answer)))
     return found

@@ -54,7 +54,7 @@ def test_hosts(hosts: list[str], text: str) -> None:
     [
         (None, "an unknown time"),
         (float("nan"), "an unknown time"),
-        (float("inf"), "for ever"),
+        (float("inf"), "forever"),
         (0, "0 s"),
         (0.0012, "1.2 ms"),
         (0.25, "250 ms"),

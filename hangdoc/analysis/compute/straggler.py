@@ -54,7 +54,7 @@ class StragglerFacts:
     # equal ranks, one may spend half its time on pages that its allocator frees and reallocates in each step.
     more_cpu: float | None = None
     computes: float | None = None  # cores used (user time, as above) while it did not wait
-    work: str | None = None  # work that it has more of: "inputs in train: 128 rows, 64 on the others"
+    work: str | None = None  # work that it has more of: "inputs in train: 128 rows, 64 on other ranks"
     cause: str | None = None  # nice | neighbour | crowded | queue | cores | work; None: unknown
     advancing: bool | None = None  # it demands a core or waits for page faults: slow, not stuck
 

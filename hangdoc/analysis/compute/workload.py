@@ -25,7 +25,7 @@ Name = tuple[str, str, str]  # function, variable, unit (" rows", " items" or ""
 def more_work(case: Case, key: Key) -> str | None:
     """A variable in the user's own frames that is larger on this rank than on all its peers, if the peers agree.
 
-    "inputs in train: 128 rows, 64 on the others". Tensor rows are preferred to lengths, and lengths to plain numbers.
+    "inputs in train: 128 rows, 64 on other ranks". Tensor rows are preferred to lengths, and lengths to plain numbers.
     """
     usual = case.once("usual sizes", lambda: {rank: _sizes(case, rank) for rank in case.ranks})
     ranks_by_size = case.once("ranks by size", lambda: _ranks_by_size(usual.values()))
@@ -37,7 +37,7 @@ def more_work(case: Case, key: Key) -> str | None:
         peers = next(other for other in counts if other != size)
         if size >= MORE * peers > 0:
             function, variable, unit = name
-            text = f"{variable} in {function}: {size:g}{unit}, {peers:g} on the others"
+            text = f"{variable} in {function}: {size:g}{unit}, {peers:g} on other ranks"
             found.append((unit != " rows", unit == "", name, text))
     return min(found)[-1] if found else None
 

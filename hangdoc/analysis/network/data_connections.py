@@ -34,15 +34,15 @@ def _data_connections(case: Case) -> dict[Key, tuple[DataConnection, ...]]:
     jobs = {key: evidence.target.job for key, evidence in case.ranks.items()}
     stores = _stated_ports(case)
     ends = {key: _ends(key, record, stores[jobs[key]]) for key, record in seen.items()}
-    owners = {end: key for key, mine in ends.items() for _, end in mine}
+    owners = {end: key for key, own_ends in ends.items() for _, end in own_ends}
     served = _served_ports(jobs, seen, ends, owners)
     complete = _complete(case, seen)
     found: dict[Key, tuple[DataConnection, ...]] = {}
-    for key, mine in ends.items():
+    for key, own_ends in ends.items():
         store = served[jobs[key]]
         data = [
             DataConnection(key, one, owners.get(mirrored(end)), end)
-            for one, end in mine
+            for one, end in own_ends
             if one.state in OPEN and one.local_port not in store and one.remote_port not in store
         ]
         own = {one.local for one in seen[key].connections}  # the host's own addresses

@@ -22,7 +22,7 @@ PHASES = (
 WAITING = frozenset({"collective", "p2p"})
 
 Chain = tuple[tuple[str, str, int | None, bool], ...]  # frames, innermost first: function, file, line, native
-_FRAME_KEY = attrgetter("function", "file", "line", "native")
+_FRAME_IDENTITY = attrgetter("function", "file", "line", "native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _rule(row: dict[str, Any]) -> PhaseRule:
 
 def chain_of(stack: Stack) -> Chain:
     """The frames of a thread as a hashable key, equal for ranks on the same lines."""
-    return tuple(map(_FRAME_KEY, stack.frames))
+    return tuple(map(_FRAME_IDENTITY, stack.frames))
 
 
 def phase_of(chain: Chain, path: CallPath, context: ProcessContext) -> tuple[str, str | None]:

@@ -25,20 +25,20 @@ LOOPBACK, ELSEWHERE = "loopback", "elsewhere"
 
 MOST_HOSTS = 64  # that an address is compared with
 
-Where = tuple[str, int]  # host, network namespace
+Location = tuple[str, int]  # host, network namespace
 
 
 @dataclass(frozen=True, slots=True)
 class RankAddress:
     """Where a rank runs, and the address that it advertises to its peers."""
 
-    where: Where | None
+    location: Location | None  # None: unknown
     held: Addresses | None  # the addresses in its namespace
-    told: str | None  # value of GLOO_SOCKET_IFNAME
+    setting: str | None  # value of GLOO_SOCKET_IFNAME
     address: str | None = None  # that it advertises
     port: int | None = None
     foreseen: bool = False  # predicted: it was not seen to advertise the address
-    meets: str | None = None  # its own address in its connection to the store
+    store_address: str | None = None  # its own address in its connection to the store
     master: str | None = None  # address of the store, if not given by name
     kinds: Mapping[str, str] = field(default_factory=dict)  # of the interfaces, by name
 
@@ -54,7 +54,7 @@ class RankAddress:
         That of its connection to the store; else one in the subnet of the store; else the only one with a default
         route.
         """
-        found = interface_with(self.held, self.meets)
+        found = interface_with(self.held, self.store_address)
         if found or self.held is None:
             return found
         for one in self.held.interfaces:
@@ -73,14 +73,19 @@ def rank_address(case: Case, key: Key, entries: Mapping[int, Advertised]) -> Ran
     target, records = case.ranks[key].target, case.ranks[key].records
     held, environ, sockets, nics = (records.get(name) for name in ("addresses", "environ", "sockets", "nics"))
     held = held if isinstance(held, Addresses) else None
-    told = environ.variables.get(GLOO) if isinstance(environ, Environ) else None
+    setting = environ.variables.get(GLOO) if isinstance(environ, Environ) else None
     connections = sockets.connections if isinstance(sockets, Sockets) else ()
     kinds = {one.name: one.kind for one in nics.interfaces} if isinstance(nics, Interfaces) else {}
     meeting = parse_endpoint(target.master or "")
     port = meeting[1] if meeting else 0
-    where = (key[0], held.namespace) if held and held.namespace is not None else None
+    location = (key[0], held.namespace) if held and held.namespace is not None else None
     place = RankAddress(
-        where, held, told, meets=_store_address(connections, port), master=meeting[0] if meeting else None, kinds=kinds
+        location,
+        held,
+        setting,
+        store_address=_store_address(connections, port),
+        master=meeting[0] if meeting else None,
+        kinds=kinds,
     )
     stated = None if target.rank is None else entries.get(target.rank)
     if stated:
@@ -93,7 +98,7 @@ def rank_address(case: Case, key: Key, entries: Mapping[int, Advertised]) -> Ran
     if len(listening) == 1 and making_group(records.get("stacks")):
         ((address, at),) = listening.items()
         return replace(place, address=address, port=at)
-    return replace(place, address=predict_address(held, told), foreseen=True)
+    return replace(place, address=predict_address(held, setting), foreseen=True)
 
 
 def predict_address(held: Addresses | None, setting: str | None) -> str | None:
@@ -126,8 +131,8 @@ class JobAddresses:
     """The known addresses of all ranks of a job."""
 
     far: bool  # the ranks are on several hosts
-    claims: dict[str, set[Where | None]] = field(default_factory=dict)  # address -> where it is advertised
-    hosts: dict[Where, Addresses] = field(default_factory=dict)
+    claims: dict[str, set[Location | None]] = field(default_factory=dict)  # address -> where it is advertised
+    hosts: dict[Location, Addresses] = field(default_factory=dict)
 
     @classmethod
     def of(cls, places: Iterable[RankAddress], far: bool) -> JobAddresses:
@@ -135,9 +140,9 @@ class JobAddresses:
         found = cls(far)
         for one in places:
             if one.address:
-                found.claims.setdefault(one.address, set()).add(one.where)
-            if one.where and one.held:
-                found.hosts[one.where] = one.held
+                found.claims.setdefault(one.address, set()).add(one.location)
+            if one.location and one.held:
+                found.hosts[one.location] = one.held
         found.far = far or len(found.hosts) > 1
         return found
 
@@ -153,7 +158,7 @@ def address_fault(place: RankAddress, around: JobAddresses) -> str | None:
     own, leads = place.interface, place.uplink
     if own is None or (leads and leads.name == own.name):
         return None
-    others = [held for where, held in islice(around.hosts.items(), MOST_HOSTS) if where != place.where]
+    others = [held for location, held in islice(around.hosts.items(), MOST_HOSTS) if location != place.location]
     bridge = place.kinds.get(own.name) == "bridge" and leads is not None  # a bridge serves guests of this host only
     if not bridge and any(shares_subnet(own, place.address, other) for held in others for other in held.interfaces):
         return None
@@ -162,8 +167,8 @@ def address_fault(place: RankAddress, around: JobAddresses) -> str | None:
 
 def shares_subnet(own: InterfaceAddresses, address: str, other: InterfaceAddresses) -> bool:
     """True if an interface of another host has an address of its own in the subnet of our address."""
-    mine = next(text for text in own.addresses if plain(text) == address)
-    return any(within(plain(text), mine) and plain(text) != address for text in other.addresses)
+    network = next(text for text in own.addresses if plain(text) == address)
+    return any(within(plain(text), network) and plain(text) != address for text in other.addresses)
 
 
 def within(address: str, network: str) -> bool:

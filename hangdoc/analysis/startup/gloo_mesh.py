@@ -85,9 +85,7 @@ class MeshJob:
     lacking: tuple[int, ...] = ()  # ranks without an entry in the store
     one_sided: bool = False  # ranks with a wrong address have no GLOO_SOCKET_IFNAME, but others do
     loopback: tuple[UnseenRank, ...] = ()  # ranks known only from the store, with a loopback address
-    elsewhere: tuple[
-        UnseenRank, ...
-    ] = ()  # ranks known only from the store, with an address that other hosts cannot reach
+    elsewhere: tuple[UnseenRank, ...] = ()  # the same, with an unreachable address
     advertised: tuple[str, ...] = ()  # "rank 0 on node-a advertises 172.17.0.1:4711, on docker0", faulty ones first
     exports: tuple[str, ...] = ()  # "export GLOO_SOCKET_IFNAME=eth0 on node-[a-b]"
 
@@ -120,7 +118,7 @@ class MeshAnalysis:
         hopeless = any(age >= UNANSWERED_S for every in attempts.values() for age in every.values())
         met = _met(case, making, attempts, lacking)
         in_vain = hopeless or bool(ended) or (any(faults.values()) and not lacking and met is not False)
-        settings = {place.told for place in places.values()}
+        settings = {place.setting for place in places.values()}
         present = {case.ranks[key].target.rank for key in making}
         facts = {}
         for key, place in places.items():
@@ -128,7 +126,7 @@ class MeshAnalysis:
             facts[key] = replace(
                 one,
                 fault=faults.get(key),
-                untold=place.told is None and len(settings) > 1,
+                untold=place.setting is None and len(settings) > 1,
                 tried=tuple(attempts.get(key, ())),
                 tried_s=max(attempts[key].values(), default=None) if key in attempts else None,
                 answers=any(f"(rank {rank})" in one for rank in present for one in attempts[key])
@@ -148,7 +146,7 @@ def _facts(case: Case, key: Key, place: RankAddress, since: float | None) -> Mes
     held, firewall = place.held, case.record(key, "firewall")
     names = [one.name for one in held.interfaces] if held else []
     own, leads = place.interface, place.uplink
-    line = held.line if held and held.line and place.told is None and place.address in (held.named or ()) else None
+    line = held.line if held and held.line and place.setting is None and place.address in (held.named or ()) else None
     return MeshFacts(
         makes=since is not None,
         waited_s=since,
@@ -157,10 +155,10 @@ def _facts(case: Case, key: Key, place: RankAddress, since: float | None) -> Mes
         foreseen=place.foreseen,
         interface=own.name if own else None,
         leads=leads.name if leads else None,
-        leads_address=place.meets or (plain(leads.addresses[0]) if leads and leads.addresses else None),
-        setting=f"{GLOO}={place.told}" if place.told else None,
+        leads_address=place.store_address or (plain(leads.addresses[0]) if leads and leads.addresses else None),
+        setting=f"{GLOO}={place.setting}" if place.setting else None,
         named=line,
-        lacks=unknown_to_gloo(place.told, names) if place.told and names and not _joined(case, key) else (),
+        lacks=unknown_to_gloo(place.setting, names) if place.setting and names and not _joined(case, key) else (),
         exists=tuple(_format_interface(one) for one in held.interfaces) if held else (),
         rules=tuple(f"{rule.text} ({rule.packets} packets)" for rule in firewall.rules)
         if isinstance(firewall, Firewall)
@@ -300,7 +298,7 @@ def unseen_addresses(case: Case, entries: Mapping[int, Advertised]) -> dict[int,
 def may_span_hosts(case: Case, places: Mapping[Key, RankAddress]) -> bool:
     """True if the location of some ranks is unknown, and they may be on other hosts."""
     size = case.job_facts["world"].size or 0
-    known = sum(place.where is not None for place in places.values())
+    known = sum(place.location is not None for place in places.values())
     return known < size and not any(_on_one_host(case, key, size) for key in case.ranks)
 
 

@@ -94,7 +94,7 @@ def _owners(ranks: Sequence[ProcessDump], source: Source) -> list[ProcessRef]:
     found = _ranks_from_local_ranks(ranks, found) or found
     if all(process.rank is None for process in found):
         named = process_of_file(source)
-        processes = {_process_key(dump) for dump in ranks}
+        processes = {_process_identity(dump) for dump in ranks}
         if named is not None and len(processes) == 1 and named.rank != found[0].pid:
             run, rank, host, pid = named.run, named.rank, named.host, named.pid
             found = [replace(one, rank=rank, host=one.host or host, pid=one.pid or pid, run=run) for one in found]
@@ -105,7 +105,7 @@ def _owners(ranks: Sequence[ProcessDump], source: Source) -> list[ProcessRef]:
     return [
         process
         if (process.rank, process.pid) != (None, None)
-        else replace(process, pid=unknown - numbers.setdefault(_process_key(dump), len(numbers)))
+        else replace(process, pid=unknown - numbers.setdefault(_process_identity(dump), len(numbers)))
         for dump, process in zip(ranks, found, strict=True)
     ]
 
@@ -115,7 +115,7 @@ def process_of_file(source: Source) -> ProcessRef | None:
     return ProcessRef(source.rank_in_name) if source.rank_in_name is not None else process_of(source)
 
 
-def _process_key(dump: ProcessDump) -> object:
+def _process_identity(dump: ProcessDump) -> object:
     """Key of a process: its rank or PID, else the address of its main thread."""
     if dump.process.pid is not None or dump.process.rank is not None:
         return dump.process
@@ -125,7 +125,7 @@ def _process_key(dump: ProcessDump) -> object:
 
 def _ranks_from_variables(ranks: Sequence[ProcessDump], processes: list[ProcessRef]) -> list[ProcessRef]:
     """Ranks from each process's variable `rank`, if there are several processes and all values differ."""
-    found = {_process_key(dump): _variable_value(dump, ("global_rank", "rank")) for dump in ranks}
+    found = {_process_identity(dump): _variable_value(dump, ("global_rank", "rank")) for dump in ranks}
     sizes = {_variable_value(dump, ("world_size",)) for dump in ranks} - {None}
     values = list(found.values())
     most = min((size for size in sizes if size is not None), default=len(values))
@@ -133,7 +133,9 @@ def _ranks_from_variables(ranks: Sequence[ProcessDump], processes: list[ProcessR
         return processes
     if not all(value is not None and 0 <= value < most for value in values):
         return processes
-    return [replace(process, rank=found[_process_key(dump)]) for dump, process in zip(ranks, processes, strict=True)]
+    return [
+        replace(process, rank=found[_process_identity(dump)]) for dump, process in zip(ranks, processes, strict=True)
+    ]
 
 
 def _variable_value(dump: ProcessDump, names: Sequence[str]) -> int | None:

@@ -49,13 +49,13 @@ def _pieces(source: Source, process: ProcessRef, message: dict[str, Any]) -> Ite
     exception = _traceback(extra.get("py_callstack"))
     text = str(message.get("message") or (exception.text if exception else ""))
     at = _number(extra.get("timestamp"))
-    kind, _, told = text.partition(": ")
-    fields = {"type": kind, "message": told, "uncaught": "yes"}
+    kind, _, detail = text.partition(": ")
+    fields = {"type": kind, "message": detail, "uncaught": "yes"}
     if exception and exception.causes:
         fields["cause"] = exception.causes[0]
     kept = {name: redact(name, value)[:TEXT] for name, value in fields.items()}
-    said = LogEvent("exception", redact("", text[: 4 * TEXT])[:TEXT], source.name, 1, at, kept)
-    yield Piece(process, "logs", Logs((said,), 1, at, at), at, launcher="torchrun")
+    event = LogEvent("exception", redact("", text[: 4 * TEXT])[:TEXT], source.name, 1, at, kept)
+    yield Piece(process, "logs", Logs((event,), 1, at, at), at, launcher="torchrun")
     if (process.rank, process.pid) == (None, None):
         return
     if exception and exception.frames:

@@ -92,10 +92,10 @@ def _events(
     matched: MatchedLine, line: Line, counts: dict[str, int]
 ) -> Iterator[tuple[LinePattern, Line, re.Match[str]]]:
     """The events in a line; if it was hard-wrapped, in the line joined with the next ones."""
-    said: set[str] = set()
+    found: set[str] = set()
     raw = matched.text
     for pattern in line_patterns():
-        if pattern.anchor not in raw or pattern.kind in said:
+        if pattern.anchor not in raw or pattern.kind in found:
             continue
         counts[pattern.anchor] += 1
         if counts[pattern.anchor] > MOST_MATCHES:
@@ -106,7 +106,7 @@ def _events(
         if match is None:
             match = pattern.match.search("".join([line.text, *(text for text in matched.after(4))]))
         if match is not None:
-            said.add(pattern.kind)
+            found.add(pattern.kind)
             yield pattern, line, match
 
 

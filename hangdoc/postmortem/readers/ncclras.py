@@ -81,7 +81,7 @@ class Ras:
 class NcclRasReader:
     name = "ncclras output"
     order = 34
-    help = "`ncclras -v` beside a rank of the job (NCCL 2.24 or later), twice, ten seconds apart"
+    help = "`ncclras -v` on a host of the job (NCCL 2.24 or later), twice, ten seconds apart"
 
     def recognises(self, source: Source) -> bool:
         head = source.head

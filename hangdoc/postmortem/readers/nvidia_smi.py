@@ -222,7 +222,7 @@ def _pieces(process: ProcessRef, found: tuple[Gpus, dict[int, str]], source: Sou
         if _RANK_COMMANDS.search(name.rsplit("/", 1)[-1]):
             own = Gpus(tuple(gpu for gpu in every.gpus if pid in gpu.pids), every.driver)
             yield Piece(ProcessRef(host=process.host, pid=pid), "gpu", own)
-    said = [
+    events = [
         LogEvent(
             "gpu_lost",
             f"nvidia-smi: GPU {gpu.index} ({gpu.bus}) does not answer (ERR!)",
@@ -234,8 +234,8 @@ def _pieces(process: ProcessRef, found: tuple[Gpus, dict[int, str]], source: Sou
         for gpu in every.gpus
         if gpu.lost
     ]
-    if said:
-        yield Piece(host, "logs", Logs(tuple(said)))
+    if events:
+        yield Piece(host, "logs", Logs(tuple(events)))
 
 
 def _int(text: str | None) -> int | None:

@@ -28,7 +28,7 @@ MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for lines
 class RecordingReader:
     name = "recording"
     order = 0
-    help = "`hangdoc watch --record DIR` beside the job keeps what it sees of an incident"
+    help = "`hangdoc watch --record DIR` beside the job records incidents"
 
     def recognises(self, source: Source) -> bool:
         return b'"hangdoc.recording/' in source.head[:4096]

@@ -177,7 +177,7 @@ class Case:
     lost: tuple[int, ...] = ()  # hosts that the collector does not reach either
 
 
-NOWHERE = r"unacknowledged, repeated \d+ times without an answer"
+NOWHERE = r"unacknowledged between .*, retransmitted \d+ times without an answer"
 CASES = (
     Case("dead-link", (2,), (NOWHERE,), strikes=filtered),
     Case("dead-link", (2,), (NOWHERE,), strikes=cut_off, ranks=(0, 1), lost=(THIRD,)),
@@ -190,7 +190,10 @@ CASES = (
         begins=shaped, loud_s=reproducer.UNDER_WAY_S,
     ),
     # Only the first rank has sent much when the job comes to a halt: pings to its other peer tell which end it is.
-    Case("mtu-blackhole", (2,), (r"repeated \d+ times in vain", "pings of 64 bytes were answered"), begins=narrow),
+    Case(
+        "mtu-blackhole", (2,), (r"retransmitted \d+ times without an answer", "pings of 64 bytes were answered"),
+        begins=narrow,
+    ),
     Case("firewall-blocked", (1, 2), ("SYN-SENT from rank", "-j DROP"), begins=closed),
     Case(
         "wrong-nic", (0, 1, 2), (r"advertises 172.17.1.1:\d+, on docker0; eth0 .10.77.0.1. reaches the other hosts",),

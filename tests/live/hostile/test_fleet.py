@@ -30,17 +30,17 @@ LIAR = """
 import sys
 from dataclasses import replace
 from hangdoc import wire
-from hangdoc.watch.agent import About, boot_id
+from hangdoc.watch.agent import ProcessIds, boot_id
 from hangdoc.discovery.ranks import discover
 from hangdoc.evidence import RankEvidence, Snapshot
-from hangdoc.fleet.encoder import Writer
+from hangdoc.fleet.encoder import Encoder
 
 def say(message):
     sys.stdout.buffer.write(wire.line(message))
     sys.stdout.buffer.flush()
 
 say(wire.Hello(token="0123456789ab", boot=boot_id()))
-(target,), writer, about = discover([int(sys.argv[1])]).targets, Writer(), About()
+(target,), writer, about = discover([int(sys.argv[1])]).targets, Encoder(), ProcessIds()
 process, _ = about.process(target)
 for line in sys.stdin.buffer:
     if line == wire.PING:

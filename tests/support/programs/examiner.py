@@ -46,7 +46,9 @@ def serve(pid: int) -> int:
 
     def ask() -> None:
         for number in count():
-            os.write(writer, protocol.line(protocol.Command("examine", number, {"": protocol.Own(still=(pid,))})))
+            os.write(
+                writer, protocol.line(protocol.Command("examine", number, {"": protocol.HostArguments(still=(pid,))}))
+            )
 
     vars(agent)["Here"] = lambda slurm: LocalSource((pid,))
     reader, writer = os.pipe()

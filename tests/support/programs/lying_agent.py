@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hangdoc.evidence import Connection, Process, RankEvidence, Snapshot, Sockets, Target, ThreadCpu, Unseen
 from hangdoc.fleet import protocol
-from hangdoc.fleet.encoder import Writer
+from hangdoc.fleet.encoder import Encoder
 
 SCENE, HOST = sys.argv[1:3]
 RANKS = {"n1": (0,), "n2": (), "n3": (1, 2)}
@@ -98,7 +98,7 @@ def main() -> None:
         say(protocol.Hello(host=HOST, token=f"{ord(HOST[-1]):012x}", boot="n1"))
     if liar and SCENE.startswith("flood"):
         flood()
-    writer, number = Writer(), 0
+    writer, number = Encoder(), 0
     for line in sys.stdin.buffer:
         if line == protocol.PING:
             say(protocol.Pong())
@@ -106,7 +106,7 @@ def main() -> None:
         command = protocol.parse(line, protocol.Command)
         if command.do == "peers":
             asked = next(iter(command.own.values())).peers
-            say(protocol.Peers(asked if liar else ()))  # no honest host shows the agent of n2
+            say(protocol.PeersAnswer(asked if liar else ()))  # no honest host shows the agent of n2
             continue
         number += 1
         if liar and SCENE.startswith("bomb"):

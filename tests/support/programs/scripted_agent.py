@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Target, ThreadCpu
 from hangdoc.fleet import protocol
-from hangdoc.fleet.encoder import Writer
+from hangdoc.fleet.encoder import Encoder
 
 SCENE, HOST = sys.argv[1:3]
 AWAY_S = 5.0
@@ -60,7 +60,7 @@ def main() -> None:
     version = "0.0.1" if HOST == "n2" and SCENE == "version" else protocol.Hello().hangdoc
     boot = "kernel" if SCENE.startswith("one-kernel") else HOST
     say(protocol.Hello(hangdoc=version, host=HOST, token=token, boot=boot))
-    writer, number, gone = Writer(), 0, set[int]()
+    writer, number, gone = Encoder(), 0, set[int]()
     for line in sys.stdin.buffer:
         if HOST == "n2" and SCENE == "silent":
             time.sleep(3600)
@@ -71,7 +71,7 @@ def main() -> None:
             continue
         if b'"peers"' in line[:13]:
             (asked,) = protocol.parse(line, protocol.Command).own.values()
-            say(protocol.Peers(asked.peers))  # whoever asks is on this kernel
+            say(protocol.PeersAnswer(asked.peers))  # whoever asks is on this kernel
             continue
         number += 1
         if HOST == "n2" and SCENE == "dies" and number == 6:
@@ -83,7 +83,7 @@ def main() -> None:
         shot = snapshot(number)
         if HOST == "n2" and SCENE == "slow" and number > 1:
             work(SLOW_S)
-        own = command.own.get("", protocol.Own())
+        own = command.own.get("", protocol.HostArguments())
         gone.update(own.forget)
         shot = replace(shot, ranks=tuple(r for r in shot.ranks if r.target.pid not in {*own.skip, *gone}))
         about = {rank.target: process(rank.target.pid) for rank in shot.ranks}

@@ -59,7 +59,7 @@ def hangdoc(scene: str, *arguments: str, **more: str) -> subprocess.CompletedPro
             ["watch", "--ask", "ping,everything"],
             "unknown request 'everything'; choose from store, recorder, ping, dns, or all",
         ),
-        (["watch", "--via", "srun", "--jobid", "$(id)"], "--jobid '$(id)' is not the number of a Slurm job"),
+        (["watch", "--via", "srun", "--jobid", "$(id)"], "--jobid '$(id)' is not a Slurm job ID"),
         (["watch", "--playbooks", "/does/not/exist"], "/does/not/exist"),
         (["report"], "SOURCE"),
         (["report", "/does/not/exist"], "/does/not/exist"),

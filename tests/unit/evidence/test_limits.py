@@ -1,4 +1,4 @@
-"""Claims of ranks and sizes: believed as far as a job may have them, and never a reason to take memory or time."""
+"""Claimed ranks and world sizes: accepted only if possible, and never a cost in memory or time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_S, LIMIT_BYTES = 0.5, 8 << 20  # for what takes milliseconds and kilobytes
 
 @contextmanager
 def cheap() -> Iterator[None]:
-    """What is done meanwhile takes little time and memory."""
+    """The body takes little time and memory."""
     tracemalloc.start()
     start = time.process_time()
     try:
@@ -83,7 +83,7 @@ def test_the_rank_of_an_environment(told: str) -> None:
     assert (found.family, found.rank) == ("slurm", 3)
 
 
-def test_a_rank_beyond_its_world_is_said() -> None:
+def test_a_rank_beyond_its_world_is_reported() -> None:
     found = identity(environment(RANK="9", WORLD_SIZE="8"))
     assert found is not None
     assert (found.rank, found.world_size) == (9, 8)
@@ -100,7 +100,7 @@ def test_the_options_of_a_launcher(words: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_absent_ranks_are_named_while_they_are_few(size: int) -> None:
+def test_absent_ranks_are_listed_if_few(size: int) -> None:
     with cheap():
         assert limits.absent_ranks(size, {0}) == ()
         assert limits.count_absent(size, {0, None, -5, 10**30}) == size - 1
@@ -110,7 +110,7 @@ def test_absent_ranks_are_named_while_they_are_few(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_no_target_is_made_for_each_rank_that_somebody_claims(size: int) -> None:
+def test_no_target_is_made_for_each_claimed_rank(size: int) -> None:
     target = Target(7, 1, "here", 0, world_size=size, master="127.0.0.1:29500")
     with cheap():
         assert missing_ranks([target]) == ()
@@ -133,7 +133,7 @@ def test_a_claimed_size_costs_a_judgement_nothing(size: int) -> None:
     assert not facts.job.world.missing
 
 
-def test_calls_of_a_flight_recorder_are_numbered_as_it_likes() -> None:
+def test_sequence_numbers_of_a_flight_recorder_are_untrusted() -> None:
     from hangdoc.analysis.collectives.fr_divergence import _steps
     from hangdoc.analysis.collectives.fr_history import group_histories
     from hangdoc.analysis.collectives.fr_mismatch import mismatch
@@ -150,7 +150,7 @@ def test_calls_of_a_flight_recorder_are_numbered_as_it_likes() -> None:
         assert list(_steps(group.histories[0], 10**15)) == []
 
 
-def test_a_file_claims(tmp_path: Path) -> None:
+def test_claims_in_files(tmp_path: Path) -> None:
     """A Flight Recorder dump, and log lines, of ranks and sizes that no job has."""
     dump = {
         "version": "2.10",
@@ -175,7 +175,7 @@ def cheap_reading() -> Iterator[None]:
     assert time.process_time() - start < 5.0
 
 
-def test_ranks_and_sizes_of_a_recording_are_believed_as_far_as_a_job_may_have_them() -> None:
+def test_impossible_ranks_and_sizes_of_a_recording_are_dropped() -> None:
     told: list[str] = []
     ranks = tuple(
         RankEvidence(Target(pid, 1, "here", rank, world_size=size), True)
@@ -192,10 +192,10 @@ def test_ranks_and_sizes_of_a_recording_are_believed_as_far_as_a_job_may_have_th
     assert all(len(text) < 100 for text in told)
 
 
-def test_a_page_of_a_job_that_claims_a_million_ranks() -> None:
+def test_report_of_a_job_that_claims_a_million_ranks() -> None:
     target = Target(7, 1, "here", 0, world_size=1_000_000, master="10.0.0.1:29500")
     facts = judge().facts([Snapshot("here", 0.0, "", (RankEvidence(target, True),))])
     with cheap():
         found = build_incident(judge().verdict(facts), facts)
         assert found.missing == ((1, 999_999),)
-    assert "Nothing was seen of ranks 1-999999." in html.page([found])
+    assert "No evidence from ranks 1-999999." in html.page([found])

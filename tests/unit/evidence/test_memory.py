@@ -1,4 +1,4 @@
-"""Records that share what is equal."""
+"""Records that share equal parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_equal_records_become_one() -> None:
     assert share(new, old) is old
 
 
-def test_only_what_differs_is_kept_apart() -> None:
+def test_equal_parts_are_shared() -> None:
     old, new = stacks(frame("train"), frame("main")), stacks(frame("train", 1), frame("main"))
     kept = share(new, old)
     assert kept == new
@@ -34,7 +34,7 @@ def test_only_what_differs_is_kept_apart() -> None:
     assert variables[0].text == "1"
 
 
-def test_outer_frames_are_shared_however_deep_the_inner_ones_go() -> None:
+def test_outer_frames_are_shared_at_any_depth() -> None:
     old, new = stacks(frame("train"), frame("main")), stacks(frame("wait"), frame("train"), frame("main"))
     for one, other in ((new, old), (old, new)):
         kept = share(one, other)
@@ -43,7 +43,7 @@ def test_outer_frames_are_shared_however_deep_the_inner_ones_go() -> None:
         assert kept.threads[0].frames[-2] is other.threads[0].frames[-2]
 
 
-def test_another_kind_of_record_is_left_as_it_is() -> None:
+def test_records_of_different_types_are_not_shared() -> None:
     new = stacks(frame("train"))
     for old in (None, frame("train"), "stacks"):
         assert share(new, old) is new
@@ -51,7 +51,7 @@ def test_another_kind_of_record_is_left_as_it_is() -> None:
     assert share(1, True) is not True
 
 
-def test_nothing_of_the_new_is_lost() -> None:
+def test_new_values_are_kept() -> None:
     old = stacks(frame("train"))
     new = replace(old, native=True, python="3.11")
     assert share(new, old) == new

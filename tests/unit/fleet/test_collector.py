@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Snapshot
-from hangdoc.fleet.clush import Carrier
+from hangdoc.fleet.clush import AgentPool
 from hangdoc.fleet.collector import Fleet
-from hangdoc.fleet.transports import Way
+from hangdoc.fleet.transports import Transport
 from hangdoc.watch.session import Session
 from probes import Tier
 from tests.support.judge import judge
@@ -26,8 +26,8 @@ HOSTS = ("n1", "n2", "n3")
 
 @contextmanager
 def fleet(scene: str, said: list[str] | None = None) -> Iterator[Fleet]:
-    way = Way(lambda host: f"exec env PYTHONPATH={ROOT} {sys.executable} {PROGRAM} {scene} {host} agent")
-    made = Fleet(HOSTS, Carrier(way), (said if said is not None else []).append)
+    way = Transport(lambda host: f"exec env PYTHONPATH={ROOT} {sys.executable} {PROGRAM} {scene} {host} agent")
+    made = Fleet(HOSTS, AgentPool(way), (said if said is not None else []).append)
     try:
         yield made
     finally:
@@ -68,11 +68,11 @@ def test_every_rank_once_under_the_name_of_its_host(scene: str) -> None:
         ("refused", "Connection refused"),
         ("silent", "silent"),
         ("dies", "Killed"),
-        ("garbage", "cannot be read"),
+        ("garbage", "cannot read the output"),
     ],
 )
 @pytest.mark.slow("a silent host is lost after 4 s")
-def test_a_host_that_goes_wrong_is_named_within_5_s_and_the_rest_is_seen(scene: str, why: str) -> None:
+def test_a_failing_host_is_reported_within_5_s_and_the_others_are_seen(scene: str, why: str) -> None:
     with fleet(scene) as made:
         shots = rounds_until(made, 20.0, {"n2"})  # on a busy host the start takes its part of it
         asked_s = made._hosts["n2"].open_s
@@ -84,20 +84,20 @@ def test_a_host_that_goes_wrong_is_named_within_5_s_and_the_rest_is_seen(scene: 
 
 
 @pytest.mark.slow("a host is away for 5 s")
-def test_a_host_that_was_away_comes_back_by_itself() -> None:
+def test_a_lost_host_comes_back() -> None:
     said: list[str] = []
     with fleet("away", said) as made:
         rounds_until(made, 20.0, {"n2"})
         shots = rounds_until(made, 20.0, set())
         assert ranks(shots if len(shots) == len(HOSTS) else made.round(Tier.LOOK)) == EVERY
     assert [text for text in said if text.startswith("n2")] == [
-        "n2 is not seen: the agent is silent for 3.5 s",
+        "n2 is not seen: the agent has been silent for 3.5 s",
         "n2 is back",
     ]
 
 
 @pytest.mark.slow("an agent takes 6 s for an answer, twice")
-def test_an_agent_that_takes_long_is_not_lost_while_it_examines_and_says_that_it_is_there() -> None:
+def test_an_agent_that_answers_pings_during_a_long_examination_is_not_lost() -> None:
     said: list[str] = []
     with fleet("slow", said) as made:
         assert ranks(made.round(Tier.LOOK)) == EVERY
@@ -106,14 +106,14 @@ def test_an_agent_that_takes_long_is_not_lost_while_it_examines_and_says_that_it
         rounds_until(made, 5.0, {"n2"})  # a look may not
         rounds_until(made, 20.0, set())
     assert [text for text in said if text.startswith("n2")] == [
-        "n2 is not seen: the agent is there and has not answered for 4 s",
+        "n2 is not seen: the agent is alive but has not answered for 4 s",
         "n2 is back",
     ]
 
 
 @pytest.mark.parametrize("scene", ["one-kernel-late", "one-kernel-away"])
 @pytest.mark.slow("a host is away for 5 s")
-def test_a_rank_that_another_agent_answered_for_meanwhile_counts_once(scene: str) -> None:
+def test_a_rank_seen_by_two_agents_counts_once(scene: str) -> None:
     with fleet(scene) as made:
         session = Session(made, None)
         other = False
@@ -129,14 +129,14 @@ def test_a_rank_that_another_agent_answered_for_meanwhile_counts_once(scene: str
     pytest.fail(f"n1 answered for rank 1: {other}; in the end there were {seen}")
 
 
-def test_an_agent_that_ended_is_started_anew() -> None:
+def test_an_agent_that_ended_is_restarted() -> None:
     with fleet("dies") as made:
         rounds_until(made, 20.0, {"n2"})
         rounds_until(made, 20.0, set())
         assert ranks(made.round(Tier.LOOK)) == EVERY
 
 
-def test_another_version_is_said() -> None:
+def test_another_version_is_reported() -> None:
     said: list[str] = []
     with fleet("version", said) as made:
         assert ranks(made.round(Tier.LOOK)) == EVERY
@@ -147,10 +147,10 @@ def test_the_collector_does_not_grow_with_time() -> None:
     with fleet("healthy") as made:
         for _ in range(40):
             made.round(Tier.LOOK)
-        held = [len(host.reader._parts) for host in made._hosts.values()]
+        held = [len(host.decoder._parts) for host in made._hosts.values()]
         for _ in range(100):
             made.round(Tier.LOOK)
-        assert [len(host.reader._parts) for host in made._hosts.values()] == held
+        assert [len(host.decoder._parts) for host in made._hosts.values()] == held
 
 
 def test_a_job_that_has_ended_is_forgotten_on_every_host() -> None:

@@ -1,4 +1,4 @@
-"""`doctor --nodes` where the agent's command can be nothing but an agent, as sudo allows it."""
+"""`doctor --nodes` with an agent command that can only be an agent, as sudo allows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hangdoc.fleet.doctor import reach
+from hangdoc.fleet.doctor import check_hosts
 from hangdoc.fleet.transports import FleetOptions
 
 
@@ -21,11 +21,11 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_an_agent_that_answers_is_reached(agent: str) -> None:
-    (check,) = reach(FleetOptions("local", nodes="n[1-2]", agent=shlex.quote(agent)))
+    (check,) = check_hosts(FleetOptions("local", nodes="n[1-2]", agent=shlex.quote(agent)))
     assert (check.name, check.ok) == ("n[1-2]", True)
-    assert "an agent of hangdoc" in check.detail
+    assert "the agent of hangdoc" in check.detail
 
 
-def test_one_that_does_not_start_is_not(agent: str) -> None:
-    (check,) = reach(FleetOptions("local", nodes="n1", agent=f"/nowhere{agent}"))
+def test_an_agent_that_does_not_start_is_not_reached(agent: str) -> None:
+    (check,) = check_hosts(FleetOptions("local", nodes="n1", agent=f"/nowhere{agent}"))
     assert (check.name, check.ok) == ("n1", False)

@@ -13,9 +13,9 @@ import pytest
 
 from hangdoc.evidence import Snapshot
 from hangdoc.fleet import protocol
-from hangdoc.fleet.clush import Event
+from hangdoc.fleet.clush import AgentEvent
 from hangdoc.fleet.collector import Fleet
-from hangdoc.fleet.encoder import Writer
+from hangdoc.fleet.encoder import Encoder
 from hangdoc.recording import recorder
 from probes import Tier
 from tests.support.judge import judge
@@ -33,16 +33,16 @@ class Wire:
     """In place of a carrier: two hosts, of which the second answers what `mangle` makes of what it should."""
 
     def __init__(self, shots: list[Snapshot], chance: random.Random) -> None:
-        self.writers = {"n1": Writer(), "n2": Writer()}
-        self.events: deque[Event] = deque()
+        self.writers = {"n1": Encoder(), "n2": Encoder()}
+        self.events: deque[AgentEvent] = deque()
         self.shots, self.chance = shots, chance
 
     def start(self, hosts: list[str]) -> None:
         for host in hosts:
-            self.writers[host] = Writer()
-            self.events.append(Event("started", host))
+            self.writers[host] = Encoder()
+            self.events.append(AgentEvent("started", host))
             hello = protocol.line(protocol.Hello(token=f"{ord(host[1]):012x}", boot=host))
-            self.events.append(Event("line", host, self.mangle(hello, 10) if host == "n2" else hello))
+            self.events.append(AgentEvent("line", host, self.mangle(hello, 10) if host == "n2" else hello))
 
     def shares(self, host: str) -> bool:
         return False
@@ -50,19 +50,19 @@ class Wire:
     def send(self, host: str, line: bytes) -> None:
         command = protocol.parse(line, protocol.Command)
         if command.do == "ping":
-            self.events.append(Event("line", host, protocol.line(protocol.Pong())))
+            self.events.append(AgentEvent("line", host, protocol.line(protocol.Pong())))
         elif command.do == "peers":
-            self.events.append(Event("line", host, protocol.line(protocol.Peers(()))))
+            self.events.append(AgentEvent("line", host, protocol.line(protocol.PeersAnswer(()))))
         else:
             shot = self.chance.choice(self.shots)
             about = {rank.target: (f"{host} pid:[1] {rank.target.pid} 1", 4) for rank in shot.ranks}
             answer = protocol.line(self.writers[host].answer(command.id, shot, about))
-            self.events.append(Event("line", host, self.mangle(answer, 1) if host == "n2" else answer))
+            self.events.append(AgentEvent("line", host, self.mangle(answer, 1) if host == "n2" else answer))
 
     def stop(self, host: str) -> None:
-        self.events.append(Event("ended", host))
+        self.events.append(AgentEvent("ended", host))
 
-    def next(self, timeout_s: float) -> Event | None:
+    def next(self, timeout_s: float) -> AgentEvent | None:
         return self.events.popleft() if self.events else None
 
     def close(self) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Snapshot
-from hangdoc.fleet.clush import Carrier
+from hangdoc.fleet.clush import AgentPool
 from hangdoc.fleet.collector import Fleet
-from hangdoc.fleet.transports import Way
+from hangdoc.fleet.transports import Transport
 from hangdoc.watch.session import Session
 from probes import Tier
 from tests.support.judge import judge
@@ -25,8 +25,8 @@ HONEST = [("n1", 0), ("n3", 1), ("n3", 2)]
 
 @contextmanager
 def fleet(scene: str, hosts: tuple[str, ...] = ("n1", "n2", "n3")) -> Iterator[Fleet]:
-    way = Way(lambda host: f"exec env PYTHONPATH={ROOT} {sys.executable} {PROGRAM} {scene} {host} agent")
-    made = Fleet(hosts, Carrier(way), lambda text: None)
+    way = Transport(lambda host: f"exec env PYTHONPATH={ROOT} {sys.executable} {PROGRAM} {scene} {host} agent")
+    made = Fleet(hosts, AgentPool(way), lambda text: None)
     try:
         yield made
     finally:
@@ -45,14 +45,14 @@ def told(shots: tuple[Snapshot, ...], host: str) -> list[str]:
 @pytest.mark.parametrize(
     ("scene", "host", "said"),
     [
-        ("claims", "n2", "rank 0 of n2 is not judged: its agent claims that it runs on another kernel"),
-        ("claims-with-its-boot-id", "n1", "n2 claims this process too, and n1 does not show the agent of n2"),
+        ("claims", "n2", "rank 0 of n2 is not judged: its agent claims that it runs on a different kernel"),
+        ("claims-with-its-boot-id", "n1", "n2 also claims this process, but its agent is not visible on n1"),
         ("same-rank", "n2", "n1 has the same ranks of this job"),
         ("dead-rank", "n2", "n3 has the same ranks of this job"),
         ("gone-rank", "n2", "n3 has the same ranks of this job"),
     ],
 )
-def test_what_an_agent_claims_hides_no_rank_of_another_host(
+def test_claims_of_an_agent_hide_no_rank_of_another_host(
     scene: str, host: str, said: str, order: tuple[str, ...]
 ) -> None:
     with fleet(scene, order) as made:
@@ -83,17 +83,17 @@ def test_absurd_ranks_and_sizes_of_an_agent_are_no_ranks() -> None:
         ("flood-stderr", "it was cut off"),
         ("flood-pongs", "it was cut off"),
         ("flood-greetings", "it was cut off"),
-        ("bomb-parts", "more than a host's ranks may have"),
-        ("bomb-depth", "cannot be read"),
-        ("bomb-unseen", "too much unseen"),
-        ("bomb-ranks", "more ranks than a host may have"),
-        ("bomb-groups", "process groups of impossible size"),
-        ("two-hellos", "it introduces itself twice"),
-        ("unasked", "an answer that nobody asked for"),
+        ("bomb-parts", "more data than the ranks of a host can have"),
+        ("bomb-depth", "cannot read the output"),
+        ("bomb-unseen", "too many reasons for unseen data"),
+        ("bomb-ranks", "more ranks than a host can have"),
+        ("bomb-groups", "process groups that are too large"),
+        ("two-hellos", "a second hello"),
+        ("unasked", "an answer without a question"),
     ],
 )
 @pytest.mark.slow("agents send up to the limits")
-def test_an_agent_that_sends_too_much_is_cut_off_and_named(scene: str, why: str) -> None:
+def test_an_agent_that_sends_too_much_is_cut_off_and_reported(scene: str, why: str) -> None:
     with fleet(scene) as made:
         before = resident()
         end = time.monotonic() + 20.0

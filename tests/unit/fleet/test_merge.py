@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hangdoc.evidence import Target
-from hangdoc.fleet.merge import Owners, jobs
+from hangdoc.fleet.merge import ProcessOwners, merge_jobs
 
 
 def target(
@@ -25,15 +25,15 @@ def target(
     ],
 )
 def test_a_process_counts_once(views: dict[str, int], owner: str) -> None:
-    owners = Owners({"n1": 0, "n2": 1}, {("n1", "n2"): True, ("n2", "n1"): True})
+    owners = ProcessOwners({"n1": 0, "n2": 1}, {("n1", "n2"): True, ("n2", "n1"): True})
     for host, near in views.items():
         owners.note(host, {target(host, 0): ("boot pid:[1] 77 5", near)})
     assert {owners.owner("boot pid:[1] 77 5", host) for host in views} == {owner}
     assert owners.skipped() == {host: (1000,) for host in views if host != owner}
 
 
-def test_when_the_owner_is_lost_the_other_answers() -> None:
-    owners = Owners({"n1": 0, "n2": 1}, {("n1", "n2"): True, ("n2", "n1"): True})
+def test_if_the_owner_is_lost_the_other_host_answers() -> None:
+    owners = ProcessOwners({"n1": 0, "n2": 1}, {("n1", "n2"): True, ("n2", "n1"): True})
     for host, near in {"n1": 5, "n2": 1}.items():
         owners.note(host, {target(host, 0): ("p", near)})
     owners.keep({"n2"}, {"p"})
@@ -85,5 +85,5 @@ def test_when_the_owner_is_lost_the_other_answers() -> None:
     ],
 )
 def test_one_job_on_many_hosts(targets: list[Target], names: list[str]) -> None:
-    found, _ = jobs(targets)
+    found, _ = merge_jobs(targets)
     assert [found[one.host, one.job] for one in targets] == names

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hangdoc.evidence import Frame, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from hangdoc.fleet import protocol
-from hangdoc.fleet.decoder import Reader
-from hangdoc.fleet.encoder import CARRIERS, PLAIN, Objects, Writer, numbered
+from hangdoc.fleet.decoder import Decoder
+from hangdoc.fleet.encoder import PLAIN_KINDS, TENSOR_FORWARDERS, AddressNumbers, Encoder, without_addresses
 from hangdoc.recording import codec, recorder
 from tests.support.paths import PLAYBOOKS
 
@@ -32,7 +32,7 @@ def snapshots(capture: Path) -> tuple[Snapshot, ...]:
     return found.snapshots
 
 
-def crossed(writer: Writer, reader: Reader, shot: Snapshot) -> tuple[Snapshot, int]:
+def crossed(writer: Encoder, reader: Decoder, shot: Snapshot) -> tuple[Snapshot, int]:
     """What the collector makes of it, and how many bytes it took."""
     line = protocol.line(writer.answer(1, shot, {}))
     return reader.snapshot(shot.host, protocol.parse(line, protocol.Answer)), len(line)
@@ -52,7 +52,7 @@ class Named:
             return self.names.setdefault((rank.target, address), len(self.names))
 
         def variable(v: Variable) -> Variable:
-            text = v.text if v.kind in PLAIN else AT.sub(lambda found: str(name(int(found[0], 16))), v.text)
+            text = v.text if v.kind in PLAIN_KINDS else AT.sub(lambda found: str(name(int(found[0], 16))), v.text)
             return replace(v, text=text, address=None if v.address is None else name(v.address))
 
         def frame(f: Frame) -> Frame:
@@ -82,12 +82,12 @@ def expected(shot: Snapshot) -> Snapshot:
         return replace(stack, frames=tuple(map(stripped, stack.frames)))
 
     def stripped(frame: Frame) -> Frame:
-        carries = any(part in frame.file for part in CARRIERS)
+        carries = any(part in frame.file for part in TENSOR_FORWARDERS)
         kept = [v for v in frame.variables or () if not carries or v.tensor]
         return replace(frame, variables=None if frame.variables is None else told(kept))
 
     def told(variables: Iterable[Variable]) -> tuple[Variable, ...]:
-        return tuple(replace(v, address=None) if v.kind in PLAIN else v for v in variables)
+        return tuple(replace(v, address=None) if v.kind in PLAIN_KINDS else v for v in variables)
 
     def rank(seen: RankEvidence) -> RankEvidence:
         stacks = seen.records.get("stacks")
@@ -103,7 +103,7 @@ def expected(shot: Snapshot) -> Snapshot:
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.parent.name)
 def test_a_snapshot_crosses_whole(capture: Path) -> None:
-    writer, reader = Writer(), Reader(kinds())
+    writer, reader = Encoder(), Decoder(kinds())
     here, there = Named(), Named()
     for shot in snapshots(capture):
         assert there(crossed(writer, reader, shot)[0]) == here(expected(shot))
@@ -112,18 +112,18 @@ def test_a_snapshot_crosses_whole(capture: Path) -> None:
 def test_a_deep_stack_says_how_much_of_it_was_left_out() -> None:
     stack = Stack(100, "MainThread", (Frame("f", "t.py", 3, "t.py"),), left_out=99_750)
     rank = RankEvidence(Target(100, 1, "n1", None), True, {"stacks": Stacks((stack,))})
-    seen, _ = crossed(Writer(), Reader(kinds()), Snapshot("n1", 1.0, "", (rank,)))
+    seen, _ = crossed(Encoder(), Decoder(kinds()), Snapshot("n1", 1.0, "", (rank,)))
     assert seen.ranks[0].records["stacks"].threads == (stack,)
 
 
-def test_ranks_that_differ_in_where_their_objects_lie_share_their_frames() -> None:
+def test_ranks_that_differ_only_in_object_addresses_share_frames() -> None:
     def rank(pid: int, at: int) -> RankEvidence:
         held = Variable("model", f"<Net at {at:#x}>", kind="object", address=at)
         frames = (Frame("train", "t.py", 3, "t.py", False, (held, Variable("step", "7", number=7.0, kind="int"))),)
         return RankEvidence(Target(pid, 1, "n1", None), True, {"stacks": Stacks((Stack(pid, "MainThread", frames),))})
 
     shot = Snapshot("n1", 1.0, "", (rank(100, 0x7F0000001000), rank(200, 0x7F1111112000)))
-    seen, _ = crossed(Writer(), Reader(kinds()), shot)
+    seen, _ = crossed(Encoder(), Decoder(kinds()), shot)
     one, other = (rank.records["stacks"].threads[0].frames[0] for rank in seen.ranks)
     assert one is other
     assert [(v.text, v.address) for v in one.variables or ()] == [("<Net at 0x1>", 1), ("7", None)]
@@ -132,18 +132,18 @@ def test_ranks_that_differ_in_where_their_objects_lie_share_their_frames() -> No
 @pytest.mark.parametrize(
     ("kind", "text"), [("str", "' at 0x7f0000001000'"), ("object", "0x7f0000001000"), ("object", "<Port at 0x3f8>")]
 )
-def test_what_is_no_address_stays(kind: str, text: str) -> None:
-    assert numbered(Variable("a", text, kind=kind), Objects(), 1).text == text
+def test_text_without_an_address_is_unchanged(kind: str, text: str) -> None:
+    assert without_addresses(Variable("a", text, kind=kind), AddressNumbers(), 1).text == text
 
 
-def test_what_did_not_change_is_not_repeated() -> None:
+def test_unchanged_parts_are_sent_once() -> None:
     shot = snapshots(CAPTURES[0])[-1]
-    writer, reader = Writer(), Reader(kinds())
+    writer, reader = Encoder(), Decoder(kinds())
     first, again = (crossed(writer, reader, shot)[1] for _ in range(2))
     assert again < first / 8
 
 
-def test_equal_stacks_cross_once() -> None:
+def test_equal_stacks_are_sent_once() -> None:
     shot = snapshots(CAPTURES[0])[-1]
     rank = shot.ranks[0]
     stacks = rank.records["stacks"]
@@ -161,7 +161,7 @@ def test_equal_stacks_cross_once() -> None:
         for number in range(8)
     ]
     many = replace(shot, ranks=tuple(alike), records={}, unseen=())
-    writer, reader = Writer(), Reader(kinds())
+    writer, reader = Encoder(), Decoder(kinds())
     line = protocol.line(writer.answer(1, many, {}))
     assert reader.snapshot(shot.host, protocol.parse(line, protocol.Answer)) == expected(many)
     outermost = bare.threads[0].frames[-1]
@@ -172,7 +172,7 @@ def test_neither_side_grows_with_time() -> None:
     """Ever new ranks, over ever new answers; an unchanged record stays known however old it gets."""
     shot = snapshots(CAPTURES[0])[-1]
     steady, other = shot.ranks[0], shot.ranks[-1]
-    writer, reader = Writer(), Reader(kinds())
+    writer, reader = Encoder(), Decoder(kinds())
     held = set()
     here, there = Named(), Named()
     for number in range(4 * protocol.KEEP):
@@ -187,27 +187,27 @@ def test_neither_side_grows_with_time() -> None:
 
 def test_a_part_that_was_never_sent_is_an_error() -> None:
     shot = snapshots(CAPTURES[0])[-1]
-    answer = Writer().answer(1, shot, {})
+    answer = Encoder().answer(1, shot, {})
     with pytest.raises(ValueError, match="never sent"):
-        Reader(kinds()).snapshot("n1", replace(answer, parts={}))
+        Decoder(kinds()).snapshot("n1", replace(answer, parts={}))
 
 
-def test_a_record_of_a_probe_that_is_not_known_here_is_passed_over() -> None:
+def test_a_record_of_an_unknown_probe_is_skipped() -> None:
     shot = snapshots(CAPTURES[0])[-1]
-    answer = Writer().answer(1, shot, {})
+    answer = Encoder().answer(1, shot, {})
     known = {name: kind for name, kind in kinds().items() if name != "cpu"}
-    seen = Reader(known).snapshot(shot.host, answer)
+    seen = Decoder(known).snapshot(shot.host, answer)
     assert [set(rank.records) for rank in seen.ranks] == [set(rank.records) - {"cpu"} for rank in shot.ranks]
 
 
 @given(st.binary(max_size=200) | st.sampled_from([b"[" * 100_000, b'{"to":1}', b'{"to":1,"ranks":[{}]}', b"null"]))
-def test_what_is_no_answer_is_a_value_error(text: bytes) -> None:
+def test_an_invalid_answer_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         protocol.parse(text, protocol.Answer)
 
 
-def test_of_a_command_that_several_hear_each_takes_its_own() -> None:
-    mine, all_of_it = protocol.Own(skip=(7,)), protocol.Own(still=(1,))
+def test_each_agent_takes_its_own_arguments_from_a_shared_command() -> None:
+    mine, all_of_it = protocol.HostArguments(skip=(7,)), protocol.HostArguments(still=(1,))
     several = protocol.parse(protocol.line(protocol.Command("look", 1, {"a": mine})), protocol.Command)
-    assert (several.of("a"), several.of("b")) == (mine, protocol.Own())
+    assert (several.of("a"), several.of("b")) == (mine, protocol.HostArguments())
     assert protocol.Command("look", 1, {"": all_of_it}).of("b") == all_of_it

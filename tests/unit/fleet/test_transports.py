@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.errors import HangdocError
-from hangdoc.fleet.transports import FleetOptions, hosts_of, way_of
+from hangdoc.fleet.transports import FleetOptions, hosts_of, transport_of
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_node_sets(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["node[1-", "", "@no-such-source:1"])
-def test_what_is_no_node_set_is_wrong_usage(text: str) -> None:
+def test_an_invalid_node_set_is_a_usage_error(text: str) -> None:
     with pytest.raises(HangdocError) as raised:
         hosts_of(FleetOptions(nodes=text))
     assert raised.value.code == 64
@@ -47,8 +47,8 @@ def test_the_nodes_of_a_slurm_job_are_a_group(commands: Path) -> None:
     assert "--jobs 7" in (commands / "asked").read_text()
 
 
-def test_ssh_is_the_sites_own_and_gives_up_on_a_dead_way() -> None:
-    way = way_of(FleetOptions(nodes="n1", agent="sudo hangdoc"))
+def test_ssh_uses_the_sites_configuration_and_gives_up_on_a_dead_host() -> None:
+    way = transport_of(FleetOptions(nodes="n1", agent="sudo hangdoc"))
     assert way.remote
     assert way.command("n1") == "sudo hangdoc agent"
     assert "ServerAliveInterval" in str(way.options["ssh_options"])
@@ -57,39 +57,39 @@ def test_ssh_is_the_sites_own_and_gives_up_on_a_dead_way() -> None:
 
 def test_the_agents_command_may_name_the_host() -> None:
     assert (
-        way_of(FleetOptions("local", agent="ip netns exec %h hangdoc")).command("a b")
+        transport_of(FleetOptions("local", agent="ip netns exec %h hangdoc")).command("a b")
         == "ip netns exec 'a b' hangdoc agent"
     )
 
 
 def test_srun_takes_the_nodes_of_the_job(commands: Path) -> None:
     (commands / "squeue.says").write_text("n[1-2]\n")
-    wish = FleetOptions("srun", job="7")
-    assert hosts_of(wish) == ["n1", "n2"]
-    words = way_of(wish).command("n2").split()
+    options = FleetOptions("srun", job="7")
+    assert hosts_of(options) == ["n1", "n2"]
+    words = transport_of(options).command("n2").split()
     assert words[:4] == ["exec", "srun", "--jobid", "7"]
     assert "--overlap" in words
     assert words[-4:] == ["--nodelist", "n2", "hangdoc", "agent"]
 
 
-def test_within_a_slurm_job_its_number_is_known(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_slurm_job_its_id_is_known(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "9")
-    assert " --jobid 9 " in way_of(FleetOptions("srun")).command("n1")
+    assert " --jobid 9 " in transport_of(FleetOptions("srun")).command("n1")
 
 
 def test_kubectl_takes_the_running_pods_of_a_selector(commands: Path) -> None:
     (commands / "kubectl.says").write_text("train-0 train-1\n")
-    wish = FleetOptions("kubectl", selector="app=train", namespace="ml", container="main")
-    assert hosts_of(wish) == ["train-0", "train-1"]
+    options = FleetOptions("kubectl", selector="app=train", namespace="ml", container="main")
+    assert hosts_of(options) == ["train-0", "train-1"]
     assert (
         "--selector app=train --namespace ml --field-selector status.phase=Running" in (commands / "asked").read_text()
     )
-    command = way_of(wish).command("train-1")
+    command = transport_of(options).command("train-1")
     assert command == "exec kubectl exec -i train-1 --namespace ml --container main -- hangdoc agent"
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("options", "says"),
     [
         (FleetOptions("ssh"), "--nodes"),
         (FleetOptions("srun"), "--jobid"),
@@ -98,15 +98,15 @@ def test_kubectl_takes_the_running_pods_of_a_selector(commands: Path) -> None:
         (FleetOptions("srun", job="7"), "no nodes yet"),
     ],
 )
-def test_what_is_missing_is_said(commands: Path, wish: FleetOptions, says: str) -> None:
+def test_a_missing_option_is_reported(commands: Path, options: FleetOptions, says: str) -> None:
     with pytest.raises(HangdocError, match=says):
-        hosts_of(wish)
+        hosts_of(options)
 
 
-def test_a_command_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_command_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HangdocError, match="no `srun`"):
-        way_of(FleetOptions("srun", job="7"))
+    with pytest.raises(HangdocError, match="`srun` is not installed"):
+        transport_of(FleetOptions("srun", job="7"))
 
 
 # --- what a shell or another program's options must not see ------------------------------------------
@@ -124,15 +124,15 @@ EVIL = (
 )
 
 
-def start(wish: FleetOptions) -> None:
+def start(options: FleetOptions) -> None:
     """As a fleet does, without a host."""
-    for host in hosts_of(wish):
-        subprocess.run(way_of(wish).command(host), shell=True, timeout=10, check=False)
+    for host in hosts_of(options):
+        subprocess.run(transport_of(options).command(host), shell=True, timeout=10, check=False)
 
 
 @pytest.mark.parametrize("evil", EVIL)
 @pytest.mark.parametrize(
-    "wish",
+    "options",
     [
         FleetOptions(nodes="{0}"),
         FleetOptions(nodes="n1,{0}"),
@@ -148,10 +148,12 @@ def start(wish: FleetOptions) -> None:
     ],
     ids=str,
 )
-def test_a_word_that_is_more_than_a_word_is_wrong_usage(commands: Path, wish: FleetOptions, evil: str) -> None:
+def test_shell_syntax_in_an_option_is_a_usage_error(commands: Path, options: FleetOptions, evil: str) -> None:
     canary = commands / "canary"
-    values = {name: getattr(wish, name) for name in ("nodes", "job", "namespace", "container") if getattr(wish, name)}
-    told = replace(wish, **{name: value.replace("{0}", evil.format(canary)) for name, value in values.items()})
+    values = {
+        name: getattr(options, name) for name in ("nodes", "job", "namespace", "container") if getattr(options, name)
+    }
+    told = replace(options, **{name: value.replace("{0}", evil.format(canary)) for name, value in values.items()})
     with pytest.raises(HangdocError) as raised:
         start(told)
     assert raised.value.code == 64
@@ -182,34 +184,34 @@ def test_jobs_of_slurm(commands: Path, job: str) -> None:
 @pytest.mark.parametrize(
     ("number", "says"), list(enumerate(["n1;touch x", "-oProxyCommand=x", "$(x)", "n1 -lroot"], 801))
 )  # ClusterShell remembers the nodes of a group
-def test_what_a_scheduler_names_is_checked_as_well(commands: Path, number: int, says: str) -> None:
+def test_names_from_a_scheduler_are_checked(commands: Path, number: int, says: str) -> None:
     (commands / "squeue.says").write_text(says + "\n")
     (commands / "kubectl.says").write_text(says + "\n")
-    for wish in (
+    for options in (
         FleetOptions("srun", job="7"),
         FleetOptions("kubectl", selector="a=b"),
         FleetOptions(nodes=f"@slurmjob:{number}"),
     ):
         with pytest.raises(HangdocError) as raised:
-            hosts_of(wish)
+            hosts_of(options)
         assert raised.value.code == 64
 
 
-def test_the_job_we_are_in_is_checked_as_well(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_id_from_the_environment_is_checked(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7;touch x")
     with pytest.raises(HangdocError, match="SLURM_JOB_ID") as raised:
-        way_of(FleetOptions("srun", nodes="n1"))
+        transport_of(FleetOptions("srun", nodes="n1"))
     assert raised.value.code == 64
 
 
 @pytest.mark.parametrize("agent", ["hangdoc-agent", "sudo -n /opt/hangdoc/bin/hangdoc-agent"])
-def test_what_is_an_agent_and_nothing_else_is_given_no_word(agent: str) -> None:
+def test_a_command_that_can_only_be_an_agent_gets_no_argument(agent: str) -> None:
     for verb in ("agent", "doctor --json"):
-        assert way_of(FleetOptions(nodes="n1", agent=agent), verb).command("n1") == agent
+        assert transport_of(FleetOptions(nodes="n1", agent=agent), verb).command("n1") == agent
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone trusts nobody")
-def test_root_runs_no_scheduler_that_another_may_change(commands: Path) -> None:
+def test_root_runs_no_command_that_other_users_can_change(commands: Path) -> None:
     os.chown(commands / "srun", 65534, 65534)
-    with pytest.raises(HangdocError, match="others may change"):
-        way_of(FleetOptions("srun", job="7"))
+    with pytest.raises(HangdocError, match="other users can change"):
+        transport_of(FleetOptions("srun", job="7"))

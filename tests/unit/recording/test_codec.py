@@ -69,7 +69,7 @@ def test_a_snapshot_survives_the_round_trip() -> None:
     assert decode_snapshot(through_json(encode(shot)), KNOWN) == shot
 
 
-def test_nothing_is_written_that_says_nothing() -> None:
+def test_defaults_are_not_written() -> None:
     written = encode(snapshot())
     assert "exit" not in written["ranks"][0]
     assert written["ranks"][0]["target"] == {"pid": 100, "start_ticks": 5, "host": "node-a", "rank": 0, "children": [7]}

@@ -67,7 +67,7 @@ def write(directory: Path, count: int, noise: int = 0) -> Path:
     return recorder.path
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     path = write(tmp_path / "new", 3)
     found = read(path)
     assert [s.at_s for s in found.snapshots] == [0, 1, 2]
@@ -91,7 +91,7 @@ def test_a_host_name_is_never_a_path(tmp_path: Path) -> None:
     assert [p.parent for p in tmp_path.rglob("*.zst")] == [tmp_path]
 
 
-def test_a_directory_is_all_its_recordings(tmp_path: Path) -> None:
+def test_a_directory_yields_all_its_recordings(tmp_path: Path) -> None:
     write(tmp_path, 2)
     write(tmp_path, 1)  # in the same second
     (tmp_path / "notes.txt").write_text("no recording")
@@ -104,7 +104,7 @@ def test_a_directory_is_all_its_recordings(tmp_path: Path) -> None:
     assert "other.jsonl" in found[2].problems[0]
 
 
-def test_every_cut_is_read_up_to_it(tmp_path: Path) -> None:
+def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
     path = write(tmp_path, 20, noise=200)
     whole = path.read_bytes()
     seen = set()
@@ -121,7 +121,7 @@ def test_every_cut_is_read_up_to_it(tmp_path: Path) -> None:
     assert seen >= set(range(1, 20))
 
 
-def test_damage_in_the_middle_is_said_and_harmless(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_reported_and_harmless(tmp_path: Path) -> None:
     path = write(tmp_path, 20, noise=200)
     whole = bytearray(path.read_bytes())
     for position in range(400, len(whole), 151):
@@ -180,7 +180,7 @@ def test_a_full_ring_keeps_the_newest(tmp_path: Path) -> None:
     assert [one.looks for one in headers(tmp_path)] == sorted(min(s.at_s for s in one.snapshots) for one in kept)
 
 
-def test_a_verdict_and_what_led_to_it_outlive_what_is_calm(tmp_path: Path) -> None:
+def test_a_verdict_and_the_samples_before_it_outlive_healthy_samples(tmp_path: Path) -> None:
     with Recorder(tmp_path, "node-a", max_bytes=160_000) as recorder:
         for number in range(500):
             recorder.snapshot(shot(number, noise=1000))
@@ -194,7 +194,7 @@ def test_a_verdict_and_what_led_to_it_outlive_what_is_calm(tmp_path: Path) -> No
     assert 499 in seen
 
 
-def test_where_every_segment_has_a_verdict_the_newest_are_kept(tmp_path: Path) -> None:
+def test_if_every_segment_has_a_verdict_the_newest_are_kept(tmp_path: Path) -> None:
     with Recorder(tmp_path, "node-a", max_bytes=40_000) as recorder:
         for number in range(200):
             recorder.snapshot(shot(number, noise=1000))
@@ -220,7 +220,7 @@ def test_no_file_of_others_is_removed(tmp_path: Path) -> None:
     assert first.read_text() == "somebody's own, of the same name"
 
 
-def test_a_segment_is_followed_by_another_after_its_time(tmp_path: Path) -> None:
+def test_a_new_segment_starts_after_the_duration_limit(tmp_path: Path) -> None:
     with Recorder(tmp_path, "node-a", segment_s=0.0) as recorder:
         for number in range(12):
             recorder.snapshot(shot(number))
@@ -248,7 +248,7 @@ class Disk:
         return self._write(descriptor, data[:-5])
 
 
-def test_a_full_disk_stops_the_recording_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_only_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     disk = Disk(monkeypatch, full=False)
     with Recorder(tmp_path, "node-a", say=said.append) as recorder:
@@ -274,7 +274,7 @@ def test_a_full_disk_stops_the_recording_and_nothing_else(tmp_path: Path, monkey
     assert not second.truncated
 
 
-def test_a_recording_that_cannot_be_ended_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_close_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     disk = Disk(monkeypatch, full=False)
     with Recorder(tmp_path, "node-a", say=said.append) as recorder:
@@ -283,7 +283,7 @@ def test_a_recording_that_cannot_be_ended_raises_nothing(tmp_path: Path, monkeyp
     assert len(said) == 1
 
 
-def test_a_folder_that_is_none_stops_the_recording_and_nothing_else(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_stops_only_the_recording(tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "file").write_text("")
     with Recorder(tmp_path / "file" / "folder", "node-a", say=said.append) as recorder:
@@ -293,7 +293,7 @@ def test_a_folder_that_is_none_stops_the_recording_and_nothing_else(tmp_path: Pa
     assert "Not a directory" in said[0]
 
 
-def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
+def test_a_removed_folder_is_created_again(tmp_path: Path) -> None:
     with Recorder(tmp_path / "new", "node-a") as recorder:
         recorder.snapshot(shot(0))
         shutil.rmtree(tmp_path / "new")
@@ -302,7 +302,7 @@ def test_a_folder_that_was_removed_meanwhile_is_made_again(tmp_path: Path) -> No
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_repeats_costs_little(tmp_path: Path) -> None:
+def test_unchanged_data_costs_little(tmp_path: Path) -> None:
     big = shot(0, noise=50_000)
     with Recorder(tmp_path, "node-a") as recorder:
         for number in range(50):
@@ -314,16 +314,16 @@ def test_what_repeats_costs_little(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"hello\n", b"{}\n", b"[" * 100_000, b"\x28\xb5\x2f\xfdnot zstd", b'{"schema": 1}\n']
 )
-def test_something_else_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.jsonl.zst"
     path.write_bytes(content)
     assert not recording.is_recording(path)
-    with pytest.raises(NotARecording, match="no recording of hangdoc"):
+    with pytest.raises(NotARecording, match="is not a hangdoc recording"):
         read(path)
 
 
-def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NotARecording, match="holds no recording"):
+def test_a_directory_without_a_recording_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotARecording, match="contains no recording"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "missing")
@@ -332,7 +332,7 @@ def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
         read(tmp_path / "fifo")
 
 
-def test_lines_of_newer_versions_and_bad_lines_are_passed_over(tmp_path: Path) -> None:
+def test_lines_of_newer_versions_and_bad_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "plain.jsonl"
     header = '{"schema": "hangdoc.recording/2", "new": 1}\n'
     good = '{"snapshot": {"host": "h", "at_s": 1, "time": "t", "ranks": [], "new": 2}}\n'
@@ -375,7 +375,7 @@ def test_the_verdict_contract() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, [], {}, {"schema": "hangdoc.verdict/1"}])
-def test_no_verdict_is_a_bad_record(wrong: object) -> None:
+def test_other_values_are_bad_records(wrong: object) -> None:
     with pytest.raises(BadRecord):
         from_json(wrong)
 

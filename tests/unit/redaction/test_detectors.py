@@ -1,4 +1,4 @@
-"""detect-secrets as a second opinion: what it adds, that it asks nobody, and that it is not needed."""
+"""detect-secrets as a second opinion: it adds formats, contacts no service, and is optional."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _forget() -> None:
 
 
 @pytest.mark.parametrize("secret", ONLY_THEIRS)
-def test_what_only_their_detectors_know_is_hidden(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_known_only_to_detect_secrets_are_hidden(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ONLY_THEIRS[secret]
     assert secret not in redact_text(line)
     assert secret not in redact_source(line)
@@ -72,7 +72,7 @@ def test_names_are_kept(text: str) -> None:
     assert redact_text(text) == text
 
 
-def test_what_they_mask_by_mistake_among_the_words_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_false_positives_among_the_names_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond what our own patterns hide of its source (commits, identifiers of documents)."""
     requirements.met(requirements.torch())
     found = importlib.util.find_spec("torch")
@@ -92,19 +92,19 @@ def test_what_they_mask_by_mistake_among_the_words_of_torch(monkeypatch: pytest.
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"expressions": [["a", "(", 0, 0]], "entropies": []}', b"{}"])
 def test_without_the_library_our_own_patterns_decide(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not installed, or is not as we know it."""
-    monkeypatch.setattr(detectors, "_HANDS_OVER", f"import sys; sys.stdout.buffer.write({said!r}); sys.exit(1)")
+    monkeypatch.setattr(detectors, "_CHILD", f"import sys; sys.stdout.buffer.write({said!r}); sys.exit(1)")
     for secret, line in ONLY_THEIRS.items():
         assert secret in redact_text(line)
     assert redact_text("token=hf_" + "a1" * 17) == f"token={HIDDEN}"
 
 
-def test_a_child_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detectors, "_HANDS_OVER", "import time; time.sleep(60)")
+def test_a_hanging_child_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detectors, "_CHILD", "import time; time.sleep(60)")
     monkeypatch.setattr(detectors, "TIMEOUT_S", 0.2)
     assert detectors._detectors() == ()
 
 
-def test_the_child_imports_what_we_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_imports_the_same_detect_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing from the folder in which a user started us."""
     (tmp_path / "detect_secrets.py").write_text("open('run', 'w')")
     (tmp_path / "json.py").write_text("open('run', 'w')")
@@ -125,9 +125,9 @@ sys.addaudithook(heard)
 """
 
 
-def test_nobody_is_asked_whether_a_secret_is_one() -> None:
+def test_no_service_is_asked_to_verify_a_secret() -> None:
     """The child opens no connection, looks nothing up, and is the only one to know of a network client."""
-    command = [sys.executable, "-I", "-S", "-c", AUDITED + detectors._HANDS_OVER, *filter(None, sys.path)]
+    command = [sys.executable, "-I", "-S", "-c", AUDITED + detectors._CHILD, *filter(None, sys.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     # urllib3 tries, at its import, whether this host can bind an IPv6 address of its own: nothing is sent.
     said = [line for line in done.stderr.splitlines() if not line.startswith(("socket.__new__", "socket.bind"))]

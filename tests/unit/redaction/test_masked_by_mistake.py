@@ -1,4 +1,4 @@
-"""What honest jobs show stays readable: in the recordings, samples, scripts and runbooks here nothing is hidden."""
+"""No false positives: nothing is masked in our recordings, samples, scripts and runbooks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_there_are_recordings() -> None:
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_recording_is_read_as_it_is(path: Path) -> None:
+def test_nothing_in_a_recording_is_masked(path: Path) -> None:
     assert all(Mask().of(shot) is shot for recording in read(path) for shot in recording.snapshots)
 
 
@@ -130,7 +130,7 @@ def test_a_value_that_is_no_secret_is_kept(name: str, text: str) -> None:
     assert redact(name, text) == text
 
 
-def test_what_analysis_compares_stays_comparable() -> None:
+def test_masking_keeps_equal_texts_equal() -> None:
     """Names of process groups are SHA-1 hashes now and then; and of a password at least that two are the same."""
     groups = tuple(ProcessGroup(1, hashed, (0, 1)) for hashed in (COMMIT, DIGEST[:40], "0"))
     assert Mask().of(groups) is groups

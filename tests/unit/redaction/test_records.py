@@ -54,7 +54,7 @@ def test_what_a_report_needs_is_kept(playbook: str) -> None:
     assert masked(incident) is incident
 
 
-def test_counts_what_it_hid() -> None:
+def test_counts_masked_texts() -> None:
     assert hidden(recorded("slow_steps")) == 0
     clean, leaky = full("x"), full(LEAKS)
     assert hidden(masked(clean)) == 0

@@ -59,7 +59,7 @@ TEXTS = ("log", "url", "path")
 FEWEST = 200
 
 
-def test_the_corpus_is_large_and_of_all_places() -> None:
+def test_the_corpus_is_large_and_covers_every_place() -> None:
     assert len({one.kind for one in kinds()}) == len(kinds()) >= FEWEST
     assert {one.place for one in kinds()} == {"source", "argv", "environ", "local", *TEXTS}
     assert len({one.name for one in kinds("environ")}) == len(kinds("environ"))
@@ -150,7 +150,7 @@ def test_no_secret_leaves_a_round() -> None:
     assert [name for name in shown if HIDDEN not in shown[name]] == []
 
 
-def test_a_kind_that_only_the_library_knows_leaves_no_round() -> None:
+def test_no_secret_known_only_to_detect_secrets_leaves_a_round() -> None:
     """detect-secrets beside our own patterns (`tests/unit/probes/test_detectors.py`)."""
     secret, other = "AP5abc9def8ghi7jklm", "k3y9x0q2m8w7t5z1"
     line = f'db_key = "{other}"'
@@ -183,7 +183,7 @@ def test_probes_see_the_files_names_as_they_are() -> None:
     assert asked[0].records[os.getpid()]["files"] == probes()[4].value
 
 
-def test_what_did_not_change_stays_the_same_object() -> None:
+def test_unchanged_records_stay_the_same_objects() -> None:
     again = sampler()
     first, second, third = (again.round(Tier.EXAMINE).ranks[0].records for _ in range(3))
     assert first
@@ -248,7 +248,7 @@ def test_no_report_shows_a_secret(old: bool, tmp_path: Path) -> None:
     assert leaks("\n".join(shown)) == []
 
 
-def test_a_recording_that_was_made_raw_is_read_without_its_secrets(tmp_path: Path) -> None:
+def test_secrets_of_an_unmasked_recording_are_masked_when_read(tmp_path: Path) -> None:
     with Recorder(tmp_path, "node-a") as keep:
         keep.snapshot(raw())
     (recording,) = read(tmp_path)
@@ -257,7 +257,7 @@ def test_a_recording_that_was_made_raw_is_read_without_its_secrets(tmp_path: Pat
 
 
 @pytest.mark.parametrize("renderer", ["terminal", "json", "markdown", "html"])
-def test_what_is_hidden_stays_so_in_every_form(renderer: str) -> None:
+def test_masked_texts_stay_masked_in_every_output(renderer: str) -> None:
     text = "\n".join(
         [redact_text(one.text) for one in kinds(*TEXTS)]
         + [redact_source(one.text) for one in kinds("source")]

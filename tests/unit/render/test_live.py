@@ -124,6 +124,14 @@ def test_event_as_text(given: Event, told: str) -> None:
     assert "  ".join(part.plain for part in event_parts(given)).startswith(f"01:37:00  {told}")
 
 
+def test_long_event_wraps_beside_its_time(console: MakeConsole) -> None:
+    shown = screen(console, 60)
+    shown.emit(event("problem", text="late " * 20))
+    first, second, *_ = picture(shown).strip("\n").splitlines()
+    assert first.startswith("  01:37:00  problem      late late")
+    assert second.startswith(" " * 25 + "late")
+
+
 def test_event_as_json() -> None:
     told = json.loads(event_line(event("verdict", verdict=uneven())))
     assert (told["event"], told["time"]) == ("verdict", TIME)

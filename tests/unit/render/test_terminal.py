@@ -79,6 +79,12 @@ def test_other_findings_are_shorter_and_ties_are_said(console: MakeConsole) -> N
     assert "do " not in text[text.index("equally likely") :]
 
 
+def test_culprit_that_is_no_rank_has_its_pid_once(console: MakeConsole) -> None:
+    finding = replace(uneven().findings[0], culprits=(Culprit(None, 30478, "node-a"),))
+    text = plain(replace(uneven(), findings=(finding,)), console())
+    assert re.search(r"culprit +pid 30478 +on node-a\n", text)
+
+
 def test_links_name_both_ends(console: MakeConsole) -> None:
     text = plain(dead_link(), console())
     assert "rank 3 (10.0.0.1:4210) -> rank 4 (10.0.0.2:5512)  on eth0" in text

@@ -1,4 +1,4 @@
-"""Whose process it is: a namespace that a user has made gives him no other account."""
+"""Accounts of processes: a user namespace of a user's own does not change the account."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.fleet.agent_presence import show, shown
+from hangdoc.fleet.agent_presence import show_token, visible_tokens
 from hangdoc.system.account import account
 
 NAMESPACE = ["unshare", "--user", "--map-root-user"]
@@ -33,7 +33,7 @@ def running(command: list[str], user: int | None = None) -> Iterator[int]:
         process.communicate()
 
 
-def test_our_own() -> None:
+def test_account_of_our_own_process() -> None:
     assert account(os.getpid()) == str(os.getuid())
     assert account(2**22 + 1) is None
 
@@ -47,7 +47,7 @@ def test_our_own() -> None:
         (NAMESPACE, None, "0 in a namespace of root"),
     ],
 )
-def test_of_others(command: list[str], user: int | None, expected: str) -> None:
+def test_account_of_other_processes(command: list[str], user: int | None, expected: str) -> None:
     with running(command, user) as pid:
         assert account(pid) == expected
 
@@ -67,18 +67,18 @@ def test_an_agent_is_shown_unless_another_user_may_have_taken_its_name(user: int
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert shown([token, "ffffffffffff"]) == ((token,) if seen else ())
+        assert visible_tokens([token, "ffffffffffff"]) == ((token,) if seen else ())
     finally:
         process.kill()
         process.communicate()
-    assert shown([token]) == ()
+    assert visible_tokens([token]) == ()
 
 
 def test_an_agent_shows_itself() -> None:
     before = Path("/proc/self/comm").read_text().strip()
     try:
-        show("a" * 12)
-        assert shown(["a" * 12]) == ("a" * 12,)
+        show_token("a" * 12)
+        assert visible_tokens(["a" * 12]) == ("a" * 12,)
     finally:
         with open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write(before)

@@ -58,7 +58,7 @@ def descriptors() -> set[str]:
     ],
 )
 @pytest.mark.parametrize("was_collected", [False, pytest.param(True, marks=collected)], ids=["zombie", "collected"])
-def test_how_it_ends(code: str, how: tuple[int | None, int | None], was_collected: bool) -> None:
+def test_exit_status(code: str, how: tuple[int | None, int | None], was_collected: bool) -> None:
     watcher, known = ExitWatcher(), descriptors()  # other tests' samplers may not be gone yet
     with program(code) as (process, target):
         watcher.watch([target])
@@ -87,7 +87,7 @@ def test_a_process_that_ended_before_the_watch() -> None:
         assert watcher.end(target) == End(code=4, at_s=None)
 
 
-def test_the_order_of_two_ends() -> None:
+def test_order_of_two_exits() -> None:
     watcher = ExitWatcher()
     with program() as (_, first), program() as (other, second):
         watcher.watch([first, second])

@@ -1,4 +1,4 @@
-"""Who has a pipe open at its other end, and how many bytes pass."""
+"""Processes at the other end of a pipe, and bytes moved."""
 
 from __future__ import annotations
 

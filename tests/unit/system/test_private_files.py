@@ -21,7 +21,7 @@ def as_root() -> None:
         pytest.skip("only root can make files of another user")
 
 
-def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_new_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         replace_file(tmp_path / "page.html", b"new")
@@ -32,7 +32,7 @@ def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
 
 
-def test_an_old_file_is_replaced_and_not_written_to(tmp_path: Path) -> None:
+def test_an_old_file_is_replaced_atomically(tmp_path: Path) -> None:
     page, other = tmp_path / "page.html", tmp_path / "other.html"
     page.write_bytes(b"old")
     page.chmod(0o666)
@@ -42,7 +42,7 @@ def test_an_old_file_is_replaced_and_not_written_to(tmp_path: Path) -> None:
     assert other.read_bytes() == b"old"
 
 
-def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.html"
     page.write_bytes(b"old")
     write = os.write
@@ -67,7 +67,7 @@ def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "page.html").read_bytes() == b"0123456789"
 
 
-def test_a_link_at_the_end_is_refused_whoever_made_it(tmp_path: Path) -> None:
+def test_a_path_that_is_a_link_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"old")
     (tmp_path / "page.html").symlink_to(target)
@@ -87,7 +87,7 @@ def test_a_folder_or_a_device_is_refused(tmp_path: Path) -> None:
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_a_folder_behind_a_link_of_ones_own_is_entered(tmp_path: Path) -> None:
+def test_our_own_links_to_folders_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real" / "inner").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real/../real")
     replace_file(tmp_path / "link" / "inner" / ".." / "page.html", b"new")
@@ -95,7 +95,7 @@ def test_a_folder_behind_a_link_of_ones_own_is_entered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["link/page.html", "link/inner/page.html"])
-def test_a_folder_behind_a_strangers_link_is_not_entered(tmp_path: Path, name: str) -> None:
+def test_links_of_other_users_are_not_followed(tmp_path: Path, name: str) -> None:
     as_root()
     (tmp_path / "ours" / "inner").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "ours")
@@ -107,14 +107,14 @@ def test_a_folder_behind_a_strangers_link_is_not_entered(tmp_path: Path, name: s
     assert [path.name for path in (tmp_path / "ours").rglob("*")] == ["inner"]
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_circular_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"):
         replace_file(tmp_path / "a" / "page.html", b"new")
 
 
-def test_folders_that_are_made_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_new_folders_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     with open_folder(tmp_path / "a" / "b", make=True) as folder:
         assert os.readlink(f"/proc/self/fd/{folder}") == str(tmp_path / "a" / "b")
     assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700

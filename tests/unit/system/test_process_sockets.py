@@ -46,7 +46,7 @@ def test_only_the_process_s_own_sockets_count() -> None:
         talker.process.wait()
 
 
-def test_a_store_that_sends_a_byte_at_a_time_is_left_after_its_time() -> None:
+def test_a_slow_store_reply_times_out() -> None:
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -69,7 +69,7 @@ def test_a_store_that_sends_a_byte_at_a_time_is_left_after_its_time() -> None:
     assert ended.wait(5), "the connection is closed"
 
 
-def test_own_socket_and_one_that_was_passed_on() -> None:
+def test_holder_of_our_own_and_of_an_inherited_socket() -> None:
     holders = SocketHolders()
     with socket.create_server(("127.0.0.1", 0)) as server:
         listening = fields(server)
@@ -88,7 +88,7 @@ def test_own_socket_and_one_that_was_passed_on() -> None:
         assert holders.find(SELF, listening).pid is None
 
 
-def test_a_socket_that_nobody_has_open() -> None:
+def test_a_socket_without_a_holder() -> None:
     found = SocketHolders().find(SELF, {"inode": 1, "uid": 7})
     assert (found.pid, found.command, found.uid) == (None, None, 7)
 

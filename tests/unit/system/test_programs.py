@@ -1,4 +1,4 @@
-"""Which programs root may take from its PATH, and as whom it may run somebody's Python."""
+"""Programs that root may take from its PATH, and the user as whom it may run another user's Python."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def program(at: Path) -> Path:
     return at
 
 
-def test_of_root_alone(folder: Path) -> None:
+def test_only_root_may_change(folder: Path) -> None:
     assert programs.only_root_may_change(str(program(folder / "bin" / "tool")))
     assert not programs.only_root_may_change(str(folder / "bin" / "missing"))
 
@@ -45,7 +45,7 @@ def test_a_folder_that_others_may_write_to(folder: Path, mode: int) -> None:
     assert programs.only_root_may_change(str(tool))
 
 
-def test_links_are_followed_station_by_station(folder: Path) -> None:
+def test_links_are_followed_component_by_component(folder: Path) -> None:
     tool = program(folder / "good" / "tool")
     link = folder / "link"
     link.symlink_to("evil/hop")
@@ -59,7 +59,7 @@ def test_links_are_followed_station_by_station(folder: Path) -> None:
     assert not programs.only_root_may_change(str(folder / "loop"))
 
 
-def test_the_path_of_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_uses_only_programs_of_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, evil = program(folder / "own" / "tool"), program(folder / "evil" / "tool")
     os.chown(evil.parent, OTHER, OTHER)
     monkeypatch.chdir(evil.parent)
@@ -70,7 +70,7 @@ def test_the_path_of_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert programs.find("tool", (str(own.parent),)) == str(own)
 
 
-def test_as_whom_a_python_runs(folder: Path) -> None:
+def test_as_which_user_a_python_runs(folder: Path) -> None:
     python = program(folder / "venv" / "bin" / "python")
     assert user_of(str(python)) == NOBODY, "everybody may get at its modules, or leave some there"
     os.chown(folder / "venv", OTHER, OTHER)

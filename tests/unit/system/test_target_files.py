@@ -1,4 +1,4 @@
-"""Files that another process names: inside its root, with its user's rights, and nothing that could hold us up."""
+"""Files named by another process: inside its root, with its user's rights, and never blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.system import target_files
-from hangdoc.system.target_files import TargetFiles, names, place, read_failure, rights_of, walk
+from hangdoc.system.target_files import TargetFiles, names, open_place, read_failure, rights_of, walk
 from tests.support.polling import until
 from tests.support.requirements import met
 
@@ -145,7 +145,7 @@ def test_links_are_followed_inside_the_targets_root(tmp_path: Path) -> None:
             files.read("ours", 100)
 
 
-def test_a_path_is_followed_alike_in_both_ways(tmp_path: Path) -> None:
+def test_openat2_and_the_fallback_agree(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").touch()
     (tmp_path / "short").symlink_to("a/b")
@@ -180,13 +180,13 @@ def test_a_path_is_followed_alike_in_both_ways(tmp_path: Path) -> None:
     ]
     try:
         for links in (True, False):
-            assert [found(place, path, links) for path in paths] == [found(walk, path, links) for path in paths]
+            assert [found(open_place, path, links) for path in paths] == [found(walk, path, links) for path in paths]
     finally:
         os.close(root)
 
 
 @pytest.mark.usefixtures("resolver")
-def test_what_the_targets_user_may_not_read_is_not_read_for_him(open_folder: Path) -> None:
+def test_files_that_the_targets_user_may_not_read_are_refused(open_folder: Path) -> None:
     (open_folder / "private").write_text("secret")
     (open_folder / "private").chmod(0o600)
     (open_folder / "public").write_text("hello")
@@ -210,7 +210,7 @@ def test_what_the_targets_user_may_not_read_is_not_read_for_him(open_folder: Pat
 
 
 @pytest.mark.usefixtures("resolver")
-def test_the_rights_of_its_groups_count(open_folder: Path) -> None:
+def test_supplementary_groups_count(open_folder: Path) -> None:
     shared = open_folder / "shared"
     shared.write_text("of a group")
     need_root()
@@ -222,7 +222,7 @@ def test_the_rights_of_its_groups_count(open_folder: Path) -> None:
             stranger.read("shared", 100)
 
 
-def test_who_is_not_root_reads_with_his_own_rights(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_we_read_with_our_own_rights(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (open_folder / "private").write_text("ours")
     (open_folder / "private").chmod(0o600)
     with of_user(open_folder, extra_groups=[]) as files:
@@ -230,9 +230,7 @@ def test_who_is_not_root_reads_with_his_own_rights(open_folder: Path, monkeypatc
         assert files.read("private", 100).data == b"ours"
 
 
-def test_rights_that_cannot_be_taken_on_are_no_reason_to_use_ours(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_rights_cannot_be_assumed_nothing_is_read(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root in a container without CAP_SETUID."""
     (open_folder / "public").write_text("hello")
 
@@ -249,7 +247,7 @@ def test_rights_that_cannot_be_taken_on_are_no_reason_to_use_ours(
         assert files.read("public", 100).data == b"hello"
 
 
-def test_a_program_with_the_rights_of_two_users_counts_as_the_one_that_is_not_root(tmp_path: Path) -> None:
+def test_a_setuid_program_counts_as_the_user_that_is_not_root(tmp_path: Path) -> None:
     """A program that is setuid root was started, and is steered, by somebody else."""
     (tmp_path / "status").write_text("Name:\tx\nUid:\t1000\t0\t0\t0\nGid:\t1000\t1000\t1000\t1000\nGroups:\t4 24 \n")
     folder = os.open(tmp_path, os.O_PATH)
@@ -324,9 +322,7 @@ def test_a_mount_that_never_answers_costs_one_deadline(tmp_path: Path, monkeypat
     until(lambda: not stuck())  # its server is gone, and what waited for it comes back
 
 
-def test_links_to_a_dead_mount_use_up_the_share_of_one_user_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_mounts_use_up_the_limit_of_one_user_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_files, "DEADLINE_S", 0.1)
     dead = tmp_path / "dead"
     (tmp_path / "alive").write_text("x")
@@ -344,7 +340,7 @@ def test_links_to_a_dead_mount_use_up_the_share_of_one_user_only(
     until(lambda: not stuck())
 
 
-def test_what_fails_in_a_look_is_an_os_error() -> None:
+def test_every_failure_is_an_os_error() -> None:
     with process() as files:
         found = files.each(["/", "/etc/hosts"], lambda fd: names(fd, 1))
         assert isinstance(found["/"], list)

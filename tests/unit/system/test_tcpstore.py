@@ -1,4 +1,4 @@
-"""A reader of a job's store: the legacy one, which answers nobody while half a message has come, is never held."""
+"""The reader of a job's store never blocks a legacy store, which serves nobody during half a message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def answers(port: int) -> bool:
         return False
 
 
-def test_half_a_message_holds_the_legacy_store(port: int) -> None:
+def test_half_a_message_blocks_the_legacy_store(port: int) -> None:
     """What must not happen: else the tests below show nothing."""
     with socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(struct.pack("<BIBQ", VALIDATE, MAGIC, CHECK, 1))
@@ -54,9 +54,7 @@ def test_half_a_message_holds_the_legacy_store(port: int) -> None:
 
 
 @pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_reader_killed_or_stopped_at_any_moment_does_not_hold_the_legacy_store(
-    port: int, ended: signal.Signals
-) -> None:
+def test_a_killed_or_stopped_reader_does_not_block_the_legacy_store(port: int, ended: signal.Signals) -> None:
     rng = random.Random(5)
     for _ in range(8):
         with subprocess.Popen([sys.executable, "-c", READ, str(port)], cwd=ROOT) as reader:
@@ -71,7 +69,7 @@ def test_a_reader_killed_or_stopped_at_any_moment_does_not_hold_the_legacy_store
                 reader.kill()
 
 
-def test_each_message_is_sent_whole(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+def test_each_message_is_sent_in_one_piece(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """By one system call that takes all of it, small enough for one segment."""
     sent: list[int] = []
 

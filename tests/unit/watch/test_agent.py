@@ -14,7 +14,7 @@ import pytest
 from hangdoc.evidence import Target
 from hangdoc.fleet import protocol
 from hangdoc.system.procfs import stat
-from hangdoc.watch.agent import About
+from hangdoc.watch.agent import ProcessIds
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 from tests.support.polling import until
@@ -48,7 +48,7 @@ def hello(process: subprocess.Popen[bytes]) -> protocol.Hello:
     return protocol.parse(process.stdout.readline(), protocol.Hello)
 
 
-def test_it_introduces_itself_answers_and_ends_with_its_input() -> None:
+def test_it_sends_a_hello_answers_and_ends_with_its_input() -> None:
     with agent() as process:
         assert hello(process).schema == protocol.SCHEMA
         answer = protocol.parse(ask(process, protocol.line(protocol.Command("look", 7))), protocol.Answer)
@@ -58,14 +58,14 @@ def test_it_introduces_itself_answers_and_ends_with_its_input() -> None:
         assert process.wait(10) == 0
 
 
-def test_it_is_there_while_it_is_busy() -> None:
+def test_it_answers_pings_while_it_is_busy() -> None:
     """A ping overtakes the command before it."""
     with agent() as process:
         hello(process)
         assert ask(process, protocol.line(protocol.Command("inspect", 1)) + protocol.PING).startswith(b'{"pong"')
 
 
-def test_of_the_questions_that_have_come_meanwhile_it_answers_the_last() -> None:
+def test_it_answers_only_the_last_of_several_waiting_questions() -> None:
     """An agent that shares its input with others may be asked again before it has answered."""
     with agent() as process:
         hello(process)
@@ -87,15 +87,15 @@ def test_stop_ends_it() -> None:
         assert process.wait(10) == 0
 
 
-def test_when_it_gives_up_the_dumps_it_has_started_end_too(tmp_path: Path) -> None:
-    """A native dump would go on to hold its rank."""
+def test_when_it_gives_up_its_dumps_end_too(tmp_path: Path) -> None:
+    """A native dump would keep its rank paused."""
     begun = tmp_path / "begun"
     spy = tmp_path / "py-spy"
     spy.write_text(f"#!/bin/sh\necho $$ >> {begun}\nexec sleep 60\n")
     spy.chmod(0o755)
     script = (
-        "import sys; from hangdoc import agent, cli; from probes import _pyspy; agent.GRACE_S = 0.3;"
-        "_pyspy.TIMEOUT_S = 60; sys.argv = ['hangdoc', 'agent'];"
+        "import sys; from hangdoc import cli; from hangdoc.introspect import py_spy; from hangdoc.watch import agent;"
+        "agent.GRACE_S = 0.3; py_spy.TIMEOUT_S = 60; sys.argv = ['hangdoc', 'agent'];"
         f"sys.executable = {str(tmp_path / 'python')!r}; cli.main()"
     )
     rank = subprocess.Popen(
@@ -118,7 +118,7 @@ def test_when_it_gives_up_the_dumps_it_has_started_end_too(tmp_path: Path) -> No
         rank.wait()
 
 
-def test_a_line_that_is_no_command_ends_it_with_a_sentence() -> None:
+def test_an_invalid_command_ends_it_with_an_error() -> None:
     process = subprocess.run(COMMAND, cwd=ROOT, input=b"rm -rf /\n", capture_output=True, timeout=30, check=False)
     assert process.returncode == 3
     assert process.stderr.startswith(b"hangdoc: ")
@@ -140,9 +140,9 @@ def test_a_process_is_the_same_from_within_its_pid_namespace(tmp_path: Path) -> 
     """What an agent in a pod and one on its host say of one process."""
     told = tmp_path / "told"
     script = (
-        "import sys, os, time; from hangdoc.watch.agent import About; from hangdoc.evidence import Target;"
+        "import sys, os, time; from hangdoc.watch.agent import ProcessIds; from hangdoc.evidence import Target;"
         "from hangdoc.system.procfs import stat; p = os.getpid();"
-        "text = About().process(Target(p, stat(p).start_ticks, 'pod', 0))[0];"
+        "text = ProcessIds().process(Target(p, stat(p).start_ticks, 'pod', 0))[0];"
         f"open({str(told)!r}, 'w').write(text + '\\n'); time.sleep(60)"
     )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
@@ -154,7 +154,7 @@ def test_a_process_is_the_same_from_within_its_pid_namespace(tmp_path: Path) -> 
         inner = next(iter(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
         seen = stat(int(inner))
         assert seen is not None
-        text, near = About().process(Target(int(inner), seen.start_ticks, "host", 0))
+        text, near = ProcessIds().process(Target(int(inner), seen.start_ticks, "host", 0))
         assert text == told.read_text().strip()
         assert near == 2  # net and uts are shared; pid and mnt are not
     finally:
@@ -165,12 +165,12 @@ def test_a_process_is_the_same_from_within_its_pid_namespace(tmp_path: Path) -> 
 
 
 def test_a_process_of_ours_is_near(sleeper: Target) -> None:
-    text, near = About().process(sleeper)
+    text, near = ProcessIds().process(sleeper)
     assert str(sleeper.pid) in text
     assert near == 4
 
 
-def test_a_rank_that_is_gone_is_one_whoever_misses_it() -> None:
-    gone = [About().process(Target(-1 - rank, 0, host, rank)) for host in ("n1", "n2") for rank in (0, 1)]
+def test_a_missing_rank_is_the_same_for_every_agent() -> None:
+    gone = [ProcessIds().process(Target(-1 - rank, 0, host, rank)) for host in ("n1", "n2") for rank in (0, 1)]
     assert gone[:2] == gone[2:]
     assert gone[0] != gone[1]

@@ -132,7 +132,7 @@ class Jobs:
 def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "REDISCOVER_S", 0.0)
     nothing: dict[str, list[object]] = {"addresses": [], "default": [], "links": [], "rates": []}
-    monkeypatch.setattr(rtnetlink, "look", lambda: nothing)
+    monkeypatch.setattr(rtnetlink, "query", lambda: nothing)
     sizes: list[dict[str, int]] = []
     jobs, over, said = Jobs(tmp_path), 0, list[str]()
     thread = threading.Thread(target=jobs.run, daemon=True)

@@ -1,4 +1,4 @@
-"""What the live watch says of a job, and when: a session that is made up, a judge that is told what to find."""
+"""Events of the live watch, with a scripted session and a scripted judge."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_events(looks: list[Look], events: list[str]) -> None:
 
 
 def test_a_recovery_is_recorded() -> None:
-    """So that a report does not judge by looks at a stall that is over."""
+    """A report must not judge by snapshots of a stall that is over."""
     kept: list[str] = []
     keep = SimpleNamespace(verdict=lambda verdict: kept.append(verdict.status), recovered=kept.append)
     looks = [Look(), Look("stalled", True, 12.0), Look(), OVER]
@@ -152,7 +152,7 @@ def test_a_recovery_is_recorded() -> None:
     assert kept == ["stalled", "job"]
 
 
-def test_a_lost_host_is_said_once() -> None:
+def test_a_lost_host_is_reported_once() -> None:
     away = [{}, {"n1": "silent"}, {"n1": "silent"}, {}, {"n1": "ended", "n2": "ended"}]
     session = Session([*[Look()] * 4, OVER], away=away)
     said: list[Event] = []
@@ -166,7 +166,7 @@ def told(event: Event) -> str:
     return f"{event.kind} {more}" if more is not None else event.kind
 
 
-def test_the_step_of_its_healthy_time_is_remembered() -> None:
+def test_the_healthy_step_time_is_remembered() -> None:
     judge = Judge()
     looks = [Look(step_s=0.5), Look(step_s=0.4), Look("slow", step_s=2.0), OVER]
     Live(WatchOptions(), Session(looks), judge, lambda event: None, lambda verdict: None).run()  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def watched(*looks: Look) -> tuple[Live, Session, list[Event]]:
         pytest.param([Look("unknown", idle=True, still=True)] * 5, [1.0, 1.0, 1.0, 3.0, 3.0], id="at rest for long"),
     ],
 )
-def test_how_soon_it_looks_again(looks: list[Look], pauses: list[float]) -> None:
+def test_interval(looks: list[Look], pauses: list[float]) -> None:
     _, session, _ = watched(*looks)
     assert session.pauses == pauses
 
@@ -208,7 +208,7 @@ def test_how_soon_it_looks_again(looks: list[Look], pauses: list[float]) -> None
 LULL = Look(still=True, standing_s=5.0, phase="idle")
 
 
-def test_a_quiet_period_is_looked_at_closely_where_it_is_longer_than_those_before() -> None:
+def test_a_quiet_period_is_inspected_if_it_is_longer_than_those_before() -> None:
     # A look comes every 10 s. The first period lasts 20 s, until it is seen to have ended, and so does the second.
     seen = [LULL, LULL, Look(), LULL, LULL, Look(), *[LULL] * 8]
     shown = [one for look in seen for one in ([look, look] if look is LULL else [look])]  # facts are made anew
@@ -219,12 +219,12 @@ def test_a_quiet_period_is_looked_at_closely_where_it_is_longer_than_those_befor
     assert gaps[0] > 40.0
 
 
-def test_a_rank_with_bytes_on_their_way_is_not_quiet() -> None:
+def test_a_rank_with_traffic_is_not_quiet() -> None:
     _, session, _ = watched(*[replace(LULL, moving=True)] * 4)
     assert session.inspected == []
 
 
-def test_nothing_is_kept_of_a_job_that_has_ended() -> None:
+def test_an_ended_job_is_forgotten() -> None:
     live, _, _ = watched(Look(), Look())
     assert live.watched == {}
 
@@ -244,8 +244,8 @@ def test_ranks_that_were_replaced_are_forgotten() -> None:
     assert [event.kind for event in said].count("rank_exited") == 31
 
 
-def test_a_job_that_vanished_is_over_though_another_host_is_lost() -> None:
-    """Only where a host of its own is lost may it still run."""
+def test_a_job_that_vanished_has_ended_even_if_another_host_is_lost() -> None:
+    """It may still run only if one of its own hosts is lost."""
     for lost, over in (("node-a", False), ("node-b", True)):
         session = Session([Look(), Look(), Look(alive=None), OVER], away=[{}, *[{lost: "silent"}] * 4])
         said: list[Event] = []

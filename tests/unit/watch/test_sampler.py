@@ -1,4 +1,4 @@
-"""What the ranks say of themselves, where the launch is silent."""
+"""The sampler: rank numbers from process groups, steady probes, probes that fail."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Steady:
         return Observation({})
 
 
-def test_a_steady_probe_is_asked_once_of_each_process_not_of_each_number() -> None:
+def test_a_steady_probe_runs_once_per_process_not_per_pid() -> None:
     probe = Steady()
     sampler = Sampler("here", (), (probe,), Running())  # type: ignore[arg-type]
     for start in (1, 2):
@@ -75,7 +75,7 @@ class Running:
     def watch(self, targets: Sequence[Target]) -> None:
         pass
 
-    def runs(self, target: Target) -> bool:
+    def is_running(self, target: Target) -> bool:
         return True
 
     def end(self, target: Target) -> End | None:
@@ -102,7 +102,7 @@ class Fussy:
 
 
 @pytest.mark.parametrize("bad", [{3}, {1, 8}, set(range(1, 9))])
-def test_a_process_on_which_a_probe_fails_costs_no_other_process_its_evidence(bad: set[int]) -> None:
+def test_a_probe_that_fails_on_one_process_still_covers_the_others(bad: set[int]) -> None:
     targets = [target(pid, pid) for pid in range(1, 9)]
     found = _observe(Fussy(frozenset(bad)), Request(targets, Tier.PULSE))
     assert found.by_pid == {pid: "seen" for pid in range(1, 9) if pid not in bad}

@@ -1,4 +1,4 @@
-"""Which ranks the source of this host goes on to speak of."""
+"""Ranks that the source of this host remembers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not sent unless the user asks for it: how that reaches the probes, and what is claimed without it."""
+"""Network requests need the user's consent: how it reaches the probes, and what is claimed without it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_link_that_repeats_small_segments_is_dead_without_a_ping() -> None:
 
 
 class Silent:
-    """A carrier to hosts that never answer; what is sent to them is kept."""
+    """An agent pool of hosts that never answer; it keeps what is sent to them."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -84,14 +84,14 @@ class Silent:
 
 
 @pytest.mark.parametrize("ask", [(), ("ping", "dns")])
-def test_every_agent_is_told(monkeypatch: pytest.MonkeyPatch, ask: tuple[str, ...]) -> None:
+def test_every_agent_gets_the_consent(monkeypatch: pytest.MonkeyPatch, ask: tuple[str, ...]) -> None:
     monkeypatch.setattr("hangdoc.fleet.collector.START_S", 0.0)
     carrier: Any = Silent()
     Fleet(["n1", "n2"], carrier, print, ask=ask).round(Tier.LOOK)
     assert [protocol.parse(line, protocol.Command).ask for line in carrier.sent] == [ask, ask]
 
 
-def test_an_agent_tells_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_passes_the_consent_to_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[frozenset[str]] = []
 
     def observed(here: LocalSource, *_: object) -> tuple[Snapshot]:

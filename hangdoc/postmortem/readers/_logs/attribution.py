@@ -94,16 +94,14 @@ class OriginResolver:
     @property
     def only_rank(self) -> int | None:
         """The only rank that wrote the file, if there is one; lines take precedence over the file name."""
+        path_names_process = self.path_origin.process != ProcessRef()
         if len(self.ranks) > 1:
             return None
         if self.ranks:
             only = next(iter(self.ranks))
-            return (
-                only
-                if self.path_origin.process != ProcessRef() or self.ranks[only] >= 3 or self._only_failed_rank == only
-                else None
-            )
-        return self.path_origin.process.rank if self.path_origin.process != ProcessRef() else self._only_failed_rank
+            certain = path_names_process or self.ranks[only] >= 3 or self._only_failed_rank == only
+            return only if certain else None
+        return self.path_origin.process.rank if path_names_process else self._only_failed_rank
 
     @property
     def _only_failed_rank(self) -> int | None:

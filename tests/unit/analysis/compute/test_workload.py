@@ -32,10 +32,10 @@ def items(name: str, length: int) -> Variable:
 @pytest.mark.parametrize(
     ("mine", "theirs", "said"),
     [
-        ([tensor("x", 128, 4)], [tensor("x", 64, 4)], "x in train: 128 rows, 64 on the others"),
-        ([number("parts", 2)], [number("parts", 1)], "parts in train: 2, 1 on the others"),
-        ([items("files", 201)], [items("files", 4)], "files in train: 201 items, 4 on the others"),
-        ([number("n", 9), tensor("x", 9)], [number("n", 1), tensor("x", 1)], "x in train: 9 rows, 1 on the others"),
+        ([tensor("x", 128, 4)], [tensor("x", 64, 4)], "x in train: 128 rows, 64 on other ranks"),
+        ([number("parts", 2)], [number("parts", 1)], "parts in train: 2, 1 on other ranks"),
+        ([items("files", 201)], [items("files", 4)], "files in train: 201 items, 4 on other ranks"),
+        ([number("n", 9), tensor("x", 9)], [number("n", 1), tensor("x", 1)], "x in train: 9 rows, 1 on other ranks"),
         ([tensor("x", 70, 4)], [tensor("x", 64, 4)], None),  # hardly more
         ([tensor("x", 32, 4)], [tensor("x", 64, 4)], None),  # less
         ([number("rank", 3)], [number("rank", 1)], None),  # must differ

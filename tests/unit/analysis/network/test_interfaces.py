@@ -47,7 +47,7 @@ def test_narrow(held: Interface | None, is_narrow: bool, text: str | None) -> No
     assert (narrow(held), format_interface(held)) == (is_narrow, text)
 
 
-def test_a_shaper_does_not_slow_what_is_received() -> None:
+def test_a_shaper_only_slows_what_is_sent() -> None:
     assert not narrow(SHAPED, sends=False)
     assert narrow(WLAN0, sends=False)
 
@@ -61,7 +61,7 @@ def test_a_shaper_does_not_slow_what_is_received() -> None:
         (ETH0, WLAN0, WIRELESS_LIMIT),
     ],
 )
-def test_limit(mine: Interface, theirs: Interface, expected: float) -> None:
+def test_slow_below(mine: Interface, theirs: Interface, expected: float) -> None:
     one = Connection("10.0.0.1", 4000, "10.0.0.2", 5000, "established")
     data = DataConnection(FIRST, one, SECOND, ("", "10.0.0.1", 4000, "10.0.0.2", 5000))
     assert slow_below(case((mine,), (there(theirs, "10.0.0.2"),)), data) == expected

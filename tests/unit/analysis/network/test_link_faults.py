@@ -118,7 +118,7 @@ PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
         pytest.param({(1, 0): {**SLOW, "rtt_s": 0.07}, (2, 1): QUEUED}, "10 slow", "1", id="it slows its other link"),
         pytest.param({(1, 0): SLOW, (0, 1): {**SLOW, "rate": 5e5}}, "10 slow", "01", id="answers come late"),
         pytest.param({(2, 1): STUCK, (1, 0): STUCK}, "21 oversize, 10 oversize", "1", id="too large"),
-        pytest.param({(2, 1): STUCK, (1, 0): DEAD}, "21 oversize, 10 dead", "1", id="one can prove it"),
+        pytest.param({(2, 1): STUCK, (1, 0): DEAD}, "21 oversize, 10 dead", "1", id="one end can prove it"),
         pytest.param({(2, 1): DEAD, (1, 0): DEAD}, "21 dead, 10 dead", "1", id="cut off"),
         pytest.param({(2, 1): DEAD}, "21 dead", "12", id="a dead way"),
         pytest.param({(2, 1): {**DEAD, "echo": (0, 0)}, (2, 0): PASSES}, "21 dead", "1", id="it reaches others"),
@@ -129,7 +129,7 @@ PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
         pytest.param({(2, 1): {**DEAD, "echo": (3, 4)}}, "21 lossy", "12", id="some pings pass"),
         pytest.param({(2, 1): {**STUCK, "echo": (0, 0)}}, "21 oversize", "12", id="pings are not answered at all"),
         pytest.param({(2, 1): {**STUCK, "echo": (3, 4)}}, "21 lossy", "12", id="chance kept a large one back"),
-        pytest.param({(2, 1): LOSSY, (1, 0): EARLIER}, "21 lossy", "1", id="the other has little to send"),
+        pytest.param({(2, 1): LOSSY, (1, 0): EARLIER}, "21 lossy", "1", id="the other link sends little"),
         pytest.param({(2, 1): PAUSED}, "21 lossy", "12", id="it loses much, and pauses"),
         pytest.param({(2, 1): {**PAUSED, "sacked": 1}}, "21 lossy", "12", id="it pauses at a full segment"),
         pytest.param({(2, 1): PAUSED, (1, 0): EARLIER}, "21 lossy, 10 lossy", "1", id="others have nothing to send"),
@@ -144,7 +144,7 @@ def test_faults(flows: dict[Way, dict[str, Any]], faults: str, blamed: str) -> N
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_of_two_ends_the_one_that_we_do_not_reach_either(lost: bool) -> None:
+def test_a_dead_link_to_a_lost_host_blames_that_host(lost: bool) -> None:
     flows = {way: how for way, how in {**RING, (1, 2): DEAD}.items() if way[0] != 2}
     shots = [
         Snapshot("here", float(at), "", tuple(evidence(rank, flows, at, True) for rank in (0, 1))) for at in range(5)
@@ -160,7 +160,7 @@ def test_within_a_host_nothing_is_slow() -> None:
     assert [one.fault for one in job.links if one.fault] == []
 
 
-def test_which_direction_loses() -> None:
+def test_direction_of_loss() -> None:
     ranks, _ = looked_at({**RING, (2, 1): LOSSY, (1, 0): LOSSY})
     assert [one.loses for one in ranks] == ["receives", "both", "sends"]
 
@@ -193,9 +193,9 @@ def _with(rank: RankEvidence, interface: Mapping[str, Any]) -> RankEvidence:
 @pytest.mark.parametrize(
     ("interface", "culprits", "text"),
     [
-        ({}, [1], "rank 1 uses eth0, limited to 2 Mbit/s by tbf, and could use eth1"),
-        ({"kind": "wireless", "queue_rate": None, "speed_mbit": None}, [1], "eth0, wireless, and could use eth1"),
-        ({"queue_rate": None, "speed_mbit": 10}, [1], "eth0, 10 Mbit/s, and could use eth1"),
+        ({}, [1], "rank 1 uses eth0, limited to 2 Mbit/s by tbf; rank 1 could use eth1"),
+        ({"kind": "wireless", "queue_rate": None, "speed_mbit": None}, [1], "eth0, wireless; rank 1 could use eth1"),
+        ({"queue_rate": None, "speed_mbit": 10}, [1], "eth0, 10 Mbit/s; rank 1 could use eth1"),
         ({"queue_rate": None}, [0, 1], "at "),
     ],
 )
@@ -226,7 +226,7 @@ def test_the_interface_of_a_slow_line(interface: dict[str, Any], culprits: list[
         ("ab bc ca", "", "abc"),
     ],
 )
-def test_blamed(bad: str, good: str, expected: str) -> None:
+def test_nodes_to_blame(bad: str, good: str, expected: str) -> None:
     def pairs(text: str) -> list[tuple[str, str]]:
         return [(one[0], one[1]) for one in text.split()]
 

@@ -50,12 +50,12 @@ class Watch:
         self._sockets.observe(Request([], Tier.PULSE))
 
 
-def test_two_ranks_that_talk_and_fall_silent() -> None:
+def test_two_ranks_that_communicate_and_stop() -> None:
     with tcp_peers(None, None) as (server, client):
         join(server, client, "127.0.0.1", network.free_port())
         watch = Watch(server, client)
         ranks, job = watch.look()
-        assert job.moving is None, "one look says nothing of movement"
+        assert job.moving is None, "one sample shows no movement"
         client.do("send 500000")
         server.do("read 500000")
         ranks, job = watch.look()
@@ -90,7 +90,7 @@ def test_a_receiver_that_does_not_read_is_no_dead_link() -> None:
 @pytest.mark.parametrize("break_it", ["interface", "cable", "path"])
 @pytest.mark.slow("TCP repeats in vain for seconds")
 def test_a_dead_link(break_it: str) -> None:
-    """Of three ranks, the last one is cut off; it is the one that sends, or the one that is sent to."""
+    """The last of three ranks is cut off, as sender or as receiver."""
     network.require()
     with network.network_testbed(3) as bed, tcp_peers(*bed.nodes) as talkers:
         first, second, third = talkers
@@ -154,7 +154,7 @@ def test_a_link_that_loses_packets() -> None:
 
 
 @pytest.mark.slow("TCP repeats in vain for seconds")
-def test_full_segments_that_vanish() -> None:
+def test_full_size_segments_that_never_arrive() -> None:
     network.require()
     with network.network_testbed(3) as bed, tcp_peers(*bed.nodes) as (first, second, third):
         as_on_a_wire(bed)
@@ -194,7 +194,7 @@ def test_a_slow_link_and_the_interface_that_makes_it_slow() -> None:
         watch.close()
 
 
-def test_a_call_that_nobody_answers() -> None:
+def test_a_connection_attempt_without_an_answer() -> None:
     network.require()
     with network.network_testbed(1) as bed, tcp_peers(bed.nodes[0]) as (caller,):
         bed.nodes[0].swallow("10.77.0.99")

@@ -87,14 +87,14 @@ def test_judged_over_the_window(seen: Sequence[tuple[float, Connection]], expect
     assert judged(flow(seen)) == expected
 
 
-def test_a_receiver_that_limits_is_not_the_link() -> None:
+def test_a_slow_receiver_is_not_a_slow_link() -> None:
     seen = looks()
     (start, first), (end, last) = seen[0], seen[-1]
     slowed = [(start, first), *seen[1:-1], (end, replace(last, receiver_limited_s=8.0))]
     assert judged(flow(slowed)) == ""
 
 
-def test_what_is_told() -> None:
+def test_flow() -> None:
     told = flow(looks(lost=lambda look: 1, rtt_s=0.0003))
     assert (told.seconds, told.busy, told.rate) == (10.0, 1.0, 2 * MBIT)
     assert (told.repeats, told.times, told.steady) == (20, 20, 1.0)
@@ -103,14 +103,14 @@ def test_what_is_told() -> None:
     assert flow(looks(rtt_s=0.08)).queue_full is True
 
 
-def test_without_evidence_nothing_is_told() -> None:
+def test_without_evidence_nothing_is_claimed() -> None:
     bare = Connection("10.0.0.1", 4000, "10.0.0.2", 5000, "established")
     assert flow([]) == flow([(1.0, bare)]) == flow([(1.0, bare), (2.0, bare)]) == NOTHING
     assert judged(NOTHING) == ""
     assert since_start(bare) is None
 
 
-def test_what_has_lost_before_and_gone_on() -> None:
+def test_losses_over_the_life_of_a_connection() -> None:
     _, last = looks(rate=20e3, lost=lambda look: 2)[-1]
     paused = replace(last, retransmits=6)
     before = since_start(paused)

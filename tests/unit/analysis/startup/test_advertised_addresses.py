@@ -1,4 +1,4 @@
-"""Addresses that ranks advertise: which of them other hosts cannot reach, and what variables mean."""
+"""Advertised addresses that other hosts cannot reach, and interface selection by environment variables."""
 
 from __future__ import annotations
 
@@ -33,38 +33,40 @@ def faults(*places: RankAddress, far: bool = False) -> list[str | None]:
 
 
 def at(
-    number: int, address: str, *held: InterfaceAddresses, meets: str | None = None, kind: str = "bridge"
+    number: int, address: str, *held: InterfaceAddresses, store_address: str | None = None, kind: str = "bridge"
 ) -> RankAddress:
-    return RankAddress(("node", number), host(number, *held), None, address, 4000, meets=meets, kinds={"docker0": kind})
+    return RankAddress(
+        ("node", number), host(number, *held), None, address, 4000, store_address=store_address, kinds={"docker0": kind}
+    )
 
 
-def test_all_on_the_right_one() -> None:
+def test_reachable_addresses_have_no_fault() -> None:
     assert faults(at(1, "10.0.0.1", eth(1), DOCKER), at(2, "10.0.0.2", eth(2), DOCKER)) == [None, None]
 
 
-def test_every_host_has_it_for_itself() -> None:
-    places = [at(n, "172.17.0.1", eth(n), DOCKER, meets=f"10.0.0.{n}") for n in (1, 2, 3)]
+def test_same_address_on_every_host() -> None:
+    places = [at(n, "172.17.0.1", eth(n), DOCKER, store_address=f"10.0.0.{n}") for n in (1, 2, 3)]
     assert faults(*places) == ["elsewhere"] * 3
 
 
-def test_one_host_only() -> None:
+def test_a_single_host_needs_no_route() -> None:
     assert faults(at(1, "10.0.0.1", eth(1), DOCKER), at(2, "172.17.0.1", eth(2), DOCKER)) == [None, "elsewhere"]
 
 
-def test_another_network_between_the_same_hosts() -> None:
-    """A storage network, or a VPN: not the way to the store, and yet a way."""
+def test_a_second_network_between_the_same_hosts() -> None:
+    """A storage network or a VPN: not the route to the store, but a route."""
     both = [(eth(n), eth(n, "10.8.0", "wg0", False)) for n in (1, 2)]
-    assert faults(*(at(n, f"10.8.0.{n}", *both[n - 1], meets=f"10.0.0.{n}") for n in (1, 2))) == [None, None]
+    assert faults(*(at(n, f"10.8.0.{n}", *both[n - 1], store_address=f"10.0.0.{n}") for n in (1, 2))) == [None, None]
 
 
-def test_a_bridge_that_is_the_way_out() -> None:
-    places = [at(n, f"10.0.0.{n}", eth(n, name="docker0"), meets=f"10.0.0.{n}") for n in (1, 2)]
+def test_a_bridge_as_uplink() -> None:
+    places = [at(n, f"10.0.0.{n}", eth(n, name="docker0"), store_address=f"10.0.0.{n}") for n in (1, 2)]
     assert faults(*places) == [None, None]
 
 
-def test_bridges_that_claim_one_network() -> None:
+def test_bridges_with_the_same_subnet() -> None:
     held = [InterfaceAddresses("docker0", (f"172.17.{n}.1/16",), True) for n in (1, 2)]
-    places = [at(n, f"172.17.{n}.1", eth(n), held[n - 1], meets=f"10.0.0.{n}") for n in (1, 2)]
+    places = [at(n, f"172.17.{n}.1", eth(n), held[n - 1], store_address=f"10.0.0.{n}") for n in (1, 2)]
     assert faults(*places) == ["elsewhere", "elsewhere"]
 
 
@@ -76,10 +78,10 @@ def test_loopback(address: str) -> None:
     assert faults(at(1, address, eth(1)), at(2, "10.0.0.2", eth(2))) == ["loopback", None]
 
 
-def test_seen_from_one_host_alone() -> None:
-    """The way to the store tells; where nothing does, nothing is said."""
-    assert faults(at(1, "172.17.0.1", eth(1), DOCKER, meets="10.0.0.1"), far=True) == ["elsewhere"]
-    assert faults(at(1, "10.0.0.1", eth(1), DOCKER, meets="10.0.0.1"), far=True) == [None]
+def test_with_evidence_from_one_host() -> None:
+    """The connection to the store decides. Without it, nothing is claimed."""
+    assert faults(at(1, "172.17.0.1", eth(1), DOCKER, store_address="10.0.0.1"), far=True) == ["elsewhere"]
+    assert faults(at(1, "10.0.0.1", eth(1), DOCKER, store_address="10.0.0.1"), far=True) == [None]
     assert faults(at(1, "10.0.0.1", eth(1, default=False)), far=True) == [None]
     assert faults(RankAddress(("", -3), None, None, "10.7.0.1", 4000), far=True) == [None]
 
@@ -88,11 +90,14 @@ def test_ipv6() -> None:
     held = [InterfaceAddresses("eth0", (f"fd00::{n}/64", f"fe80::{n}/64"), True) for n in (1, 2)]
     other = InterfaceAddresses("br-lan", ("fd99::1/64", "fe80::9/64"), True)
     assert faults(*(at(n, f"fd00::{n}", held[n - 1]) for n in (1, 2))) == [None, None]
-    assert faults(at(1, "fd99::1", held[0], other, meets="fd00::1"), at(2, "fd00::2", held[1])) == ["elsewhere", None]
+    assert faults(at(1, "fd99::1", held[0], other, store_address="fd00::1"), at(2, "fd00::2", held[1])) == [
+        "elsewhere",
+        None,
+    ]
 
 
-def test_the_way_to_the_others() -> None:
-    assert getattr(at(1, "172.17.0.1", eth(1), DOCKER, meets="10.0.0.1").uplink, "name", None) == "eth0"
+def test_uplink() -> None:
+    assert getattr(at(1, "172.17.0.1", eth(1), DOCKER, store_address="10.0.0.1").uplink, "name", None) == "eth0"
     near = RankAddress(("node", 1), host(1, eth(1, default=False), DOCKER), None, "172.17.0.1", 1, master="10.0.0.9")
     assert getattr(near.uplink, "name", None) == "eth0"
     assert getattr(at(1, "172.17.0.1", eth(1), DOCKER).uplink, "name", None) == "eth0"
@@ -100,7 +105,7 @@ def test_the_way_to_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "named", "address"),
+    ("setting", "named", "address"),
     [
         ("eth0", (), "10.0.0.1"),
         ("docker0,eth0", (), "172.17.0.1"),
@@ -109,11 +114,11 @@ def test_the_way_to_the_others() -> None:
         (None, (), None),
     ],
 )
-def test_what_gloo_will_take(told: str | None, named: tuple[str, ...], address: str | None) -> None:
-    assert predict_address(host(1, eth(1), DOCKER, named=named), told) == address
+def test_predicted_address(setting: str | None, named: tuple[str, ...], address: str | None) -> None:
+    assert predict_address(host(1, eth(1), DOCKER, named=named), setting) == address
 
 
-def test_holder() -> None:
+def test_interface_with_an_address() -> None:
     held = host(1, eth(1), DOCKER)
     assert interface_with(held, "172.17.0.1") == DOCKER
     assert interface_with(held, "127.0.1.1") == LO
@@ -124,7 +129,7 @@ def test_holder() -> None:
 @pytest.mark.parametrize(
     ("value", "unknown"), [("eth0", ()), ("eth0,eth9", ("eth9",)), ("^lo", ("^lo",)), ("eth", ("eth",)), ("", ())]
 )
-def test_names_that_gloo_does_not_know(value: str, unknown: tuple[str, ...]) -> None:
+def test_names_unknown_to_gloo(value: str, unknown: tuple[str, ...]) -> None:
     assert unknown_to_gloo(value, ["lo", "eth0", "ib0"]) == unknown
 
 
@@ -140,5 +145,5 @@ def test_names_that_gloo_does_not_know(value: str, unknown: tuple[str, ...]) -> 
         ("bond", ()),
     ],
 )
-def test_names_that_nccl_means(value: str, chosen: tuple[str, ...]) -> None:
+def test_names_chosen_by_nccl(value: str, chosen: tuple[str, ...]) -> None:
     assert chosen_by_nccl(value, ["lo", "eth0", "eth1", "ib0", "docker0"]) == chosen

@@ -1,4 +1,4 @@
-"""What ranks were told, compared: only what matters, and only where they part by it."""
+"""Settings that differ between ranks: only significant ones, and only if the ranks diverge along them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_options(option: str, line: str | None, tmp_path: Path) -> None:
     assert odd(found) == ([1] if line else [])
 
 
-def test_an_option_by_which_the_ranks_do_not_part_is_no_matter(tmp_path: Path) -> None:
+def test_an_option_counts_only_if_the_ranks_diverge_along_it(tmp_path: Path) -> None:
     told = [2, 3, 2]
     together = judged(tmp_path, *(rank(REDUCES, f"python t.py --accum {n}") for n in told))
     assert together.job.settings.lines == ()
@@ -78,7 +78,7 @@ def test_an_option_by_which_the_ranks_do_not_part_is_no_matter(tmp_path: Path) -
     assert across.job.settings.lines == ()
 
 
-def test_what_is_another_on_every_rank_is_meant(tmp_path: Path) -> None:
+def test_a_value_that_differs_on_every_rank_is_by_design(tmp_path: Path) -> None:
     found = judged(tmp_path, *(rank(BARRIER if n == 1 else REDUCES, f"python t.py --layers {n}") for n in range(3)))
     assert found.job.settings.lines == ()
 
@@ -112,7 +112,7 @@ def test_sizes(tmp_path: Path) -> None:
     assert [one.odd for one in facts.values()] == [False, False, True]
 
 
-def test_a_rank_by_itself_and_nobody_at_all(tmp_path: Path) -> None:
+def test_one_rank_and_no_rank(tmp_path: Path) -> None:
     assert judged(tmp_path, rank(REDUCES, "python t.py --accum 2")).job.settings == SettingsJob()
     assert ANALYSIS.derive(Case([], {}, {"position": {}, "payload": {}})) == ({}, SettingsJob())
 

@@ -1,4 +1,4 @@
-"""Ranks on their way to one another: who is stuck there, by whose address, and when it is too early to say."""
+"""Creation of a gloo group: which rank is stuck, because of which address, and when it is too early to tell."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def mesh(found: Facts) -> list[Any]:
 # --- who is stuck ---------------------------------------------------------------------------------
 
 
-def test_a_group_that_is_just_being_made() -> None:
+def test_a_group_in_creation_is_not_stuck() -> None:
     found = facts(One(0), One(1), seconds=8)
     assert [one.makes for one in mesh(found)] == [True, True]
     assert not found.job.stall.stalled
@@ -143,7 +143,7 @@ def test_the_store_is_no_peer() -> None:
 
 
 @pytest.mark.parametrize("change", [{"backend": '"nccl"'}, {"threads": ("python",)}])
-def test_other_backends_take_their_time(change: dict[str, Any]) -> None:
+def test_other_backends_are_ignored(change: dict[str, Any]) -> None:
     found = facts(One(0, at="127.0.1.1", **change), One(1, at="127.0.1.1", **change))
     assert [one.makes for one in mesh(found)] == [False, False]
     assert not found.job.stall.stalled
@@ -152,7 +152,7 @@ def test_other_backends_take_their_time(change: dict[str, Any]) -> None:
 # --- by whose address -----------------------------------------------------------------------------
 
 
-def test_an_interface_of_each_host_for_itself() -> None:
+def test_a_bridge_on_each_host() -> None:
     ranks = [One(n, "172.17.0.1", told="docker0") for n in range(3)]
     found = facts(*ranks)
     assert [one.fault for one in mesh(found)] == ["elsewhere"] * 3
@@ -171,27 +171,27 @@ def test_the_line_of_the_hosts_file() -> None:
     assert found.job.mesh.advertised[0].startswith(f"rank 0 on node-0 advertises 127.0.1.1:{LISTENS}, on lo; eth0")
 
 
-def test_told_on_one_host_only() -> None:
+def test_setting_on_one_host_only() -> None:
     found = facts(One(0, "127.0.0.1"), One(1, told="eth0"))
     assert found.job.mesh.one_sided
     assert [one.untold for one in mesh(found)] == [True, False]
 
 
-def test_one_that_ended_before_it_was_seen_to_listen() -> None:
+def test_a_rank_that_exited_before_it_listened() -> None:
     found = facts(One(0, "172.17.0.1", told="docker0"), One(1, told="docker0", dies=True))
     assert [(one.fault, one.ended) for one in mesh(found)] == [("elsewhere", False), ("elsewhere", True)]
     assert mesh(found)[1].advertised == "172.17.0.1"
     assert found.job.stall.stalled
 
 
-def test_what_only_the_store_knows() -> None:
+def test_ranks_known_only_from_the_store() -> None:
     left = Mesh((Advertised(0, "10.0.0.1", LISTENS), Advertised(1, "127.0.1.1", 1, "node-b")))
     found = facts(One(0, records={"mesh": left}), world=2)
     assert [(one.rank, one.host, one.advertised) for one in found.job.mesh.loopback] == [(1, "node-b", "127.0.1.1:1")]
     assert found.job.mesh.met
 
 
-def test_somebody_has_left_no_address_yet() -> None:
+def test_a_rank_without_an_address_in_the_store() -> None:
     found = facts(One(0, "127.0.1.1", records={"mesh": Mesh((), (1,))}), world=2)
     assert found.job.mesh.lacking == (1,)
     assert found.job.mesh.met is False
@@ -205,19 +205,19 @@ CONNECTS = "pthread_cond_timedwait <- gloo::transport::tcp::Pair::waitUntilConne
     ("leaves", "met"),
     [((CONNECTS,), True), ((WAITS,), False), ((WAITS, CONNECTS), False), (("poll",), None)],
 )
-def test_native_frames_say_whether_all_have_left_their_address(leaves: tuple[str, ...], met: bool | None) -> None:
+def test_native_frames_show_whether_all_addresses_are_stored(leaves: tuple[str, ...], met: bool | None) -> None:
     """The store is read only where the user allows it. A rank still waits there: who is missing may yet come."""
     found = facts(*(One(n, "127.0.1.1", native=leaf) for n, leaf in enumerate(leaves)), world=3)
     assert found.job.mesh.met is met
     assert found.job.stall.stalled is (met is not False)
 
 
-def test_on_one_host_loopback_is_right() -> None:
+def test_loopback_is_right_on_one_host() -> None:
     found = facts(One(0, "127.0.1.1"), world=1, master="127.0.0.1")
     assert mesh(found)[0].fault is None
 
 
-def test_a_rank_that_ended_before_anything_was_seen_of_it() -> None:
+def test_a_rank_that_exited_before_any_look() -> None:
     gone = replace(One(1, dies=True), records=dict.fromkeys(("cpu", "stacks", "sockets", "environ", "addresses")))
     assert mesh(facts(One(0, "127.0.1.1"), gone))[0].fault == "loopback"
     alone = {"environ": Environ({"LOCAL_WORLD_SIZE": "2"})}
@@ -228,14 +228,14 @@ def test_a_rank_that_ended_before_anything_was_seen_of_it() -> None:
 
 
 @pytest.mark.parametrize(("told", "lacks"), [("ens5", ("ens5",)), ("^lo", ("^lo",)), ("eth0", ())])
-def test_an_interface_that_the_host_has_not(told: str, lacks: tuple[str, ...]) -> None:
+def test_an_interface_that_the_host_lacks(told: str, lacks: tuple[str, ...]) -> None:
     found = facts(One(0, told="eth0"), One(1, told=told, dies=True))
     assert mesh(found)[1].lacks == lacks
     assert mesh(found)[1].ended
     assert "eth0 (10.0.0.2)" in mesh(found)[1].exists
 
 
-def test_a_member_of_a_group_had_what_it_needed() -> None:
+def test_a_group_member_lacks_no_interface() -> None:
     found = facts(One(0), One(1, told="ens5", dies=True, joined=True))
     assert (mesh(found)[1].lacks, mesh(found)[1].ended) == ((), False)
 

@@ -56,15 +56,15 @@ def fabric(
         ({"NCCL_IB_HCA": "mlx5_7"}, ("NCCL_IB_HCA=mlx5_7",)),
     ],
 )
-def test_settings_that_mean_nothing(told: dict[str, str], lacks: tuple[str, ...]) -> None:
+def test_settings_that_match_nothing(told: dict[str, str], lacks: tuple[str, ...]) -> None:
     assert fabric(told, (GOOD,)).lacks == lacks
 
 
-def test_who_does_not_use_nccl_is_not_asked() -> None:
+def test_ranks_without_nccl_have_no_facts() -> None:
     assert fabric({"NCCL_SOCKET_IFNAME": "ib0"}, (GOOD,), threads=("python",)) == FabricFacts()
 
 
-def test_a_host_without_adapters_loses_nothing() -> None:
+def test_a_host_without_adapters() -> None:
     assert fabric({"NCCL_IB_HCA": "mlx5_7"}) == FabricFacts()
 
 

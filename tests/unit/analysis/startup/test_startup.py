@@ -1,4 +1,4 @@
-"""Jobs on their way: who has come, who cannot, and when it is too early to say."""
+"""Jobs that assemble: which ranks have arrived, which cannot, and when it is too early to tell."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _link(one: One, pid: int, at_s: int) -> Connection:
 # --- who has not come -----------------------------------------------------------------------------
 
 
-def test_two_of_three_have_come() -> None:
+def test_two_of_three_have_arrived() -> None:
     found = facts(One(0), One(1)).job
     assert (found.startup.missing, found.startup.come, found.startup.expected) == ((2,), 2, 3)
     assert (found.startup.named, found.startup.here, found.startup.timeout_s) == ("rank 2", True, 1800.0)
@@ -104,14 +104,14 @@ def test_two_of_three_have_come() -> None:
 @pytest.mark.parametrize(
     ("size", "named"), [(130, "ranks 2-129"), (512, "510 of 512 ranks"), (10**6, "999,998 of 1,000,000 ranks")]
 )
-def test_ranks_that_have_not_come_are_named_while_they_are_few(size: int, named: str) -> None:
+def test_missing_ranks_are_listed_if_they_are_few(size: int, named: str) -> None:
     found = facts(One(0, world=size), One(1, world=size)).job.startup
     assert (found.named, found.missed, found.lacking) == (named, size - 2, size - 2)
     assert len(found.missing) == len(found.absent) == (128 if size == 130 else 0)
 
 
 def test_patience() -> None:
-    """What was seen for a moment only may just have come."""
+    """A rank seen for a moment may have just arrived."""
     found = facts(One(0), One(1), seconds=3).job
     assert not found.stall.stalled
     assert found.startup.pending
@@ -137,7 +137,7 @@ def test_a_job_that_merely_starts(ranks: list[One], why: str) -> None:
     assert not found.stall.stalled, why
 
 
-def test_where_others_belong_on_other_hosts_it_is_waited_longer() -> None:
+def test_more_patience_if_ranks_belong_on_other_hosts() -> None:
     far = [
         One(n, master=f"10.0.0.1:{PORT}", meeting=Rendezvous("10.0.0.1", PORT, ("10.0.0.1",), True, STORE, 2))
         for n in (0, 1)
@@ -174,14 +174,14 @@ def test_launchers_count_hosts() -> None:
         ({"socket": "established"}, None),
     ],
 )
-def test_why_it_does_not_get_there(changes: dict[str, Any], trouble: str | None) -> None:
+def test_why_it_cannot_connect(changes: dict[str, Any], trouble: str | None) -> None:
     found = facts(One(0), replace(One(1), **changes), One(2))
     assert found.ranks[1].startup.trouble == trouble
     assert found.ranks[1].startup.unreachable == (trouble is not None)
     assert found.job.stall.stalled == (trouble is not None)
 
 
-def test_ranks_that_do_not_agree_how_many_they_are_wait_in_vain() -> None:
+def test_different_world_sizes_wait_in_vain() -> None:
     found = facts(One(0), One(1, world=2), One(2))
     assert found.job.stall.stalled
     assert facts(One(0), One(1, world=2), One(2), seconds=3).job.stall.stalled is False
@@ -209,13 +209,13 @@ def test_rank_0_tries_again_and_again() -> None:
     assert found.job.stall.stalled
 
 
-def test_who_may_be_a_part_of_the_job_is_no_stranger_while_rank_0_lives() -> None:
+def test_a_listener_of_unknown_owner_is_no_stranger_while_rank_0_lives() -> None:
     ranks = [One(number, meeting=at(MAYBE)) for number in (0, 1, 2)]
     assert not facts(*ranks).job.startup.barred
     assert facts(One(0, pid=-1), *ranks[1:]).job.startup.barred
 
 
-def test_a_stranger_that_nobody_is_connected_to_is_no_matter() -> None:
+def test_a_stranger_without_connections_is_ignored() -> None:
     """Ranks that still import, on a port that may be free again when they come."""
     ranks = [One(number, IMPORT, meeting=at(STRANGER), socket=None) for number in (0, 1, 2)]
     found = facts(*ranks).job
@@ -223,7 +223,7 @@ def test_a_stranger_that_nobody_is_connected_to_is_no_matter() -> None:
     assert not found.stall.stalled
 
 
-def test_a_name_that_nobody_looked_up_is_not_healthy() -> None:
+def test_an_unresolved_name_is_not_healthy() -> None:
     """All are there, and one has no connection: it may not get one, for all that is known."""
     unnamed = Rendezvous("trainer-0", PORT, None, None)
     found = facts(One(0), One(1, meeting=unnamed, socket=None, age_s=20.0), One(2)).job
