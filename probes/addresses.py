@@ -58,7 +58,7 @@ def _look(pid: int, net: int) -> tuple[Addresses, str | None]:
     """The addresses, and why the hosts file could not be read, if it exists. Raises OSError."""
     found = Addresses(call_inside(pid, _interfaces), net)
     leading = set(_default_routes(pid))
-    held = tuple(replace(one, default=one.name in leading) for one in found.interfaces)
+    held = tuple(replace(interface, default=interface.name in leading) for interface in found.interfaces)
     name = call_inside(pid, socket.gethostname, ("uts",))
     try:
         lines = list(hosts_entries(TargetFiles(pid).read(HOSTS, MOST_HOSTS_BYTES).data.decode(errors="replace"), name))
@@ -79,7 +79,7 @@ def _interfaces() -> tuple[InterfaceAddresses, ...]:
 
     found: dict[str, list[str]] = defaultdict(list)
     for name, held in psutil.net_if_addrs().items():
-        texts = (_with_prefix(one.address, one.netmask) for one in held)
+        texts = (_with_prefix(address.address, address.netmask) for address in held)
         found[name] += [text for text in texts if text]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return tuple(InterfaceAddresses(name, tuple(texts), _is_up(asking, name)) for name, texts in found.items())

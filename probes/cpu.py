@@ -12,7 +12,7 @@ from hangdoc.system import procfs
 from hangdoc.system.command_text import command_text
 from probes import Observation, Request, Tier
 
-_MOST_CHILDREN = 256  # of a rank; the rest is left out
+_MAX_CHILDREN = 256  # of a rank; the rest is left out
 
 
 class CpuProbe:
@@ -164,7 +164,7 @@ def _children(pid: int, tids: list[int], ranks: frozenset[int]) -> tuple[ChildPr
     """Living descendants of a rank, other ranks excepted."""
     found: dict[int, ChildProcess] = {}
     waiting = procfs.children(pid, tids)
-    while waiting and len(found) < _MOST_CHILDREN:
+    while waiting and len(found) < _MAX_CHILDREN:
         child = waiting.pop()
         stat = None if child in ranks else procfs.stat(child)
         if stat is not None:

@@ -79,15 +79,17 @@ class EchoProbe:
 def hosts_to_ping(sockets: Iterable[object]) -> dict[str, int]:
     """If any connection retransmits in vain: remote address -> bytes of a full packet. Suspects first, MAX_HOSTS."""
     peers = [
-        one
+        connection
         for record in sockets
-        for one in (record.connections if isinstance(record, Sockets) else ())
-        if one.state == "established" and one.remote != one.local
+        for connection in (record.connections if isinstance(record, Sockets) else ())
+        if connection.state == "established" and connection.remote != connection.local
     ]
-    in_vain = [one for one in peers if one.send_queue and (one.retransmits or 0) >= RETRANSMITS]
+    in_vain = [
+        connection for connection in peers if connection.send_queue and (connection.retransmits or 0) >= RETRANSMITS
+    ]
     found: dict[str, int] = {}
-    for one in (*in_vain, *peers) if in_vain else ():
-        found.setdefault(one.remote, min(max(one.pmtu or 1500, 2 * SMALL), 9000))
+    for connection in (*in_vain, *peers) if in_vain else ():
+        found.setdefault(connection.remote, min(max(connection.pmtu or 1500, 2 * SMALL), 9000))
     return dict(list(found.items())[:MAX_HOSTS])
 
 

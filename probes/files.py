@@ -17,7 +17,7 @@ from hangdoc.system.mounts import LOCAL, Mount, mounts
 from hangdoc.system.permissions import remedy
 from probes import Observation, Request, Tier
 
-_MOST = 1024  # open files of one rank
+_MAX = 1024  # open files of one rank
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 _ANONYMOUS = {"pipe": "pipe", "socket": "socket"}
 # "1: -> FLOCK  ADVISORY  WRITE 708 08:01:2621456 0 EOF"; also the form in fdinfo, after "lock:"
@@ -56,9 +56,9 @@ class FilesProbe:
                 unseen.append(Unseen(self.name, _why(target, error), target.rank, target.pid, target.host))
                 continue
             known = mounts(target.pid)
-            looked = [_look(target.pid, fd, known, holds) for fd in descriptors[:_MOST]]
-            opened[target.pid] = tuple(one for one, _ in looked if one)
-            ids[target.pid] = {file: one.path for one, file in looked if one and file}
+            looked = [_look(target.pid, fd, known, holds) for fd in descriptors[:_MAX]]
+            opened[target.pid] = tuple(file for file, _ in looked if file)
+            ids[target.pid] = {file: opened_file.path for opened_file, file in looked if opened_file and file}
             _note_child_locks(target.pid, holds)
         locks = _locks()
         records = {pid: Files(files, tuple(_file_locks(ids[pid], locks, holds))) for pid, files in opened.items()}
@@ -143,7 +143,7 @@ def _note_locks(pid: int, info: str, holds: dict[FileId, int]) -> None:
 def _note_child_locks(pid: int, holds: dict[FileId, int]) -> None:
     """The same for child processes: a lock outlives its taker in a forked worker."""
     for child in procfs.children(pid):
-        for fd in procfs.numbers(f"/proc/{child}/fdinfo")[:_MOST]:
+        for fd in procfs.numbers(f"/proc/{child}/fdinfo")[:_MAX]:
             _note_locks(child, procfs.text(f"/proc/{child}/fdinfo/{fd}") or "", holds)
 
 

@@ -24,9 +24,9 @@ from hangdoc.system.target_files import TargetFiles, names
 from probes import Observation, Request, Tier
 
 MAX_ENTRIES = 20_000  # counted in a folder
-_MOST_FILES = 16  # open data files of a rank and its helpers
-_MOST_FOLDERS = 12
-_MOST_HELPERS = 64
+_MAX_FILES = 16  # open data files of a rank and its helpers
+_MAX_FOLDERS = 12
+_MAX_HELPERS = 64
 _FOLDER_CACHE_S = 10.0
 _PEERS_CACHE_S = 0.4  # finding them reads all descriptors of the host
 # Paths of code, logs and the system: not a job's data.
@@ -111,7 +111,7 @@ class IoProbe:
         named = _named(stacks) if isinstance(stacks, Stacks) else ()
         paths = dict.fromkeys([*(os.path.dirname(file) for file in files), *named])
         table: dict[int, Mount] | None = None
-        for path in islice((path for path in paths if not NO_DATA.search(path)), _MOST_FOLDERS):
+        for path in islice((path for path in paths if not NO_DATA.search(path)), _MAX_FOLDERS):
             at_s, folder = self._folders.get((pid, path), (-_FOLDER_CACHE_S, None))
             if time.monotonic() - at_s >= _FOLDER_CACHE_S:
                 table = mounts(pid) if table is None else table
@@ -126,7 +126,7 @@ class IoProbe:
 
 def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[Helper]:
     known = {helper.pid: helper for helper in before.helpers} if before else {}
-    for child in islice(children, _MOST_HELPERS):
+    for child in islice(children, _MAX_HELPERS):
         call = syscalls.current_call(child.pid, child.pid) if child.state in "SD" else None
         switches = _switches(child.pid)
         moved = procfs.moved_bytes(child.pid)
@@ -172,7 +172,7 @@ def _files(pid: int, helpers: Iterable[Helper]) -> tuple[str, ...]:
             path = procfs.link(f"/proc/{process}/fd/{fd}") or ""
             if fd > 2 and path.startswith("/") and not NO_DATA.search(path):
                 found[path] = None
-    return tuple(islice(found, _MOST_FILES))
+    return tuple(islice(found, _MAX_FILES))
 
 
 def _named(stacks: Stacks) -> Iterator[str]:

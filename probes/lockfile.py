@@ -29,9 +29,9 @@ from hangdoc.system.target_files import TargetFiles
 from probes import Observation, Request, Tier
 
 _HOLDERS_CACHE_S = 2.0
-_MOST_BYTES = 1024  # of a lock file: a PID and a host name
-_MOST_LIKELY = 16  # descriptors of one process with the file's name
-_MOST_PATH = 250
+_MAX_BYTES = 1024  # of a lock file: a PID and a host name
+_MAX_LIKELY = 16  # descriptors of one process with the file's name
+_MAX_PATH = 250
 _CALLS = {"x86_64": {73: "flock", 72: "fcntl"}, "aarch64": {32: "flock", 25: "fcntl"}}.get(platform.machine(), {})
 _SLEEPS = re.compile(r"flock|locks_|fcntl|do_lock|posix_lock")  # kernel functions
 _BATON = re.compile(r"torch/utils/file_baton\.py$")
@@ -110,7 +110,7 @@ class LockFileProbe:
         here = host in (None, os.uname().nodename)
         holders, hidden = self._find_holders(path, made, kind == "kernel")
         return LockFile(
-            path=redact("path", path)[:_MOST_PATH],
+            path=redact("path", path)[:_MAX_PATH],
             kind=kind,
             inode=made.st_ino,
             age_s=max(0.0, time.time() - written),
@@ -187,7 +187,7 @@ def _path_objects(frames: Sequence[Frame], hops: int) -> Iterator[tuple[int, int
 
 
 def _is_path(text: str) -> bool:
-    return len(text) <= _MOST_PATH and text.isprintable() and _LOCKISH.search(os.path.basename(text)) is not None
+    return len(text) <= _MAX_PATH and text.isprintable() and _LOCKISH.search(os.path.basename(text)) is not None
 
 
 # --- holders --------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _search(name: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, .
             hidden += _owner(pid) == made.st_uid
             continue
         links = ((fd, procfs.link(f"/proc/{pid}/fd/{fd}") or "") for fd in descriptors)
-        likely = [int(fd) for fd, link in links if link.endswith(name)][:_MOST_LIKELY]
+        likely = [int(fd) for fd, link in links if link.endswith(name)][:_MAX_LIKELY]
         there = TargetFiles(pid).each(likely, os.fstat) if likely else {}
         if any(_same(status, made) and (not kernel or _locks(pid, fd)) for fd, status in there.items()):
             found.append(pid)
@@ -248,7 +248,7 @@ def _cpu(pid: int, deep: int) -> Iterable[float]:
 
 def _named(pid: int, path: str) -> tuple[int | None, str | None]:
     """PID and host written in a lock file: filelock writes both, one per line; most libraries only a PID."""
-    words = TargetFiles(pid).read(path, _MOST_BYTES).data.decode(errors="replace").split()
+    words = TargetFiles(pid).read(path, _MAX_BYTES).data.decode(errors="replace").split()
     if not words or not words[0].isdecimal() or not 0 < int(words[0]) < 1 << 23:
         return None, None
     return int(words[0]), words[1] if len(words) > 1 else None

@@ -34,7 +34,7 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT, _PRIVATE = (0, 9), 0x80  # FUTEX_WAIT, FUTEX_WAIT_BITSET; FUTEX_PRIVATE_FLAG
 _PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; the kernel clears it when the thread ends
 _JOINED = 0xFFFFFFFF  # written there by pthread_join
-_MOST_TABLES = 256  # of source files in the cache
+_MAX_TABLES = 256  # of source files in the cache
 _ACCESS = re.compile(r"[.\[]")  # attribute access or subscript
 _INDEXED = re.compile(r"\[(\w+)\]$")
 _FRAMES = 60  # of a thread, checked for held locks
@@ -58,7 +58,7 @@ class LocksProbe:
     steady: bool = False
     _places: Places = field(default_factory=Places)
     _sources: Sources[bytes] = field(
-        default_factory=lambda: Sources("hangdoc.introspect.parsers.lock_calls:table", _as_json, most=_MOST_TABLES)
+        default_factory=lambda: Sources("hangdoc.introspect.parsers.lock_calls:table", _as_json, most=_MAX_TABLES)
     )
     _kept: dict[int, tuple[Any, Locks]] = field(default_factory=dict)  # by PID
 
@@ -97,7 +97,7 @@ class LocksProbe:
         frames = [
             (stack.tid, frame)
             for stack in threads
-            for frame in [one for one in stack.frames if not one.native and "/torch/" not in one.file][:_FRAMES]
+            for frame in [inner for inner in stack.frames if not inner.native and "/torch/" not in inner.file][:_FRAMES]
         ]
         tables = self._tables(look.target.pid, (frame for _, frame in frames))
         for tid, frame in frames:
@@ -219,7 +219,7 @@ class _Look:
             parts = PurePath(file).with_suffix("").parts
             called = {".".join(parts[-n:]) for n in range(1, len(parts))} | {"__main__", "__mp_main__"}
             modules = lookup(self.memory, place.interpreter, place.modules(self.memory), called)
-            for module in sorted(modules, key=lambda one: one.startswith("__")):
+            for module in sorted(modules, key=lambda module_name: module_name.startswith("__")):
                 namespace = self.memory.word(modules[module] + MODULE_DICT)
                 if found := lookup(self.memory, place.interpreter, namespace, {name}):
                     return found[name]

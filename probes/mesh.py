@@ -76,7 +76,7 @@ class MeshProbe:
                 continue
             asked.add((target.master, group.prefix))
             if STORE not in request.ask:
-                here = {one.rank for one in request.targets if one.master == target.master}
+                here = {other_target.rank for other_target in request.targets if other_target.master == target.master}
                 if any(rank not in here for rank in group.ranks):
                     unseen.append(Unseen(self.name, _UNASKED, target.rank, target.pid, target.host))
                 continue
@@ -120,7 +120,9 @@ def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:
     number = re.match(r"(\d+)\.(\d+)", versions.torch or "")
     if number is None or (int(number[1]), int(number[2])) < _OLDEST:
         return None
-    connected = any(one.state == "established" and one.remote_port == place[1] for one in sockets.connections)
+    connected = any(
+        connection.state == "established" and connection.remote_port == place[1] for connection in sockets.connections
+    )
     return group_of(frame, target.world_size) if connected else None
 
 

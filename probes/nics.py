@@ -25,7 +25,7 @@ _IFF_UP = 0x1
 _HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 778, 823), "tunnel")}  # ARPHRD_*
 _TUNNELS = {"tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm"}
 _QUEUED_BYTES = 6000  # unacknowledged in two consecutive rounds: several full segments
-_MOST_BYTES = 4096  # of a file in /sys
+_MAX_BYTES = 4096  # of a file in /sys
 _INTERVAL_S = 60.0  # between reads while send queues stay full
 
 
@@ -61,18 +61,20 @@ class NicsProbe:
             except Exception as error:  # from another process and namespace: anything may fail
                 unseen.extend(_unseen(target, error) for target in targets)
                 continue
-            records.update(dict.fromkeys((one.pid for one in targets), Interfaces(held, network)))
+            records.update(dict.fromkeys((target.pid for target in targets), Interfaces(held, network)))
         return Observation(records, unseen=tuple(unseen))
 
     def _queues_build_up(self, request: Request) -> bool:
         """True if send queues build up, and not all ranks were read for that reason lately."""
         now, before = time.monotonic(), request.previous
-        due = [one.pid for one in request.targets if now - self._read_s.get(one.pid, -_INTERVAL_S) >= _INTERVAL_S]
-        earlier = {one.target.pid: one.records for one in before.ranks} if before and due else {}
+        due = [
+            target.pid for target in request.targets if now - self._read_s.get(target.pid, -_INTERVAL_S) >= _INTERVAL_S
+        ]
+        earlier = {rank.target.pid: rank.records for rank in before.ranks} if before and due else {}
         records = request.records or {}
         if not any(_has_queue(records[pid]) and _has_queue(earlier.get(pid, {})) for pid in records):
             return False
-        self._read_s = {one.pid: now for one in request.targets}
+        self._read_s = {target.pid: now for target in request.targets}
         return True
 
 
@@ -80,7 +82,7 @@ def _has_queue(records: Mapping[str, Any]) -> bool:
     """True if a connection has several unacknowledged segments and an open window."""
     seen = records.get("sockets")
     connections = seen.connections if isinstance(seen, Sockets) else ()
-    return any(one.send_queue >= _QUEUED_BYTES and one.send_window != 0 for one in connections)
+    return any(connection.send_queue >= _QUEUED_BYTES and connection.send_window != 0 for connection in connections)
 
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
@@ -161,7 +163,7 @@ def _text(fd: int) -> str:
     """Text of a file; empty for a folder. Raises OSError (EINVAL: speed of a link that is down)."""
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         return ""
-    return content(fd, _MOST_BYTES).data.decode(errors="replace").strip()
+    return content(fd, _MAX_BYTES).data.decode(errors="replace").strip()
 
 
 def _unseen(target: Target, error: Exception) -> Unseen:

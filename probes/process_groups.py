@@ -25,7 +25,7 @@ POSIX, ENVIRON = "posix", "environ"
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 _ATTEMPTS = 3  # the process keeps running: read again what changed meanwhile
-_MOST = 512  # groups of a rank
+_MAX = 512  # groups of a rank
 _VALUE = 16  # offset of the C++ object's address in a pybind11 object
 _RANK_AND_SIZE = (24, 32)  # of rank_ and size_ in c10d::ProcessGroup, after store_; the second with older refcounts
 _BYTES, _BYTES_DATA, _ITEMS = 1 << 27, 32, 24  # flag of bytes, offset of their data; offset of a tuple's items
@@ -173,7 +173,7 @@ def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) 
 def _members(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) -> tuple[ProcessGroup, ...]:
     """Groups with known members, in order of creation. Raises Unreadable."""
     objects = Objects(memory, interpreter.version)
-    names = _entries(memory, interpreter, dicts[NAMES])[:_MOST]
+    names = _entries(memory, interpreter, dicts[NAMES])[:_MAX]
     ranks = dict(_entries(memory, interpreter, dicts[RANKS]))
     backends = dict(_entries(memory, interpreter, dicts[BACKENDS])) if BACKENDS in dicts else {}
     tables = {group: _entries(memory, interpreter, ranks[group]) for group, _ in names if group in ranks}

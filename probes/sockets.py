@@ -93,9 +93,9 @@ class SocketsProbe:
             unseen.extend(_unseen(target, why) for target in targets)
             return list(read_proc_tables(pid, inodes))
         with suppress(OSError):  # interface names are optional
-            table.name_interfaces(pid, frozenset(one["local"] for one in found if one["state"] != "listen"))
-        for one in found:
-            one["interface"] = table.interfaces.get(one["local"])
+            table.name_interfaces(pid, frozenset(fields["local"] for fields in found if fields["state"] != "listen"))
+        for fields in found:
+            fields["interface"] = table.interfaces.get(fields["local"])
         return found
 
     def _forget(self, living: Iterable[int]) -> None:
@@ -111,11 +111,11 @@ def _interfaces() -> dict[str, str]:
     return {address.address.split("%")[0]: name for name, held in psutil.net_if_addrs().items() for address in held}
 
 
-def _end(where: int, one: Fields) -> End:
+def _end(where: int, fields: Fields) -> End:
     # Addresses are unique across namespaces, except loopback: each namespace has its own.
-    local = one["local"]
+    local = fields["local"]
     inside = where if local.startswith("127.") or local == "::1" else 0
-    return inside, local, one["local_port"], one["remote"], one["remote_port"]
+    return inside, local, fields["local_port"], fields["remote"], fields["remote_port"]
 
 
 def _records(
@@ -123,15 +123,17 @@ def _records(
 ) -> dict[int, Sockets]:
     """One record per rank, each connection with the PID at its other end."""
     owners = {
-        _end(where, one): inodes[where][one["inode"]][0] for where, connections in found.items() for one in connections
+        _end(where, fields): inodes[where][fields["inode"]][0]
+        for where, connections in found.items()
+        for fields in connections
     }
     by_pid: dict[int, list[Connection]] = {target.pid: [] for where in found for target in members[where]}
     for where, connections in found.items():
-        for one in connections:
-            inside, local, port, remote, remote_port = _end(where, one)
+        for fields in connections:
+            inside, local, port, remote, remote_port = _end(where, fields)
             peer = owners.get((inside, remote, remote_port, local, port))
-            connection = Connection(**one, peer_pid=peer)
-            for pid in inodes[where][one["inode"]]:
+            connection = Connection(**fields, peer_pid=peer)
+            for pid in inodes[where][fields["inode"]]:
                 by_pid[pid].append(connection)
     return {target.pid: Sockets(tuple(by_pid[target.pid]), where) for where in found for target in members[where]}
 

@@ -36,7 +36,7 @@ class SourceProbe:
     def observe(self, request: Request) -> Observation:
         targets = {target.pid: target for target in request.targets}
         stacks = {pid: (request.records or {}).get(pid, {}).get("stacks") for pid in targets}
-        wanted = {pid: _lines(one) for pid, one in stacks.items() if isinstance(one, Stacks)}
+        wanted = {pid: _lines(record) for pid, record in stacks.items() if isinstance(record, Stacks)}
         places: dict[int, dict[str, Place]] = {pid: {} for pid in wanted}
         found, lacks = self._sources.ask(wanted)
         for (pid, file, line), place in found.items():

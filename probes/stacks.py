@@ -84,12 +84,14 @@ class StacksProbe:
         self._stuck = {pid: dump for pid, dump in self._stuck.items() if dump.poll() is None}
         spy, examine = py_spy.PySpy(binary, self._stuck), request.tier >= Tier.EXAMINE
         helpers = {t.pid: choose_helpers(t, request, _MAX_HELPERS) for t in request.targets}
-        same = {} if examine else {t.pid: one for t in request.targets if (one := self._same(t, request, helpers))}
+        same = (
+            {} if examine else {t.pid: stacks for t in request.targets if (stacks := self._same(t, request, helpers))}
+        )
         processes = {t.pid: (t.pid, t.start_ticks) for t in request.targets}
         skipped = (
             {}
             if examine
-            else {pid: failed for pid, one in processes.items() if (failed := self._failing.skip_reason(one))}
+            else {pid: failed for pid, process in processes.items() if (failed := self._failing.skip_reason(process))}
         )
         ranks = [pid for pid in processes if pid not in same and pid not in skipped]
         known: dict[int, Known] = {}
@@ -118,7 +120,7 @@ class StacksProbe:
         self._failing.keep(set(processes.values()))
         by_pid: dict[int, Stacks] = dict(same)
         unseen: list[Unseen] = []
-        for target in (one for one in request.targets if one.pid not in same):
+        for target in (target for target in request.targets if target.pid not in same):
             native, dump = natives.get(target.pid), dumps.get(target.pid)
             best = native if isinstance(native, list) else dump
             if isinstance(best, list):

@@ -81,18 +81,18 @@ class StoreProbe:
         resolved = self._resolved(target.pid, address, DNS in request.ask)
         resolved = resolved if resolved is not None else _connected_addresses(target, port, request)
         own = self._own_addresses(target.pid)
-        local = None if resolved is None or own is None else any(_is_local(one, own) for one in resolved)
+        local = None if resolved is None or own is None else any(_is_local(address_, own) for address_ in resolved)
         found = Rendezvous(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
         found = replace(found, kin=self._job_processes.of(target, here))
         if not local:
             return found
         sockets = _sockets_at_port(target.pid, port)
-        listening = [one for one in sockets if one["state"] == "listen" and _accepts(one["local"], resolved or ())]
+        listening = [row for row in sockets if row["state"] == "listen" and _accepts(row["local"], resolved or ())]
         if not listening:
             return found
         holder = self._holders.find(target, listening[0])
         kin = self._job_processes.belongs(holder.pid, target, here) if holder.pid else None
-        talking = sum(one["state"] in ("established", "close_wait") for one in sockets)
+        talking = sum(row["state"] in ("established", "close_wait") for row in sockets)
         return replace(found, holder=replace(holder, kin=kin), clients=talking)
 
     def _resolved(self, pid: int, address: str, ask: bool) -> tuple[str, ...] | None:
@@ -148,7 +148,16 @@ def _connected_addresses(target: Target, port: int, request: Request) -> tuple[s
     """Remote addresses of the rank's connections to that port, established or not: how the rank resolved the name."""
     sockets = (request.records or {}).get(target.pid, {}).get("sockets")
     ends = sockets.connections if isinstance(sockets, Sockets) else ()
-    return tuple(dict.fromkeys(one.remote for one in ends if one.remote_port == port and one.state != "listen")) or None
+    return (
+        tuple(
+            dict.fromkeys(
+                connection.remote
+                for connection in ends
+                if connection.remote_port == port and connection.state != "listen"
+            )
+        )
+        or None
+    )
 
 
 def _ask(name: str) -> tuple[str, ...] | None:
@@ -206,11 +215,11 @@ def _sockets_at_port(pid: int, port: int) -> list[Fields]:
     try:
         diag = call_inside(pid, SockDiag)
     except OSError:
-        return [one for one in read_proc_tables(pid, _AllInodes()) if one["local_port"] == port]
+        return [row for row in read_proc_tables(pid, _AllInodes()) if row["local_port"] == port]
     try:
         return list(diag.at_port(port))
     except OSError:
-        return [one for one in read_proc_tables(pid, _AllInodes()) if one["local_port"] == port]
+        return [row for row in read_proc_tables(pid, _AllInodes()) if row["local_port"] == port]
     finally:
         diag.close()
 

@@ -37,7 +37,7 @@ class TypesProbe:
 
     def observe(self, request: Request) -> Observation:
         stacks = {target.pid: (request.records or {}).get(target.pid, {}).get("stacks") for target in request.targets}
-        files = {pid: _files(one) for pid, one in stacks.items() if isinstance(one, Stacks)}
+        files = {pid: _files(record) for pid, record in stacks.items() if isinstance(record, Stacks)}
         found, _ = self._sources.ask({pid: dict.fromkeys(own, (0,)) for pid, own in files.items()})
         return Observation(
             {

@@ -21,8 +21,8 @@ _NCCL = re.compile(r"(/.*?)(?:/nvidia/nccl/lib)?/libnccl\.so(?:\.(\d+\.[\d.]+)|\
 _PYTHON = re.compile(r"python(\d\.\d+)")
 _VERSION = re.compile(r"^__version__\b[^=\n]*=\s*['\"]([\w.+-]{1,60})['\"]", re.MULTILINE)
 _PACKAGE = re.compile(r"nvidia_nccl_cu\d+-([\d.]{1,20})\.dist-info")
-_MOST = 65536  # bytes of a version.py
-_MOST_NAMES = 20_000  # in a folder of packages
+_MAX = 65536  # bytes of a version.py
+_MAX_NAMES = 20_000  # in a folder of packages
 
 
 class VersionsProbe:
@@ -73,7 +73,7 @@ def _mapped(pid: int) -> Iterator[str]:
 def _torch(pid: int, packages: str, lacks: list[str]) -> str | None:
     file = f"{packages}/torch/version.py"
     try:
-        text = TargetFiles(pid).read(file, _MOST).data.decode(errors="replace")
+        text = TargetFiles(pid).read(file, _MAX).data.decode(errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -85,7 +85,7 @@ def _torch(pid: int, packages: str, lacks: list[str]) -> str | None:
 
 def _packaged(pid: int, packages: str, lacks: list[str]) -> str | None:
     try:
-        names = TargetFiles(pid).names(packages, _MOST_NAMES)
+        names = TargetFiles(pid).names(packages, _MAX_NAMES)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -34,7 +34,7 @@ _OWN = 48 * 8  # most bytes of an object: its slots, the address of its dict, or
 _MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT (3.11): pointers before the object
 _VALUES = 96 * 8  # bytes read of an attribute table
 _USER_SPACE = range(1 << 16, 1 << 47)
-_MOST = 4096  # objects followed
+_MAX = 4096  # objects followed
 
 _Raw = tuple[int, int, str, int, int | None]  # of a type: its type, flags, name, tp_base, extent
 
@@ -235,7 +235,7 @@ def references(memory: Memory, address: int, kind: Type) -> list[int]:
     tables = [*_pointers(near), *_tables(memory, [address, *own_words, *_pointers(near)])]
     blocks = memory.peek_many([(table, _VALUES) for table in dict.fromkeys(tables)])
     found = [*own_words, *(word for block in blocks if block for word in _pointers(_words(block)))]
-    return list(dict.fromkeys(found))[:_MOST]
+    return list(dict.fromkeys(found))[:_MAX]
 
 
 def within(memory: Memory, address: int, hops: int) -> Iterator[list[int]]:
@@ -244,7 +244,7 @@ def within(memory: Memory, address: int, hops: int) -> Iterator[list[int]]:
     yield level
     for _ in range(hops):
         objects = Objects(memory).heads(level)
-        followed = list(objects.items())[: _MOST // 64]
+        followed = list(objects.items())[: _MAX // 64]
         near = [near for source, (kind, _) in followed for near in references(memory, source, kind)]
         level = [target for target in dict.fromkeys(near) if target not in known]
         known.update(level)

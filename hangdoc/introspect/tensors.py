@@ -33,7 +33,7 @@ _IMPL_BYTES = 192
 _BACK = range(32, 80, 8)  # possible offsets of the pointer back to the Python object: 48 in 2.13, 56 before
 _INLINE = 5  # sizes stored inline
 _CUSTOM_SIZES = 2  # TensorImpl::SizesStridesPolicy
-_MOST = 64  # dimensions a tensor can have
+_MAX = 64  # dimensions a tensor can have
 
 
 def read_tensor(memory: Memory, address: int) -> Tensor | None:
@@ -78,7 +78,7 @@ def _follow(memory: Memory, pointers: Mapping[int, int]) -> dict[int, Tensor]:
     far = {}  # sizes stored out of line: address and bytes
     for address, (body, start) in located.items():
         count, first = struct.unpack_from("<2Q", body, start)
-        if _INLINE < count <= _MOST:
+        if _INLINE < count <= _MAX:
             far[address] = (first, 8 * count)
     sizes = dict(zip(far, memory.read_many(list(far.values())), strict=True))
     found = {address: _tensor(body, start, sizes.get(address)) for address, (body, start) in located.items()}
