@@ -57,7 +57,7 @@ class FilesProbe:
                 continue
             known = mounts(target.pid)
             looked = [_look(target.pid, fd, known, holds) for fd in descriptors[:_MAX]]
-            opened[target.pid] = tuple(file for file, _ in looked if file)
+            opened[target.pid] = tuple(opened_file for opened_file, _ in looked if opened_file)
             ids[target.pid] = {file: opened_file.path for opened_file, file in looked if opened_file and file}
             _note_child_locks(target.pid, holds)
         locks = _locks()

@@ -81,7 +81,7 @@ class StoreProbe:
         resolved = self._resolved(target.pid, address, DNS in request.ask)
         resolved = resolved if resolved is not None else _connected_addresses(target, port, request)
         own = self._own_addresses(target.pid)
-        local = None if resolved is None or own is None else any(_is_local(address_, own) for address_ in resolved)
+        local = None if resolved is None or own is None else any(_is_local(candidate, own) for candidate in resolved)
         found = Rendezvous(address, port, resolved, local, timeout_s=_timeout(target, _stacks(target, request)))
         found = replace(found, kin=self._job_processes.of(target, here))
         if not local:

@@ -1,4 +1,4 @@
-"""Jobs that share a place to meet, and a job of which one rank was told another place: on real processes."""
+"""Jobs that share a rendezvous address, and a job with two, on real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who belongs to one job, and who only listens where it meets: on trees of real processes."""
+"""Processes of a job, and strangers on its rendezvous address, on trees of real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers of the torchrun family were told, from command lines as people write them."""
+"""Options of launchers of the torchrun family, from realistic command lines."""
 
 from __future__ import annotations
 

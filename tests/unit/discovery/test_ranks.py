@@ -1,4 +1,4 @@
-"""Discovery on real processes: each case is a small tree of them, and who of it must be found as which rank."""
+"""Discovery on real processes: each case is a small process tree and the ranks expected in it."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_given_pids_are_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_another_users_process_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_process_of_another_user_is_reported(tmp_path: Path) -> None:
     """A user without rights looks at a rank of root."""
     looker = (
         "import sys; from hangdoc.discovery.ranks import discover;"

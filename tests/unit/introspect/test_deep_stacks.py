@@ -1,4 +1,4 @@
-"""Stacks and counts of threads beyond what py-spy reads are shown shortened."""
+"""Stacks too deep, and threads too many, for py-spy are shortened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an object to what it refers to, in every interpreter here."""
+"""References of objects, in every installed interpreter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_address_of_nothing_leads_nowhere() -> None:
         assert list(within(Memory(program.pid), 0x1000, 2)) == [[0x1000], [], []]
 
 
-def test_of_a_process_that_is_gone_nothing_is_said() -> None:
+def test_an_ended_process_is_unreadable() -> None:
     with started("reach_program.py") as program:
         address, _ = program.said["dict"]
     with pytest.raises(Unreadable):

@@ -1,4 +1,4 @@
-"""Whom a send or receive is with, by the script's own arithmetic; and that nothing is guessed."""
+"""Peers of sends and receives, from the script's own arithmetic; nothing is guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""py-spy, and the guard of native dumps: mounts that do not answer, a py-spy that hangs, and whoever ends meanwhile."""
+"""py-spy and the guard of native dumps: dead mounts, a hanging py-spy, and processes that end meanwhile."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_py_spy_that_holds_a_rank_too_long_is_ended(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_goes_on_when_the_one_who_paused_it_is_killed_or_stopped(tmp_path: Path, ended: signal.Signals) -> None:
+def test_a_paused_rank_resumes_if_hangdoc_is_killed_or_stopped(tmp_path: Path, ended: signal.Signals) -> None:
     """Killed, the kernel ends py-spy at once; stopped (Ctrl-Z), at its deadline."""
     script = (
         "import sys; from hangdoc.introspect import py_spy; py_spy.NATIVE_TIMEOUT_S = 1.0;"

@@ -1,4 +1,4 @@
-"""How few native dumps are taken."""
+"""Native dumps are taken only when needed."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def at(line: int) -> list[dict[str, Any]]:
     return [{"frames": [{"name": "train", "line": line, "module": None}]}]
 
 
-def test_ranks_that_stand_alone_come_first() -> None:
+def test_ranks_with_rare_stacks_come_first() -> None:
     dumps: dict[int, Any] = {1: at(5), 2: at(5), 3: at(5), 4: at(9), 5: at(7), 6: at(7)}
     assert _rarest_first(list(dumps), dumps) == [4, 5, 1, 6, 2, 3]

@@ -1,4 +1,4 @@
-"""Source files of targets: whatever is in them, it costs that file alone, and little of it is kept."""
+"""Source files of targets: hostile content affects only its own file, and caches are bounded."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_million_lines_are_cheap(tmp_path: Path) -> None:
     assert [lack.why for lack in lacks] == ["has more than 1000000 bytes"]
 
 
-def test_who_overruns_the_parser_again_and_again_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_files_overrun_the_parser_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time costs a second: a process must not take it from all others in every look."""
     questions: list[int] = []
 
@@ -125,7 +125,7 @@ def test_who_overruns_the_parser_again_and_again_is_left_alone(tmp_path: Path, m
     assert "other files of its process" in lacks[0].why
 
 
-def test_who_always_has_something_new_to_parse_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_ever_new_files_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_files, "MAX_PARSED_BYTES", 3 * len(GOOD))
     asked, seen = sources(), []
     for number in range(6):
@@ -143,7 +143,7 @@ def test_no_answer_in_time_may_be_had_another_time(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("name", "said"), [("fifo", "a FIFO"), ("/dev/zero", "a device"), ("/", "a folder")])
-def test_what_is_no_regular_file_is_said_once(tmp_path: Path, name: str, said: str) -> None:
+def test_an_irregular_file_is_reported_once(tmp_path: Path, name: str, said: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     odd, good = str(tmp_path / name), written(tmp_path, "good.py", GOOD)
     found, lacks = ask(sources(), odd, good)
@@ -152,7 +152,7 @@ def test_what_is_no_regular_file_is_said_once(tmp_path: Path, name: str, said: s
     assert said in lacks[0].why
 
 
-def test_what_is_not_there_is_not_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_reported(tmp_path: Path) -> None:
     assert ask(sources(), str(tmp_path / "gone.py"), str(tmp_path / "gone" / "x.py"), "<string>") == ({}, [])
 
 

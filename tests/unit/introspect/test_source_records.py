@@ -1,4 +1,4 @@
-"""What a line acquires, and behind what it stands, told from the source alone."""
+"""Locks that a line acquires or holds, from the source alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors read from outside, against what the process itself says of them."""
+"""Tensors read from memory, compared with what the process itself prints."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_any_address_is_survived(program: Program) -> None:
 
 
 @pytest.mark.slow("reads for seconds while they change")
-def test_tensors_that_come_and_go_are_never_told_wrong() -> None:
+def test_changing_tensors_are_never_misread() -> None:
     requirements.met(requirements.torch())
     truths = {Tensor((3, 5), "float32", "cpu"), Tensor((2, 2, 2, 2, 2, 7), "int64", "cpu")}
     told = 0
@@ -81,6 +81,6 @@ def test_tensors_that_come_and_go_are_never_told_wrong() -> None:
     assert told > 0
 
 
-def test_a_process_that_is_gone() -> None:
+def test_an_ended_process() -> None:
     with pytest.raises(Unreadable):
         read_tensor(Memory(2**22 + 9), 1 << 20)

@@ -89,7 +89,7 @@ def test_the_hosts_file_is_the_one_that_the_rank_sees(tmp_path: object) -> None:
     assert seen.line == "/etc/hosts:3: 127.0.1.1 node-7.cluster NODE-7"
 
 
-def test_a_process_that_is_gone() -> None:
+def test_an_ended_process() -> None:
     seen = PROBE.observe(Request([Target(2**22 - 1, 0, "here", 3)], Tier.LOOK))
     assert seen.by_pid == {}
     assert [(one.rank, "has ended" in one.why) for one in seen.unseen] == [(3, True)]

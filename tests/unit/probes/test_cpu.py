@@ -126,7 +126,7 @@ def test_a_stopped_rank_says_so() -> None:
         until(lambda: observe(target, resting).by_pid[target.pid], lambda now: now.state == "S")
 
 
-def test_who_debugs_it() -> None:
+def test_the_debugger_is_named() -> None:
     with program(THREADS) as target:
         if ctypes.CDLL(None).ptrace(SEIZE, target.pid, None, None) != 0:
             pytest.skip("this process may not trace another")
@@ -149,7 +149,7 @@ def test_ranks_are_no_children_of_each_other() -> None:
 
 
 @pytest.mark.parametrize(("change", "why"), [(0, "has ended"), (-1, "is another process now")], ids=["gone", "reused"])
-def test_what_is_gone_is_said(change: int, why: str) -> None:
+def test_an_ended_process_is_unseen(change: int, why: str) -> None:
     with program("print('ready', flush=True); input()") as target:
         if change:
             found = observe(Target(target.pid, target.start_ticks + change, "here", 4))

@@ -1,4 +1,4 @@
-"""Probe `echo` between real namespaces: nothing passes, all, small packets only, or some by chance."""
+"""Probe `echo` between real namespaces: no packets pass, all, small ones only, or some."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_is_made_of_it(small: int, full: int, passes: str) -> None:
     assert Echo().passes == ""
 
 
-def test_who_is_in_question_is_asked_however_many_peers_other_ranks_have() -> None:
+def test_suspect_peers_are_pinged_first() -> None:
     idle = tuple(Connection("10.0.0.1", 1, f"10.0.1.{host}", 2, "established") for host in range(20))
     stuck = [
         Connection("10.0.0.1", 3, f"10.0.2.{rank}", 4, "established", send_queue=9000, retransmits=3, pmtu=9000)

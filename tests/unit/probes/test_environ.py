@@ -1,4 +1,4 @@
-"""Probe `environ`: what may be shown is, what is secret never."""
+"""Probe `environ`: shows the allowed variables and no secrets."""
 
 from __future__ import annotations
 

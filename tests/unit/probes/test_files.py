@@ -96,7 +96,7 @@ WAIT = "f = open(sys.argv[1], 'a'); print('ready', flush=True); fcntl.flock(f, f
 POSIX = "f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)"
 
 
-def test_who_holds_and_who_waits(tmp_path: Path) -> None:
+def test_lock_holders_and_waiters(tmp_path: Path) -> None:
     lock, other = tmp_path / "lock", tmp_path / "other"
     with ExitStack() as stack:
         holder = stack.enter_context(
@@ -114,7 +114,7 @@ def test_who_holds_and_who_waits(tmp_path: Path) -> None:
     assert seen == flock
 
 
-def test_a_lock_that_outlived_its_taker_is_traced_to_who_inherited_it(tmp_path: Path) -> None:
+def test_an_inherited_lock_is_traced_to_its_heir(tmp_path: Path) -> None:
     """A forked worker that has the descriptor keeps a flock alive after the process that took it has died."""
     lock = tmp_path / "lock"
     code = (
@@ -136,7 +136,7 @@ def test_a_lock_of_a_living_stranger(tmp_path: Path) -> None:
     assert [(one.kind, one.holder_pid) for one in seen.locks] == [("flock", stranger.pid)]
 
 
-def test_the_dead_are_said() -> None:
+def test_an_ended_process_is_unseen() -> None:
     with program("pass") as target:
         pass
     found = PROBE.observe(Request([target], Tier.EXAMINE))

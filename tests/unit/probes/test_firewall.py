@@ -1,4 +1,4 @@
-"""Probe `firewall`: what the tools list, and a rule in a real namespace that has kept a packet back."""
+"""Probe `firewall`: listings of the tools, and a rule in a real namespace that has dropped a packet."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_is_a_probe() -> None:
 # --- calls ----------------------------------------------------------------------------------------
 
 
-def test_a_read_of_a_fifo_and_who_has_its_other_end(tmp_path: Path) -> None:
+def test_a_read_of_a_fifo_and_its_other_end(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     code = f"import subprocess; w = subprocess.Popen('exec sleep 60 > {fifo}', shell=True)\n"
@@ -185,7 +185,7 @@ def test_a_lock_that_another_thread_could_release_is_no_deadlock() -> None:
     assert not any(helper.locked for io in rounds for helper in io.helpers)
 
 
-def test_a_helper_that_stands_in_a_read_is_told(tmp_path: Path) -> None:
+def test_a_helper_blocked_in_a_read(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with started("-c", READY + WORKER.format(f"open({str(fifo)!r}, 'rb')")) as program:
@@ -264,7 +264,7 @@ def test_a_folder_that_the_ranks_user_may_not_list_is_not_listed_for_him(tmp_pat
     assert [folder.path for folder in seen.folders] == [str(tmp_path / "open")]
 
 
-def test_a_process_that_is_gone_is_no_error() -> None:
+def test_an_ended_process_is_no_error() -> None:
     with started("-c", f"{READY}time.sleep(60)") as program:
         target = replace(program.target(), start_ticks=_start_ticks(program.pid))
         cpu = CPU.observe(Request([target], Tier.PULSE)).by_pid

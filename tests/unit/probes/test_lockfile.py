@@ -1,4 +1,4 @@
-"""Lock files that real processes wait for, and who has them."""
+"""Lock files that real processes wait for, and their holders."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_left_behind(how: str, tmp_path: Path, libraries: Path) -> None:
     ],
     ids=["our own PID", "PID and host", "nothing", "words", "no PID"],
 )
-def test_what_stands_in_it(text: str, named: tuple[object, ...], tmp_path: Path) -> None:
+def test_pid_and_host_in_the_file(text: str, named: tuple[object, ...], tmp_path: Path) -> None:
     lock = tmp_path / "vocabulary.lck"
     lock.write_text(text)
     with program(WAITS["loop"], tmp_path, lock) as target:
@@ -193,7 +193,7 @@ def test_what_stands_in_it(text: str, named: tuple[object, ...], tmp_path: Path)
 
 
 @pytest.mark.parametrize("what", OTHER_WAITS)
-def test_who_waits_for_no_lock_file(what: str, tmp_path: Path) -> None:
+def test_other_waits_are_no_lock_file(what: str, tmp_path: Path) -> None:
     lock = tmp_path / "train.lock"
     lock.touch()
     with program(OTHER_WAITS[what], tmp_path, lock) as target:
@@ -201,7 +201,7 @@ def test_who_waits_for_no_lock_file(what: str, tmp_path: Path) -> None:
         assert {looker.look(target).path for _ in range(5)} == {None}
 
 
-def test_a_released_file_is_no_longer_said(tmp_path: Path) -> None:
+def test_a_released_file_is_not_reported(tmp_path: Path) -> None:
     lock = tmp_path / "train.lock"
     lock.touch()
     with program(WAITS["loop"] + "; time.sleep(60)", tmp_path, lock) as target:

@@ -1,4 +1,4 @@
-"""Who waits for which lock, in real processes of every interpreter here."""
+"""Lock waits and holders in real processes, in every installed interpreter."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_is_a_probe() -> None:
 
 
 @every_python
-def test_who_waits_for_which_lock(python: str) -> None:
+def test_lock_waits_and_holders(python: str) -> None:
     with started("locks_program.py", python=python) as program:
         seen = look(program)
     names = {tid: name for name, tid in program.said.items()}

@@ -1,4 +1,4 @@
-"""Probe `mesh`: what a real store holds of a real gloo group, and what is no address."""
+"""Probe `mesh`: addresses of a real gloo group in a real store, and invalid ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_the_store_holds(rank: Program) -> None:
         ({"stacks": Stacks(())}, False),
     ],
 )
-def test_who_is_asked(rank: Program, change: dict[str, Any], asked: bool) -> None:
+def test_which_stores_are_read(rank: Program, change: dict[str, Any], asked: bool) -> None:
     one = target(rank)
     records = {
         "stacks": stacks(frame(group_size=2, group_name='"0"', global_ranks_in_group="[]")),

@@ -110,7 +110,7 @@ def test_it_looks_by_itself_only_where_bytes_pile_up() -> None:
         assert not seen(full, full), "it has just looked"
 
 
-def test_a_process_that_is_gone() -> None:
+def test_an_ended_process() -> None:
     with tcp_peers(None) as (rank,):
         target = rank.target(0)
     seen = PROBE.observe(Request([target], Tier.EXAMINE))

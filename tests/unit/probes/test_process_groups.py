@@ -1,4 +1,4 @@
-"""Process groups read from outside, against what the processes themselves say."""
+"""Process groups read from memory, compared with what the processes themselves print."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_without_torch(python: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["sleep", "99"], ["true"]], ids=["not-python", "ended"])
-def test_what_cannot_be_read_is_said(command: list[str]) -> None:
+def test_an_unreadable_process_is_unseen(command: list[str]) -> None:
     process = subprocess.Popen(command)
     try:
         if command == ["true"]:

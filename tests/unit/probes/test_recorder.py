@@ -1,4 +1,4 @@
-"""Probe `recorder`: what a server that belongs to a stranger may answer, and what is made of it."""
+"""Probe `recorder`: answers of an untrusted debug server."""
 
 from __future__ import annotations
 

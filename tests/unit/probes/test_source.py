@@ -1,4 +1,4 @@
-"""What the source probe says about lines of a training script."""
+"""Probe `source` on lines of a training script."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_helpers_of_a_rank_are_looked_at_only_when_it_is_examined() -> None:
     assert "load_samples" in [f.function for f in threads[0].frames]
 
 
-def test_who_cannot_be_seen_is_said_and_the_others_are_seen() -> None:
+def test_an_unreadable_rank_is_unseen_and_hides_no_other() -> None:
     sleeper = subprocess.Popen(["sleep", "100"])
     zombie = subprocess.Popen(["true"])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)

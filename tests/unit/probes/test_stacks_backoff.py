@@ -1,4 +1,4 @@
-"""A process of which looks take long and tell nothing costs less and less."""
+"""A process whose dumps fail slowly is tried less and less often."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Clock:
         return self.now_s
 
 
-def test_the_pauses_grow_and_end_with_a_look_that_tells() -> None:
+def test_pauses_grow_until_a_dump_succeeds() -> None:
     clock = Clock()
     backoff = Backoff(clock)
     backoff.note(ONE, LONG_S, WHY)
@@ -34,14 +34,14 @@ def test_the_pauses_grow_and_end_with_a_look_that_tells() -> None:
     assert backoff.skip_reason(ONE) is None
 
 
-def test_a_look_that_fails_at_once_is_made_again_at_once() -> None:
+def test_a_dump_that_fails_quickly_is_retried_at_once() -> None:
     backoff = Backoff(Clock())
     for _ in range(5):
         backoff.note(ONE, LONG_S / 2, WHY)
         assert backoff.skip_reason(ONE) is None
 
 
-def test_what_is_not_watched_any_more_is_forgotten() -> None:
+def test_unwatched_processes_are_forgotten() -> None:
     backoff = Backoff(Clock())
     for process in (ONE, OTHER):
         for _ in range(2):

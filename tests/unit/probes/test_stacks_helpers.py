@@ -1,4 +1,4 @@
-"""Which helpers of real processes are looked at, and when."""
+"""Which helpers of real processes are dumped, and when."""
 
 from __future__ import annotations
 

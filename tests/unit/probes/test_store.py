@@ -1,4 +1,4 @@
-"""Where ranks mean to meet, seen on real sockets and processes."""
+"""Rendezvous addresses, on real sockets and processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def listening(*command: str) -> Iterator[tuple[int, int]]:
         ("init_process_group", "/home/me/train.py", False),
     ],
 )
-def test_only_who_is_being_set_up_is_asked_at_every_look(function: str, file: str, assembles: bool) -> None:
+def test_a_look_covers_only_ranks_in_a_rendezvous(function: str, file: str, assembles: bool) -> None:
     stacks = standing_in(function, file)
     assert is_assembling(stacks) is assembles
     target = me("127.0.0.1:1")
@@ -174,7 +174,7 @@ def test_no_name_service_is_asked_unless_the_user_says_so(monkeypatch: pytest.Mo
     assert (asked.by_pid[target.pid].resolved, asked.unseen) == ((), ())
 
 
-def test_what_a_name_stands_for_the_ranks_own_connection_tells() -> None:
+def test_a_name_is_resolved_from_the_ranks_own_connection() -> None:
     target = me("trainer-0.invalid:29500")
     for state in ("established", "syn_sent"):
         sockets = Sockets((Connection("10.0.0.1", 4711, "10.0.0.9", 29500, state),))

@@ -1,4 +1,4 @@
-"""Versions by the files that a process has mapped."""
+"""Versions from the mapped files of a process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_nccl_by_its_name_and_by_its_package(tmp_path: Path) -> None:
     assert mapped(tmp_path / "other", "nvidia/nccl/lib/libnccl.so.2") == Versions(None, None, PYTHON)
 
 
-def test_the_process_that_is_gone() -> None:
+def test_an_ended_process() -> None:
     assert versions_of(2**22 + 1) == (None, [])
     assert (versions_of(os.getpid())[0] or Versions()).python == PYTHON
 
