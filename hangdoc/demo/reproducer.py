@@ -175,6 +175,8 @@ def _watched(
             raise _Done
 
     log.follow(deadline, 0.0)
+    while len(trial.rank_pids()) < job.spec.ranks and time.monotonic() < deadline:
+        time.sleep(0.1)  # the first line may be the launcher's: a rank that ends before it is seen leaves no cause
     say(f"running: {' '.join(_command(job, trial))}")
     with suppress(_Done):
         watch(WatchOptions(pids=(trial.launcher_pid,), ask=frozenset(job.spec.ask)), emit, status, say)

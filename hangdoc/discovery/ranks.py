@@ -172,8 +172,11 @@ def _may_train(pid: int, table: Table) -> bool:
     proc = table.procs[pid]
     if pid == os.getpid() or table.is_launcher(pid) or table.is_helper(pid):
         return False
-    if any(table.is_helper(ancestor) and not table.in_process_group(pid) for ancestor in table.ancestors(pid)):
-        return False
+    if not table.in_process_group(pid) and any(
+        table.is_helper(ancestor) and table.procs[ancestor].identity == proc.identity
+        for ancestor in table.ancestors(pid)
+    ):
+        return False  # a helper's own process; with an identity of its own it is a rank, as below `hangdoc demo`
     return table.is_python(pid) or (
         proc.identity is not None and proc.identity.family == "mpi" and table.loads_framework(pid)
     )

@@ -61,6 +61,20 @@ LIGHTNING = {"NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "M
 
 CASES = [
     Case(
+        "ranks that a program of hangdoc has started, as `hangdoc demo` does",
+        node(
+            "main",
+            [
+                node(
+                    "launcher", [node("r0", env=plain(0, P[0]), torch=True), node("r1", env=plain(1, P[0]), torch=True)]
+                ),
+            ],
+            program="bin/hangdoc",
+        ),
+        {"r0": 0, "r1": 1},
+        world=2,
+    ),
+    Case(
         "a main process that has started the other rank and waits for it",
         node(
             "main",
