@@ -36,6 +36,7 @@ OURS = ("hangdoc", "probes")
 PLAIN = (str, bytes, int, float, Enum, type(None))
 LOOKED = (6, 9, 12)  # the walk is made after so many jobs
 JOBS = LOOKED[-1]
+LEAK = JOBS - LOOKED[0] - 1  # entries: what leaks gains one for each job; what one round saw varies by a few
 # Waits for a lock of its own, for the others at the store (in a file of torch's name), and for a lock file.
 RANK = """
 import os, socket, sys, threading, time
@@ -166,6 +167,7 @@ def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: p
         place: [size.get(place, 0) for size in sizes]
         for place in sizes[-1]
         if sizes[0].get(place, 0) < sizes[1].get(place, 0) < sizes[2][place]
+        and sizes[2][place] - sizes[0].get(place, 0) >= LEAK
     }
     assert not grown
 
