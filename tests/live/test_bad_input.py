@@ -144,7 +144,7 @@ def test_job_that_dies_while_watched() -> None:
         out, error = watch.communicate(timeout=20)
     assert watch.returncode == 2, out
     assert "FAILED" in out
-    assert "killed: signal 9 (SIGKILL)" in out
+    assert "killed by signal 9 (SIGKILL)" in out
     assert "Traceback" not in error
 
 

@@ -52,7 +52,7 @@ def test_everything_is_ended(script: Path, how: str) -> None:
 
 def test_orphans_of_a_dead_job_are_ended(script: Path) -> None:
     with running(script, 1, ["die"], launcher="self") as job:
-        with pytest.raises(TrialError, match="exit code 3"):
+        with pytest.raises(TrialError, match="exited with code 3"):
             job.wait_log("never written", 20)
         pids = [process.pid for process in job.processes()]
         assert len(pids) == 1

@@ -186,7 +186,7 @@ CASES = (
         strikes=lossy, loud_s=reproducer.UNDER_WAY_S,
     ),
     Case(
-        "slow-link", (2,), ("KiB a step", "eth0, limited to 2 Mbit/s by tbf"),
+        "slow-link", (2,), ("KiB per step", "eth0, limited to 2 Mbit/s by tbf"),
         begins=shaped, loud_s=reproducer.UNDER_WAY_S,
     ),
     # Only the first rank has sent much when the job comes to a halt: pings to its other peer tell which end it is.
