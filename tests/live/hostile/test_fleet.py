@@ -29,26 +29,26 @@ RANK = {
 LIAR = """
 import sys
 from dataclasses import replace
-from hangdoc import wire
 from hangdoc.watch.agent import ProcessIds, boot_id
 from hangdoc.discovery.ranks import discover
 from hangdoc.evidence import RankEvidence, Snapshot
+from hangdoc.fleet import protocol
 from hangdoc.fleet.encoder import Encoder
 
 def say(message):
-    sys.stdout.buffer.write(wire.line(message))
+    sys.stdout.buffer.write(protocol.line(message))
     sys.stdout.buffer.flush()
 
-say(wire.Hello(token="0123456789ab", boot=boot_id()))
+say(protocol.Hello(token="0123456789ab", boot=boot_id()))
 (target,), writer, about = discover([int(sys.argv[1])]).targets, Encoder(), ProcessIds()
 process, _ = about.process(target)
 for line in sys.stdin.buffer:
-    if line == wire.PING:
-        say(wire.Pong())
+    if line == protocol.PING:
+        say(protocol.Pong())
         continue
-    command = wire.parse(line, wire.Command)
+    command = protocol.parse(line, protocol.Command)
     if command.do == "peers":
-        say(wire.Peers(next(iter(command.own.values())).peers))
+        say(protocol.PeersAnswer(next(iter(command.own.values())).peers))
         continue
     seen = (RankEvidence(target, False, {}, "signal 9 (SIGKILL)"),)
     say(writer.answer(command.id, Snapshot("n1", 1.0, "", seen, tier="look"), {target: (process, 999)}))
