@@ -48,7 +48,7 @@ def test_a_python_of_another_user_runs_as_he(folder: Path, owner: int) -> None:
     done = hangdoc("doctor", "--bf16", "--python", str(python))
     assert done.returncode == 0 or "could not be measured" in done.stdout, done
     assert users(folder) == {str(STRANGER)}
-    assert f"it ran as user {STRANGER}" in " ".join(done.stdout.split())
+    assert f"hangdoc ran this Python as user {STRANGER}" in " ".join(done.stdout.split())
 
 
 def test_a_venv_of_another_user_runs_as_he(folder: Path) -> None:
