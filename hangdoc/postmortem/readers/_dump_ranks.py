@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,7 @@ _WAIT_FUNCTIONS = frozenset(
     {"join", "wait", "_invoke_run", "_monitor_workers", "start_processes", "sigkill_handler", "main", "run"}
 )
 _WORKER = re.compile(r"torch/utils/data/_utils/worker\.py$")
+MOST_DUMPS = 1000  # of one process in one source; a dump a minute for most of a day
 _ANONYMOUS = -(10**6)  # made-up PIDs start here, for processes with neither rank nor PID
 
 
@@ -67,10 +68,25 @@ def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadConte
             context.warn(f"{source.name}: PID {worker.process.pid} is a helper of an unknown rank; ignored")
         else:
             helpers[owner].append((worker.process.pid or -1, worker.stacks.threads))
-    for dump, process in zip(ranks, _owners(ranks, source), strict=True):
+    for dump, process in _newest_dumps(list(zip(ranks, _owners(ranks, source), strict=True)), source, context):
         children = tuple(helpers.pop(dump.process.pid, ())) if dump.process.pid is not None else ()
         yield Piece(process, "stacks", replace(dump.stacks, children=children) if children else dump.stacks)
         yield from (replace(piece, process=process) for piece in dump.more)
+
+
+def _newest_dumps(
+    owned: Sequence[tuple[ProcessDump, ProcessRef]], source: Source, context: ReadContext
+) -> Iterator[tuple[ProcessDump, ProcessRef]]:
+    """The newest MOST_DUMPS of each process, in order; says which process has more."""
+    left = Counter(process for _, process in owned)
+    for process, count in left.items():
+        if count > MOST_DUMPS:
+            who = f"rank {process.rank}" if process.rank is not None else "one process"
+            context.warn(f"{source.name}: {count} dumps of {who}; the newest {MOST_DUMPS} are used")
+    for dump, process in owned:
+        if left[process] <= MOST_DUMPS:
+            yield dump, process
+        left[process] -= 1
 
 
 def _is_launcher(dump: ProcessDump) -> bool:

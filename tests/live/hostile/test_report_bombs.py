@@ -18,7 +18,7 @@ import zstandard
 
 from tests.support.paths import ROOT
 
-LIMIT_S, LIMIT_MB = 20.0, 300.0  # the dearest takes 9 to 13 s of CPU, as the machine varies
+LIMIT_S, LIMIT_MB = 10.0, 300.0
 SMALL = 100_000  # bytes
 HEADER = b'{"schema": "hangdoc.recording/1"}\n'
 LOOK = b'{"snapshot":{"host":"n","at_s":%d,"time":"","ranks":[%b]}}\n'
