@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.doctor.bf16 import measure
+from tests.support import requirements
 from tests.support.cli import HANGDOC
 
 
@@ -45,6 +46,7 @@ def test_no_such_python(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the variable is one of x86")
 @pytest.mark.slow("times matrix products in bfloat16")
 def test_without_units_it_is_many_times_slower() -> None:
+    requirements.met(requirements.torch())
     command = [*HANGDOC, "doctor", "--bf16"]
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
