@@ -22,8 +22,9 @@ from hangdoc.evidence.locks import LockFile, LockFileHolder
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.module_globals import Places
 from hangdoc.introspect.objects import Objects, within
-from hangdoc.redaction.text import redact, redact_words
+from hangdoc.redaction.text import redact
 from hangdoc.system import procfs
+from hangdoc.system.command_text import command_text
 from hangdoc.system.mounts import LOCAL, mounts
 from hangdoc.system.target_files import TargetFiles
 from probes import Observation, Request, Tier
@@ -32,6 +33,7 @@ _HOLDERS_CACHE_S = 2.0
 _MAX_BYTES = 1024  # of a lock file: a PID and a host name
 _MAX_LIKELY = 16  # descriptors of one process with the file's name
 _MAX_PATH = 250
+_MAX_COMMAND = 80  # characters of a holder's command line
 _CALLS = {"x86_64": {73: "flock", 72: "fcntl"}, "aarch64": {32: "flock", 25: "fcntl"}}.get(platform.machine(), {})
 _SLEEPS = re.compile(r"flock|locks_|fcntl|do_lock|posix_lock")  # kernel functions
 _BATON = re.compile(r"torch/utils/file_baton\.py$")
@@ -234,9 +236,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _holder(pid: int) -> LockFileHolder:
-    words = redact_words(procfs.strings(f"/proc/{pid}/cmdline") or ())
-    command = " ".join(words) or (procfs.text(f"/proc/{pid}/comm") or "").strip()
-    return LockFileHolder(pid, command[:80], sum(_cpu(pid, 2)))
+    return LockFileHolder(pid, command_text(pid, _MAX_COMMAND) or "", sum(_cpu(pid, 2)))
 
 
 def _cpu(pid: int, deep: int) -> Iterable[float]:

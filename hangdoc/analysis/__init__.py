@@ -20,6 +20,18 @@ T = TypeVar("T")
 _MISSING: Any = object()
 
 
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A culprit that was not observed as a rank: one that never started, a foreign process, an unwatched host.
+
+    A rule names a list of these under `blame`. None: unknown; `host` is a host name or an address.
+    """
+
+    rank: int | None
+    pid: int | None = None
+    host: str | None = None
+
+
 @dataclass(slots=True)
 class Case:
     """The evidence of one diagnosis, and the facts derived so far, which later analyses may read."""

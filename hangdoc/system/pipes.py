@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection, Mapping
 
 from hangdoc.evidence import Peer
-from hangdoc.redaction.text import redact_words
 from hangdoc.system import procfs
+from hangdoc.system.command_text import command_text
 
 _MOST = 8  # peers kept per pipe
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
@@ -40,7 +40,11 @@ def _peer(pid: int, own: bool) -> Peer | None:
     stat = procfs.stat(pid)
     if stat is None:
         return None
-    words = redact_words(procfs.strings(f"/proc/{pid}/cmdline") or (stat.comm,))
-    command = " ".join(" ".join((os.path.basename(words[0]), *words[1:])).split())
-    shown = command if len(command) <= _LONGEST else command[: _LONGEST - 3] + "..."
-    return Peer(pid, shown, stat.state, own, stat.cpu_s, procfs.moved_bytes(pid))
+    return Peer(
+        pid,
+        command_text(pid, _LONGEST, folder=False) or stat.comm,
+        stat.state,
+        own,
+        stat.cpu_s,
+        procfs.moved_bytes(pid),
+    )

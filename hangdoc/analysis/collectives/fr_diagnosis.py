@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Case, Key, Suspect
 from hangdoc.analysis.collectives.fr_divergence import Divergence, divergence
 from hangdoc.analysis.collectives.fr_history import JobHistory, Node, RankCalls, Transfer, site
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch, racing_ranks
 from hangdoc.analysis.collectives.wait_graph import cycle_nodes
-from hangdoc.analysis.culprits import Suspect
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import Logs
 

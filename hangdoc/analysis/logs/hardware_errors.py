@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hangdoc.analysis import Case, Key
-from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis import Case, Key, Suspect
 from hangdoc.analysis.logs.log_events import JobLogs
 from hangdoc.evidence.logs import LogEvent
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
-from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis import Case, Key, Suspect
 from hangdoc.analysis.logs.collective_timeouts import (
     CallMismatch,
     Group,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, overload
 
-from hangdoc.analysis import Case, Key
-from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis import Case, Key, Suspect
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
-from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis import Case, Key, Suspect
 from hangdoc.analysis.data.storage import FOR_THREADS
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Source, Stacks

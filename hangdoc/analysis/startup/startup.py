@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key
-from hangdoc.analysis.culprits import Suspect
+from hangdoc.analysis import Case, Key, Suspect
 from hangdoc.analysis.startup.rendezvous import UNANSWERED_S, Arrival, RollCall, arrival, assembles, roll_call
 from hangdoc.evidence import Holder, RankEvidence
 

@@ -13,7 +13,7 @@ import pytest
 
 from hangdoc.evidence import Target
 from hangdoc.system import procfs
-from hangdoc.system.command_text import LONGEST, command_text
+from hangdoc.system.command_text import command_text
 from hangdoc.system.process_sockets import Endpoint, SocketHolders, connected_endpoint, listening_endpoint
 from hangdoc.system.sockdiag import Fields
 from hangdoc.system.tcpstore import StoreReader
@@ -103,8 +103,10 @@ def test_lineage() -> None:
 def test_commands_are_short_and_without_secrets() -> None:
     words = ["--api-key=sk-abcdefghijklmnop1234", "x" * 400]
     with started("-c", "import time; print(0, flush=True); time.sleep(30)", *words) as program:
-        text = command_text(program.pid) or ""
+        text, short = command_text(program.pid) or "", command_text(program.pid, 12, folder=False) or ""
     assert "time.sleep" in text
     assert "abcdefghijklmnop" not in text
-    assert len(text) == LONGEST
+    assert len(text) == 200
+    assert short.startswith("python")
+    assert len(short) == 12
     assert command_text(2**22 + 1) is None
