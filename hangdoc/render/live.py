@@ -152,8 +152,8 @@ class Screen:
 
 
 def event_parts(event: Event) -> list[Text]:
-    """Time of day, kind, and detail."""
-    clock = clean(event.time).partition("T")[2][:8] or clean(event.time)
+    """Time of day in UTC, kind, and detail."""
+    clock = f"{time_of_day}Z" if (time_of_day := clean(event.time).partition("T")[2][:8]) else clean(event.time)
     kind = Text(clean(event.kind).replace("_", " ").ljust(11), STYLES.get(event.kind, ""))
     return [Text(clock, "dim"), kind, Text(clean(_detail(event)))]
 

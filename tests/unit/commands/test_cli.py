@@ -171,7 +171,7 @@ def test_live_events_as_json_lines() -> None:
 
 def test_live_events_as_plain_lines() -> None:
     done = hangdoc("uneven", "watch")
-    assert done.stdout.startswith("01:37:00  started      job none: ranks 0-2\n")
+    assert done.stdout.startswith("01:37:00Z  started      job none: ranks 0-2\n")
     assert "culprit  rank 2" in done.stdout
     assert "\x1b" not in done.stdout
 
@@ -228,7 +228,7 @@ def test_closed_pipe_is_quiet_and_keeps_the_exit_code(arguments: str, code: int,
 def test_live_watch_ends_soon_when_nobody_reads_even_without_an_event() -> None:
     began = time.monotonic()
     done = shell('"$1" "$2" healthy watch | head -n 1; exit ${PIPESTATUS[0]}')
-    assert (done.returncode, done.stdout) == (0, "01:37:00  started      job none: ranks 0-2\n")
+    assert (done.returncode, done.stdout) == (0, "01:37:00Z  started      job none: ranks 0-2\n")
     assert time.monotonic() - began < 10
 
 

@@ -121,15 +121,15 @@ def test_lines_stop_when_nobody_reads() -> None:
     ids=lambda value: value.kind if isinstance(value, Event) else "",
 )
 def test_event_as_text(given: Event, told: str) -> None:
-    assert "  ".join(part.plain for part in event_parts(given)).startswith(f"01:37:00  {told}")
+    assert "  ".join(part.plain for part in event_parts(given)).startswith(f"01:37:00Z  {told}")
 
 
 def test_long_event_wraps_beside_its_time(console: MakeConsole) -> None:
     shown = screen(console, 60)
     shown.emit(event("problem", text="late " * 20))
     first, second, *_ = picture(shown).strip("\n").splitlines()
-    assert first.startswith("  01:37:00  problem      late late")
-    assert second.startswith(" " * 25 + "late")
+    assert first.startswith("  01:37:00Z  problem      late late")
+    assert second.startswith(" " * 26 + "late")
 
 
 def test_event_as_json() -> None:
