@@ -111,6 +111,10 @@ class Analysis(Protocol):
     `stuck: bool | None`, the rank cannot go on by itself, whatever its stack shows;
     `advancing: bool | None`, the stack does not change but work goes on for the rank (a child process, a growing file).
 
+    An optional attribute `seen_by = ("io", "sockets")` names the probes of which one must have seen a rank: without it,
+    a rule takes every field of the group for unknown. Groups of evidence that is there only when something happened
+    (logs, dumps, exits) have none: there, nothing seen means that nothing happened.
+
     An optional attribute `on_demand = True` defers `derive` until a rule first reads the facts. No other analysis may
     read them, and there are no job facts.
     """

@@ -23,6 +23,11 @@ class Schema:
     job: type
     analyses: tuple[Analysis, ...]
 
+    @property
+    def seen_by(self) -> Mapping[str, frozenset[str]]:
+        """By group of facts the probes of which one must have seen a rank; groups that need none are left out."""
+        return {a.name: frozenset(probes) for a in self.analyses if (probes := getattr(a, "seen_by", ()))}
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -31,6 +36,7 @@ class Facts:
     ranks: tuple[Any, ...]  # instances of Schema.rank, sorted by rank number
     job: Any  # instance of Schema.job
     case: Case
+    seen_by: Mapping[str, frozenset[str]] = field(default_factory=dict)  # as in the schema
 
 
 @dataclass(slots=True)
@@ -119,7 +125,7 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         )
         for evidence, of_groups in zip(case.ranks.values(), zip(*groups, strict=True), strict=True)
     ]
-    return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case)
+    return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case, types.seen_by)
 
 
 class _SortedNames(dict[tuple[str, ...], tuple[str, ...]]):

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from hangdoc.analysis.facts import Facts
 from hangdoc.formatting import name_ranks
+from hangdoc.rules.conditions import Condition, Counted, Members, Path, Quantified, Selected, Term, every
 from hangdoc.rules.loader import Library, Playbook
 from hangdoc.rules.time_limit import TooSlow, allowance
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
 
 if TYPE_CHECKING:
-    from hangdoc.rules.expressions import Expression, Path
+    from hangdoc.rules.conditions import Kind
 
 MAX_LINES = 8  # per line of evidence with `each`
 CPU_S = 1.0  # per playbook; a built-in one takes milliseconds
@@ -61,44 +62,67 @@ def evaluate(
 
 
 def _explained(library: Library, fired: Collection[str]) -> dict[str, str]:
-    """Fired playbooks by id with the playbook that explains them; an explained one still explains others."""
-    over = {p.id: set(p.envelope.over) for p in library.playbooks if p.id in fired}
+    """Fired playbooks that another one explains, by id, with that one; an explained one still explains others.
+
+    Causes explain violated contracts and symptoms, and those explain symptoms; `explains` adds to that, and also turns
+    it round. There is no circle: see `loader.load`.
+    """
+    edges = {id: {other for other in fired if library.explains(id, other)} for id in fired}
+    explained = set().union(*edges.values())
+    roots = sorted(set(fired) - explained)
     dropped: dict[str, str] = {}
-    for cause, explained in sorted(over.items()):
-        root = cause
-        while root in dropped:
-            root = dropped[root]
-        for id in sorted(explained & set(over) - {root}):  # one of a cycle must stay
-            dropped.setdefault(id, cause)
+    for root in roots:
+        left = [root]
+        while left:
+            for id in sorted(edges[left.pop()] - dropped.keys()):
+                dropped[id] = root
+                left.append(id)
     return dropped
 
 
 class _Scope(Mapping[str, Any]):
-    """The job's fact groups and a playbook's selections by name; selections are evaluated lazily."""
+    """What one playbook is evaluated over: the job's facts and its selections, by name; selections are lazy."""
 
     def __init__(self, playbook: Playbook, view: View, lacking: Collection[int]) -> None:
-        from hangdoc.rules.expressions import ALL, UNKNOWN
+        from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
 
-        ranks, job = view.facts.ranks, view.facts.job
+        ranks = view.facts.ranks
         self._playbook, self._view = playbook, view
         self._known = [i for i in range(len(ranks)) if i not in lacking] if lacking else range(len(ranks))
-        self._made = {name: getattr(job, name) for name in type(job).__dataclass_fields__}
-        self._made[ALL] = tuple(ranks[i] for i in self._known) if lacking else ranks
-        self._made[UNKNOWN] = tuple(ranks[i] for i in lacking)
-        self._names = dict.fromkeys((*self._made, *playbook.envelope.ranks, *playbook.envelope.links))
+        self._ranks = tuple(ranks[i] for i in self._known) if lacking else ranks
+        self._made: dict[str, Any] = {
+            "job": view.facts.job,
+            OBSERVED: self._ranks,
+            UNOBSERVED: tuple(ranks[i] for i in lacking),
+        }
+        self._members: dict[int, Members] = {}
+        self._selections = {**playbook.selections.links, **playbook.selections.ranks}
+        self._names = dict.fromkeys((*self._made, *self._selections))
+        self.job = {"job": view.facts.job}
+
+    def members(self, condition: Condition, kind: Kind) -> Members:
+        while isinstance(condition, Selected):
+            condition = condition.condition
+        if id(condition) not in self._members:
+            indices = self._known if kind == "ranks" else range(len(self._view.links))
+            self._members[id(condition)] = self._view.select(condition, kind, indices, self)
+        return self._members[id(condition)]
+
+    def everything(self, kind: Kind) -> Sequence[Any]:
+        return self._ranks if kind == "ranks" else self._view.links
+
+    def unseen(self, thing: Any, reads: Iterable[Path]) -> Sequence[str]:
+        return self._view.unseen(thing, reads)
+
+    def holds(self, condition: Condition) -> bool:
+        """True if the condition over the job is certain."""
+        return condition.truth(self.job, self) is True
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            self._made[name] = self._selected(name)
+            kind: Kind = "ranks" if name in self._playbook.selections.ranks else "links"
+            self._made[name] = self.members(self._selections[name], kind).certain
         return self._made[name]
-
-    def _selected(self, name: str) -> tuple[Any, ...]:
-        expressions, view = self._playbook.expressions, self._view
-        if name in self._playbook.envelope.ranks:
-            return view.select(expressions[("ranks", name)], view.facts.ranks, self._known)
-        if name in self._playbook.envelope.links:
-            return view.select(expressions[("links", name)], view.links, range(len(view.links)))
-        raise KeyError(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -118,7 +142,8 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
     try:
         with allowance(cpu_s):
             scope = _Scope(playbook, view, lacking)
-            if playbook.expressions[("when",)].holds(scope):
+            outcome = playbook.conditions[("when",)].truth(scope.job, scope)
+            if outcome:
                 return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
     except TooSlow:
         slow[playbook.id] = f"{FAILED}: it took more than {cpu_s:.1f} s of CPU time on {len(view.facts.ranks)} ranks"
@@ -127,6 +152,8 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
         return Considered(playbook.id, "unknown", f"{FAILED}: {_error_text(error)}")
     if lacking:
         return Considered(playbook.id, "unknown", unseen)
+    if outcome is None:
+        return Considered(playbook.id, "unknown", view.unknown_because(playbook.conditions[("when",)], scope))
     return Considered(playbook.id, "no", "its condition does not hold")
 
 
@@ -135,7 +162,7 @@ def _doubt(facts: Facts) -> str:
     return str(getattr(getattr(facts.job, "aftermath", None), "doubt", ""))
 
 
-def _finding(playbook: Playbook, scope: Mapping[str, Any], doubts: Sequence[str]) -> tuple[Finding, int]:
+def _finding(playbook: Playbook, scope: _Scope, doubts: Sequence[str]) -> tuple[Finding, int]:
     envelope = playbook.envelope
     raised = _reasons(playbook, scope, "raise")
     lowered = _reasons(playbook, scope, "lower")
@@ -159,17 +186,17 @@ def _finding(playbook: Playbook, scope: Mapping[str, Any], doubts: Sequence[str]
     return replace(finding, reasons=reasons), len(raised)
 
 
-def _reasons(playbook: Playbook, scope: Mapping[str, Any], direction: str) -> list[str]:
+def _reasons(playbook: Playbook, scope: _Scope, direction: str) -> list[str]:
     confidence = playbook.envelope.confidence
     steps = confidence.raise_ if direction == "raise" else confidence.lower
     at = (("confidence", direction, i, "if") for i in range(len(steps)))
-    return [step.because for step, where in zip(steps, at, strict=True) if playbook.expressions[where].holds(scope)]
+    return [step.because for step, where in zip(steps, at, strict=True) if scope.holds(playbook.conditions[where])]
 
 
 class _Texts:
     """Renders the templates of one finding; a template that fails loses its line, not the finding."""
 
-    def __init__(self, playbook: Playbook, scope: Mapping[str, Any]) -> None:
+    def __init__(self, playbook: Playbook, scope: _Scope) -> None:
         self.playbook, self.scope = playbook, scope
         self.failures: list[str] = []
 
@@ -185,10 +212,10 @@ class _Texts:
     def evidence(self) -> Iterable[Proof]:
         for i, line in enumerate(self.playbook.envelope.evidence):
             ranks = self.scope[line.ranks]
-            condition = self.playbook.expressions.get(("evidence", i, "if"))
-            if not ranks or (condition is not None and not condition.holds(self.scope)):
+            condition = self.playbook.conditions.get(("evidence", i, "if"))
+            if not ranks or (condition is not None and not self.scope.holds(condition)):
                 continue
-            each = self.playbook.expressions.get(("evidence", i, "each"))
+            each = self.playbook.listings.get(("evidence", i, "each"))
             rounds = [{}] if each is None else [{"item": item} for item in each.value(self.scope)]
             for more in rounds[:MAX_LINES]:
                 if text := self.one(("evidence", i, "text"), **more):
@@ -198,7 +225,7 @@ class _Texts:
 def _culprits(playbook: Playbook, scope: Mapping[str, Any]) -> tuple[Culprit, ...]:
     """The selected ranks, and culprits from `blame`: processes that hangdoc did not see, or that are no ranks."""
     found = tuple(map(_culprit, scope[playbook.envelope.culprits])) if playbook.envelope.culprits else ()
-    blame = playbook.expressions.get(("blame",))
+    blame = playbook.listings.get(("blame",))
     blamed = [Culprit(one.rank, one.pid, one.host) for one in (blame.value(scope) or () if blame else ())]
     known = {one.rank for one in found if one.rank is not None}
     return (*found, *(one for one in blamed if one.rank is None or one.rank not in known))
@@ -238,6 +265,15 @@ class View:
         self.links: Sequence[Any] = facts.job.network.links if hasattr(facts.job, "network") else ()
         self._columns: dict[tuple[int, Path], list[Any]] = {}
         self._lacking: dict[tuple[str, ...], Lacking] = {}
+        self._groups: dict[tuple[tuple[str, ...], str], Collection[str]] = {}  # not seen, by probes seen and host
+
+    @cached_property
+    def _of_host(self) -> Mapping[str, set[str]]:
+        """The probes with a record of each host."""
+        found: dict[str, set[str]] = {}
+        for shot in self.facts.case.history:
+            found.setdefault(shot.host, set()).update(shot.records)
+        return found
 
     @cached_property
     def seen(self) -> Mapping[frozenset[str], list[int]]:
@@ -245,13 +281,10 @@ class View:
 
         Ranks whose process has ended are left out: there is nothing left to see.
         """
-        of_host: dict[str, set[str]] = {}
-        for shot in self.facts.case.history:
-            of_host.setdefault(shot.host, set()).update(shot.records)
         found: dict[frozenset[str], list[int]] = {}
         for i, rank in enumerate(self.facts.ranks):
             if rank.alive is not False:
-                found.setdefault(frozenset(rank.seen).union(of_host.get(rank.host, ())), []).append(i)
+                found.setdefault(frozenset(rank.seen).union(self._of_host.get(rank.host, ())), []).append(i)
         return found
 
     def lacking(self, needs: tuple[str, ...]) -> Lacking:
@@ -269,17 +302,50 @@ class View:
         who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
         return f"{' and '.join(probes).replace('|', ' or ')} of {who} not seen"
 
-    def select(self, expression: Expression, things: Sequence[Any], indices: Sequence[int]) -> tuple[Any, ...]:
-        """The ranks or links for which the expression is true."""
-        if things is self.facts.ranks and self._kinds.decide(expression):
-            return self._kinds.select(expression, indices)
-        columns = [self._column(things, path) for path in expression.reads if path[0] != "job"]
+    def select(self, condition: Condition, kind: Kind, indices: Sequence[int], scope: _Scope) -> Members:
+        """The ranks or links of these indices by the condition's truth."""
+        things: Sequence[Any] = self.facts.ranks if kind == "ranks" else self.links
+        if kind == "ranks" and self._kinds.decide(condition):
+            return self._kinds.select(condition, indices, scope)
+        paths = [path for path in condition.reads if path[0] != "job"]
+        paths += [("seen",), ("host",), ("alive",)] if kind == "ranks" else []  # they decide what is unknown
+        columns = [self._column(things, path) for path in paths]
         if len(indices) < len(things):
             columns = [[column[i] for i in indices] for column in columns]
         rows = list(zip(*columns, strict=True)) if columns else [()] * len(indices)
         one_of = dict(zip(rows, indices, strict=True))
-        chosen = {row for row, i in one_of.items() if expression.holds(things[i])}
-        return tuple([things[i] for i, row in zip(indices, rows, strict=True) if row in chosen]) if chosen else ()
+        truths = {row: condition.truth(things[i], scope) for row, i in one_of.items()}
+        return _members(things, zip(indices, map(truths.__getitem__, rows), strict=True), set(truths.values()))
+
+    def unseen(self, thing: Any, reads: Iterable[Path]) -> Sequence[str]:
+        """The fact groups among those of these fields whose probes have not seen the rank or the job."""
+        lacking = self._lacking_groups(thing)
+        return [path[0] for path in reads if path[0] in lacking] if lacking else ()
+
+    def _lacking_groups(self, thing: Any) -> Collection[str]:
+        """The fact groups that were not seen of a rank; of one that has ended there is nothing left to see."""
+        seen = getattr(thing, "seen", None)
+        if seen is None or thing.alive is False:  # a link, or the job
+            return ()
+        at = (seen, thing.host)
+        if at not in self._groups:
+            probes = {*seen, *self._of_host.get(thing.host, ())}
+            self._groups[at] = [group for group, needed in self.facts.seen_by.items() if needed.isdisjoint(probes)]
+        return self._groups[at]
+
+    def unknown_because(self, condition: Condition, scope: _Scope) -> str:
+        """Which evidence of which ranks would decide the condition: `io of ranks 0-3 not seen`."""
+        lacking: dict[str, set[int]] = {}
+        for one in every(condition):
+            counted = one.counts if isinstance(one, Counted) else ()
+            inner = [one.condition] if isinstance(one, Quantified) else [condition for _, _, condition in counted]
+            terms = [term for condition in inner for term in every(condition) if isinstance(term, Term)]
+            for rank in [rank for condition in inner for rank in scope.members(condition, "ranks").unknown]:
+                for group in {group for term in terms for group in self.unseen(rank, term.reads)}:
+                    lacking.setdefault(" or ".join(sorted(self.facts.seen_by[group])), set()).add(rank.rank)
+        return "; ".join(
+            f"{probes} of {name_ranks(sorted(ranks))} not seen" for probes, ranks in sorted(lacking.items())
+        )
 
     @cached_property
     def _kinds(self) -> Kinds:
@@ -317,13 +383,21 @@ class Kinds:
         kinds = [numbers.setdefault(row, len(numbers)) for row in zip(*shared.values(), strict=True)]
         return cls(ranks, frozenset(shared), kinds, dict(zip(kinds, ranks, strict=True)))
 
-    def decide(self, expression: Expression) -> bool:
-        """True if ranks of one kind agree on everything that the expression reads."""
-        return all(path[0] in self.shared for path in expression.reads)
+    def decide(self, condition: Condition) -> bool:
+        """True if ranks of one kind agree on everything that the condition reads."""
+        return self.shared.issuperset(("seen", "host", "alive", *(path[0] for path in condition.reads)))
 
-    def select(self, expression: Expression, indices: Sequence[int]) -> tuple[Any, ...]:
-        """The ranks among `indices` for which the expression is true."""
+    def select(self, condition: Condition, indices: Sequence[int], scope: _Scope) -> Members:
+        """The ranks among `indices` by the condition's truth."""
         kinds = self.kinds if len(indices) == len(self.ranks) else [self.kinds[i] for i in indices]
-        chosen = {kind for kind in set(kinds) if expression.holds(self.one_of[kind])}
-        pairs = zip(indices, kinds, strict=True) if chosen else ()
-        return tuple([self.ranks[i] for i, kind in pairs if kind in chosen])
+        truths = {kind: condition.truth(self.one_of[kind], scope) for kind in set(kinds)}
+        return _members(self.ranks, zip(indices, map(truths.__getitem__, kinds), strict=True), set(truths.values()))
+
+
+def _members(things: Sequence[Any], truths: Iterable[tuple[int, bool | None]], occurring: set[bool | None]) -> Members:
+    """The things by their truth; `occurring`: the truths among them."""
+    if not occurring - {False}:
+        return Members()
+    found = list(truths)
+    certain = tuple([things[i] for i, truth in found if truth])
+    return Members(certain, tuple([things[i] for i, truth in found if truth is None]) if None in occurring else ())

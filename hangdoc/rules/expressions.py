@@ -1,4 +1,4 @@
-"""Typed rules: expressions of the rule-engine library, compiled against the dataclasses of the facts.
+"""Typed terms of conditions: expressions of the rule-engine library, compiled against the dataclasses of the facts.
 
 Users bring their own playbooks, and the library is no sandbox: it reads any attribute of an object of unknown type, and
 a regular expression or a large number can block it. `_check_syntax` refuses such expressions before the library parses
@@ -13,23 +13,25 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from rule_engine import Context, DataType, Rule, ast, builtins, errors
 
+from hangdoc.analysis import thresholds
 from hangdoc.analysis.facts import Schema
 from hangdoc.rules import regex_limits, time_limit
+from hangdoc.rules.conditions import Condition, Counted, Joined, Kind, Not, Path, Quantified, Selected, Term
 
-ALL = "all"  # selection: every rank that the needed probes have seen
-UNKNOWN = "unknown"  # selection: ranks that some needed probe has not seen
+OBSERVED = "observed"  # selection: every rank that the needed probes have seen
+UNOBSERVED = "unobserved"  # selection: ranks that some needed probe has not seen
+QUANTIFIERS = ("any", "all", "none")
 
 MAX_LENGTH = 2_000  # characters of an expression
 MAX_TOKENS = 500  # of an expression
-MAX_NESTING = 60  # levels; `a or b or c` has two
-
-Path = tuple[str, ...]
+MAX_NESTING = 60  # levels of a term; `a + b + c` has two
+MAX_PARENTHESES = 20  # within one another
 
 # Tokens of an expression: no power, no shift, no date, and no number without bound.
 _TOKEN = re.compile(
@@ -43,6 +45,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _AFTER_REGEX = frozenset({"", ")", "]", "}", ",", "?", ":", "??", "==", "!=", "and", "or", "if", "for"})
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _FUNCTIONS = ("abs", "all", "any", "max", "min", "sum")  # functions of the library, as `$name`
 _METHODS = ("as_lower", "as_upper", "ends_with", "is_empty", "length", "starts_with")  # methods of text and lists
 
@@ -51,6 +54,12 @@ _OPERATORS = {"eq": "==", "ne": "!="}
 _REMEDY = "see the expressions of the built-in playbooks"
 # Raised by the library for an invalid rule: its own errors, and those of constant folding (`1 / 0`).
 _REFUSALS = (errors.EngineError, ArithmeticError, LookupError, TypeError, ValueError)
+# What a term may not contain, and what to write instead.
+_NOT_IN_TERMS = {
+    ast.CoalesceExpression: ("`??` has no place in a condition", "leave it out: what was not seen is unknown"),
+    ast.LogicExpression: ("`and` or `or` within a term", "put the comparison on each side of it"),
+    ast.TernaryExpression: ("`? :` in a condition", "write it with `and` and `or`"),
+}
 
 
 class RuleError(ValueError):
@@ -62,22 +71,27 @@ class RuleError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Expression:
-    """A compiled expression."""
+class Listing:
+    """A compiled expression with a list as value (`each`, `blame`)."""
 
     text: str
     rule: Rule
-    reads: tuple[Path, ...]  # fields that the value depends on
-
-    def holds(self, thing: Any) -> bool:
-        """True if the expression holds for `thing`; raises TooSlow and any error of the library."""
-        time_limit.check()
-        return bool(self.rule.evaluate(thing))
 
     def value(self, thing: Any) -> Any:
-        """Value for `thing`; raises TooSlow and any error of the library."""
+        """The list; raises TooSlow and any error of the library."""
         time_limit.check()
         return self.rule.evaluate(thing)
+
+
+@dataclass(frozen=True, slots=True)
+class Selections:
+    """The selections of a playbook, as far as they are compiled."""
+
+    ranks: dict[str, Condition] = field(default_factory=dict)
+    links: dict[str, Condition] = field(default_factory=dict)
+
+    def of(self, kind: Kind) -> dict[str, Condition]:
+        return self.links if kind == "links" else self.ranks
 
 
 class Compiler:
@@ -86,54 +100,209 @@ class Compiler:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.link = _link_type(schema.job)  # None: no analysis provides links
-        self._rank = _object(schema.rank)
-        self._job = _object(schema.job)
-        self._link = None if self.link is None else _object(self.link)
-        self._rank_context = _Context(self._rank.attributes)
-        self._link_context = None if self._link is None else _Context(self._link.attributes)
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Reserved names: the job's fact groups and the two built-in selections."""
-        return (*self._job.attributes, ALL, UNKNOWN)
+        rank, job = _object(schema.rank), _object(schema.job)
+        link = None if self.link is None else _object(self.link)
+        self._job = _names({"job": _without_nulls(job)})
+        self._of: dict[Kind, Mapping[str, Any] | None] = {
+            "ranks": _names(_without_nulls(rank).attributes),
+            "links": None if link is None else _names(_without_nulls(link).attributes),
+        }
+        self._listed: dict[Kind, Any] = {"ranks": rank, "links": link}
+        self._job_with_nulls = job
 
     def hints(self, ranks: Iterable[str], links: Iterable[str]) -> dict[str, Any]:
-        """Type hints of the names in expressions over the job."""
-        hints = dict(typing.get_type_hints(self.schema.job))
-        hints |= dict.fromkeys((ALL, UNKNOWN, *ranks), types.GenericAlias(tuple, (self.schema.rank, ...)))
+        """Type hints of the names in templates."""
+        hints: dict[str, Any] = {"job": self.schema.job}
+        hints |= dict.fromkeys((OBSERVED, UNOBSERVED, *ranks), types.GenericAlias(tuple, (self.schema.rank, ...)))
         return hints | dict.fromkeys(links, types.GenericAlias(tuple, (self.link, ...)))
 
-    def over_rank(self, text: str) -> Expression:
-        """An expression over one rank; raises RuleError."""
-        return _compile(text, self._rank_context, self._rank.attributes)
+    def reserved(self, kind: Kind) -> tuple[str, ...]:
+        """Names that no selection may have: those of the facts, and the words of the language."""
+        return ("job", OBSERVED, UNOBSERVED, "count", *QUANTIFIERS, *(self._of[kind] or ()))
 
-    def over_link(self, text: str) -> Expression:
-        """An expression over one link; raises RuleError."""
-        if self._link is None or self._link_context is None:
+    def selection(self, text: str, kind: Kind, above: Selections) -> Condition:
+        """A condition over one rank or one link, which may name the selections above it; raises RuleError."""
+        if self._of[kind] is None:
             raise RuleError(
                 "rules over links need the analysis `network`, which is not here", "take the `links` rules out"
             )
-        return _compile(text, self._link_context, self._link.attributes)
+        return _Parser(text, self, kind, above).whole()
 
-    def over_job(self, text: str, ranks: Iterable[str], links: Iterable[str]) -> Expression:
-        """An expression over the job's groups and the selections of these names; raises RuleError."""
-        names = {**self._job.attributes, **dict.fromkeys((ALL, UNKNOWN, *ranks), DataType.ARRAY(self._rank))}
-        if self._link is not None:
-            names |= dict.fromkeys(links, DataType.ARRAY(self._link))
-        return _compile(text, _Context(names), names)
+    def condition(self, text: str, selections: Selections) -> Condition:
+        """A condition over the job, and over the ranks and links by any(), all(), none(), count(); raises RuleError."""
+        return _Parser(text, self, None, selections).whole()
+
+    def listing(self, text: str, selections: Selections) -> Listing:
+        """An expression with a list as value; raises RuleError."""
+        names = {"job": self._job_with_nulls, OBSERVED: DataType.ARRAY(self._listed["ranks"])}
+        for kind in typing.get_args(Kind):
+            names |= dict.fromkeys(selections.of(kind), DataType.ARRAY(self._listed[kind]))
+        return Listing(text, _compile(text, _Context(names), names))
+
+    def term(self, text: str, kind: Kind | None, counts: Iterable[str] = ()) -> tuple[Rule, tuple[Path, ...]]:
+        """A term and the fields that it reads; raises RuleError."""
+        names = dict(self._job if kind is None else self._of[kind] or {}) | dict.fromkeys(counts, DataType.FLOAT)
+        rule = _compile(text, _Context(names), names)
+        root = rule.statement.expression
+        for node in _all(root):
+            for refused, (sentence, remedy) in _NOT_IN_TERMS.items():
+                if isinstance(node, refused):
+                    raise RuleError(sentence, remedy)
+            if type(node) is ast.ComparisonExpression:
+                _check_comparison(node)
+            if isinstance(node, ast.ComprehensionExpression) and _of_records(node.iterable):
+                raise RuleError("a list comprehension over records", "write `any(...)`, `none(...)` or `count(...)`")
+        if DataType.is_type(root.result_type, DataType.OBJECT):
+            raise RuleError(f"`{text}` is a whole record", "name a field of it")
+        paths = dict.fromkeys(path for path in _reads(root) if path[0] in names and path[0] not in counts)
+        return rule, tuple(path for path in paths if not thresholds.is_name(path[0]))
 
 
-def lint(expression: Expression, truth: bool = True) -> Iterator[RuleError]:
-    """Legal but wrong: missing evidence that would count as "no", and comparisons that can never hold.
+class _Parser:
+    """Splits a condition at `and`, `or`, `not`, parentheses and quantifiers; the library gets the terms."""
 
-    `truth`: the expression as a whole is used as a condition.
-    """
-    yield from _lint(expression.rule.statement.expression, truth)
+    def __init__(self, text: str, compiler: Compiler, kind: Kind | None, selections: Selections) -> None:
+        self._text, self._compiler, self._kind, self._selections = text, compiler, kind, selections
+        self._tokens = [*_check_syntax(text), ("", "", len(text), len(text))]
+        self._at = 0
+        self._depth = 0
+
+    def whole(self) -> Condition:
+        found = self._or()
+        if self._word():
+            raise RuleError(f"syntax error at {self._word()!r}", _REMEDY)
+        return found
+
+    def _word(self, ahead: int = 0) -> str:
+        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)][1]
+
+    def _or(self) -> Condition:
+        return self._joined("or", lambda: self._joined("and", self._not))
+
+    def _joined(self, word: typing.Literal["and", "or"], inner: Callable[[], Condition]) -> Condition:
+        found = [inner()]
+        while self._word() == word:
+            self._at += 1
+            found.append(inner())
+        return found[0] if len(found) == 1 else Joined(word, tuple(found))
+
+    def _not(self) -> Condition:
+        count = 0
+        while self._word() == "not":
+            self._at, count = self._at + 1, count + 1
+        found = self._operand()
+        return Not(found) if count % 2 else found
+
+    def _operand(self) -> Condition:
+        start = self._at
+        if self._word() == "(" and self._word_after(start) in ("", ")", "and", "or"):
+            return self._group()
+        if self._kind is None and self._word() in QUANTIFIERS and self._word(1) == "(":
+            word, end = self._word(), self._closing(start + 1)
+            if self._tokens[end + 1][1] in ("", ")", "and", "or"):
+                self._at = end + 1
+                kind, condition = self._inner(start + 2, end)
+                return Quantified(typing.cast(typing.Literal["any", "all", "none"], word), kind, condition)
+        self._skip_term()
+        if self._at == start:
+            written = self._text[self._tokens[start][2] :][:20]
+            raise RuleError(f"syntax error at {written!r}", _REMEDY)
+        return self._term(start, self._at)
+
+    def _group(self) -> Condition:
+        self._depth += 1
+        if self._depth > MAX_PARENTHESES:
+            raise RuleError("is nested too deeply", "split it into several selections")
+        self._at += 1
+        found = self._or()
+        if self._word() != ")":
+            raise RuleError(f"syntax error at {self._word()!r}", _REMEDY)
+        self._at += 1
+        self._depth -= 1
+        return found
+
+    def _closing(self, opening: int) -> int:
+        """Index of the token that closes the parenthesis at `opening`."""
+        depth = 0
+        for at in range(opening, len(self._tokens)):
+            depth += (self._tokens[at][1] in _OPENING) - (self._tokens[at][1] in _CLOSING)
+            if not depth:
+                return at
+        raise RuleError("a parenthesis is not closed", "close it")
+
+    def _word_after(self, opening: int) -> str:
+        return self._tokens[self._closing(opening) + 1][1]
+
+    def _skip_term(self) -> None:
+        while self._word() and self._word() not in ("and", "or", ")", "]", "}"):
+            self._at = self._closing(self._at) + 1 if self._word() in _OPENING else self._at + 1
+
+    def _written(self, start: int, end: int) -> str:
+        """The text of the tokens from `start` up to, not including, `end`."""
+        return self._text[self._tokens[start][2] : self._tokens[end - 1][3]] if end > start else ""
+
+    def _inner(self, start: int, end: int) -> tuple[Kind, Condition]:
+        """The condition within a quantifier: over links if it names one of their selections, else over ranks."""
+        names = {self._tokens[at][1] for at in range(start, end) if self._tokens[at][0] == "name"}
+        kind: Kind = "links" if names & self._selections.links.keys() else "ranks"
+        if not self._written(start, end):
+            raise RuleError("a quantifier without a condition", "name a selection: `any(waiting)`")
+        return kind, _Parser(self._written(start, end), self._compiler, kind, self._selections).whole()
+
+    def _term(self, start: int, end: int) -> Condition:
+        text = self._written(start, end)
+        if self._kind is not None:
+            if end == start + 1 and text in self._selections.of(self._kind):
+                return Selected(text, self._selections.of(self._kind)[text])
+            if end == start + 1 and text == OBSERVED:
+                return Term(OBSERVED, (), lambda thing: True)
+        elif counts := [
+            at for at in range(start, end - 1) if [t[1] for t in self._tokens[at : at + 2]] == ["count", "("]
+        ]:
+            return self._counted(text, start, end, counts)
+        elif end == start + 1 and text in (*self._selections.ranks, *self._selections.links):
+            raise RuleError(f"`{text}` is a selection, not a condition", f"write `any({text})` or `none({text})`")
+        rule, reads = self._compiler.term(text, self._kind)
+        root = rule.statement.expression
+        comparison = type(root) is ast.ComparisonExpression
+        return Term(
+            text,
+            reads,
+            lambda thing: bool(rule.evaluate(thing)),
+            without=(comparison and root.type == "ne") or isinstance(root, ast.UnaryExpression),
+            tests_null=comparison and any(isinstance(side, ast.NullExpression) for side in (root.left, root.right)),
+        )
+
+    def _counted(self, text: str, start: int, end: int, counts: list[int]) -> Condition:
+        found: list[tuple[str, Kind, Condition]] = []
+        pieces, at = [], start
+        for number, counted in enumerate(counts):
+            closing = self._closing(counted + 1)
+            found.append((f"count_{number}", *self._inner(counted + 2, closing)))
+            pieces += [self._written(at, counted), f"count_{number}"]
+            at = closing + 1
+        pieces.append(self._written(at, end))
+        rule, _ = self._compiler.term(" ".join(pieces), None, [name for name, _, _ in found])
+        exact = type(rule.statement.expression) is ast.ComparisonExpression
+        return Counted(text, tuple(found), lambda job, numbers: bool(rule.evaluate({**job, **numbers})), exact)
 
 
 def _object(kind: type) -> Any:
     # Not strict: fields of types unknown to the library stay unchecked; strict, every rule would fail.
     return DataType.OBJECT.from_dataclass(kind.__name__, kind, strict=False)
+
+
+def _without_nulls(definition: Any) -> Any:
+    """The same type, every field of it taken for seen: `Term` evaluates nothing that is null."""
+    inner = DataType.NULLABLE.unwrap(definition)
+    if DataType.is_type(inner, DataType.OBJECT):
+        return DataType.OBJECT(inner.name, {name: _without_nulls(of) for name, of in inner.attributes.items()})
+    return inner
+
+
+def _names(names: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The names of a scope, with those of the thresholds."""
+    return {**names, **dict.fromkeys(thresholds.names(), DataType.FLOAT)}
 
 
 class _Context(Context):  # type: ignore[misc]  # the library is not typed here
@@ -180,6 +349,8 @@ def _field(thing: Any, name: str) -> Any:
         return thing[name]
     if name in getattr(type(thing), "__dataclass_fields__", ()):
         return getattr(thing, name)
+    if thresholds.is_name(name):
+        return thresholds.value(name)
     raise errors.SymbolResolutionError(name, thing=thing)
 
 
@@ -191,7 +362,7 @@ def _link_type(job: type) -> type | None:
     return kind if isinstance(kind, type) and is_dataclass(kind) else None
 
 
-def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Expression:
+def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Rule:
     _check_syntax(text)
     try:
         rule = Rule(text, context=context)
@@ -204,33 +375,36 @@ def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Expressi
     for node in _all(rule.statement.expression):
         if isinstance(node, ast.FuzzyComparisonExpression):
             node.left = _Truncated(node.left)
-    reads = dict.fromkeys(path for path in _reads(rule.statement.expression) if path[0] in fields)
-    return Expression(text, rule, tuple(reads))
+    return rule
 
 
-def _check_syntax(text: str) -> None:
-    """Refuse what the library must not even parse, as it evaluates constants and matches patterns while parsing."""
+def _check_syntax(text: str) -> list[tuple[str, str, int, int]]:
+    """The tokens (kind, text, begin, end); refuses what the library must not even parse.
+
+    The library evaluates constants and matches patterns while it parses.
+    """
     if len(text) > MAX_LENGTH:
         raise RuleError(f"is longer than {MAX_LENGTH} characters", "split it into several selections")
-    tokens, at = list[tuple[str, str]](), 0
+    found, at = list[tuple[str, str, int, int]](), 0
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+        token = _TOKEN.match(text, at)
+        if token is None:
             written = text[at : at + 20].partition("\n")[0]
             raise RuleError(f"syntax error at {written!r}", _REMEDY)
-        at = found.end()
-        if found.lastgroup:
-            tokens.append((found.lastgroup, found[0]))
-    if len(tokens) > MAX_TOKENS:
+        if token.lastgroup:
+            found.append((token.lastgroup, token[0], at, token.end()))
+        at = token.end()
+    if len(found) > MAX_TOKENS:
         raise RuleError(f"has more than {MAX_TOKENS} tokens", "split it into several selections")
-    tokens += [("", ""), ("", "")]
-    for (kind, sign), (literal, pattern), (_, after) in zip(tokens, tokens[1:], tokens[2:], strict=False):
+    ahead = [(kind, word) for kind, word, _, _ in found] + [("", ""), ("", "")]
+    for (kind, sign), (literal, pattern), (_, after) in zip(ahead, ahead[1:], ahead[2:], strict=False):
         if kind == "name" and sign.startswith("_"):
             raise RuleError(f"unknown name `{sign}`", "names of facts begin with a letter")
         if kind == "regex":
             if literal != "text" or after not in _AFTER_REGEX:
                 raise RuleError(f"`{sign}` needs one quoted pattern on its right", "write the pattern there, in quotes")
             _check_pattern(pattern, searched=sign.endswith("~~"))
+    return found
 
 
 def _check_pattern(literal: str, searched: bool) -> None:
@@ -252,15 +426,14 @@ def _refusal(error: BaseException, fields: Mapping[str, Any]) -> RuleError:
     if isinstance(error, errors.AttributeResolutionError):
         known = getattr(error.object, "attributes", None) or _METHODS
         return RuleError(f"unknown field `{error.attribute_name}`", _suggest(error.attribute_name, known))
-    message = error.message if isinstance(error, errors.EngineError) else str(error) or type(error).__name__
-    if "nullable" in message:
-        return RuleError(f"{message.split(' (')[0]}: an operand may be unseen", "give a default with `??`")
-    return RuleError(message, _REMEDY)
+    return RuleError(
+        error.message if isinstance(error, errors.EngineError) else str(error) or type(error).__name__, _REMEDY
+    )
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    names = sorted(name for name in known if not thresholds.is_name(name))
+    near = difflib.get_close_matches(name, [*names, *thresholds.names()], n=1, cutoff=0.6)
     return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names)}"
 
 
@@ -316,56 +489,26 @@ def _reads(node: ast.ExpressionBase) -> Iterator[Path]:
             yield from _reads(child)
 
 
-def _lint(node: ast.ExpressionBase, truth: bool) -> Iterator[RuleError]:
-    if truth and _nullable(node):
-        yield RuleError(f"{_name(node)} may be unseen, and would then count as no", "write `(... ?? false)`")
-    if type(node) is ast.ComparisonExpression:
-        yield from _lint_comparison(node)
-    elif isinstance(node, ast.ContainsExpression) and _nullable(node.member):
-        yield RuleError(f"{_name(node.member)} before `in` may be unseen", "write `(... ?? value) in`")
-    elif isinstance(node, ast.FunctionCallExpression):
-        for argument in node.arguments:
-            if _nullable_members(argument):
-                yield RuleError(f"members of {_name(argument)} may be unseen", "use `??` on each of them")
-    asked = _asked_for_truth(node)
-    for child in _children(node):
-        yield from _lint(child, any(child is one for one in asked))
-
-
-def _lint_comparison(node: ast.ComparisonExpression) -> Iterator[RuleError]:
-    sides = (node.left, node.right)
+def _check_comparison(node: ast.ComparisonExpression) -> None:
+    """Refuse comparisons that can never hold, and those with an empty text: null is not empty."""
+    sides, operator = (node.left, node.right), _OPERATORS[node.type]
     if any(isinstance(side, ast.NullExpression) for side in sides):
-        return  # a test whether it was seen
-    operator = _OPERATORS[node.type]
-    for side in sides:
-        if _nullable(side):
-            yield RuleError(f"{_name(side)} next to `{operator}` may be unseen", "write `(... ?? value)`")
+        return
+    for side, other in (sides, sides[::-1]):
+        if isinstance(side, ast.StringExpression) and side.value == "":
+            remedy = f"write `{_name(other)}` or `not {_name(other)}`"
+            raise RuleError(f"`{operator}` with an empty text: where there is none, the field may be null", remedy)
     left, right = (DataType.NULLABLE.unwrap(side.result_type) for side in sides)
     if not DataType.is_compatible(left, right):
         kinds = f"{_TYPE_NAMES.get(left.name, left.name)} with {_TYPE_NAMES.get(right.name, right.name)}"
-        yield RuleError(f"`{operator}` compares {kinds}, which are never equal", "compare values of one type")
+        raise RuleError(f"`{operator}` compares {kinds}, which are never equal", "compare values of one type")
 
 
-def _asked_for_truth(node: ast.ExpressionBase) -> tuple[Any, ...]:
-    """Children of a node that are used as conditions."""
-    if isinstance(node, ast.LogicExpression):
-        return (node.left, node.right)
-    if isinstance(node, ast.UnaryExpression) and node.type == "not":
-        return (node.right,)
-    if isinstance(node, (ast.TernaryExpression, ast.ComprehensionExpression)):
-        return (node.condition,)
-    return ()
-
-
-def _nullable(node: ast.ExpressionBase) -> bool:
-    return bool(DataType.is_type(node.result_type, DataType.NULLABLE))
-
-
-def _nullable_members(node: ast.ExpressionBase) -> bool:
-    kind = node.result_type
-    return bool(DataType.is_type(kind, DataType.ARRAY) and DataType.is_type(kind.value_type, DataType.NULLABLE))
+def _of_records(node: ast.ExpressionBase) -> bool:
+    kind = DataType.NULLABLE.unwrap(node.result_type)
+    return bool(DataType.is_type(kind, DataType.ARRAY) and DataType.is_type(kind.value_type, DataType.OBJECT))
 
 
 def _name(node: ast.ExpressionBase) -> str:
     path = _path(node)
-    return f"`{'.'.join(path)}`" if path else "a value"
+    return ".".join(path) if path else "the value"

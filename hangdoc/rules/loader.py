@@ -5,20 +5,26 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
     import yaml
 
     from hangdoc.analysis.facts import Schema
-    from hangdoc.rules.expressions import Compiler, Expression
+    from hangdoc.rules.conditions import Condition, Kind
+    from hangdoc.rules.expressions import Compiler, Listing, Selections
     from hangdoc.rules.schema import Envelope, Location
     from hangdoc.rules.templates import Text
 
+T = TypeVar("T")
+
 FILE = "playbook.yaml"
+LAYERS = ("cause", "contract", "symptom")
 MAX_PLAYBOOKS = 500  # of one directory
 MAX_BYTES = 256 * 1024  # of a playbook file
 MAX_DEPTH = 20
@@ -43,11 +49,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Playbook:
-    """A compiled playbook; expressions and templates by their location in the file."""
+    """A compiled playbook; conditions, lists and templates by their location in the file."""
 
     file: Path
     envelope: Envelope
-    expressions: Mapping[Location, Expression]
+    selections: Selections
+    conditions: Mapping[Location, Condition]
+    listings: Mapping[Location, Listing]
     templates: Mapping[Location, Text]
     lines: Mapping[Location, int]
 
@@ -56,12 +64,29 @@ class Playbook:
         return self.envelope.id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Library:
     """The playbooks in order of id, and the problems of those that were skipped."""
 
     playbooks: tuple[Playbook, ...]
     problems: tuple[Problem, ...] = ()
+
+    def explains(self, id: str, other: str) -> bool:
+        """True if the finding of one playbook explains that of another."""
+        return other in self._explained.get(id, ())
+
+    @cached_property
+    def _explained(self) -> Mapping[str, frozenset[str]]:
+        """The playbooks that each one explains: those of the layers after its own, and those that it names.
+
+        One that names a playbook of an earlier layer is not explained by it.
+        """
+        named = {p.id: frozenset(p.envelope.explains) for p in self.playbooks}
+        layer = {p.id: LAYERS.index(p.envelope.layer) for p in self.playbooks}
+        return {
+            id: named[id] | {other for other in layer if layer[id] < layer[other] and id not in named[other]}
+            for id in layer
+        }
 
 
 def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | None = None) -> Library:
@@ -88,7 +113,43 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
                 place = f"{first.file}:{first.lines[('id',)]}"
                 duplicate = f"the id {playbook.id!r} is already used by {place}, which takes precedence"
                 problems.append(Problem(file, playbook.lines[("id",)], duplicate, "rename one of the two"))
-    return Library(tuple(kept[id] for id in sorted(kept)), tuple(problems))
+    library = Library(tuple(kept[id] for id in sorted(kept)))
+    return Library(library.playbooks, (*problems, *_relation_problems(library)))
+
+
+def _relation_problems(library: Library) -> Iterator[Problem]:
+    """Unknown playbooks in `explains` and `look_alikes`, and circles of explanations."""
+    known = {playbook.id: playbook for playbook in library.playbooks}
+    for playbook in library.playbooks:
+        for at in ("explains", "look_alikes"):
+            for name in getattr(playbook.envelope, at):
+                if name not in known:
+                    line = _line(playbook.lines, (at, name))
+                    yield Problem(playbook.file, line, f"`{at}`: there is no playbook {name!r}", _suggest(name, known))
+    for circle in _circles({id: [other for other in known if library.explains(id, other)] for id in known}):
+        first = known[circle[0]]
+        path = " -> ".join((*circle, circle[0]))
+        line = _line(first.lines, ("explains",))
+        yield Problem(first.file, line, f"playbooks explain each other: {path}", "take one out of `explains`")
+
+
+def _circles(edges: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
+    """One circle through each playbook that is on one, each circle once."""
+    known: set[frozenset[str]] = set()
+    for start in edges:
+        paths = deque([[start]])
+        reached = {start}
+        while paths:
+            path = paths.popleft()
+            if start in edges[path[-1]]:
+                if frozenset(path) not in known:
+                    known.add(frozenset(path))
+                    yield path
+                break
+            for other in edges[path[-1]]:
+                if other not in reached:
+                    reached.add(other)
+                    paths.append([*path, other])
 
 
 def _files(directory: Path) -> tuple[list[Path], list[Problem]]:
@@ -117,17 +178,6 @@ def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playb
     return (None if problems else playbook), tuple(problems)
 
 
-def lint(playbook: Playbook) -> tuple[Problem, ...]:
-    """Legal but wrong expressions: see `expressions.lint`. A playbook that `load` returned has none."""
-    from hangdoc.rules import expressions
-
-    return tuple(
-        Problem(playbook.file, _line(playbook.lines, at), f"{_where(at)}: {wrong.sentence}", wrong.remedy)
-        for at, expression in playbook.expressions.items()
-        for wrong in expressions.lint(expression, truth=at[-1] not in ("each", "blame"))
-    )
-
-
 def _probe_names() -> frozenset[str]:
     import probes
 
@@ -151,9 +201,16 @@ class _Reader:
         if envelope is None:
             return None
         self._check(envelope)
-        playbook = Playbook(self.file, envelope, self._expressions(envelope), self._templates(envelope), self.lines)
-        self.problems.extend(lint(playbook))
-        return playbook
+        selections = self._selections(envelope)
+        return Playbook(
+            self.file,
+            envelope,
+            selections,
+            self._each(envelope.conditions(), lambda text: self.compiler.condition(text, selections)),
+            self._each(envelope.lists(), lambda text: self.compiler.listing(text, selections)),
+            self._templates(envelope),
+            self.lines,
+        )
 
     def _say(self, at: Location, sentence: str, remedy: str) -> None:
         self.problems.append(Problem(self.file, _line(self.lines, at), sentence, remedy))
@@ -231,7 +288,7 @@ class _Reader:
             return None
 
     def _check(self, envelope: Envelope) -> None:
-        from hangdoc.rules.expressions import ALL, UNKNOWN
+        from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
 
         folder = self.file.resolve().parent.name
         if envelope.id != folder:
@@ -242,32 +299,33 @@ class _Reader:
             for probe in need.split("|"):
                 if probe not in self.probes:
                     self._say(("needs", i), f"needs an unknown probe {probe!r}", _suggest(probe, self.probes))
-        for kind, selections in (("ranks", envelope.ranks), ("links", envelope.links)):
-            for name in selections:
-                if name in self.compiler.groups or (kind == "links" and name in envelope.ranks):
-                    self._say((kind, name), f"the selection `{name}` has a reserved or duplicate name", "rename it")
+        for at, kind, _ in _selections(envelope):
+            name = str(at[1])
+            if name in self.compiler.reserved(kind) or (kind == "links" and name in envelope.select):
+                self._say(at, f"the selection `{name}` has a reserved or duplicate name", "rename it")
         for at, name, of_links in envelope.names():
-            known = envelope.links if of_links else {*envelope.ranks, ALL, UNKNOWN}
+            known = envelope.links if of_links else {*envelope.select, OBSERVED, UNOBSERVED}
             if name not in known:
                 kind = "links" if of_links else "ranks"
                 self._say(at, f"{_where(at)}: there is no selection of {kind} named `{name}`", _suggest(name, known))
 
-    def _expressions(self, envelope: Envelope) -> dict[Location, Expression]:
+    def _selections(self, envelope: Envelope) -> Selections:
+        from hangdoc.rules.expressions import Selections
+
+        found = Selections()
+        for at, kind, text in _selections(envelope):
+            made = self._each([(at, text)], partial(self.compiler.selection, kind=kind, above=found))
+            found.of(kind).update((str(name), condition) for (_, name), condition in made.items())
+        return found
+
+    def _each(self, written: Iterable[tuple[Location, str]], compile: Callable[[str], T]) -> dict[Location, T]:
+        """What was written at each location, compiled; problems are noted."""
         from hangdoc.rules.expressions import RuleError
 
-        compiler = self.compiler
-        sources: list[tuple[Location, str]] = [*envelope.conditions(), *envelope.lists()]
-        sources += [(("ranks", name), text) for name, text in envelope.ranks.items()]
-        sources += [(("links", name), text) for name, text in envelope.links.items()]
-        found = {}
-        for at, text in sources:
+        found: dict[Location, T] = {}
+        for at, text in written:
             try:
-                if at[0] == "ranks":
-                    found[at] = compiler.over_rank(text)
-                elif at[0] == "links":
-                    found[at] = compiler.over_link(text)
-                else:
-                    found[at] = compiler.over_job(text, envelope.ranks, envelope.links)
+                found[at] = compile(text)
             except RuleError as error:
                 self._say(at, f"{_where(at)}: {error.sentence}", error.remedy)
         return found
@@ -275,7 +333,7 @@ class _Reader:
     def _templates(self, envelope: Envelope) -> dict[Location, Text]:
         from hangdoc.rules import templates
 
-        names = self.compiler.hints(envelope.ranks, envelope.links)
+        names = self.compiler.hints(envelope.select, envelope.links)
         found = {}
         for at, text in envelope.templates():
             each = at[0] == "evidence" and envelope.evidence[int(at[1])].each is not None
@@ -283,6 +341,12 @@ class _Reader:
                 self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "fix it")
             found[at] = templates.Text(text)
         return found
+
+
+def _selections(envelope: Envelope) -> Iterator[tuple[Location, Kind, str]]:
+    """The selections in order: location, kind, expression."""
+    yield from ((("select", name), "ranks", text) for name, text in envelope.select.items())
+    yield from ((("links", name), "links", text) for name, text in envelope.links.items())
 
 
 def _shortened(text: str) -> str:
@@ -319,7 +383,6 @@ def _fields(at: Location) -> Iterator[str]:
         "evidence": envelope.Line,
         "reproducer": envelope.Reproducer,
         "expect": envelope.Expect,
-        "not_this": envelope.LookAlike,
     }
     parents = [models[part] for part in at[:-1] if part in models] or [envelope.Envelope]
     for name, field in parents[-1].model_fields.items():

@@ -61,13 +61,20 @@ class Confidence(_Model):
 
 
 class Line(_Model):
-    """A line of evidence; omitted if `if` does not hold or the selection `ranks` is empty."""
+    """A line of evidence; omitted if `if` does not hold or its selection is empty.
 
-    probe: Text
-    ranks: Selection = "all"
+    Without a text it says where the ranks are: operation and site, from their stacks.
+    """
+
+    probe: Text = "stacks"
+    ranks: Selection = "observed"
     if_: Text | None = Field(None, alias="if")
     each: Text | None = None  # an expression with a list: one line per member, `item` in the template
-    text: Text
+    text: Text = ""
+
+    @property
+    def template(self) -> str:
+        return self.text or f"{{{{ {self.ranks}|standing }}}}"
 
 
 class Expect(_Model):
@@ -100,11 +107,6 @@ class Reproducer(Start):
     within_s: float = Field(gt=0)
 
 
-class LookAlike(_Model):
-    id: Id
-    tell: Text
-
-
 class Envelope(_Model):
     """A playbook as written in its file."""
 
@@ -112,8 +114,10 @@ class Envelope(_Model):
     cls: Annotated[str, AfterValidator(_class)] = Field("", alias="class")
     status: Annotated[str, AfterValidator(_status)] = "stalled"
     title: Text
+    layer: Literal["cause", "contract", "symptom"] = "symptom"  # each explains the layers after it
+    explains: tuple[Id, ...] = Field(default=(), max_length=MAX_PARTS)  # in addition
     needs: tuple[Short, ...] = Field(default=(), max_length=MAX_PARTS)  # probes; "a|b": either
-    ranks: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)
+    select: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)  # of ranks, in order
     links: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)
     when: Text
     culprits: Selection | None = None
@@ -122,12 +126,11 @@ class Envelope(_Model):
     )
     blame_links: Selection | None = None
     confidence: Confidence = Confidence.model_validate({})
-    over: tuple[Id, ...] = Field(default=(), max_length=MAX_PARTS)
     summary: Text
     evidence: tuple[Line, ...] = Field(default=(), max_length=MAX_PARTS)
     actions: tuple[Text, ...] = Field(default=(), max_length=MAX_PARTS)
     reproducer: Reproducer | None = None
-    not_this: tuple[LookAlike, ...] = ()
+    look_alikes: dict[Id, Text] = Field(default={}, max_length=MAX_PARTS)  # by playbook: how to tell them apart
 
     @model_validator(mode="after")
     def _faulty_has_class(self) -> Envelope:
@@ -158,7 +161,7 @@ class Envelope(_Model):
         """Templates, by location."""
         yield ("summary",), self.summary
         for i, line in enumerate(self.evidence):
-            yield ("evidence", i, "text"), line.text
+            yield ("evidence", i, "text"), line.template
         for i, action in enumerate(self.actions):
             yield ("actions", i), action
 

@@ -40,6 +40,7 @@ _ALLOWED = (
     nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Sub, nodes.Div, nodes.FloorDiv, nodes.Neg, nodes.Pos,
     nodes.List, nodes.Tuple,
 )  # fmt: skip
+_PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 _OF_LOOPS = ("first", "index", "index0", "last", "length")  # fields of `loop`
 
 
@@ -257,6 +258,30 @@ def _by(ranks: Iterable[Any], path: str, digits: int | None = None) -> str:
     return ", ".join(f"{value} on {_ranks(group)}" for value, group in groups.items()) or "unknown"
 
 
+def _standing(ranks: Iterable[Any]) -> str:
+    """`all_reduce at train (train.py:24)`; where ranks differ, what each of them is in."""
+    groups: dict[str, list[Any]] = {}
+    for rank in ranks:
+        doing = rank.stack.op or rank.stack.phase
+        groups.setdefault(f"{doing} at {rank.stack.site}" if rank.stack.site else doing, []).append(rank)
+    if len(groups) == 1:
+        return next(iter(groups))
+    return ", ".join(f"{doing} on {_ranks(group)}" for doing, group in groups.items())
+
+
+def _verb(ranks: Iterable[Any], verb: str) -> str:
+    """The verb (`is`, `was`, `has`, `wait`) as it agrees with the ranks: `rank 2 waits`, `ranks 0-1 wait`."""
+    many = len(list(ranks)) != 1
+    if verb in _PLURALS:
+        return _PLURALS[verb] if many else verb
+    return verb if many else f"{verb}es" if verb.endswith(("s", "sh", "ch", "x", "z", "o")) else f"{verb}s"
+
+
+def _plural(ranks: Iterable[Any], singular: str, plural: str) -> str:
+    """The word for one rank, or that for several: `it`, `them`."""
+    return plural if len(list(ranks)) != 1 else singular
+
+
 def _values(things: Iterable[Any], path: str) -> Iterator[Any]:
     for thing in things:
         value = thing
@@ -319,6 +344,9 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "links": _links,
     "ways": _ways,
     "sites": _sites,
+    "standing": _standing,
+    "verb": _verb,
+    "plural": _plural,
     "attr": _attr,
     "by": _by,
     "seconds": formatting.seconds,

@@ -83,6 +83,7 @@ class ResourcesJob:
 @dataclass(slots=True)
 class ResourcesAnalysis:
     name: str = "resources"
+    seen_by = ("cpu",)
     order: int = 8
     rank_facts: type | None = ResourcesFacts
     job_facts: type | None = ResourcesJob

@@ -43,6 +43,7 @@ class DataPathFacts:
 @dataclass(slots=True)
 class DataPathAnalysis:
     name: str = "skew"
+    seen_by = ("environ", "io")
     order: int = 48
     rank_facts: type | None = DataPathFacts
     job_facts: type | None = None

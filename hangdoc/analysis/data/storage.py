@@ -60,6 +60,7 @@ UNSEEN = StorageFacts()
 @dataclass(slots=True)
 class StorageAnalysis:
     name: str = "storage"
+    seen_by = ("io", "aftermath")
     order: int = 43  # after `helpers`
     rank_facts: type | None = StorageFacts
     job_facts: type | None = None

@@ -193,6 +193,7 @@ class NetworkJob:
 @dataclass(slots=True)
 class NetworkAnalysis:
     name: str = "network"
+    seen_by = ("sockets",)
     order: int = 40
     rank_facts: type | None = NetworkFacts
     job_facts: type | None = NetworkJob

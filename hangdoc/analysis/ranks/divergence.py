@@ -85,6 +85,7 @@ class Difference:
 @dataclass(slots=True)
 class DivergenceAnalysis:
     name: str = "position"
+    seen_by = ("stacks", "aftermath")
     order: int = 30
     rank_facts: type | None = DivergenceFacts
     job_facts: type | None = DivergenceJob

@@ -36,6 +36,7 @@ class ProcessFacts:
 @dataclass(slots=True)
 class ProcessAnalysis:
     name: str = "process"
+    seen_by = ("cpu",)
     order: int = 5
     rank_facts: type | None = ProcessFacts
     job_facts: type | None = None

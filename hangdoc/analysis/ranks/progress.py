@@ -96,6 +96,7 @@ class Look(NamedTuple):
 @dataclass(slots=True)
 class ProgressAnalysis:
     name: str = "progress"
+    seen_by = ("stacks", "cpu")
     order: int = 20
     rank_facts: type | None = ProgressFacts
     job_facts: type | None = ProgressJob

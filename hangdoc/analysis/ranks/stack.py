@@ -62,6 +62,7 @@ class StackFacts:
 @dataclass(slots=True)
 class StackAnalysis:
     name: str = "stack"
+    seen_by = ("stacks", "aftermath")
     order: int = 10
     rank_facts: type | None = StackFacts
     job_facts: type | None = None

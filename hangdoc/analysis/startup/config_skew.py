@@ -73,6 +73,7 @@ class Difference:
 @dataclass(slots=True)
 class SettingsAnalysis:
     name: str = "settings"
+    seen_by = ("environ", "cpu", "versions")
     order: int = 44  # before startup, which needs `sizes`
     rank_facts: type | None = SettingsFacts
     job_facts: type | None = SettingsJob

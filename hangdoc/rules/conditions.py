@@ -1,0 +1,227 @@
+"""Conditions of playbooks: `and`, `or` and `not` over typed terms, in Kleene's three-valued logic.
+
+A term is true, false or unknown. It is unknown where it reads a fact group whose probes have not seen the rank (or the
+job): `false and unknown` is false, `true or unknown` is true, anything else with unknown is unknown. A field that is
+null in a group that was seen means "there is none": it equals nothing, and no comparison holds of it.
+
+The terms themselves are expressions of the rule-engine library: see `expressions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, Protocol
+
+from hangdoc.rules import time_limit
+
+Truth = bool | None  # None: unknown
+Path = tuple[str, ...]
+Kind = Literal["ranks", "links"]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The ranks or links of which a condition is true, and those of which it is unknown."""
+
+    certain: tuple[Any, ...] = ()
+    unknown: tuple[Any, ...] = ()
+
+
+class Scope(Protocol):
+    """What a condition is evaluated over."""
+
+    def members(self, condition: Condition, kind: Kind) -> Members:
+        """The observed ranks, or the links, by their truth."""
+
+    def everything(self, kind: Kind) -> Sequence[Any]:
+        """Every observed rank, or every link."""
+
+    def unseen(self, thing: Any, reads: Iterable[Path]) -> Sequence[str]:
+        """The fact groups among those of these fields whose probes have not seen the rank (or the job)."""
+
+
+class Condition(Protocol):
+    """A node of a compiled condition."""
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        """The fields that the outcome depends on; empty for a condition over the job, other than a term."""
+
+    def truth(self, thing: Any, scope: Scope) -> Truth:
+        """The outcome for a rank, a link or the job; raises TooSlow, and any error of the library."""
+
+    def parts(self) -> Sequence[Condition]:
+        """The conditions that it joins."""
+
+    def __str__(self) -> str:
+        """The condition as a rule author writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Conditions joined by `and` or `or`."""
+
+    word: Literal["and", "or"]
+    conditions: tuple[Condition, ...]
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(chain.from_iterable(one.reads for one in self.conditions)))
+
+    def truth(self, thing: Any, scope: Scope) -> Truth:
+        decisive = self.word == "or"
+        outcome: Truth = not decisive
+        for one in self.conditions:
+            found = one.truth(thing, scope)
+            if found is decisive:
+                return decisive
+            outcome = None if found is None else outcome
+        return outcome
+
+    def parts(self) -> Sequence[Condition]:
+        return self.conditions
+
+    def __str__(self) -> str:
+        return f" {self.word} ".join(f"({one})" if isinstance(one, Joined) else str(one) for one in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The opposite of a condition."""
+
+    condition: Condition
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        return self.condition.reads
+
+    def truth(self, thing: Any, scope: Scope) -> Truth:
+        found = self.condition.truth(thing, scope)
+        return None if found is None else not found
+
+    def parts(self) -> Sequence[Condition]:
+        return (self.condition,)
+
+    def __str__(self) -> str:
+        return f"not ({self.condition})" if isinstance(self.condition, Joined) else f"not {self.condition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A typed expression over the fields of one rank, one link or the job."""
+
+    text: str
+    reads: tuple[Path, ...]
+    holds: Callable[[Any], bool]  # of values that are all there
+    without: bool = False  # its value if a field is null
+    tests_null: bool = False  # `x == null`: null is no obstacle
+
+    def truth(self, thing: Any, scope: Scope) -> Truth:
+        time_limit.check()
+        if scope.unseen(thing, self.reads):
+            return None
+        if not self.tests_null and any(_value(thing, path) is None for path in self.reads):
+            return self.without
+        return self.holds(thing)
+
+    def parts(self) -> Sequence[Condition]:
+        return ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The name of a selection further up, true of its members."""
+
+    name: str
+    condition: Condition
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        return self.condition.reads
+
+    def truth(self, thing: Any, scope: Scope) -> Truth:
+        return self.condition.truth(thing, scope)
+
+    def parts(self) -> Sequence[Condition]:
+        return (self.condition,)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Quantified:
+    """`any(...)`, `all(...)` or `none(...)` of the ranks, or of the links."""
+
+    word: Literal["any", "all", "none"]
+    kind: Kind
+    condition: Condition
+
+    reads: tuple[Path, ...] = ()
+
+    def truth(self, thing: Any, scope: Scope) -> Truth:
+        found = scope.members(self.condition, self.kind)
+        if self.word == "all":
+            left = len(scope.everything(self.kind)) - len(found.certain) - len(found.unknown)
+            return False if left else None if found.unknown else True
+        some = True if found.certain else None if found.unknown else False
+        return some if self.word == "any" or some is None else not some
+
+    def parts(self) -> Sequence[Condition]:
+        return (self.condition,)
+
+    def __str__(self) -> str:
+        return f"{self.word}({self.condition})"
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A comparison in which `count(...)` of ranks or links occurs."""
+
+    text: str
+    counts: tuple[tuple[str, Kind, Condition], ...]  # with the name that stands for the count in the term
+    term: Callable[[Any, dict[str, int]], bool]  # with the job, and the counts by name
+    exact: bool  # `==` or `!=`: false below and above does not mean false between
+
+    reads: tuple[Path, ...] = ()
+
+    def truth(self, thing: Any, scope: Scope) -> Truth:
+        found = {name: scope.members(condition, kind) for name, kind, condition in self.counts}
+        least = {name: len(members.certain) for name, members in found.items()}
+        most = {name: least[name] + len(members.unknown) for name, members in found.items()}
+        if least == most:
+            return self.term(thing, least)
+        if self.exact:
+            return None
+        low, high = self.term(thing, least), self.term(thing, most)
+        return low if low is high else None
+
+    def parts(self) -> Sequence[Condition]:
+        return tuple(condition for _, _, condition in self.counts)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _value(thing: Any, path: Path) -> Any:
+    """The value of a field; None if it, or a record on the way, is null."""
+    value = thing[path[0]] if isinstance(thing, dict) else getattr(thing, path[0])
+    for name in path[1:]:
+        if value is None:
+            return None
+        value = getattr(value, name)
+    return value
+
+
+def every(condition: Condition) -> Iterator[Condition]:
+    """A condition and all conditions below it, those of the selections that it names included."""
+    left = [condition]
+    while left:
+        one = left.pop()
+        yield one
+        left.extend(one.parts())
