@@ -10,6 +10,7 @@ import typer
 
 from hangdoc.commands.options import Playbooks
 from hangdoc.commands.output import progress, say, write
+from hangdoc.commands.runbook import known, print_explanations
 from hangdoc.commands.watch import print_verdicts, worst
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ def command(
             "--html", metavar="FILE", dir_okay=False, help="Also write an HTML page to FILE, readable only by you."
         ),
     ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            "--explain",
+            metavar="ID",
+            help="Also print why the playbook ID applies or not: every condition of it, with its value.",
+            autocompletion=known,
+        ),
+    ] = None,
     playbooks: Playbooks = None,
 ) -> int:
     """Find out from its files why a job was stuck or failed.
@@ -42,21 +52,28 @@ def command(
     hangdoc report logs/ /tmp/fr_dumps      logs and Flight Recorder dumps together
     hangdoc report stacks.txt --markdown    pasted `py-spy dump` output, as a ticket
     hangdoc report logs/ --html page.html   a self-contained page for the ticket
+    hangdoc report rec/ --explain straggler why this playbook applies, or does not
 
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     if json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
+    from hangdoc.diagnose import load_judge
     from hangdoc.incident.incident import incidents
     from hangdoc.postmortem.report import Unrecognised, report
+    from hangdoc.rules.runbook import require
+
+    if explain is not None:
+        require(explain, playbooks or ())
 
     def say_lines(text: str) -> None:
         for line in text.splitlines():
             say(line)
 
+    judge = load_judge(tuple(playbooks or ()), say_lines)
     try:
         with progress() as read:
-            found = report(tuple(sources), tuple(playbooks or ()), say_lines, read)
+            found = report(tuple(sources), warn=say_lines, progress=read, judge=judge)
     except Unrecognised as error:
         say_lines(str(error))
         return 3
@@ -68,6 +85,8 @@ def command(
         write(document(verdicts, files, made[0].problems).rstrip("\n"))
     else:
         print_verdicts(verdicts, json, files)
+    if explain is not None:
+        print_explanations(judge, found, explain, json)
     if html:
         _write_page(html, made)
     return worst(verdicts)

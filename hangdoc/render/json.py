@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hangdoc.recording.verdict_json import to_json
 from hangdoc.verdict import Verdict
 
 if TYPE_CHECKING:
+    from hangdoc.rules.explanation import Explanation
     from hangdoc.watch.run import Event
 
 
@@ -23,6 +25,11 @@ def event_line(event: Event) -> str:
     if event.verdict is not None:
         fields["verdict"] = to_json(event.verdict)
     return line(fields)
+
+
+def explanation_line(explanation: Explanation, job: str) -> str:
+    """Why a playbook applies to a job, or does not, on one line."""
+    return line({"job": job, **asdict(explanation)})
 
 
 def line(value: Any) -> str:

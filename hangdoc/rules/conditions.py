@@ -122,7 +122,7 @@ class Term:
         time_limit.check()
         if scope.unseen(thing, self.reads):
             return None
-        if not self.tests_null and any(_value(thing, path) is None for path in self.reads):
+        if not self.tests_null and any(value(thing, path) is None for path in self.reads):
             return self.without
         return self.holds(thing)
 
@@ -208,14 +208,14 @@ class Counted:
         return self.text
 
 
-def _value(thing: Any, path: Path) -> Any:
+def value(thing: Any, path: Path) -> Any:
     """The value of a field; None if it, or a record on the way, is null."""
-    value = thing[path[0]] if isinstance(thing, dict) else getattr(thing, path[0])
+    found = thing[path[0]] if isinstance(thing, dict) else getattr(thing, path[0])
     for name in path[1:]:
-        if value is None:
+        if found is None:
             return None
-        value = getattr(value, name)
-    return value
+        found = getattr(found, name)
+    return found
 
 
 def every(condition: Condition) -> Iterator[Condition]:

@@ -80,7 +80,7 @@ def _explained(library: Library, fired: Collection[str]) -> dict[str, str]:
     return dropped
 
 
-class _Scope(Mapping[str, Any]):
+class PlaybookScope(Mapping[str, Any]):
     """What one playbook is evaluated over: the job's facts and its selections, by name; selections are lazy."""
 
     def __init__(self, playbook: Playbook, view: View, lacking: Collection[int]) -> None:
@@ -141,7 +141,7 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
     cpu_s = CPU_S + CPU_S_PER_RANK * len(view.facts.ranks)
     try:
         with allowance(cpu_s):
-            scope = _Scope(playbook, view, lacking)
+            scope = PlaybookScope(playbook, view, lacking)
             outcome = playbook.conditions[("when",)].truth(scope.job, scope)
             if outcome:
                 return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
@@ -162,7 +162,7 @@ def _doubt(facts: Facts) -> str:
     return str(getattr(getattr(facts.job, "aftermath", None), "doubt", ""))
 
 
-def _finding(playbook: Playbook, scope: _Scope, doubts: Sequence[str]) -> tuple[Finding, int]:
+def _finding(playbook: Playbook, scope: PlaybookScope, doubts: Sequence[str]) -> tuple[Finding, int]:
     envelope = playbook.envelope
     raised = _reasons(playbook, scope, "raise")
     lowered = _reasons(playbook, scope, "lower")
@@ -186,7 +186,7 @@ def _finding(playbook: Playbook, scope: _Scope, doubts: Sequence[str]) -> tuple[
     return replace(finding, reasons=reasons), len(raised)
 
 
-def _reasons(playbook: Playbook, scope: _Scope, direction: str) -> list[str]:
+def _reasons(playbook: Playbook, scope: PlaybookScope, direction: str) -> list[str]:
     confidence = playbook.envelope.confidence
     steps = confidence.raise_ if direction == "raise" else confidence.lower
     at = (("confidence", direction, i, "if") for i in range(len(steps)))
@@ -196,7 +196,7 @@ def _reasons(playbook: Playbook, scope: _Scope, direction: str) -> list[str]:
 class _Texts:
     """Renders the templates of one finding; a template that fails loses its line, not the finding."""
 
-    def __init__(self, playbook: Playbook, scope: _Scope) -> None:
+    def __init__(self, playbook: Playbook, scope: PlaybookScope) -> None:
         self.playbook, self.scope = playbook, scope
         self.failures: list[str] = []
 
@@ -302,7 +302,7 @@ class View:
         who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
         return f"{' and '.join(probes).replace('|', ' or ')} of {who} not seen"
 
-    def select(self, condition: Condition, kind: Kind, indices: Sequence[int], scope: _Scope) -> Members:
+    def select(self, condition: Condition, kind: Kind, indices: Sequence[int], scope: PlaybookScope) -> Members:
         """The ranks or links of these indices by the condition's truth."""
         things: Sequence[Any] = self.facts.ranks if kind == "ranks" else self.links
         if kind == "ranks" and self._kinds.decide(condition):
@@ -333,19 +333,21 @@ class View:
             self._groups[at] = [group for group, needed in self.facts.seen_by.items() if needed.isdisjoint(probes)]
         return self._groups[at]
 
-    def unknown_because(self, condition: Condition, scope: _Scope) -> str:
-        """Which evidence of which ranks would decide the condition: `io of ranks 0-3 not seen`."""
-        lacking: dict[str, set[int]] = {}
+    def unknown_because(self, condition: Condition, scope: PlaybookScope) -> str:
+        """The evidence that would decide a condition over the job: `io of ranks 0-3 not seen`."""
+        found: dict[str, set[int]] = {}
         for one in every(condition):
-            counted = one.counts if isinstance(one, Counted) else ()
-            inner = [one.condition] if isinstance(one, Quantified) else [condition for _, _, condition in counted]
-            terms = [term for condition in inner for term in every(condition) if isinstance(term, Term)]
-            for rank in [rank for condition in inner for rank in scope.members(condition, "ranks").unknown]:
-                for group in {group for term in terms for group in self.unseen(rank, term.reads)}:
-                    lacking.setdefault(" or ".join(sorted(self.facts.seen_by[group])), set()).add(rank.rank)
-        return "; ".join(
-            f"{probes} of {name_ranks(sorted(ranks))} not seen" for probes, ranks in sorted(lacking.items())
-        )
+            for inner in one.parts() if isinstance(one, (Quantified, Counted)) else ():
+                for rank in scope.members(inner, "ranks").unknown:
+                    for probes in self.lacking_evidence(inner, [rank]):
+                        found.setdefault(probes, set()).add(rank.rank)
+        return "; ".join(f"{probes} of {name_ranks(sorted(ranks))} not seen" for probes, ranks in sorted(found.items()))
+
+    def lacking_evidence(self, condition: Condition, ranks: Sequence[Any]) -> list[str]:
+        """The probes (`io or aftermath`) that have not seen one of the ranks, and that the condition depends on."""
+        terms = [term for term in every(condition) if isinstance(term, Term)]
+        groups = {group for rank in ranks for term in terms for group in self.unseen(rank, term.reads)}
+        return sorted({" or ".join(sorted(self.facts.seen_by[group])) for group in groups})
 
     @cached_property
     def _kinds(self) -> Kinds:
@@ -387,7 +389,7 @@ class Kinds:
         """True if ranks of one kind agree on everything that the condition reads."""
         return self.shared.issuperset(("seen", "host", "alive", *(path[0] for path in condition.reads)))
 
-    def select(self, condition: Condition, indices: Sequence[int], scope: _Scope) -> Members:
+    def select(self, condition: Condition, indices: Sequence[int], scope: PlaybookScope) -> Members:
         """The ranks among `indices` by the condition's truth."""
         kinds = self.kinds if len(indices) == len(self.ranks) else [self.kinds[i] for i in indices]
         truths = {kind: condition.truth(self.one_of[kind], scope) for kind in set(kinds)}
