@@ -32,6 +32,7 @@ MAX_LENGTH = 2_000  # characters of an expression
 MAX_TOKENS = 500  # of an expression
 MAX_NESTING = 60  # levels of a term; `a + b + c` has two
 MAX_PARENTHESES = 20  # within one another
+MAX_SIZE = 2_000  # terms of a condition, with those of the selections that it names
 
 # Tokens of an expression: no power, no shift, no date, and no number without bound.
 _TOKEN = re.compile(
@@ -89,6 +90,7 @@ class Selections:
 
     ranks: dict[str, Condition] = field(default_factory=dict)
     links: dict[str, Condition] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # terms of each, with those of the selections that it names
 
     def of(self, kind: Kind) -> dict[str, Condition]:
         return self.links if kind == "links" else self.ranks
@@ -120,13 +122,15 @@ class Compiler:
         """Names that no selection may have: those of the facts, and the words of the language."""
         return ("job", OBSERVED, UNOBSERVED, "count", *QUANTIFIERS, *(self._of[kind] or ()))
 
-    def selection(self, text: str, kind: Kind, above: Selections) -> Condition:
-        """A condition over one rank or one link, which may name the selections above it; raises RuleError."""
+    def selection(self, name: str, kind: Kind, above: Selections, text: str) -> None:
+        """Adds a condition over one rank or one link, which may name the selections above it; raises RuleError."""
         if self._of[kind] is None:
             raise RuleError(
                 "rules over links need the analysis `network`, which is not here", "take the `links` rules out"
             )
-        return _Parser(text, self, kind, above).whole()
+        parser = _Parser(text, self, kind, above)
+        found = parser.whole()
+        above.of(kind)[name], above.sizes[name] = found, parser.size
 
     def condition(self, text: str, selections: Selections) -> Condition:
         """A condition over the job, and over the ranks and links by any(), all(), none(), count(); raises RuleError."""
@@ -166,11 +170,14 @@ class _Parser:
         self._tokens = [*_check_syntax(text), ("", "", len(text), len(text))]
         self._at = 0
         self._depth = 0
+        self.size = 0  # terms so far
 
     def whole(self) -> Condition:
         found = self._or()
         if self._word():
             raise RuleError(f"syntax error at {self._word()!r}", _REMEDY)
+        if self.size > MAX_SIZE:
+            raise RuleError(f"has more than {MAX_SIZE} terms, with those of its selections", "make it simpler")
         return found
 
     def _word(self, ahead: int = 0) -> str:
@@ -247,12 +254,17 @@ class _Parser:
         kind: Kind = "links" if names & self._selections.links.keys() else "ranks"
         if not self._written(start, end):
             raise RuleError("a quantifier without a condition", "name a selection: `any(waiting)`")
-        return kind, _Parser(self._written(start, end), self._compiler, kind, self._selections).whole()
+        inner = _Parser(self._written(start, end), self._compiler, kind, self._selections)
+        found = inner.whole()
+        self.size += inner.size
+        return kind, found
 
     def _term(self, start: int, end: int) -> Condition:
         text = self._written(start, end)
+        self.size += 1
         if self._kind is not None:
             if end == start + 1 and text in self._selections.of(self._kind):
+                self.size += self._selections.sizes[text]
                 return Selected(text, self._selections.of(self._kind)[text])
             if end == start + 1 and text == OBSERVED:
                 return Term(OBSERVED, (), lambda thing: True)

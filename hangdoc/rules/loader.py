@@ -314,8 +314,7 @@ class _Reader:
 
         found = Selections()
         for at, kind, text in _selections(envelope):
-            made = self._each([(at, text)], partial(self.compiler.selection, kind=kind, above=found))
-            found.of(kind).update((str(name), condition) for (_, name), condition in made.items())
+            self._each([(at, text)], partial(self.compiler.selection, str(at[1]), kind, found))
         return found
 
     def _each(self, written: Iterable[tuple[Location, str]], compile: Callable[[str], T]) -> dict[Location, T]:
