@@ -224,8 +224,8 @@ def playbook(folder: Path, id: str = "mine", name: str = "", **changes: Any) -> 
         "class": "collective_wait",
         "title": "Mine",
         "needs": "[stacks]",
-        "ranks": "{stuck: stall.still ?? false}",
-        "when": "stall.stalled and stuck.length > 99",
+        "select": "{stuck: stall.still}",
+        "when": "job.stall.stalled and count(stuck) > 99",
         "culprits": "stuck",
         "confidence": "{base: low}",
         "summary": "Something of mine.",
@@ -240,8 +240,8 @@ def playbook(folder: Path, id: str = "mine", name: str = "", **changes: Any) -> 
 
 
 def test_broken_playbooks_are_named_and_the_others_go_on(hung: Trial, tmp_path: Path) -> None:
-    typo = playbook(tmp_path, "typo", when="stall.staled")
-    kind = playbook(tmp_path, "kind", when="stall.seconds + title > 3")
+    typo = playbook(tmp_path, "typo", when="job.stall.staled")
+    kind = playbook(tmp_path, "kind", when="job.stall.seconds + title > 3")
     key = playbook(tmp_path, "key", sumary="x")
     level = playbook(tmp_path, "level", confidence="{base: 7}")
     yaml = playbook(tmp_path, "yaml", title="[")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hangdoc.analysis.facts import Facts, Schema, schema
 from hangdoc.evidence import Snapshot
 from hangdoc.rules.loader import Library, load
 
-PROBES = frozenset({"cpu", "stacks", "host"})
+PROBES = frozenset({"cpu", "stacks", "io", "host"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,13 @@ class StackFacts:
     step: float | None = None
     depth: int = 0
     names: tuple[str, ...] = ()
+    phase: str = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFacts:
+    share: float | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +63,28 @@ class Group:
     name: str
     rank_facts: type | None = None
     job_facts: type | None = None
+    seen_by: tuple[str, ...] = ()
     order: int = 0
 
     def derive(self, case: Case) -> Any:
         raise NotImplementedError
 
 
-STACK, STALL, NETWORK = Group("stack", StackFacts), Group("stall", None, StallJob), Group("network", None, NetworkJob)
-SCHEMA = schema((STACK, STALL, NETWORK))
+STACK, STORAGE = Group("stack", StackFacts, seen_by=("stacks",)), Group("storage", StorageFacts, seen_by=("io",))
+STALL, NETWORK = Group("stall", None, StallJob), Group("network", None, NetworkJob)
+SCHEMA = schema((STACK, STORAGE, STALL, NETWORK))
 
 
 def facts(
     *stacks: StackFacts | None,
+    storage: Sequence[StorageFacts | None] = (),
     stall: StallJob | None = None,
     network: NetworkJob | None = None,
     dead: frozenset[int] = frozenset(),
     numbered: bool = True,
     types: Schema = SCHEMA,
 ) -> Facts:
-    """Ranks with these facts; None: the stacks of that rank were not seen."""
+    """Ranks with these facts; None, or no `storage`: the probe has not seen that rank."""
     job = types.job(stall=stall or StallJob(True, 41.0), network=network or NetworkJob())
     ranks = tuple(
         types.rank(
@@ -80,14 +92,15 @@ def facts(
             pid=100 + number,
             host=f"node{number % 2}",
             alive=number not in dead,
-            seen=("cpu",) if stack is None else ("cpu", "stacks"),
+            seen=("cpu", *(("io",) if written else ()), *(("stacks",) if stack else ())),
             job=job,
             stack=stack or StackFacts(),
+            storage=written or StorageFacts(),
         )
-        for number, stack in enumerate(stacks)
+        for number, (stack, written) in enumerate(zip_longest(stacks, storage[: len(stacks)]))
     )
     shots = [Snapshot(host, 0.0, "t", (), {"host": object()}) for host in ("node0", "node1")]
-    return Facts(ranks, job, Case(shots, {}))
+    return Facts(ranks, job, Case(shots, {}), types.seen_by)
 
 
 def playbook(**changes: Any) -> dict[str, Any]:
@@ -97,8 +110,8 @@ def playbook(**changes: Any) -> dict[str, Any]:
         "class": "collective_wait",
         "title": "A rank is late",
         "needs": ["stacks"],
-        "ranks": {"late": "not (stack.waits ?? true)", "waiting": "stack.waits ?? false"},
-        "when": "stall.stalled and late.length > 0",
+        "select": {"late": "not stack.waits", "waiting": "stack.waits"},
+        "when": "job.stall.stalled and any(late)",
         "culprits": "late",
         "summary": "{{ late|ranks }}: {{ waiting|ranks }} at {{ waiting|sites }}.",
         **changes,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis.facts import schema
-from hangdoc.rules.loader import lint, load
-from tests.support.toy_schema import PROBES, SCHEMA, STACK, STALL, library, playbook, write
+from hangdoc.rules.loader import load
+from tests.support.toy_schema import PROBES, SCHEMA, STACK, STALL, STORAGE, library, playbook, write
 
 
 def problems(directory: Path, **changes: Any) -> list[tuple[str, str]]:
@@ -19,8 +19,12 @@ def problems(directory: Path, **changes: Any) -> list[tuple[str, str]]:
 
 def test_a_sound_playbook(tmp_path: Path) -> None:
     found = library(tmp_path, playbook())
-    assert [p.id for p in found.playbooks] == ["late"]
-    assert lint(found.playbooks[0]) == ()
+    (one,) = found.playbooks
+    assert one.id == "late"
+    assert [*one.selections.ranks] == ["late", "waiting"]
+    assert [*one.conditions] == [("when",)]
+    assert [*one.listings] == []
+    assert [*one.templates] == [("summary",)]
 
 
 @pytest.mark.parametrize(
@@ -34,28 +38,43 @@ def test_a_sound_playbook(tmp_path: Path) -> None:
         ({"class": None}, "the file: `class` is missing: only `status: healthy` has none", ""),
         ({"status": "broken"}, "`status`: unknown status 'broken'", "known are stalled"),
         ({"needs": ["stack"]}, "needs an unknown probe 'stack'", "did you mean `stacks`?"),
-        ({"ranks": {"late": "stack.wait ?? false"}}, "`ranks.late`: unknown field `wait`", "did you mean `waits`?"),
-        ({"ranks": {"late": "stak.waits ?? false"}}, "`ranks.late`: unknown name `stak`", "did you mean `stack`?"),
-        ({"ranks": {"late": "stack.depth >"}}, "`ranks.late`: syntax error", ""),
+        ({"ranks": {"late": "stack.waits"}}, "unknown field `ranks`", ""),
+        ({"over": ["late"]}, "unknown field `over`", ""),
+        ({"not_this": []}, "unknown field `not_this`", ""),
+        ({"layer": "reason"}, "`layer`: Input should be 'cause', 'contract' or 'symptom'", ""),
+        ({"explains": "late"}, "`explains`: Input should be a valid tuple", ""),
+        ({"look_alikes": ["late"]}, "`look_alikes`: Input should be a valid dictionary", ""),
+        ({"look_alikes": {"late": ""}}, "`look_alikes.late`: String should have at least 1 character", ""),
+        ({"select": {"late": "stack.wait"}}, "`select.late`: unknown field `wait`", "did you mean `waits`?"),
+        ({"select": {"late": "stak.waits"}}, "`select.late`: unknown name `stak`", "did you mean `stack`?"),
+        ({"select": {"late": "stack.depth >"}}, "`select.late`: syntax error", ""),
+        ({"select": {"late": 'stack.depth > "x"'}}, "`select.late`: data type mismatch", ""),
+        ({"select": {"late": "1 / 0 > 1"}}, "`select.late`: ", ""),
+        ({"select": {"late": 'host =~ "("'}}, "`select.late`: invalid regular expression", ""),
+        ({"select": {"late": "true", "observed": "true"}}, "the selection `observed` has a reserved", ""),
+        ({"select": {"late": "true", "unobserved": "true"}}, "the selection `unobserved` has a reserved", ""),
+        ({"select": {"late": "true", "any": "true"}}, "the selection `any` has a reserved or duplicate name", ""),
+        ({"select": {"late": "true", "none": "true"}}, "the selection `none` has a reserved or duplicate name", ""),
+        ({"select": {"late": "true", "all": "true"}}, "the selection `all` has a reserved or duplicate name", ""),
+        ({"select": {"late": "true", "count": "true"}}, "the selection `count` has a reserved or duplicate name", ""),
+        ({"select": {"late": "true", "job": "true"}}, "the selection `job` has a reserved or duplicate name", ""),
+        ({"select": {"late": "true", "stack": "true"}}, "the selection `stack` has a reserved or duplicate name", ""),
+        ({"links": {"dead": "true"}}, "the selection `dead` has a reserved or duplicate name", ""),
         (
-            {"ranks": {"late": "stack.step > 3"}},
-            "`ranks.late`: data type mismatch: an operand may be unseen",
-            "with `??`",
-        ),
-        ({"ranks": {"late": 'stack.depth > "x"'}}, "`ranks.late`: data type mismatch", ""),
-        ({"ranks": {"late": "1 / 0 > 1"}}, "`ranks.late`: ", ""),
-        ({"ranks": {"late": 'host =~ "("'}}, "`ranks.late`: invalid regular expression", ""),
-        ({"ranks": {"late": "true", "all": "true"}}, "the selection `all` has a reserved or duplicate name", ""),
-        ({"ranks": {"late": "true", "stall": "true"}}, "the selection `stall` has a reserved or duplicate name", ""),
-        (
-            {"ranks": {"late": "true"}, "links": {"late": "true"}},
+            {"select": {"late": "true"}, "links": {"late": "true"}},
             "the selection `late` has a reserved or duplicate name",
             "",
         ),
-        ({"ranks": {"late": "true", "Late": "true"}}, "`ranks.Late`: String should match pattern", ""),
-        ({"when": "lat.length > 0"}, "`when`: unknown name `lat`", "did you mean `late`?"),
-        ({"when": "stall.stalld"}, "`when`: unknown field `stalld`", "did you mean `stalled`?"),
-        ({"when": "late[0].stack.opp == null"}, "`when`: unknown field `opp`", "did you mean `op`?"),
+        ({"select": {"late": "true", "Late": "true"}}, "`select.Late`: String should match pattern", ""),
+        pytest.param(
+            {"when": "any(lat)"}, "`when`: unknown name `lat`", "did you mean `late`?",
+            marks=pytest.mark.xfail(strict=True, reason="no selection is suggested"),
+        ),
+        ({"when": "job.stall.stalld"}, "`when`: unknown field `stalld`", "did you mean `stalled`?"),
+        ({"when": "any(stack.opp == null)"}, "`when`: unknown field `opp`", "did you mean `op`?"),
+        ({"blame": "late[0].stack.opp"}, "`blame`: unknown field `opp`", "did you mean `op`?"),
+        ({"blame": "lat"}, "`blame`: unknown name `lat`", "did you mean `late`?"),
+        ({"evidence": [{"each": "job.network.line", "text": "x"}]}, "`evidence.0.each`: unknown field `line`", "lines"),
         ({"culprits": "lat"}, "`culprits`: there is no selection of ranks named `lat`", "did you mean `late`?"),
         ({"blame_links": "late"}, "`blame_links`: there is no selection of links named `late`", "known are none"),
         (
@@ -63,10 +82,12 @@ def test_a_sound_playbook(tmp_path: Path) -> None:
             "`evidence.0.ranks`: there is no selection of ranks named `lat`",
             "did you mean `late`?",
         ),
-        ({"evidence": [{"probe": "stacks", "txt": "x"}]}, "`evidence.0.text` is missing", ""),
+        ({"evidence": [{"probe": "stacks", "txt": "x"}]}, "unknown field `evidence.0.txt`", "did you mean `text`?"),
+        ({"evidence": [{"ranks": "lat"}]}, "`evidence.0.ranks`: there is no selection of ranks named `lat`", "`late`?"),
         ({"evidence": [{"probe": "cpu", "text": "x", "if": "nosuch"}]}, "`evidence.0.if`: unknown name `nosuch`", ""),
         ({"summary": "{{ lat|ranks }}"}, "`summary`: unknown name `lat`", "did you mean `late`?"),
-        ({"summary": "{{ stall.secs }}"}, "`summary`: unknown field `secs`", "did you mean `seconds`?"),
+        ({"summary": "{{ job.stall.secs }}"}, "`summary`: unknown field `secs`", "did you mean `seconds`?"),
+        ({"summary": "{{ stall.seconds }}"}, "`summary`: unknown name `stall`", ""),
         ({"summary": "{{ late|attr('stack.opp') }}"}, "`summary`: unknown field `opp` in 'stack.opp'", "mean `op`?"),
         ({"summary": "{{ (late|first).stack.opp }}"}, "`summary`: unknown field `opp`", "did you mean `op`?"),
         ({"summary": "{{ late[0].hosst }}"}, "`summary`: unknown field `hosst`", "did you mean `host`?"),
@@ -84,54 +105,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], sentence
     assert any(said.startswith(sentence) and remedy in do and do for said, do in found), found
 
 
-@pytest.mark.parametrize(
-    ("rule", "sentence"),
-    [
-        ("stack.waits", "`stack.waits` may be unseen, and would then count as no"),
-        ("not stack.waits", "`stack.waits` may be unseen, and would then count as no"),
-        ("stack.depth > 1 and stack.waits", "`stack.waits` may be unseen, and would then count as no"),
-        ("(stack.waits ? 1 : 2) == 1", "`stack.waits` may be unseen, and would then count as no"),
-        ('stack.op == "barrier"', "`stack.op` next to `==` may be unseen"),
-        ('"barrier" != stack.op', "`stack.op` next to `!=` may be unseen"),
-        ("alive == true", "`alive` next to `==` may be unseen"),
-        ('stack.op in ["barrier"]', "`stack.op` before `in` may be unseen"),
-        ('stack.op in "barrier"', "`stack.op` before `in` may be unseen"),
-        ("(stack.op ?? stack.site) == host", "a value next to `==` may be unseen"),
-        ('(stack.op ?? "") == 3', "`==` compares text with a number, which are never equal"),
-        ('stack.depth != "3"', "`!=` compares a number with text, which are never equal"),
-    ],
-)
-def test_the_lint_of_rules_over_ranks(tmp_path: Path, rule: str, sentence: str) -> None:
-    found = problems(tmp_path, ranks={"late": rule, "waiting": "true"})
-    assert any(said.startswith(f"`ranks.late`: {sentence}") for said, _ in found), found
-
-
-@pytest.mark.parametrize(
-    ("when", "sentence"),
-    [
-        ("stall.seconds", "`stall.seconds` may be unseen, and would then count as no"),
-        ("[r for r in late if r.stack.waits].length > 0", "`r.stack.waits` may be unseen"),
-        ("$any([r.stack.waits for r in late])", "members of a value may be unseen"),
-        ("late[0].stack.op == late[1].stack.op", "a value next to `==` may be unseen"),
-    ],
-)
-def test_the_lint_of_rules_over_the_job(tmp_path: Path, when: str, sentence: str) -> None:
-    found = problems(tmp_path, when=when)
-    assert any(said.startswith(f"`when`: {sentence}") for said, _ in found), found
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        'stack.op == null or (stack.op ?? "") == "barrier"',  # asked openly whether it was seen
-        'stack.waits ?? (stack.depth > 1)',
-        '(stack.op ?? "x") in stack.names and "a" in seen',
-        "job.stall.stalled and (job.stall.seconds ?? 0) > 3",
-        '(stack.site ?? "") =~~ "x"',
-    ],
-)  # fmt: skip
-def test_the_lint_lets_pass_what_is_right(tmp_path: Path, rule: str) -> None:
-    assert problems(tmp_path, ranks={"late": rule, "waiting": "true"}) == []
+NONSENSE = "known are depth, names, op, phase, site, step, waits"
 
 
 def test_lines_are_named(tmp_path: Path) -> None:
@@ -142,23 +116,25 @@ def test_lines_are_named(tmp_path: Path) -> None:
         "# why\n"
         "class: collective_wait\n"  # 3
         "title: t\n"
-        "ranks:\n"
+        "select:\n"
         "  late: >-\n"  # 6
-        "    stack.waits ??\n"
-        "    nonsense\n"
-        "when: late.length > 0\n"
+        "    stack.waits and\n"
+        "    stack.nonsense\n"
+        "  waiting: stack.waits\n"
+        "when: any(waiting)\n"
         "confidence:\n"
         "  raise:\n"
-        "    - {if: late, because: x}\n"
-        "    - {if: latte.length > 0, because: x}\n"  # 13
+        "    - {if: any(waiting), because: x}\n"
+        "    - {if: any(latte), because: x}\n"  # 14
         "summary: x\n"
         "actions:\n"
         "  - fine\n"
-        "  - '{{ nobody }}'\n"  # 17
+        "  - '{{ nobody }}'\n"  # 18
     )
     found = load([tmp_path], SCHEMA, PROBES)
-    assert [problem.line for problem in found.problems] == [13, 6, 17]
-    assert str(found.problems[0]).startswith(f"{file}:13: `confidence.raise.1.if`: unknown name `latte`; did you mean")
+    assert [problem.line for problem in found.problems] == [6, 14, 18]
+    assert str(found.problems[0]) == f"{file}:6: `select.late`: unknown field `nonsense`; " + NONSENSE
+    assert str(found.problems[1]).startswith(f"{file}:14: `confidence.raise.1.if`: unknown name `latte`; ")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +196,7 @@ def test_a_directory_without_playbooks_is_named(tmp_path: Path) -> None:
 
 
 def test_link_rules_need_links(tmp_path: Path) -> None:
-    write(tmp_path, playbook(links={"broken": "dead ?? false"}, blame_links="broken"))
+    write(tmp_path, playbook(links={"broken": "dead"}, blame_links="broken"))
     assert load([tmp_path], SCHEMA, PROBES).problems == ()
-    found = load([tmp_path], schema((STACK, STALL)), PROBES)
+    found = load([tmp_path], schema((STACK, STORAGE, STALL)), PROBES)
     assert found.problems[0].sentence.startswith("`links.broken`: rules over links need the analysis `network`")
