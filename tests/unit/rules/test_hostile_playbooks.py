@@ -21,12 +21,14 @@ from hangdoc.diagnose import Judge
 from hangdoc.errors import HangdocError
 from hangdoc.rules import loader, runbook, time_limit
 from hangdoc.rules.evaluate import CPU_S, CPU_S_PER_RANK, FAILED, evaluate
+from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
 from hangdoc.rules.loader import MAX_PROBLEMS, load
 from hangdoc.rules.templates import MAX_TEXT
 from tests.support.toy_schema import PROBES, SCHEMA, NetworkJob, StackFacts, facts, library, playbook, write
 
 GRACE_S = 2.0  # CPU time in which a playbook is refused or cut off, on a busy machine
 
+LINES = "job.network.lines"
 FOUR = facts(StackFacts(waits=False), *(StackFacts(waits=True, op="a" * 40, names=("x" * 50,)) for _ in range(3)))
 
 
@@ -77,10 +79,21 @@ def refused(tmp_path: Path, **changes: Any) -> str:
         ("$random() > 1", "unknown name `$random`"),
         ("$split(host, 'a').length > 1", "unknown name `$split`"),
         ("(" * 300 + "true" + ")" * 300, "tokens"),
-        ("(" * 200 + "true" + ")" * 200 + " and " + "not " * 80 + "(alive ?? true)", "is nested too deeply"),
-        (" or ".join(["(alive ?? true)"] * 80), "is nested too deeply"),
-        ("not " * 450 + "(alive ?? true)", "is nested too deeply"),
+        ("(" * 200 + "true" + ")" * 200 + " and " + "not " * 80 + "alive", "is nested too deeply"),
+        ("(" * 21 + "alive" + ")" * 21, "is nested too deeply; split it into several selections"),
+        ("(" * 1_000 + "alive" + ")" * 1_000, "is longer than 2000 characters"),
+        ("(" * 1_000 + "alive", "has more than 500 tokens"),
+        ("(" * 400, "a parenthesis is not closed"),
+        (")" * 400, "syntax error at '))))"),
+        ("[" * 240 + "rank" + "]" * 240 + " == 1", "is nested too deeply"),
+        ("rank == 1" + " + rank" * 120, "is nested too deeply"),
+        ("not " * 600 + "alive", "is longer than 2000 characters"),
+        ("not " * 400 + "(" * 21 + "alive" + ")" * 21, "is nested too deeply"),
+        ("alive and " * 10_000 + "alive", "contains a value of more than 4000 characters"),
+        ("alive" + " " * 100_000, "contains a value of more than 4000 characters"),
+        (" or ".join(["rank>1"] * 130), "has more than 500 tokens"),
         ("host == '" + "x" * 3000 + "'", "is longer than 2000 characters"),
+        ("any(" * 50 + "alive" + ")" * 50, "unknown name `any`"),
         ("true # " + "x" * 100, "syntax error at '#"),
         ("__class__ == 1", "unknown name `__class__`"),
         ("host.__class__ == 1", "unknown name `__class__`"),
@@ -89,16 +102,105 @@ def refused(tmp_path: Path, **changes: Any) -> str:
     ],
 )
 def test_rules_that_are_refused(tmp_path: Path, rule: str, said: str) -> None:
-    assert said in refused(tmp_path, ranks={"late": rule, "waiting": "true"})
+    assert said in refused(tmp_path, select={"late": rule, "waiting": "true"})
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("(" * 1_000 + "any(late)" + ")" * 1_000, "is longer than 2000 characters"),
+        ("(" * 240 + "any(late)" + ")" * 240, "is nested too deeply"),
+        ("any(" + "(" * 21 + "late" + ")" * 21 + ")", "is nested too deeply"),
+        (" or ".join(["any(late)"] * 10_000), "contains a value of more than 4000 characters"),
+        (" or ".join(["any(late)"] * 150), "has more than 500 tokens"),
+        ("any(late)" + " " * 100_000, "contains a value of more than 4000 characters"),
+        ("count(" * 80 + "late" + ")" * 80 + " > 0", "unknown name `count`"),
+        ("any(" * 80 + "late" + ")" * 80, "unknown name `any`"),
+        ("any(host =~ '(a+)+$')", "could take forever"),
+        ("count(host =~~ '(a|a)*$') > 1", "could take forever"),
+        ("any(host =~ host)", "`=~` needs one quoted pattern on its right"),
+        ("count(late) > 9**9**9", "syntax error at '**9**9"),
+        ("count(late) > 1e999", "syntax error at '1e999"),
+        ("count(late).__class__ == 1", "unknown name `__class__`"),
+        ("any(late.__class__ == 1)", "unknown name `__class__`"),
+        ("job.__class__ == 1", "unknown name `__class__`"),
+    ],
+)
+def test_conditions_over_the_job_that_are_refused(tmp_path: Path, when: str, said: str) -> None:
+    assert said in refused(tmp_path, when=when)
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "not " * 450 + "any(late)",
+        "(" * 240 + "count(late)" + ")" * 240 + " > 0",
+        " or ".join(["any(not late)", *["any(late)"] * 90]),
+        "count(late) " + "+ count(late) " * 50 + "> 0",
+        "(" * 20 + "any(late)" + ")" * 20,
+    ],
+)
+def test_clumsy_conditions_are_judged_in_time(tmp_path: Path, when: str) -> None:
+    with in_time():
+        found = load([write(tmp_path, playbook(when=when))], SCHEMA, PROBES)
+        assert found.problems or evaluate(found, FOUR)[0]
+
+
+def doubling(first: str) -> dict[str, str]:
+    """Selections of which each is twice the one before: 2^63 terms."""
+    return {"s0": first} | {f"s{n}": f"s{n - 1} and s{n - 1}" for n in range(1, 64)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"select": doubling("stack.waits")},
+        {"select": doubling("storage.share > 0"), "needs": []},
+        {"links": doubling("dead"), "select": {}},
+        {"select": {**doubling("stack.waits"), "s63": "not (s62 or s62)"}, "when": "count(s63) > 1"},
+    ],
+)
+def test_selections_that_double_each_other_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    said = refused(tmp_path, **{"when": "any(s63)", "culprits": None, "summary": "x", **changes})
+    assert "has more than 2000 terms, with those of its selections; make it simpler" in said
+
+
+@pytest.mark.parametrize("first", ["stack.waits", "storage.share > 0"])
+@pytest.mark.parametrize("level", ["(rank < 9 and (rank < 8 or (rank < 7 and {})))", "rank < 9 and {}"])
+def test_selections_within_one_another_end_with_a_sentence(tmp_path: Path, level: str, first: str) -> None:
+    select = {"s0": first}
+    for n in range(1, 64):
+        written = f"s{n - 1}"
+        for _ in range(6 if "or" in level else 1):
+            written = level.format(written)
+        select[f"s{n}"] = written
+    made = playbook(select=select, when="any(s63)", culprits=None, summary="x", needs=[])
+    with in_time(CPU_S + GRACE_S):
+        found = load([write(tmp_path, made)], SCHEMA, PROBES)
+        findings, considered = evaluate(found, FOUR)
+    assert len(found.problems) or len(findings) + len(considered) == 1
+    assert "Traceback" not in "".join([*map(str, found.problems), *(c.why for c in considered)])
+
+
+def test_unknown_selections_are_explained_in_time(tmp_path: Path) -> None:
+    """What would decide a condition is searched for after the allowance has ended."""
+    rows = " or ".join(f"storage.share > {n}" for n in range(80))
+    when = " and ".join(f"any(s{n})" for n in range(10))
+    made = playbook(select={f"s{n}": rows for n in range(10)}, needs=[], when=when, culprits=None, summary="x")
+    found = library(tmp_path, made)
+    thousand = many(1_000)
+    with in_time(CPU_S + CPU_S_PER_RANK * 1_000 + GRACE_S):
+        _, (unknown,) = evaluate(found, thousand)
+    assert unknown.why == "io of ranks 0-999 not seen"
 
 
 def test_a_rule_reads_declared_fields_and_nothing_else_of_an_object(tmp_path: Path) -> None:
     """Where the type of a value is not known the library would read any attribute: here a method of a dataclass."""
-    rules = {"late": "(rank >= 0 ? job : 1).stall.stalled", "waiting": "(rank >= 0 ? stack : 1).mro == 1"}
-    found = library(tmp_path, playbook(ranks=rules, when="late.length == 4"))
-    findings, _ = evaluate(found, FOUR)
-    assert [finding.playbook for finding in findings] == ["late"]
-    found = library(tmp_path / "other", playbook(ranks=rules, when="waiting.length > 0"))
+    field, method = "[(r.rank >= 0 ? job : 1).stall.stalled for r in late]", "[(r.rank >= 0 ? r : 1).mro for r in late]"
+    line = {"probe": "cpu", "text": "{{ item }}"}
+    ((finding,), _) = evaluate(library(tmp_path, playbook(evidence=[{**line, "each": field}])), FOUR)
+    assert [proof.text for proof in finding.evidence] == ["True"]
+    found = library(tmp_path / "other", playbook(evidence=[{**line, "each": method}]))
     ((_, outcome, why),) = [(c.playbook, c.outcome, c.why) for c in evaluate(found, FOUR)[1]]
     assert outcome == "unknown"
     assert "mro" in why
@@ -108,13 +210,13 @@ def test_a_rule_that_took_over_the_program_does_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     code = f"open('{mark}', 'w')"
     rule = f'(rank >= 0 ? job : 1).__class__.__init__.__globals__["__builtins__"]["exec"]("{code}") == 1'
-    assert "unknown name `__class__`" in refused(tmp_path, ranks={"late": rule, "waiting": "true"})
+    assert "unknown name `__class__`" in refused(tmp_path, select={"late": rule, "waiting": "true"})
     assert not mark.exists()
 
 
 def test_a_pattern_is_held_against_the_start_of_a_long_text(tmp_path: Path) -> None:
-    rules = {"late": '(stack.op ?? "") =~ ".*x"', "waiting": '(stack.op ?? "") =~~ "a.*x"'}
-    found = library(tmp_path, playbook(ranks=rules, when="waiting.length > 0"))
+    rules = {"late": 'stack.op =~ ".*x"', "waiting": 'stack.op =~~ "a.*x"'}
+    found = library(tmp_path, playbook(select=rules, when="any(waiting)"))
     long = facts(StackFacts(op="a" * 300_000 + "x"), StackFacts(op="a" * 1_000 + "x"))
     with in_time():
         (finding,), _ = evaluate(found, long)
@@ -124,18 +226,21 @@ def test_a_pattern_is_held_against_the_start_of_a_long_text(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "changes",
     [
-        {"when": "[a for a in all if [b for b in all if [c for c in all if c.rank > 9].length > 9]].length > 1"},
-        {"when": "[a for a in all if a in all].length > 1" + " and [a for a in all if a in all].length > 1" * 30},
-        {"ranks": {"late": "[a for a in job.network.lines if [b for b in job.network.lines if a < b]]"}},
-        {"evidence": [{"probe": "cpu", "each": "[[b for b in all if a in all] for a in all]", "text": "x"}]},
-        {"summary": "{% for a in all %}" + "{% if all|ranks == 'x' %}y{% endif %}" * 90 + "{% endfor %}"},
+        {"select": {"late": f"[a for a in {LINES} if [b for b in {LINES} if a < b]].length > 1"}, "when": "any(late)"},
+        {"when": f"[a for a in {LINES} if [b for b in {LINES} if [c for c in {LINES} if c > a]]].length > 1"},
+        {"when": f"any([a for a in {LINES} if [b for b in {LINES} if [c for c in seen if a < b]]].length > rank)"},
+        {"when": f"count([a for a in {LINES} if [b for b in {LINES} if a < b].length > rank].length > 1) > 1"},
+        {"evidence": [{"each": "[[b for b in observed if a in observed] for a in observed]", "text": "x"}]},
+        {"blame": "[a for a in observed if [b for b in observed if [c for c in observed if c.rank > 9].length > 9]]"},
+        {"confidence": {"lower": [{"if": f"[a for a in {LINES} if [b for b in {LINES} if a < b]]", "because": "x"}]}},
+        {"summary": "{% for a in observed %}" + "{% if observed|ranks == 'x' %}y{% endif %}" * 90 + "{% endfor %}"},
     ],
 )  # fmt: skip
 def test_what_takes_too_long_is_cut_off_named_and_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    slow = playbook(id="slow", ranks={"late": "true"}, when="true", summary="x") | changes
-    found = load([write(tmp_path, slow, playbook(when="late.length > 0", summary="x"))], SCHEMA, PROBES)
+    slow = playbook(id="slow", select={"late": "true"}, when="true", summary="x") | changes
+    found = load([write(tmp_path, slow, playbook(when="any(late)", summary="x"))], SCHEMA, PROBES)
     assert found.problems == ()
     monkeypatch.setattr("hangdoc.rules.evaluate.CPU_S", 0.1)
     thousand = many(1_000)
@@ -153,7 +258,7 @@ def test_what_takes_too_long_is_cut_off_named_and_not_tried_again(
 def test_a_playbook_that_fails_is_among_what_was_not_seen(tmp_path: Path) -> None:
     from hangdoc.diagnose import _failed
 
-    found = library(tmp_path, playbook(when="late[9].rank > 0"))
+    found = library(tmp_path, playbook(when='any(stack.names[9] == "x")'))
     (unseen,) = _failed(evaluate(found, FOUR)[1])
     assert (unseen.probe, unseen.rank) == ("playbook", None)
     assert unseen.why.startswith(f"late: {FAILED}: ")
@@ -167,9 +272,12 @@ def test_a_playbook_that_fails_is_among_what_was_not_seen(tmp_path: Path) -> Non
     ("text", "said"),
     [
         ("{% for i in range(10**9) %}x{% endfor %}", "`call` is not allowed in playbooks"),
-        ("{% for a in all %}{% for b in all %}x{% endfor %}{% endfor %}", "nested `for`"),
-        ("{% for a in all %}{% if a.rank %}{% for b in all %}{% endfor %}{% endif %}{% endfor %}", "nested `for`"),
-        ("{% for a in all recursive %}x{% endfor %}", "`for` is not allowed in playbooks"),
+        ("{% for a in observed %}{% for b in observed %}x{% endfor %}{% endfor %}", "nested `for`"),
+        (
+            "{% for a in observed %}{% if a.rank %}{% for b in observed %}{% endfor %}{% endif %}{% endfor %}",
+            "nested `for`",
+        ),
+        ("{% for a in observed recursive %}x{% endfor %}", "`for` is not allowed in playbooks"),
         ("{{ 'a' * 10**9 }}", "`mul` is not allowed in playbooks"),
         ("{{ 10**10**10 }}", "`pow` is not allowed in playbooks"),
         ("{{ '%1000000000d' % 1 }}", "`mod` is not allowed in playbooks"),
@@ -190,7 +298,7 @@ def test_a_playbook_that_fails_is_among_what_was_not_seen(tmp_path: Path) -> Non
         ("{{ late|map('attr', '__class__')|list is callable }}", "unknown test `callable`"),
         ("{{ " + "(" * 1500 + "1" + ")" * 1500 + " }}", "cannot be parsed"),
         ("{{ " + "not " * 900 + "1 }}", ""),
-        ("{{ stall" + ".a" * 1500 + " }}", "is nested too deeply"),
+        ("{{ job" + ".a" * 1500 + " }}", "is nested too deeply"),
         ("{{ 1" + "+1" * 1500 + " }}", "is nested too deeply"),
         ("{{ late" + "|list" * 600 + " }}", "is nested too deeply"),
         ("{% if x %}" * 190 + "{% endif %}" * 190, "is nested too deeply"),
@@ -218,7 +326,7 @@ def test_templates_that_are_refused(tmp_path: Path, text: str, said: str) -> Non
         "{{ (late|first)['__cl'+'ass__'] }}",
         "{{ waiting|sort(attribute='__class__')|map(attribute='host')|join }}",
         "{{ late|join }}",
-        "{{ late }}{{ all|first }}",
+        "{{ late }}{{ observed|first }}",
         "{{ waiting|attr('stack') }}",
         "{{ late|map('upper')|join }}",
         "{{ late|map('for'+'mat', 1)|join }}",
@@ -243,8 +351,8 @@ def test_a_template_shows_declared_fields_and_nothing_else_of_an_object(tmp_path
         "{{ 1.5|round(1000000000) }}{{ late|attr('rank', 1000000000) }}",
         "{{ 1.5|round(-1000000000) }}",
         "{{ 1e308|bytes }}{{ 1e308|seconds }}{{ 1e308|percent }}",
-        "{% for a in all %}" + "x" * 3900 + "{% endfor %}",
-        "{{ all|map(attribute='rank')|sum(start='x') }}",
+        "{% for a in observed %}" + "x" * 3900 + "{% endfor %}",
+        "{{ observed|map(attribute='rank')|sum(start='x') }}",
     ],
 )
 def test_no_text_is_longer_than_anyone_reads(tmp_path: Path, text: str) -> None:
@@ -293,8 +401,13 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("? {a: {b: {c: d}}}\n: 1\n", "is not YAML"),
         ("".join(f"k{n}: 1\n" for n in range(20_000)), "playbook.yaml: has more problems; fix these first"),
         ("".join("k: 1\n" for n in range(20_000)), "`k` is a duplicate key"),
-        ("ranks:\n" + "".join(f"  r{n}: 'true'\n" for n in range(5_000)), "`ranks`: Dictionary should have at most 64"),
+        (
+            "select:\n" + "".join(f"  r{n}: 'true'\n" for n in range(5_000)),
+            "`select`: Dictionary should have at most 64",
+        ),
         ("needs:\n" + "  - x\n" * 5_000, "`needs`: Tuple should have at most 64"),
+        ("explains:\n" + "  - x\n" * 5_000, "`explains`: Tuple should have at most 64"),
+        ("look_alikes:\n" + "".join(f"  r{n}: x\n" for n in range(5_000)), "`look_alikes`: Dictionary should have"),
         ("a: 1\n\x00", "cannot be read"),
         ("\x1b]0;title\x07: 1", ""),
     ],
@@ -367,7 +480,8 @@ SEEDS = [(folder / "playbook.yaml").read_text() for folder in playbooks.folders(
 EVIL = [
     "(a+)+$", "{{", "}}", "{%", "%}", "__class__", "[x for x in ", "**", "9" * 40, "~", "|join", "|attr('", ".", "'",
     '"', "(", ")", "[", "]", "{", "}", ":", "- ", "&a ", "*a", "!!python/name:os.system ", "\n", "  ", "#", "\x00", "%",
-    " ?? ", " in ", " and ", " not ", "=~ '", "$range(", "{% for a in all %}", "|map(attribute='", "<<: ", "? ", "|\n",
+    " ?? ", " in ", " and ", " not ", "any(", "none(", "count(", " or ",
+    "=~ '", "$range(", "{% for a in observed %}", "|map(attribute='", "<<: ", "? ", "|\n",
 ]  # fmt: skip
 TYPES = schema()
 
@@ -400,7 +514,9 @@ def test_a_mutated_playbook_is_read_or_refused_and_judged_in_time(
         with in_time(), time_limit.allowance(1.0):
             for template in one.templates.values():
                 with suppress(TemplateError, TypeError, ValueError, AttributeError, ArithmeticError):
-                    template.render(dict.fromkeys((*one.envelope.ranks, *one.envelope.links, "all", "unknown"), ()))
+                    template.render(
+                        dict.fromkeys((*one.envelope.select, *one.envelope.links, OBSERVED, UNOBSERVED), ())
+                    )
     (folder / "playbook.yaml").unlink()
 
 
