@@ -17,8 +17,10 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+import playbooks
 from docs.tools import playbook_index
 from hangdoc.analysis.facts import schema
+from hangdoc.analysis.thresholds import THRESHOLDS
 from hangdoc.commands import app
 from hangdoc.rules.loader import load
 from hangdoc.verdict import CLASSES
@@ -226,9 +228,9 @@ def test_playbooks_in_the_pages_load(text: str, tmp_path: Path) -> None:
     folder = tmp_path / yaml.safe_load(text)["id"]
     folder.mkdir()
     (folder / "playbook.yaml").write_text(text)
-    library = load([tmp_path], schema())
+    library = load([playbooks.ROOT, tmp_path], schema())  # as `--playbooks` does
     assert not library.problems
-    assert [playbook.id for playbook in library.playbooks] == [folder.name]
+    assert folder in [playbook.file.parent for playbook in library.playbooks]
 
 
 # --- generated pages ------------------------------------------------------------------------------
@@ -244,6 +246,15 @@ def test_the_index_of_playbooks_is_complete() -> None:
     assert tuple(playbook_index.CLASSES) == CLASSES
     listed = re.findall(r"^\| \[`([\w-]+)`\]", playbook_index.page(), re.MULTILINE)
     assert sorted(listed) == [runbook.parent.name for runbook in RUNBOOKS]
+
+
+def test_the_index_lists_every_threshold_with_its_value_and_source() -> None:
+    listed = re.findall(
+        r"^\| `([A-Z]\w+)` \| ([\d.,e-]+) \| ([^|]+) \| ([^|]+) \|$", playbook_index.page(), re.MULTILINE
+    )
+    assert {name: (float(value.replace(",", "")), unit, source) for name, value, unit, source in listed} == {
+        name: (one.value, one.unit, one.source) for name, one in THRESHOLDS.items()
+    }
 
 
 def test_every_benchmark_has_a_section() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -159,9 +160,10 @@ def test_a_playbook_on_a_circle_is_skipped(tmp_path: Path) -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", ["abc", "acb", "bac", "bca", "cab", "cba"])
-def test_the_names_of_playbooks_do_not_decide_what_is_dropped(tmp_path: Path, names: str) -> None:
-    top, middle, bottom = names
+@pytest.mark.parametrize(("top", "middle", "bottom"), itertools.permutations("abc"))
+def test_the_names_of_playbooks_do_not_decide_what_is_dropped(
+    tmp_path: Path, top: str, middle: str, bottom: str
+) -> None:
     layered = [(top, SYMPTOM, middle), (middle, SYMPTOM, bottom), (bottom, SYMPTOM, "")]
     assert outcome(tmp_path, *layered) == (top, {middle: top, bottom: top})
 
