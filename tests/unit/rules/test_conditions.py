@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
 
 from hangdoc.analysis import thresholds
 from hangdoc.analysis.facts import Facts
@@ -187,6 +192,76 @@ def test_a_field_with_the_name_of_a_link_selection_is_a_field(tmp_path: Path, na
     assert truth(tmp_path, 'any(stack.op == "all_reduce")', ranks(YES), links={name: "dead"}) is True
 
 
+# --- anything, against a plain reading of the definition ------------------------------------------
+
+# A term over one rank, and its value where the rank was seen.
+TERMS: dict[str, Callable[[StorageFacts, int], bool]] = {
+    "storage.share > 0.5": lambda storage, rank: storage.share is not None and storage.share > 0.5,
+    "storage.target": lambda storage, rank: bool(storage.target),
+    'storage.target != "disk"': lambda storage, rank: storage.target != "disk",
+    "storage.share == null": lambda storage, rank: storage.share is None,
+    "rank > 1": lambda storage, rank: rank > 1,
+}
+Tree = Any  # a term, or ("not", tree), or ("and" or "or", tree, tree)
+trees: some.SearchStrategy[Tree] = some.recursive(
+    some.sampled_from(list(TERMS)),
+    lambda inner: some.one_of(
+        some.tuples(some.just("not"), inner), some.tuples(some.sampled_from(["and", "or"]), inner, inner)
+    ),
+    max_leaves=8,
+)
+BINDS = {"or": 0, "and": 1, "not": 2}
+
+
+def written(tree: Tree, within: int = 0) -> str:
+    """The tree with as few parentheses as possible."""
+    if isinstance(tree, str):
+        return tree
+    binds = BINDS[tree[0]]
+    parts = [written(part, binds) for part in tree[1:]]
+    text = f"not {parts[0]}" if tree[0] == "not" else f" {tree[0]} ".join(parts)
+    return f"({text})" if binds < within else text
+
+
+def meant(tree: Tree, storage: StorageFacts | None, rank: int) -> Truth:
+    if isinstance(tree, str):
+        return None if storage is None and "storage" in tree else TERMS[tree](storage or NOTHING, rank)
+    parts = [meant(part, storage, rank) for part in tree[1:]]
+    if tree[0] == "not":
+        return None if parts[0] is None else not parts[0]
+    decisive = tree[0] == "or"
+    return decisive if decisive in parts else None if None in parts else not decisive
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    tree=trees,
+    storage=some.lists(some.sampled_from([YES, NO, NOTHING, None]), max_size=4),
+    shared=some.booleans(),
+    least=some.integers(0, 4),
+)
+def test_any_condition_means_what_its_words_mean(
+    tmp_path: Path, tree: Tree, storage: list[StorageFacts | None], shared: bool, least: int
+) -> None:
+    """Ranks that share their facts are judged together, and others apart: the outcome is the same."""
+    own = storage if shared else [one and replace(one) for one in storage]
+    seen = ranks(*own)
+    values = [meant(tree, one, rank) for rank, one in enumerate(storage)]
+    certain, maybe = values.count(True), len(values) - values.count(False)
+    expected: dict[str, Truth] = {
+        "any({})": True if certain else None if maybe else False,
+        "none({})": False if certain else None if maybe else True,
+        "all({})": False if False in values else None if None in values else True,
+        f"count({{}}) >= {least}": True if certain >= least else None if maybe >= least else False,
+        f"count({{}}) == {least}": None if certain != maybe else certain == least,
+    }
+    for number, (when, outcome) in enumerate(expected.items()):
+        with TemporaryDirectory(dir=tmp_path) as directory:
+            text = when.format(written(tree) if number % 2 else "chosen")
+            found = truth(Path(directory), text, seen, select={"chosen": written(tree)})
+            assert found is outcome, (text, written(tree), storage)
+
+
 # --- selections -----------------------------------------------------------------------------------
 
 
@@ -360,8 +435,8 @@ def test_precedence(tmp_path: Path, when: str, same: str, over: str) -> None:
     steps = [{"if": one, "because": f"{n} {side}"} for n, pair in enumerate(pairs) for side, one in enumerate(pair)]
     opposite = [{"if": f"not ({step['if']})", "because": step["because"]} for step in steps]
     yes, no = (set[str](), set[str]())
-    for number, (found, some) in enumerate(((yes, steps[:54]), (no, opposite[:54]))):
-        made = playbook(select={}, needs=None, culprits=None, summary="x", when="true", confidence={"raise": some})
+    for number, (found, part) in enumerate(((yes, steps[:54]), (no, opposite[:54]))):
+        made = playbook(select={}, needs=None, culprits=None, summary="x", when="true", confidence={"raise": part})
         ((finding,), _) = evaluate(library(tmp_path / str(number), made), ranks(None))
         found.update(finding.reasons)
     for n in range(len(pairs)):

@@ -160,7 +160,7 @@ def test_a_playbook_on_a_circle_is_skipped(tmp_path: Path) -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("top", "middle", "bottom"), itertools.permutations("abc"))
+@pytest.mark.parametrize(("top", "middle", "bottom"), list(itertools.permutations("abc")))
 def test_the_names_of_playbooks_do_not_decide_what_is_dropped(
     tmp_path: Path, top: str, middle: str, bottom: str
 ) -> None:
