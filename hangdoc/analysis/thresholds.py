@@ -20,6 +20,16 @@ class Threshold:
 
 THRESHOLDS: Mapping[str, Threshold] = {
     "MOSTLY": Threshold(0.8, "share of the looks", "a rank that does one thing in four of five looks does little else"),
+    "SMALL_GRADIENTS": Threshold(
+        4096.0,
+        "bytes in a step",
+        "chosen: float32 gradients of about 1,000 parameters; an averaged loss or metric is smaller",
+    ),
+    "WATCHED_LONG_S": Threshold(
+        5.0,
+        "seconds",
+        "chosen: several looks; what a running loop does in every step is seen in that time, so unseen means never",
+    ),
 }
 
 
