@@ -20,6 +20,9 @@ class Threshold:
 
 THRESHOLDS: Mapping[str, Threshold] = {
     "MOSTLY": Threshold(0.8, "share of the looks", "a rank that does one thing in four of five looks does little else"),
+    "UNANSWERED_S": Threshold(
+        3.0, "seconds", "Linux repeats a SYN after 1 s, and again by 3 s: a host that is there has answered one of them"
+    ),
 }
 
 
