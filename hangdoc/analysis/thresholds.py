@@ -75,6 +75,9 @@ THRESHOLDS: Mapping[str, Threshold] = {
         5e6, "bytes per second", "healthy checkpoints run at tens of MB/s: runbook of checkpoint-stall, look-alikes"
     ),
     "LONG_BLOCKED_S": Threshold(6.0, "s", "chosen: a healthy disk answers a read in far less"),
+    "UNANSWERED_S": Threshold(
+        3.0, "seconds", "Linux repeats a SYN after 1 s, and again by 3 s: a host that is there has answered one of them"
+    ),
 }
 
 
