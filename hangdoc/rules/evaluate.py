@@ -179,7 +179,7 @@ def _finding(playbook: Playbook, scope: PlaybookScope, doubts: Sequence[str]) ->
         culprits=_culprits(playbook, scope),
         links=_links(scope[envelope.blame_links]) if envelope.blame_links else (),
         evidence=tuple(texts.evidence()),
-        actions=tuple(text for i in range(len(envelope.actions)) if (text := texts.one(("actions", i)))),
+        actions=tuple(texts.actions()),
         status=envelope.status,
     )
     reasons = (*raised, *lowered, *doubts, *texts.failures)
@@ -209,11 +209,19 @@ class _Texts:
             self.failures.append(f"{'.'.join(map(str, at))} left out: {_error_text(error)}")
             return ""
 
+    def actions(self) -> Iterable[str]:
+        for i in range(len(self.playbook.envelope.actions)):
+            if self._applies(("actions", i, "if")) and (text := self.one(("actions", i))):
+                yield text
+
+    def _applies(self, at: tuple[str | int, ...]) -> bool:
+        condition = self.playbook.conditions.get(at)
+        return condition is None or self.scope.holds(condition)
+
     def evidence(self) -> Iterable[Proof]:
         for i, line in enumerate(self.playbook.envelope.evidence):
             ranks = self.scope[line.ranks]
-            condition = self.playbook.conditions.get(("evidence", i, "if"))
-            if not ranks or (condition is not None and not self.scope.holds(condition)):
+            if not ranks or not self._applies(("evidence", i, "if")):
                 continue
             each = self.playbook.listings.get(("evidence", i, "each"))
             rounds = [{}] if each is None else [{"item": item} for item in each.value(self.scope)]

@@ -250,7 +250,8 @@ class _Parser:
 
     def _inner(self, start: int, end: int) -> tuple[Kind, Condition]:
         """The condition within a quantifier: over links if it names one of their selections, else over ranks."""
-        names = {self._tokens[at][1] for at in range(start, end) if self._tokens[at][0] == "name"}
+        tokens = zip(self._tokens[start - 1 : end], self._tokens[start:end], strict=False)
+        names = {word for (_, before, _, _), (kind, word, _, _) in tokens if kind == "name" and before != "."}
         kind: Kind = "links" if names & self._selections.links.keys() else "ranks"
         if not self._written(start, end):
             raise RuleError("a quantifier without a condition", "name a selection: `any(waiting)`")

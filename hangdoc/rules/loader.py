@@ -380,6 +380,7 @@ def _fields(at: Location) -> Iterator[str]:
         "raise": envelope.Step,
         "lower": envelope.Step,
         "evidence": envelope.Line,
+        "actions": envelope.Action,
         "reproducer": envelope.Reproducer,
         "expect": envelope.Expect,
     }

@@ -6,7 +6,7 @@ Imported only when playbooks are loaded, as pydantic costs start-up time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -77,6 +77,18 @@ class Line(_Model):
         return self.text or f"{{{{ {self.ranks}|standing }}}}"
 
 
+class Action(_Model):
+    """Something to do; omitted if `if` does not hold or its text is empty. A text alone is an action."""
+
+    if_: Text | None = Field(None, alias="if")
+    text: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_alone(cls, given: Any) -> Any:
+        return {"text": given} if isinstance(given, str) else given
+
+
 class Expect(_Model):
     """The expected diagnosis of a reproducer."""
 
@@ -128,7 +140,7 @@ class Envelope(_Model):
     confidence: Confidence = Confidence.model_validate({})
     summary: Text
     evidence: tuple[Line, ...] = Field(default=(), max_length=MAX_PARTS)
-    actions: tuple[Text, ...] = Field(default=(), max_length=MAX_PARTS)
+    actions: tuple[Action, ...] = Field(default=(), max_length=MAX_PARTS)
     reproducer: Reproducer | None = None
     look_alikes: dict[Id, Text] = Field(default={}, max_length=MAX_PARTS)  # by playbook: how to tell them apart
 
@@ -148,6 +160,9 @@ class Envelope(_Model):
         for i, line in enumerate(self.evidence):
             if line.if_ is not None:
                 yield ("evidence", i, "if"), line.if_
+        for i, action in enumerate(self.actions):
+            if action.if_ is not None:
+                yield ("actions", i, "if"), action.if_
 
     def lists(self) -> Iterator[tuple[Location, str]]:
         """Expressions with a list as value, by location."""
@@ -163,7 +178,7 @@ class Envelope(_Model):
         for i, line in enumerate(self.evidence):
             yield ("evidence", i, "text"), line.template
         for i, action in enumerate(self.actions):
-            yield ("actions", i), action
+            yield ("actions", i), action.text
 
     def names(self) -> Iterator[tuple[Location, str, bool]]:
         """Uses of selections by name: location, name, and whether it must be a selection of links."""
