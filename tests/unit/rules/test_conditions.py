@@ -187,7 +187,9 @@ def test_links_are_counted_and_quantified_like_ranks(tmp_path: Path) -> None:
     assert truth(tmp_path / "none", "none(broken)", given, links=of_links) is False
 
 
-@pytest.mark.parametrize("name", ["broken", defect("`op` after the dot is taken for the selection of links", "op")])
+@pytest.mark.parametrize(
+    "name", ["broken", "op", defect("a group of ranks' facts names a selection of links", "stack")]
+)
 def test_a_field_with_the_name_of_a_link_selection_is_a_field(tmp_path: Path, name: str) -> None:
     assert truth(tmp_path, 'any(stack.op == "all_reduce")', ranks(YES), links={name: "dead"}) is True
 

@@ -416,6 +416,21 @@ def test_a_line_without_text_says_where_its_ranks_are(tmp_path: Path) -> None:
     assert found.reasons == ()
 
 
+def test_an_action_is_given_if_its_condition_is_certain(tmp_path: Path) -> None:
+    actions = [
+        {"if": "any(late)", "text": "wake {{ late|ranks }}"},
+        {"if": "none(late)", "text": "no"},
+        {"if": "any(writing)", "text": "nobody knows"},
+        {"if": "none(writing)", "text": "nobody knows"},
+        {"text": "{% if not late %}empty{% endif %}"},
+        {"text": "look"},
+        "listen",
+    ]
+    given = facts(LATE, WAITS, storage=(IDLE, None))
+    found = finding(tmp_path, given, select={**WRITES, "waiting": "stack.waits"}, actions=actions)
+    assert found.actions == ("wake rank 0", "look", "listen")
+
+
 @pytest.mark.xfail(strict=True, reason="the same line is written for every item")
 def test_a_line_without_text_is_written_once(tmp_path: Path) -> None:
     given = facts(LATE, network=NetworkJob((), ("a", "b")))
