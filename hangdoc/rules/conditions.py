@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
+from math import prod
 from typing import Any, Literal, Protocol
 
 from hangdoc.rules import time_limit
+
+MAX_COMBINATIONS = 256  # of counts, where ranks are unknown
 
 Truth = bool | None  # None: unknown
 Path = tuple[str, ...]
@@ -38,8 +41,8 @@ class Scope(Protocol):
     def everything(self, kind: Kind) -> Sequence[Any]:
         """Every observed rank, or every link."""
 
-    def unseen(self, thing: Any, reads: Iterable[Path]) -> Sequence[str]:
-        """The fact groups among those of these fields whose probes have not seen the rank (or the job)."""
+    def unseen(self, thing: Any, reads: Iterable[Path]) -> bool:
+        """True if evidence behind one of these fields was not seen of the rank. Links and the job are always seen."""
 
 
 class Condition(Protocol):
@@ -181,31 +184,29 @@ class Quantified:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A comparison in which `count(...)` of ranks or links occurs."""
+    """A comparison in which `count(...)` of ranks or links occurs; certain if every possible count decides it alike."""
 
-    text: str
+    term: Term  # of the job, and of the counts by name
     counts: tuple[tuple[str, Kind, Condition], ...]  # with the name that stands for the count in the term
-    term: Callable[[Any, dict[str, int]], bool]  # with the job, and the counts by name
-    exact: bool  # `==` or `!=`: false below and above does not mean false between
 
     reads: tuple[Path, ...] = ()
 
     def truth(self, thing: Any, scope: Scope) -> Truth:
-        found = {name: scope.members(condition, kind) for name, kind, condition in self.counts}
-        least = {name: len(members.certain) for name, members in found.items()}
-        most = {name: least[name] + len(members.unknown) for name, members in found.items()}
-        if least == most:
-            return self.term(thing, least)
-        if self.exact:
+        found = [scope.members(condition, kind) for _, kind, condition in self.counts]
+        possible = [range(len(one.certain), len(one.certain) + len(one.unknown) + 1) for one in found]
+        if prod(map(len, possible)) > MAX_COMBINATIONS:
             return None
-        low, high = self.term(thing, least), self.term(thing, most)
-        return low if low is high else None
+        names = [name for name, _, _ in self.counts]
+        outcomes = {
+            self.term.truth({**thing, **dict(zip(names, some, strict=True))}, scope) for some in product(*possible)
+        }
+        return outcomes.pop() if len(outcomes) == 1 else None
 
     def parts(self) -> Sequence[Condition]:
         return tuple(condition for _, _, condition in self.counts)
 
     def __str__(self) -> str:
-        return self.text
+        return self.term.text
 
 
 def value(thing: Any, path: Path) -> Any:

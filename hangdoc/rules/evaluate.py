@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangdoc.analysis.facts import Facts
 from hangdoc.formatting import name_ranks
-from hangdoc.rules.conditions import Condition, Counted, Members, Path, Quantified, Selected, Term, every
+from hangdoc.rules.conditions import Condition, Counted, Joined, Members, Not, Path, Quantified, Selected, every
 from hangdoc.rules.loader import Library, Playbook
 from hangdoc.rules.time_limit import TooSlow, allowance
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
@@ -111,7 +111,7 @@ class PlaybookScope(Mapping[str, Any]):
     def everything(self, kind: Kind) -> Sequence[Any]:
         return self._ranks if kind == "ranks" else self._view.links
 
-    def unseen(self, thing: Any, reads: Iterable[Path]) -> Sequence[str]:
+    def unseen(self, thing: Any, reads: Iterable[Path]) -> bool:
         return self._view.unseen(thing, reads)
 
     def holds(self, condition: Condition) -> bool:
@@ -143,6 +143,8 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
         with allowance(cpu_s):
             scope = PlaybookScope(playbook, view, lacking)
             outcome = playbook.conditions[("when",)].truth(scope.job, scope)
+            if outcome is None:
+                unseen = unseen or view.unknown_because(playbook.conditions[("when",)], scope)
             if outcome:
                 return _finding(playbook, scope, [why for why in (unseen, _doubt(view.facts)) if why])
     except TooSlow:
@@ -150,10 +152,8 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tu
         return Considered(playbook.id, "unknown", slow[playbook.id])
     except Exception as error:  # unforeseen facts: the other rules must go on
         return Considered(playbook.id, "unknown", f"{FAILED}: {_error_text(error)}")
-    if lacking:
+    if lacking or outcome is None:
         return Considered(playbook.id, "unknown", unseen)
-    if outcome is None:
-        return Considered(playbook.id, "unknown", view.unknown_because(playbook.conditions[("when",)], scope))
     return Considered(playbook.id, "no", "its condition does not hold")
 
 
@@ -254,6 +254,13 @@ def _links(links: Iterable[Any]) -> tuple[Link, ...]:
     return tuple(found.values())
 
 
+def _named(ranks: Iterable[Any]) -> str:
+    """`ranks 0-3`; by PID if no number is known."""
+    found = list(ranks)
+    numbers = sorted(one.rank for one in found if one.rank >= 0)
+    return name_ranks(numbers) if numbers else f"pid {', '.join(str(one.pid) for one in found)}"
+
+
 def _number(rank: int | None) -> int | None:
     return None if rank is None or rank < 0 else rank
 
@@ -273,7 +280,6 @@ class View:
         self.links: Sequence[Any] = facts.job.network.links if hasattr(facts.job, "network") else ()
         self._columns: dict[tuple[int, Path], list[Any]] = {}
         self._lacking: dict[tuple[str, ...], Lacking] = {}
-        self._groups: dict[tuple[tuple[str, ...], str], Collection[str]] = {}  # not seen, by probes seen and host
 
     @cached_property
     def _of_host(self) -> Mapping[str, set[str]]:
@@ -305,61 +311,111 @@ class View:
 
     def _lacking_text(self, lacking: Mapping[int, Sequence[str]]) -> str:
         probes = dict.fromkeys(need.removesuffix("|aftermath") for missed in lacking.values() for need in missed)
-        ranks = [self.facts.ranks[i] for i in lacking]
-        numbers = [r.rank for r in ranks if r.rank >= 0]
-        who = name_ranks(numbers) if numbers else f"pid {', '.join(str(r.pid) for r in ranks)}"
+        who = _named([self.facts.ranks[i] for i in lacking])
         return f"{' and '.join(probes).replace('|', ' or ')} of {who} not seen"
 
     def select(self, condition: Condition, kind: Kind, indices: Sequence[int], scope: PlaybookScope) -> Members:
         """The ranks or links of these indices by the condition's truth."""
         things: Sequence[Any] = self.facts.ranks if kind == "ranks" else self.links
+        certain, unknown = self._indices(condition, kind, indices, scope)
+        return Members(tuple([things[i] for i in sorted(certain)]), tuple([things[i] for i in sorted(unknown)]))
+
+    def _indices(
+        self, condition: Condition, kind: Kind, indices: Collection[int], scope: PlaybookScope
+    ) -> tuple[Collection[int], Collection[int]]:
+        """The indices where the condition is true, and where it is unknown.
+
+        What ranks share is decided once for all that share it, and what differs only where it can still decide.
+        """
         if kind == "ranks" and self._kinds.decide(condition):
-            return self._kinds.select(condition, indices, scope)
-        paths = [path for path in condition.reads if path[0] != "job"]
-        paths += [("seen",), ("host",), ("alive",)] if kind == "ranks" else []  # they decide what is unknown
-        columns = [self._column(things, path) for path in paths]
-        if len(indices) < len(things):
-            columns = [[column[i] for i in indices] for column in columns]
-        rows = list(zip(*columns, strict=True)) if columns else [()] * len(indices)
-        one_of = dict(zip(rows, indices, strict=True))
+            return self._kinds.indices(condition, indices, scope)
+        if isinstance(condition, Selected):
+            return self._indices(condition.condition, kind, indices, scope)
+        if isinstance(condition, Not):
+            certain, unknown = self._indices(condition.condition, kind, indices, scope)
+            return set(indices).difference(certain, unknown), unknown
+        if not isinstance(condition, Joined):
+            return self._by_row(condition, kind, indices, scope)
+        left, found, doubtful = set(indices), set[int](), set[int]()
+        for part in sorted(condition.conditions, key=self._costs):
+            certain, unknown = self._indices(part, kind, left, scope)
+            doubtful.update(unknown)
+            if condition.word == "or":
+                found.update(certain)
+                left.difference_update(certain)
+            else:
+                left.intersection_update({*certain, *unknown})
+        if condition.word == "or":
+            return found, doubtful - found
+        return left - doubtful, left & doubtful
+
+    def _costs(self, condition: Condition) -> bool:
+        return not self._kinds.decide(condition)
+
+    def _by_row(
+        self, condition: Condition, kind: Kind, indices: Collection[int], scope: PlaybookScope
+    ) -> tuple[Collection[int], Collection[int]]:
+        """The same for a term, evaluated once for all ranks or links with the same values."""
+        things: Sequence[Any] = self.facts.ranks if kind == "ranks" else self.links
+        columns = [self._column(things, path) for path in condition.reads if path[0] != "job"]
+        columns += [list(map(id, self.gaps))] if kind == "ranks" and self._gaps else []  # they decide what is unknown
+        places = list(indices)
+        rows = list(zip(*[[column[i] for i in places] for column in columns], strict=True)) or [()] * len(places)
+        one_of = dict(zip(rows, places, strict=True))
         truths = {row: condition.truth(things[i], scope) for row, i in one_of.items()}
-        return _members(things, zip(indices, map(truths.__getitem__, rows), strict=True), set(truths.values()))
+        return _by_truth(places, [truths[row] for row in rows])
 
-    def unseen(self, thing: Any, reads: Iterable[Path]) -> Sequence[str]:
-        """The fact groups among those of these fields whose probes have not seen the rank or the job."""
-        lacking = self._lacking_groups(thing)
-        return [path[0] for path in reads if path[0] in lacking] if lacking else ()
+    def unseen(self, thing: Any, reads: Iterable[Path]) -> bool:
+        """True if evidence behind one of these fields was not seen of the rank."""
+        gaps = self._gaps.get(id(thing), frozenset())
+        return bool(gaps) and any(path[0] in gaps for path in reads)
 
-    def _lacking_groups(self, thing: Any) -> Collection[str]:
-        """The fact groups that were not seen of a rank; of one that has ended there is nothing left to see."""
-        seen = getattr(thing, "seen", None)
-        if seen is None or thing.alive is False:  # a link, or the job
-            return ()
-        at = (seen, thing.host)
-        if at not in self._groups:
-            probes = {*seen, *self._of_host.get(thing.host, ())}
-            self._groups[at] = [group for group, needed in self.facts.seen_by.items() if needed.isdisjoint(probes)]
-        return self._groups[at]
+    @cached_property
+    def gaps(self) -> Sequence[frozenset[str]]:
+        """Of each rank the fact groups that no probe has seen; equal ones are one object.
+
+        Of a rank that has ended there is nothing left to see.
+        """
+        known: dict[tuple[Any, ...], frozenset[str]] = {}
+        every: dict[frozenset[str], frozenset[str]] = {}
+        found = []
+        for rank in self.facts.ranks:
+            at = (rank.seen, rank.host, rank.alive is False)
+            if at not in known:
+                probes = self._of_host.get(rank.host, set()).union(rank.seen)
+                needed = {} if rank.alive is False else self.facts.seen_by
+                gaps = frozenset(group for group, by in needed.items() if by.isdisjoint(probes))
+                known[at] = every.setdefault(gaps, gaps)
+            found.append(known[at])
+        return found
+
+    @cached_property
+    def _gaps(self) -> Mapping[int, frozenset[str]]:
+        """The gaps of the ranks that have any, by the identity of the rank."""
+        return {id(rank): gaps for rank, gaps in zip(self.facts.ranks, self.gaps, strict=True) if gaps}
 
     def unknown_because(self, condition: Condition, scope: PlaybookScope) -> str:
         """The evidence that would decide a condition over the job: `io of ranks 0-3 not seen`."""
-        found: dict[str, set[int]] = {}
+        found: dict[str, dict[int, Any]] = {}
         for one in every(condition):
-            for inner in one.parts() if isinstance(one, (Quantified, Counted)) else ():
-                for rank in scope.members(inner, "ranks").unknown:
-                    for probes in self.lacking_evidence(inner, [rank]):
-                        found.setdefault(probes, set()).add(rank.rank)
-        return "; ".join(f"{probes} of {name_ranks(sorted(ranks))} not seen" for probes, ranks in sorted(found.items()))
+            inner = [(one.condition, one.kind)] if isinstance(one, Quantified) else []
+            inner += [(counted, kind) for _, kind, counted in one.counts] if isinstance(one, Counted) else []
+            for asked in (asked for asked, kind in inner if kind == "ranks"):
+                groups = {path[0] for path in asked.reads}
+                for rank in scope.members(asked, "ranks").unknown:
+                    for group in groups & self._gaps.get(id(rank), frozenset()):
+                        found.setdefault(" or ".join(sorted(self.facts.seen_by[group])), {})[id(rank)] = rank
+        return "; ".join(f"{probes} of {_named(ranks.values())} not seen" for probes, ranks in sorted(found.items()))
 
     def lacking_evidence(self, condition: Condition, ranks: Sequence[Any]) -> list[str]:
         """The probes (`io or aftermath`) that have not seen one of the ranks, and that the condition depends on."""
-        terms = [term for term in every(condition) if isinstance(term, Term)]
-        groups = {group for rank in ranks for term in terms for group in self.unseen(rank, term.reads)}
-        return sorted({" or ".join(sorted(self.facts.seen_by[group])) for group in groups})
+        groups = {path[0] for path in condition.reads}
+        lacking = {group for rank in ranks for group in groups & self._gaps.get(id(rank), frozenset())}
+        return sorted({" or ".join(sorted(self.facts.seen_by[group])) for group in lacking})
 
     @cached_property
     def _kinds(self) -> Kinds:
-        return Kinds.of(self.facts.ranks)
+        return Kinds.of(self.facts.ranks, self.gaps)
 
     def _column(self, things: Sequence[Any], path: Path) -> list[Any]:
         at = (id(things), path)
@@ -382,32 +438,34 @@ class Kinds:
     one_of: Mapping[int, Any]  # a rank of each kind
 
     @classmethod
-    def of(cls, ranks: Sequence[Any]) -> Kinds:
-        """The kinds of the ranks of `Facts`."""
+    def of(cls, ranks: Sequence[Any], gaps: Sequence[frozenset[str]]) -> Kinds:
+        """The kinds of the ranks of `Facts`; `gaps`: the fact groups that were not seen of each."""
         names = [name for name in ranks[0].__dataclass_fields__ if name not in ranks[0].ON_DEMAND] if ranks else []
         first = ranks[: 4 * MAX_SHARED]
         maybe = [name for name in names if len({id(getattr(rank, name)) for rank in first}) <= MAX_SHARED]
         few = {name: list(map(id, map(attrgetter(name), ranks))) for name in maybe}
         shared = {name: ids for name, ids in few.items() if len(set(ids)) <= MAX_SHARED}
         numbers: dict[tuple[int, ...], int] = {}
-        kinds = [numbers.setdefault(row, len(numbers)) for row in zip(*shared.values(), strict=True)]
+        rows = zip(map(id, gaps), *shared.values(), strict=True)
+        kinds = [numbers.setdefault(row, len(numbers)) for row in rows]
         return cls(ranks, frozenset(shared), kinds, dict(zip(kinds, ranks, strict=True)))
 
     def decide(self, condition: Condition) -> bool:
         """True if ranks of one kind agree on everything that the condition reads."""
-        return self.shared.issuperset(("seen", "host", "alive", *(path[0] for path in condition.reads)))
+        return all(path[0] in self.shared for path in condition.reads)
 
-    def select(self, condition: Condition, indices: Sequence[int], scope: PlaybookScope) -> Members:
-        """The ranks among `indices` by the condition's truth."""
-        kinds = self.kinds if len(indices) == len(self.ranks) else [self.kinds[i] for i in indices]
+    def indices(
+        self, condition: Condition, indices: Collection[int], scope: PlaybookScope
+    ) -> tuple[Collection[int], Collection[int]]:
+        """The indices where the condition is true, and where it is unknown."""
+        places = list(indices)
+        kinds = [self.kinds[i] for i in places] if len(places) < len(self.ranks) else self.kinds
         truths = {kind: condition.truth(self.one_of[kind], scope) for kind in set(kinds)}
-        return _members(self.ranks, zip(indices, map(truths.__getitem__, kinds), strict=True), set(truths.values()))
+        if not any(truth is not False for truth in truths.values()):
+            return (), ()
+        return _by_truth(range(len(places)) if kinds is self.kinds else places, [truths[kind] for kind in kinds])
 
 
-def _members(things: Sequence[Any], truths: Iterable[tuple[int, bool | None]], occurring: set[bool | None]) -> Members:
-    """The things by their truth; `occurring`: the truths among them."""
-    if not occurring - {False}:
-        return Members()
-    found = list(truths)
-    certain = tuple([things[i] for i, truth in found if truth])
-    return Members(certain, tuple([things[i] for i, truth in found if truth is None]) if None in occurring else ())
+def _by_truth(places: Sequence[int], truths: Sequence[bool | None]) -> tuple[list[int], list[int]]:
+    certain = [place for place, truth in zip(places, truths, strict=True) if truth]
+    return certain, [place for place, truth in zip(places, truths, strict=True) if truth is None]

@@ -32,6 +32,7 @@ MAX_LENGTH = 2_000  # characters of an expression
 MAX_TOKENS = 500  # of an expression
 MAX_NESTING = 60  # levels of a term; `a + b + c` has two
 MAX_PARENTHESES = 20  # within one another
+MAX_DEPTH = 100  # levels of a condition, with those of the selections that it names
 MAX_SIZE = 2_000  # terms of a condition, with those of the selections that it names
 
 # Tokens of an expression: no power, no shift, no date, and no number without bound.
@@ -46,10 +47,25 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _AFTER_REGEX = frozenset({"", ")", "]", "}", ",", "?", ":", "??", "==", "!=", "and", "or", "if", "for"})
-_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_COUNT = re.compile(r"count_[0-9]+")  # stands for `count(...)` in a term
 _FUNCTIONS = ("abs", "all", "any", "max", "min", "sum")  # functions of the library, as `$name`
 _METHODS = ("as_lower", "as_upper", "ends_with", "is_empty", "length", "starts_with")  # methods of text and lists
 
+_WORDS = (
+    "and",
+    "or",
+    "not",
+    "in",
+    "true",
+    "false",
+    "null",
+    "if",
+    "for",
+    "is",
+    "item",
+    "loop",
+)  # no names of selections
 _TYPE_NAMES = {"FLOAT": "a number", "STRING": "text", "BOOLEAN": "true or false", "ARRAY": "a list", "NULL": "null"}
 _OPERATORS = {"eq": "==", "ne": "!="}
 _REMEDY = "see the expressions of the built-in playbooks"
@@ -61,6 +77,10 @@ _NOT_IN_TERMS = {
     ast.LogicExpression: ("`and` or `or` within a term", "put the comparison on each side of it"),
     ast.TernaryExpression: ("`? :` in a condition", "write it with `and` and `or`"),
 }
+# Terms that are true or false: within a larger term, null would have no meaning.
+_CONDITIONS = (
+    ast.ComparisonExpression, ast.ArithmeticComparisonExpression, ast.ContainsExpression, ast.FuzzyComparisonExpression,
+)  # fmt: skip
 
 
 class RuleError(ValueError):
@@ -90,7 +110,8 @@ class Selections:
 
     ranks: dict[str, Condition] = field(default_factory=dict)
     links: dict[str, Condition] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)  # terms of each, with those of the selections that it names
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # terms and levels, with those that it names
+    declared: tuple[str, ...] = ()  # every name, also of those that are not compiled yet
 
     def of(self, kind: Kind) -> dict[str, Condition]:
         return self.links if kind == "links" else self.ranks
@@ -120,7 +141,16 @@ class Compiler:
 
     def reserved(self, kind: Kind) -> tuple[str, ...]:
         """Names that no selection may have: those of the facts, and the words of the language."""
-        return ("job", OBSERVED, UNOBSERVED, "count", *QUANTIFIERS, *(self._of[kind] or ()))
+        return (
+            "job",
+            OBSERVED,
+            UNOBSERVED,
+            "count",
+            *_WORDS,
+            *QUANTIFIERS,
+            *(self._of["ranks"] or ()),
+            *(self._of[kind] or ()),
+        )
 
     def selection(self, name: str, kind: Kind, above: Selections, text: str) -> None:
         """Adds a condition over one rank or one link, which may name the selections above it; raises RuleError."""
@@ -130,7 +160,7 @@ class Compiler:
             )
         parser = _Parser(text, self, kind, above)
         found = parser.whole()
-        above.of(kind)[name], above.sizes[name] = found, parser.size
+        above.of(kind)[name], above.sizes[name] = found, (parser.size, parser.depth)
 
     def condition(self, text: str, selections: Selections) -> Condition:
         """A condition over the job, and over the ranks and links by any(), all(), none(), count(); raises RuleError."""
@@ -141,12 +171,19 @@ class Compiler:
         names = {"job": self._job_with_nulls, OBSERVED: DataType.ARRAY(self._listed["ranks"])}
         for kind in typing.get_args(Kind):
             names |= dict.fromkeys(selections.of(kind), DataType.ARRAY(self._listed[kind]))
-        return Listing(text, _compile(text, _Context(names), names))
-
-    def term(self, text: str, kind: Kind | None, counts: Iterable[str] = ()) -> tuple[Rule, tuple[Path, ...]]:
-        """A term and the fields that it reads; raises RuleError."""
-        names = dict(self._job if kind is None else self._of[kind] or {}) | dict.fromkeys(counts, DataType.FLOAT)
         rule = _compile(text, _Context(names), names)
+        root = DataType.NULLABLE.unwrap(rule.statement.expression.result_type)
+        if root != DataType.UNDEFINED and not DataType.is_type(root, DataType.ARRAY):
+            raise RuleError("is no list", "name a list of the job's facts, or a selection")
+        for node in _all(rule.statement.expression):
+            if type(node) is ast.ComparisonExpression:
+                _check_types(node)
+        return Listing(text, rule)
+
+    def term(self, text: str, shown: str, kind: Kind | None, counts: Iterable[str], selections: Selections) -> Term:
+        """A term, shown as it was written; raises RuleError."""
+        names = dict(self._job if kind is None else self._of[kind] or {}) | dict.fromkeys(counts, DataType.FLOAT)
+        rule = _compile(text, _Context(names), [*names, *selections.declared])
         root = rule.statement.expression
         for node in _all(root):
             for refused, (sentence, remedy) in _NOT_IN_TERMS.items():
@@ -154,12 +191,24 @@ class Compiler:
                     raise RuleError(sentence, remedy)
             if type(node) is ast.ComparisonExpression:
                 _check_comparison(node)
+            if node is not root and isinstance(node, _CONDITIONS) and not _in_comprehension(root, node):
+                raise RuleError("a comparison within a term", "write the comparison by itself, with `not` before it")
             if isinstance(node, ast.ComprehensionExpression) and _of_records(node.iterable):
                 raise RuleError("a list comprehension over records", "write `any(...)`, `none(...)` or `count(...)`")
         if DataType.is_type(root.result_type, DataType.OBJECT):
-            raise RuleError(f"`{text}` is a whole record", "name a field of it")
-        paths = dict.fromkeys(path for path in _reads(root) if path[0] in names and path[0] not in counts)
-        return rule, tuple(path for path in paths if not thresholds.is_name(path[0]))
+            raise RuleError(f"`{shown}` is a whole record", "name a field of it")
+        if isinstance(root, ast.LiteralExpressionBase) and not isinstance(root, ast.BooleanExpression):
+            raise RuleError(f"`{shown}` is no condition", "compare it with a field")
+        paths = dict.fromkeys(path for path in _reads(root) if path[0] in names)
+        comparison = type(root) is ast.ComparisonExpression
+        fuzzy = isinstance(root, ast.FuzzyComparisonExpression)
+        return Term(
+            shown,
+            tuple(path for path in paths if not thresholds.is_name(path[0]) and path[0] not in counts),
+            lambda thing: bool(rule.evaluate(thing)),
+            without=root.type in ("ne", "ne_fzm", "ne_fzs") if comparison or fuzzy else _negated(root),
+            tests_null=comparison and _tests_null(root),
+        )
 
 
 class _Parser:
@@ -169,8 +218,9 @@ class _Parser:
         self._text, self._compiler, self._kind, self._selections = text, compiler, kind, selections
         self._tokens = [*_check_syntax(text), ("", "", len(text), len(text))]
         self._at = 0
-        self._depth = 0
+        self._open = 0  # parentheses
         self.size = 0  # terms so far
+        self.depth = 1  # levels so far
 
     def whole(self) -> Condition:
         found = self._or()
@@ -178,6 +228,8 @@ class _Parser:
             raise RuleError(f"syntax error at {self._word()!r}", _REMEDY)
         if self.size > MAX_SIZE:
             raise RuleError(f"has more than {MAX_SIZE} terms, with those of its selections", "make it simpler")
+        if self.depth > MAX_DEPTH:
+            raise RuleError("is nested too deeply, with its selections", "make it simpler")
         return found
 
     def _word(self, ahead: int = 0) -> str:
@@ -217,23 +269,28 @@ class _Parser:
         return self._term(start, self._at)
 
     def _group(self) -> Condition:
-        self._depth += 1
-        if self._depth > MAX_PARENTHESES:
+        self._open += 1
+        self.depth += 1
+        if self._open > MAX_PARENTHESES:
             raise RuleError("is nested too deeply", "split it into several selections")
         self._at += 1
         found = self._or()
         if self._word() != ")":
             raise RuleError(f"syntax error at {self._word()!r}", _REMEDY)
         self._at += 1
-        self._depth -= 1
+        self._open -= 1
         return found
 
     def _closing(self, opening: int) -> int:
         """Index of the token that closes the parenthesis at `opening`."""
-        depth = 0
+        expected: list[str] = []
         for at in range(opening, len(self._tokens)):
-            depth += (self._tokens[at][1] in _OPENING) - (self._tokens[at][1] in _CLOSING)
-            if not depth:
+            word = self._tokens[at][1]
+            if word in _CLOSING:
+                expected.append(_CLOSING[word])
+            elif word in _CLOSING.values() and (not expected or expected.pop() != word):
+                raise RuleError(f"syntax error at {word!r}", _REMEDY)
+            if not expected:
                 return at
         raise RuleError("a parenthesis is not closed", "close it")
 
@@ -242,7 +299,7 @@ class _Parser:
 
     def _skip_term(self) -> None:
         while self._word() and self._word() not in ("and", "or", ")", "]", "}"):
-            self._at = self._closing(self._at) + 1 if self._word() in _OPENING else self._at + 1
+            self._at = self._closing(self._at) + 1 if self._word() in _CLOSING else self._at + 1
 
     def _written(self, start: int, end: int) -> str:
         """The text of the tokens from `start` up to, not including, `end`."""
@@ -257,34 +314,53 @@ class _Parser:
             raise RuleError("a quantifier without a condition", "name a selection: `any(waiting)`")
         inner = _Parser(self._written(start, end), self._compiler, kind, self._selections)
         found = inner.whole()
-        self.size += inner.size
+        self._grow(inner.size, inner.depth)
         return kind, found
+
+    def _grow(self, size: int, depth: int) -> None:
+        self.size += size
+        self.depth = max(self.depth, self._open + 1 + depth)
 
     def _term(self, start: int, end: int) -> Condition:
         text = self._written(start, end)
         self.size += 1
+        words = [word for kind, word, _, _ in self._tokens[start:end] if kind == "name"]
+        for word in words:
+            if _COUNT.fullmatch(word):
+                raise RuleError(f"unknown name `{word}`", "write `count(...)`")
         if self._kind is not None:
             if end == start + 1 and text in self._selections.of(self._kind):
-                self.size += self._selections.sizes[text]
+                self._grow(*self._selections.sizes[text])
                 return Selected(text, self._selections.of(self._kind)[text])
             if end == start + 1 and text == OBSERVED:
                 return Term(OBSERVED, (), lambda thing: True)
-        elif counts := [
-            at for at in range(start, end - 1) if [t[1] for t in self._tokens[at : at + 2]] == ["count", "("]
-        ]:
+        elif counts := [at for at in range(start, end - 1) if self._is_call(at, ("count",))]:
             return self._counted(text, start, end, counts)
-        elif end == start + 1 and text in (*self._selections.ranks, *self._selections.links):
-            raise RuleError(f"`{text}` is a selection, not a condition", f"write `any({text})` or `none({text})`")
-        rule, reads = self._compiler.term(text, self._kind)
-        root = rule.statement.expression
-        comparison = type(root) is ast.ComparisonExpression
-        return Term(
-            text,
-            reads,
-            lambda thing: bool(rule.evaluate(thing)),
-            without=(comparison and root.type == "ne") or isinstance(root, ast.UnaryExpression),
-            tests_null=comparison and any(isinstance(side, ast.NullExpression) for side in (root.left, root.right)),
-        )
+        self._refuse_selections(start, end)
+        return self._compiler.term(text, text, self._kind, (), self._selections)
+
+    def _is_call(self, at: int, names: Iterable[str]) -> bool:
+        return self._tokens[at][1] in names and self._tokens[at + 1][1] == "("
+
+    def _refuse_selections(self, start: int, end: int) -> None:
+        """Say what is wrong with a selection, or a quantifier, within a term."""
+        for at in range(start, end):
+            kind, word, _, _ = self._tokens[at]
+            if kind != "name" or (at > start and self._tokens[at - 1][1] == "."):
+                continue
+            if self._is_call(at, QUANTIFIERS):
+                where = "stands by itself" if self._kind is None else "is a condition over the job"
+                raise RuleError(
+                    f"`{word}(...)` {where}", "join it with `and`, `or` and `not`; over ranks, name a selection"
+                )
+            if self._kind is None and word in (*self._selections.ranks, *self._selections.links):
+                raise RuleError(f"`{word}` is a selection, not a condition", f"write `any({word})` or `none({word})`")
+            if word in self._compiler.reserved(self._kind or "ranks"):
+                continue
+            if self._kind is not None and word in self._selections.of(self._kind):
+                raise RuleError(f"`{word}` is a selection, not a field", "join it with `and`, `or` and `not`")
+            if word in self._selections.declared:
+                raise RuleError(f"the selection `{word}` is defined further down", "move it up")
 
     def _counted(self, text: str, start: int, end: int, counts: list[int]) -> Condition:
         found: list[tuple[str, Kind, Condition]] = []
@@ -293,11 +369,12 @@ class _Parser:
             closing = self._closing(counted + 1)
             found.append((f"count_{number}", *self._inner(counted + 2, closing)))
             pieces += [self._written(at, counted), f"count_{number}"]
+            self._refuse_selections(at, counted)
             at = closing + 1
         pieces.append(self._written(at, end))
-        rule, _ = self._compiler.term(" ".join(pieces), None, [name for name, _, _ in found])
-        exact = type(rule.statement.expression) is ast.ComparisonExpression
-        return Counted(text, tuple(found), lambda job, numbers: bool(rule.evaluate({**job, **numbers})), exact)
+        self._refuse_selections(at, end)
+        names = tuple(name for name, _, _ in found)
+        return Counted(self._compiler.term(" ".join(pieces), text, None, names, self._selections), tuple(found))
 
 
 def _object(kind: type) -> Any:
@@ -375,7 +452,7 @@ def _link_type(job: type) -> type | None:
     return kind if isinstance(kind, type) and is_dataclass(kind) else None
 
 
-def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Rule:
+def _compile(text: str, context: Context, names: Iterable[str]) -> Rule:
     _check_syntax(text)
     try:
         rule = Rule(text, context=context)
@@ -384,7 +461,7 @@ def _compile(text: str, context: Context, fields: Mapping[str, Any]) -> Rule:
     except RecursionError:
         raise RuleError("is nested too deeply", "split it into several selections") from None
     except _REFUSALS as error:
-        raise _refusal(error, fields) from None
+        raise _refusal(error, names) from None
     for node in _all(rule.statement.expression):
         if isinstance(node, ast.FuzzyComparisonExpression):
             node.left = _Truncated(node.left)
@@ -429,12 +506,12 @@ def _check_pattern(literal: str, searched: bool) -> None:
         raise RuleError(error.message, "fix the quoted text") from None
 
 
-def _refusal(error: BaseException, fields: Mapping[str, Any]) -> RuleError:
+def _refusal(error: BaseException, names: Iterable[str]) -> RuleError:
     if isinstance(error, errors.SymbolResolutionError):
         of_library = error.symbol_scope is not None
         name = f"${error.symbol_name}" if of_library else error.symbol_name
         return RuleError(
-            f"unknown name `{name}`", _suggest(name, [f"${f}" for f in _FUNCTIONS] if of_library else fields)
+            f"unknown name `{name}`", _suggest(name, [f"${f}" for f in _FUNCTIONS] if of_library else names)
         )
     if isinstance(error, errors.AttributeResolutionError):
         known = getattr(error.object, "attributes", None) or _METHODS
@@ -445,7 +522,7 @@ def _refusal(error: BaseException, fields: Mapping[str, Any]) -> RuleError:
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    names = sorted(name for name in known if not thresholds.is_name(name))
+    names = sorted(name for name in known if not thresholds.is_name(name) and not _COUNT.fullmatch(name))
     near = difflib.get_close_matches(name, [*names, *thresholds.names()], n=1, cutoff=0.6)
     return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names)}"
 
@@ -506,15 +583,40 @@ def _check_comparison(node: ast.ComparisonExpression) -> None:
     """Refuse comparisons that can never hold, and those with an empty text: null is not empty."""
     sides, operator = (node.left, node.right), _OPERATORS[node.type]
     if any(isinstance(side, ast.NullExpression) for side in sides):
+        if not _tests_null(node):
+            raise RuleError(f"`{operator} null` of a calculation", "compare the field itself with null")
         return
     for side, other in (sides, sides[::-1]):
         if isinstance(side, ast.StringExpression) and side.value == "":
             remedy = f"write `{_name(other)}` or `not {_name(other)}`"
             raise RuleError(f"`{operator}` with an empty text: where there is none, the field may be null", remedy)
-    left, right = (DataType.NULLABLE.unwrap(side.result_type) for side in sides)
-    if not DataType.is_compatible(left, right):
+    _check_types(node)
+
+
+def _check_types(node: ast.ComparisonExpression) -> None:
+    """Refuse comparisons of types that are never equal."""
+    left, right = (DataType.NULLABLE.unwrap(side.result_type) for side in (node.left, node.right))
+    if DataType.NULL not in (left, right) and not DataType.is_compatible(left, right):
         kinds = f"{_TYPE_NAMES.get(left.name, left.name)} with {_TYPE_NAMES.get(right.name, right.name)}"
-        raise RuleError(f"`{operator}` compares {kinds}, which are never equal", "compare values of one type")
+        raise RuleError(
+            f"`{_OPERATORS[node.type]}` compares {kinds}, which are never equal", "compare values of one type"
+        )
+
+
+def _tests_null(node: ast.ComparisonExpression) -> bool:
+    """True for `field == null`: null is then an answer, and no obstacle."""
+    sides = (node.left, node.right)
+    return any(isinstance(side, ast.NullExpression) for side in sides) and any(_path(side) for side in sides)
+
+
+def _negated(node: ast.ExpressionBase) -> bool:
+    return isinstance(node, ast.UnaryExpression) and node.type == "not"
+
+
+def _in_comprehension(root: ast.ExpressionBase, node: ast.ExpressionBase) -> bool:
+    return any(isinstance(one, ast.ComprehensionExpression) and node in _all(one) for one in _all(root)) or _negated(
+        root
+    )
 
 
 def _of_records(node: ast.ExpressionBase) -> bool:

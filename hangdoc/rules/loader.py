@@ -6,7 +6,7 @@ import difflib
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -98,11 +98,13 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
 
     compiler = Compiler(schema)
     known = _probe_names() if probes is None else probes
+    ids: set[str] = set()  # of playbooks with problems as well
     kept: dict[str, Playbook] = {}
     problems: list[Problem] = []
     for directory in directories:
         files, wrong = _files(directory)
         problems.extend(wrong)
+        ids.update(file.parent.name for file in files)
         for file in files:
             playbook, found = read(file, compiler, known)
             problems.extend(found)
@@ -113,43 +115,47 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
                 place = f"{first.file}:{first.lines[('id',)]}"
                 duplicate = f"the id {playbook.id!r} is already used by {place}, which takes precedence"
                 problems.append(Problem(file, playbook.lines[("id",)], duplicate, "rename one of the two"))
-    library = Library(tuple(kept[id] for id in sorted(kept)))
-    return Library(library.playbooks, (*problems, *_relation_problems(library)))
+    problems.extend(_refused_relations(kept, ids))
+    return Library(tuple(kept[id] for id in sorted(kept)), tuple(problems))
 
 
-def _relation_problems(library: Library) -> Iterator[Problem]:
-    """Unknown playbooks in `explains` and `look_alikes`, and circles of explanations."""
-    known = {playbook.id: playbook for playbook in library.playbooks}
-    for playbook in library.playbooks:
-        for at in ("explains", "look_alikes"):
-            for name in getattr(playbook.envelope, at):
-                if name not in known:
-                    line = _line(playbook.lines, (at, name))
-                    yield Problem(playbook.file, line, f"`{at}`: there is no playbook {name!r}", _suggest(name, known))
-    for circle in _circles({id: [other for other in known if library.explains(id, other)] for id in known}):
-        first = known[circle[0]]
-        path = " -> ".join((*circle, circle[0]))
-        line = _line(first.lines, ("explains",))
-        yield Problem(first.file, line, f"playbooks explain each other: {path}", "take one out of `explains`")
+def _refused_relations(kept: dict[str, Playbook], known: Collection[str]) -> Iterator[Problem]:
+    """Takes out, and names, playbooks that name an unknown one, and the last one of each circle of explanations."""
+    for playbook in list(kept.values()):
+        explained = enumerate(playbook.envelope.explains)
+        named: list[tuple[Location, str]] = [(("explains", i), name) for i, name in explained]
+        named += [(("look_alikes", name), name) for name in playbook.envelope.look_alikes]
+        for at, name in named:
+            if name not in known:
+                kept.pop(playbook.id, None)
+                sentence = f"`{at[0]}`: there is no playbook {name!r}"
+                yield Problem(playbook.file, _line(playbook.lines, at), sentence, _suggest(name, known))
+    order = list(kept)  # those of earlier directories first
+    while circle := _circle(Library(tuple(kept.values()))):
+        last = kept.pop(max(circle, key=order.index))
+        begin = circle.index(last.id)
+        path = " -> ".join((*circle[begin:], *circle[:begin], last.id))
+        line = _line(last.lines, ("explains",))
+        yield Problem(last.file, line, f"playbooks explain each other: {path}", "take one out of `explains`")
 
 
-def _circles(edges: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
-    """One circle through each playbook that is on one, each circle once."""
-    known: set[frozenset[str]] = set()
-    for start in edges:
-        paths = deque([[start]])
-        reached = {start}
+def _circle(library: Library) -> list[str]:
+    """A shortest circle of playbooks that explain each other; empty if there is none."""
+    ids = [playbook.id for playbook in library.playbooks]
+    edges = {id: [other for other in ids if library.explains(id, other)] for id in ids}
+    found: list[str] = []
+    for start in ids:
+        paths, reached = deque([[start]]), {start}
         while paths:
             path = paths.popleft()
             if start in edges[path[-1]]:
-                if frozenset(path) not in known:
-                    known.add(frozenset(path))
-                    yield path
+                found = path if not found or len(path) < len(found) else found
                 break
             for other in edges[path[-1]]:
                 if other not in reached:
                     reached.add(other)
                     paths.append([*path, other])
+    return found
 
 
 def _files(directory: Path) -> tuple[list[Path], list[Problem]]:
@@ -312,7 +318,7 @@ class _Reader:
     def _selections(self, envelope: Envelope) -> Selections:
         from hangdoc.rules.expressions import Selections
 
-        found = Selections()
+        found = Selections(declared=(*envelope.select, *envelope.links))
         for at, kind, text in _selections(envelope):
             self._each([(at, text)], partial(self.compiler.selection, str(at[1]), kind, found))
         return found

@@ -72,6 +72,12 @@ class Line(_Model):
     each: Text | None = None  # an expression with a list: one line per member, `item` in the template
     text: Text = ""
 
+    @model_validator(mode="after")
+    def _each_has_text(self) -> Line:
+        if self.each is not None and "item" not in self.text:
+            raise ValueError("`each` needs a `text` that shows `item`")
+        return self
+
     @property
     def template(self) -> str:
         return self.text or f"{{{{ {self.ranks}|standing }}}}"

@@ -274,6 +274,8 @@ def _verb(ranks: Iterable[Any], verb: str) -> str:
     many = len(list(ranks)) != 1
     if verb in _PLURALS:
         return _PLURALS[verb] if many else verb
+    if not many and verb.endswith("y") and verb[-2:-1] not in "aeiou":
+        return f"{verb[:-1]}ies"
     return verb if many else f"{verb}es" if verb.endswith(("s", "sh", "ch", "x", "z", "o")) else f"{verb}s"
 
 
@@ -317,8 +319,25 @@ def _replace(value: Any, old: str, new: str) -> str:
     return text.replace(str(old), str(new))
 
 
-def _round(number: float, digits: int = 0) -> float:
-    return round(float(number), max(0, min(int(digits), MAX_DIGITS)))
+def _round(number: float | None, digits: int = 0) -> float | None:
+    return None if number is None else round(float(number), max(0, min(int(digits), MAX_DIGITS)))
+
+
+def _first(values: Iterable[Any]) -> Any:
+    """The first value; None if there is none, which a text shows as "unknown"."""
+    return next(iter(values), None)
+
+
+def _last(values: Sequence[Any]) -> Any:
+    return values[-1] if values else None
+
+
+def _least(values: Iterable[Any]) -> Any:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _most(values: Iterable[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _of_text(made: Callable[[str], str]) -> Callable[[Any], str]:
@@ -327,13 +346,17 @@ def _of_text(made: Callable[[str], str]) -> Callable[[Any], str]:
 
 # Filters of jinja2 with a result no longer than their input.
 _KEPT = (
-    "abs", "count", "default", "first", "last", "length", "list", "map", "max", "min", "reject", "rejectattr", "select",
+    "abs", "count", "default", "length", "list", "map", "reject", "rejectattr", "select",
     "selectattr", "sort", "sum", "unique",
 )  # fmt: skip
 _TESTS = ("defined", "eq", "equalto", "false", "ge", "gt", "in", "le", "lt", "ne", "none", "true", "undefined")
 _FILTERS: Mapping[str, Callable[..., Any]] = {
     **{name: filters.FILTERS[name] for name in _KEPT},
     **{made.__name__: _of_text(made) for made in (str.capitalize, str.lower, str.strip, str.upper)},
+    "first": _first,
+    "last": _last,
+    "min": _least,
+    "max": _most,
     "join": _join,
     "replace": _replace,
     "round": _round,
