@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from hangdoc.evidence import RankEvidence, Snapshot
@@ -32,21 +33,72 @@ class Suspect:
     host: str | None = None
 
 
+class FactsCircle(RuntimeError):
+    """Analyses that ask for the facts of each other: "StackFacts -> StallFacts -> StackFacts"."""
+
+    def __init__(self, kinds: Sequence[type]) -> None:
+        super().__init__(" -> ".join(kind.__name__ for kind in kinds))
+
+
 @dataclass(slots=True)
 class Case:
-    """The evidence of one diagnosis, and the facts derived so far, which later analyses may read."""
+    """The evidence of one diagnosis, and the facts derived from it when they are first asked for."""
 
     history: Sequence[Snapshot]  # oldest first, from any number of hosts
     ranks: Mapping[Key, RankEvidence]  # newest evidence of each rank, with records carried over from earlier snapshots
+    analyses: Mapping[type, Analysis] = field(default_factory=lambda: dict(by_kind()))  # by the types of facts
     rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # name of the analysis -> rank -> facts
     job_facts: dict[str, Any] = field(default_factory=dict)  # name of the analysis -> facts
     looks: dict[Key, Any] = field(default_factory=dict)  # rank -> its looks, as analysed by `ranks.progress`
+    _of_ranks: dict[type, dict[Key, Any]] = field(default_factory=dict)  # facts of ranks, by type
+    _of_job: dict[type, Any] = field(default_factory=dict)  # facts of the job, by type
+    _asked: list[type] = field(default_factory=list)  # types of the facts that are being derived, outermost first
     _rounds: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]] | None = None
     _probes: frozenset[str] = field(init=False)  # probes with a record of any rank
     _kept: dict[Any, Any] = field(default_factory=dict)  # results of `once`, by name
 
     def __post_init__(self) -> None:
         self._probes = frozenset().union(*[rank.records for rank in self.ranks.values()])
+
+    def facts(self, kind: type[T]) -> Mapping[Key, T]:
+        """The facts of this type, of every rank; raises FactsCircle."""
+        if kind not in self._of_ranks:
+            self._derive(kind)
+        return self._of_ranks[kind]
+
+    def job(self, kind: type[T]) -> T:
+        """The job's facts of this type; raises FactsCircle."""
+        if kind not in self._of_job:
+            self._derive(kind)
+        found: T = self._of_job[kind]
+        return found
+
+    def has(self, kind: type) -> bool:
+        """True if the facts of this type are derived."""
+        return kind in self._of_ranks or kind in self._of_job
+
+    def give(self, kind: type[T], facts: Mapping[Key, T]) -> None:
+        """Take these facts of ranks; no analysis derives them."""
+        self._of_ranks[kind] = dict(facts)
+
+    def give_job(self, facts: object) -> None:
+        """Take these facts of the job; no analysis derives them."""
+        self._of_job[type(facts)] = facts
+
+    def _derive(self, kind: type) -> None:
+        analysis = self.analyses[kind]
+        running = [self.analyses[asked] for asked in self._asked]
+        if analysis in running:
+            raise FactsCircle([*self._asked[running.index(analysis) :], kind])
+        self._asked.append(kind)
+        try:
+            of_ranks, of_job = analysis.derive(self)
+        finally:
+            self._asked.pop()
+        if analysis.rank_facts is not None:
+            self.rank_facts[analysis.name] = self._of_ranks.setdefault(analysis.rank_facts, of_ranks)
+        if analysis.job_facts is not None:
+            self.job_facts[analysis.name] = self._of_job.setdefault(analysis.job_facts, of_job)
 
     def record(self, key: Key, probe: str) -> Any:
         """The newest record of `probe` on one rank, or None."""
@@ -137,3 +189,10 @@ def load() -> tuple[Analysis, ...]:
         if isinstance(analysis, Analysis):
             found.append(analysis)
     return tuple(sorted(found, key=lambda analysis: (analysis.order, analysis.name)))
+
+
+@cache
+def by_kind() -> Mapping[type, Analysis]:
+    """Every analysis, by the types of facts that it derives."""
+    kinds = {kind: analysis for analysis in load() for kind in (analysis.rank_facts, analysis.job_facts)}
+    return {kind: analysis for kind, analysis in kinds.items() if kind is not None}

@@ -49,7 +49,8 @@ class Pending:
 
     def of(self, key: Key) -> Any:
         if self._facts is None:
-            self._facts, _ = self.analysis.derive(self.case)
+            kind = self.analysis.rank_facts
+            self._facts = self.case.facts(kind) if kind else {}
         return self._facts[key]
 
 
@@ -101,15 +102,15 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     """Run every analysis over the evidence, in order."""
     history = _without_superseded(history)
     by_rank = rounds(history)
-    case = Case(history, _newest(by_rank), _rounds=by_rank)
+    kinds = {kind: a for a in types.analyses for kind in (a.rank_facts, a.job_facts) if kind is not None}
+    case = Case(history, _newest(by_rank), kinds, _rounds=by_rank)
     for analysis in types.analyses:
         if on_demand(analysis):
             continue
-        of_ranks, of_job = analysis.derive(case)
         if analysis.rank_facts is not None:
-            case.rank_facts[analysis.name] = of_ranks
+            case.facts(analysis.rank_facts)
         if analysis.job_facts is not None:
-            case.job_facts[analysis.name] = of_job
+            case.job(analysis.job_facts)
     job = types.job(**case.job_facts)
     seen = _SortedNames()
     groups = [_group(case, analysis) for analysis in types.analyses if analysis.rank_facts is not None]

@@ -6,7 +6,7 @@ Every rank on another side is an outlier, and its relation to the reference says
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
@@ -91,7 +91,7 @@ class DivergenceAnalysis:
     job_facts: type | None = DivergenceJob
 
     def derive(self, case: Case) -> tuple[dict[Key, DivergenceFacts], DivergenceJob]:
-        stack: dict[Key, StackFacts] = case.rank_facts["stack"]
+        stack = case.facts(StackFacts)
         sides = _sides(case, _cohorts(case, stack))
         facts = dict.fromkeys(case.ranks, DivergenceFacts())
         if not sides:
@@ -128,7 +128,7 @@ class Cohort:
 Side = Sequence[Cohort]
 
 
-def _cohorts(case: Case, stack: dict[Key, StackFacts]) -> list[Cohort]:
+def _cohorts(case: Case, stack: Mapping[Key, StackFacts]) -> list[Cohort]:
     found: dict[tuple[int, int], Cohort] = {}  # by identity: equal lines are one object
     for key, facts in stack.items():
         lines = lines_of(case, key)
@@ -185,7 +185,12 @@ class Reference:
 
 
 def _facts(
-    key: Key, number: int, size: int, reference: Reference, stack: dict[Key, StackFacts], ranks: dict[Key, int | None]
+    key: Key,
+    number: int,
+    size: int,
+    reference: Reference,
+    stack: Mapping[Key, StackFacts],
+    ranks: dict[Key, int | None],
 ) -> DivergenceFacts:
     own, peer, first = path_of(reference.case, key), reference.path, reference.keys[0]
     relation = relate(own, peer)

@@ -16,7 +16,7 @@ from hangdoc.analysis.ranks.call_path import Code, LazyCallPath, Step, code_of, 
 from hangdoc.analysis.ranks.call_path_cache import chain_in, plan_in, thread_named
 from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import is_busy, process_context
+from hangdoc.analysis.ranks.stack import StackFacts, is_busy, process_context
 from hangdoc.evidence import Process, Source, Stacks, Variable
 
 SHORTEST_S = 0.002  # per iteration: a faster counter does not count training steps
@@ -137,7 +137,7 @@ def distinct(looks: Sequence[Look]) -> list[Look]:
 
 
 def _looks(case: Case, key: Key) -> list[Look]:
-    thread = case.rank_facts["stack"][key].thread
+    thread = case.facts(StackFacts)[key].thread
     found: list[Look] = []
     seen: tuple[object, ...] = ()
     for shot, rank in case.rounds(key):
