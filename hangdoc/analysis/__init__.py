@@ -46,7 +46,7 @@ class Case:
 
     history: Sequence[Snapshot]  # oldest first, from any number of hosts
     ranks: Mapping[Key, RankEvidence]  # newest evidence of each rank, with records carried over from earlier snapshots
-    analyses: Mapping[type, Analysis] = field(default_factory=lambda: dict(by_kind()))  # by the types of facts
+    analyses: Mapping[type, Analysis] = field(default_factory=dict)  # by the types of facts
     rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # name of the analysis -> rank -> facts
     job_facts: dict[str, Any] = field(default_factory=dict)  # name of the analysis -> facts
     looks: dict[Key, Any] = field(default_factory=dict)  # rank -> its looks, as analysed by `ranks.progress`
@@ -86,8 +86,9 @@ class Case:
         self._of_job[type(facts)] = facts
 
     def _derive(self, kind: type) -> None:
-        analysis = self.analyses[kind]
-        running = [self.analyses[asked] for asked in self._asked]
+        analyses = self.analyses or _by_kind()
+        analysis = analyses[kind]
+        running = [analyses[asked] for asked in self._asked]
         if analysis in running:
             raise FactsCircle([*self._asked[running.index(analysis) :], kind])
         self._asked.append(kind)
@@ -192,7 +193,7 @@ def load() -> tuple[Analysis, ...]:
 
 
 @cache
-def by_kind() -> Mapping[type, Analysis]:
+def _by_kind() -> Mapping[type, Analysis]:
     """Every analysis, by the types of facts that it derives."""
     kinds = {kind: analysis for analysis in load() for kind in (analysis.rank_facts, analysis.job_facts)}
     return {kind: analysis for kind, analysis in kinds.items() if kind is not None}

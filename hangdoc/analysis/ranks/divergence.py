@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
-from hangdoc.analysis.ranks.call_path_cache import comparison_key, lines_of, names_in, path_of, variables_at
+from hangdoc.analysis.ranks.judged_thread import comparison_key, lines_of, names_in, path_of, variables_at
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.stack import StackFacts
