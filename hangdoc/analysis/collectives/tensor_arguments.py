@@ -10,8 +10,10 @@ from functools import lru_cache
 from math import prod
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.collectives.wait_graph import GroupFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.conditions import targets
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
@@ -82,7 +84,7 @@ def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> 
 
     Empty if a rank of the group waits elsewhere: its peers wait for that rank, and may be at different tensors.
     """
-    stack, group = case.rank_facts["stack"], case.rank_facts["group"]
+    stack, group = case.facts(StackFacts), case.facts(GroupFacts)
     there = {
         key: (*handed[-1][0], group[key].name)
         for key, handed in seen.items()

@@ -96,7 +96,7 @@ class GroupAnalysis:
     def derive(self, case: Case) -> tuple[dict[Key, GroupFacts], GroupJob]:
         numbers = {key: number for key in case.ranks if (number := _number(case, key)) is not None}
         found = waits(case)
-        stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
+        stack = case.facts(StackFacts)
         seen = {number: stack[key] for key, number in numbers.items() if stack[key].waits is not None}
         graph = _wait_graph({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen)
         cache = FactsCache(graph)

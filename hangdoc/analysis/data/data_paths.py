@@ -111,7 +111,7 @@ def _outliers(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
 
 def _all_wait(case: Case, keys: Sequence[Key]) -> bool:
     """All these ranks mostly wait for other ranks."""
-    progress: Mapping[Key, ProgressFacts] = case.rank_facts["progress"]
+    progress = case.facts(ProgressFacts)
     return all((progress[key].wait_share or 0.0) >= WAITS for key in keys)
 
 
@@ -157,7 +157,7 @@ def _contains(path: str | None, folder: str) -> bool:
 
 def _parted(case: Case, outliers: frozenset[Key]) -> bool:
     """The outliers and the other ranks are at different code positions."""
-    position: Mapping[Key, DivergenceFacts] = case.rank_facts["position"]
+    position = case.facts(DivergenceFacts)
     sides = [{facts.side for key, facts in position.items() if (key in outliers) is side} for side in (True, False)]
     return not sides[0] & sides[1] and None not in sides[0] | sides[1]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -114,7 +114,7 @@ def _code(looks: Sequence[Look]) -> _Code:
 
 
 def _waits(case: Case, key: Key) -> bool:
-    progress: Mapping[Key, ProgressFacts] = case.rank_facts["progress"]
+    progress = case.facts(ProgressFacts)
     return (progress[key].wait_share or 0.0) >= WAITS
 
 

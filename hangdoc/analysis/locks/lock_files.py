@@ -109,8 +109,8 @@ def _holder_ranks(case: Case, key: Key) -> list[Key]:
 
 
 def _hangs(case: Case, key: Key) -> bool:
-    stack: StackFacts = case.rank_facts["stack"][key]
-    progress: ProgressFacts = case.rank_facts["progress"][key]
+    stack = case.facts(StackFacts)[key]
+    progress = case.facts(ProgressFacts)[key]
     return bool(stack.waits) and progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= UNCHANGED_S
 
 

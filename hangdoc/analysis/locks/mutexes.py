@@ -59,7 +59,7 @@ def _facts(case: Case, key: Key) -> MutexFacts:
     if not locks.waits or case.ranks[key].alive is False or not (parked := _parked(case, key)):
         return FREE
     threads = Threads(stacks, locks, parked, _call_paths(stacks, case.record(key, "source")))
-    stack: StackFacts = case.rank_facts["stack"][key]
+    stack = case.facts(StackFacts)[key]
     dead = dict(threads.dead())
     main = next((s.tid for s in stacks.threads if s.name == "MainThread"), stacks.threads[0].tid)
     if not dead or not (main in dead or (stack.phase == "idle" and threads.unreleasable(main, dead))):

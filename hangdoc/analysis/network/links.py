@@ -17,6 +17,8 @@ from hangdoc.analysis.network.data_connections import DataConnection, End, data_
 from hangdoc.analysis.network.interfaces import faster, format_interface, interface_of, narrow, rank_interfaces
 from hangdoc.analysis.network.link_faults import Faults, echo, find_faults
 from hangdoc.analysis.network.throughput import NOTHING, Flow
+from hangdoc.analysis.ranks.progress import ProgressJob
+from hangdoc.analysis.ranks.world import WorldJob
 from hangdoc.evidence import Connection, Interface
 from hangdoc.evidence.network import UNASKED, Echo
 from hangdoc.formatting import endpoint
@@ -209,7 +211,7 @@ class NetworkAnalysis:
             key: _rank(case, key, data[key], dead, samples[key], faults) if key in data else UNSEEN
             for key in case.ranks
         }
-        period_s = getattr(case.job_facts.get("progress"), "period_s", None)
+        period_s = case.job(ProgressJob).period_s
         links = Links(Case(case.history, case.ranks), period_s, ends, dead, faults)
         return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, faults))
 
@@ -345,7 +347,7 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead
 
 
 def _beyond(case: Case, faults: Faults) -> tuple[Suspect, ...]:
-    missing: tuple[int, ...] = getattr(case.job_facts.get("world"), "missing", None) or ()
+    missing = case.job(WorldJob).missing or ()
     return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in faults.beyond)
 
 
