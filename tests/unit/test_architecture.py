@@ -22,7 +22,7 @@ def module(file: Path) -> str:
 
 
 def room(name: str) -> str:
-    """The room of a module: `watch` for hangdoc.watch.live, `analysis/job` for hangdoc.analysis.job.exit."""
+    """The room of a module: `watch` for hangdoc.watch.live, `analysis/job` for hangdoc.analysis.job.stall."""
     package, *parts = name.split(".")
     if package != "hangdoc" or not parts:
         return package
