@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from hangdoc.analysis import Case
+from hangdoc.analysis import Case, load
 from hangdoc.analysis.ranks.divergence import DivergenceJob
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import RankEvidence, Stacks
@@ -80,6 +80,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     given = options.parse_args()
+    load()  # imports every analysis
     missed = False
     for count in CLASSES:
         rows = [("stacks", "s", "growth", "us each", "places", "groups", "limit", "")]

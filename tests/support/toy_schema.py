@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.facts import Facts, Schema, schema
+from hangdoc.analysis.facts import Facts, Schema
 from hangdoc.evidence import Snapshot
 from hangdoc.rules.loader import Library, load
+from tests.support.toy_types import schema
 
 PROBES = frozenset({"cpu", "stacks", "host"})
 
@@ -54,7 +55,7 @@ class Group:
     name: str
     rank_facts: type | None = None
     job_facts: type | None = None
-    order: int = 0
+    seen_by: tuple[str, ...] = ()
 
     def derive(self, case: Case) -> Any:
         raise NotImplementedError

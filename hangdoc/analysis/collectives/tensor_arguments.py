@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.collectives.wait_graph import GroupFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.conditions import targets
@@ -45,12 +45,9 @@ class TensorArgumentJob:
     often: bool | None  # it differed repeatedly while the ranks ran
 
 
-@dataclass(slots=True)
-class TensorArgumentAnalysis:
-    name: str = "payload"
-    order: int = 15
-    rank_facts: type | None = TensorArgumentFacts
-    job_facts: type | None = TensorArgumentJob
+class TensorArgumentAnalysis(Analysis[TensorArgumentFacts, TensorArgumentJob]):
+    rank_facts = TensorArgumentFacts
+    job_facts = TensorArgumentJob
 
     def derive(self, case: Case) -> tuple[dict[Key, TensorArgumentFacts], TensorArgumentJob]:
         facts = dict.fromkeys(case.ranks, TensorArgumentFacts())

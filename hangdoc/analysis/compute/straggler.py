@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import SLICE_S, WaitTime, moves_throughout, unmoved_share, wait_time
 from hangdoc.analysis.compute.workload import more_work, same_code
@@ -60,12 +60,8 @@ class StragglerFacts:
     advancing: bool | None = None  # it demands a core or waits for page faults: slow, not stuck
 
 
-@dataclass(slots=True)
-class StragglerAnalysis:
-    name: str = "pace"
-    order: int = 55
-    rank_facts: type | None = StragglerFacts
-    job_facts: type | None = None
+class StragglerAnalysis(Analysis[StragglerFacts, None]):
+    rank_facts = StragglerFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, StragglerFacts], None]:
         resources = case.facts(ResourcesFacts)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
 from hangdoc.evidence import Environ, Io
@@ -40,14 +40,9 @@ class DataPathFacts:
     parted: bool | None = None  # the ranks are at different code positions, divided in the same way as by folder
 
 
-@dataclass(slots=True)
-class DataPathAnalysis:
-    name: str = "skew"
+class DataPathAnalysis(Analysis[DataPathFacts, None]):
+    rank_facts = DataPathFacts
     seen_by = ("environ", "io")
-    order: int = 48
-    rank_facts: type | None = DataPathFacts
-    job_facts: type | None = None
-    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, DataPathFacts], None]:
         facts = dict.fromkeys(case.ranks, DataPathFacts())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.data.workers import LOADER, is_importing, is_loading, user_line, waits_for_helpers, worker_story
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
@@ -49,12 +49,8 @@ class DataLoadingFacts:
 UNSEEN = DataLoadingFacts()
 
 
-@dataclass(slots=True)
-class DataLoadingAnalysis:
-    name: str = "inputs"
-    order: int = 44
-    rank_facts: type | None = DataLoadingFacts
-    job_facts: type | None = None
+class DataLoadingAnalysis(Analysis[DataLoadingFacts, None]):
+    rank_facts = DataLoadingFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, DataLoadingFacts], None]:
         waits = {key: _waits(case, key) for key in case.ranks}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.data.workers import HelperFacts, is_stall
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
@@ -57,13 +57,9 @@ class StorageFacts:
 UNSEEN = StorageFacts()
 
 
-@dataclass(slots=True)
-class StorageAnalysis:
-    name: str = "storage"
+class StorageAnalysis(Analysis[StorageFacts, None]):
+    rank_facts = StorageFacts
     seen_by = ("io", "aftermath")
-    order: int = 43  # after `helpers`
-    rank_facts: type | None = StorageFacts
-    job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, StorageFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.call_path import CallPath, Code, Step, call_path, is_library
 from hangdoc.analysis.ranks.progress import Look, looks_at
@@ -69,12 +69,8 @@ class HelperFacts:
 UNSEEN = HelperFacts()
 
 
-@dataclass(slots=True)
-class HelpersAnalysis:
-    name: str = "helpers"
-    order: int = 42  # after `network`
-    rank_facts: type | None = HelperFacts
-    job_facts: type | None = None
+class HelpersAnalysis(Analysis[HelperFacts, None]):
+    rank_facts = HelperFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, HelperFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.job.blocking import stuck_ranks
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.evidence import Stacks
@@ -33,12 +33,9 @@ class AftermathJob:
     doubt: str = ""  # the reason for lower confidence than in a watched job; empty: none
 
 
-@dataclass(slots=True)
-class AftermathAnalysis:
-    name: str = "aftermath"
-    order: int = 58
-    rank_facts: type | None = AftermathFacts
-    job_facts: type | None = AftermathJob
+class AftermathAnalysis(Analysis[AftermathFacts, AftermathJob]):
+    rank_facts = AftermathFacts
+    job_facts = AftermathJob
 
     def derive(self, case: Case) -> tuple[dict[Key, AftermathFacts], AftermathJob]:
         if not any(isinstance(case.record(key, "aftermath"), Aftermath) for key in case.ranks):

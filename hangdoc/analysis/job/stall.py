@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
@@ -47,12 +47,9 @@ class StallJob:
     hidden: int  # number of living ranks whose stacks could not be seen
 
 
-@dataclass(slots=True)
-class StallAnalysis:
-    name: str = "stall"
-    order: int = 60
-    rank_facts: type | None = StallFacts
-    job_facts: type | None = StallJob
+class StallAnalysis(Analysis[StallFacts, StallJob]):
+    rank_facts = StallFacts
+    job_facts = StallJob
 
     def derive(self, case: Case) -> tuple[dict[Key, StallFacts], StallJob]:
         stack, network = case.facts(StackFacts), case.job(NetworkJob)

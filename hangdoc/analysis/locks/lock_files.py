@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence.locks import LockFile
@@ -38,12 +38,8 @@ class LockFileFacts:
 UNSEEN = LockFileFacts()
 
 
-@dataclass(slots=True)
-class LockFileAnalysis:
-    name: str = "lockfile"
-    order: int = 42
-    rank_facts: type | None = LockFileFacts
-    job_facts: type | None = None
+class LockFileAnalysis(Analysis[LockFileFacts, None]):
+    rank_facts = LockFileFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, LockFileFacts], None]:
         facts = {key: _facts(case, key) for key in case.ranks}

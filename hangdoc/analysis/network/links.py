@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, overload
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored
@@ -192,13 +192,10 @@ class NetworkJob:
     beyond: tuple[Suspect, ...] = ()  # unseen hosts to blame: addresses; the rank if only one is missing
 
 
-@dataclass(slots=True)
-class NetworkAnalysis:
-    name: str = "network"
+class NetworkAnalysis(Analysis[NetworkFacts, NetworkJob]):
+    rank_facts = NetworkFacts
+    job_facts = NetworkJob
     seen_by = ("sockets",)
-    order: int = 40
-    rank_facts: type | None = NetworkFacts
-    job_facts: type | None = NetworkJob
 
     def derive(self, case: Case) -> tuple[dict[Key, NetworkFacts], NetworkJob]:
         # The connections of an exited rank are gone.

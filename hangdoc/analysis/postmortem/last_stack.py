@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.data.storage import FOR_THREADS
@@ -45,12 +45,9 @@ class LastStackJob:
     together: bool = False  # every rank timed out in the same collective
 
 
-@dataclass(slots=True)
-class LastStackAnalysis:
-    name: str = "missed"
-    order: int = 59
-    rank_facts: type | None = LastStackFacts
-    job_facts: type | None = LastStackJob
+class LastStackAnalysis(Analysis[LastStackFacts, LastStackJob]):
+    rank_facts = LastStackFacts
+    job_facts = LastStackJob
 
     def derive(self, case: Case) -> tuple[dict[Key, LastStackFacts], LastStackJob]:
         return {key: _facts(case, key) for key in case.ranks}, _job(case)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
 from hangdoc.analysis.ranks.judged_thread import comparison_key, lines_of, names_in, path_of, variables_at
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
@@ -82,13 +82,10 @@ class Difference:
     passed: bool = False  # it counts a loop that the first rank has left
 
 
-@dataclass(slots=True)
-class DivergenceAnalysis:
-    name: str = "position"
+class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
+    rank_facts = DivergenceFacts
+    job_facts = DivergenceJob
     seen_by = ("stacks", "aftermath")
-    order: int = 30
-    rank_facts: type | None = DivergenceFacts
-    job_facts: type | None = DivergenceJob
 
     def derive(self, case: Case) -> tuple[dict[Key, DivergenceFacts], DivergenceJob]:
         stack = case.facts(StackFacts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.call_path import Code, LazyCallPath, Step, code_of, is_library
 from hangdoc.analysis.ranks.call_path_cache import chain_in, plan_in, thread_named
@@ -93,13 +93,10 @@ class Look(NamedTuple):
         return self.activity.code
 
 
-@dataclass(slots=True)
-class ProgressAnalysis:
-    name: str = "progress"
+class ProgressAnalysis(Analysis[ProgressFacts, ProgressJob]):
+    rank_facts = ProgressFacts
+    job_facts = ProgressJob
     seen_by = ("stacks", "cpu")
-    order: int = 20
-    rank_facts: type | None = ProgressFacts
-    job_facts: type | None = ProgressJob
 
     def derive(self, case: Case) -> tuple[dict[Key, ProgressFacts], ProgressJob]:
         ranks = {key: rank_facts(case, key) for key in case.ranks}
@@ -117,10 +114,10 @@ class ProgressAnalysis:
 
 def looks_at(case: Case, key: Key) -> list[Look]:
     """All looks at one rank, oldest first."""
-    if key not in case.looks:
-        case.looks[key] = _looks(case, key)
-    found: list[Look] = case.looks[key]
-    return found
+    known: dict[Key, list[Look]] = case.once("looks", dict)
+    if key not in known:
+        known[key] = _looks(case, key)
+    return known[key]
 
 
 def own_steps(looks: Sequence[Look]) -> list[Step]:

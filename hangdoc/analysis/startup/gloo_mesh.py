@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.network.tcp_counters import identity, syn_age_s
 from hangdoc.analysis.ranks.exit import ExitFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
@@ -94,12 +94,9 @@ class MeshJob:
     exports: tuple[str, ...] = ()  # "export GLOO_SOCKET_IFNAME=eth0 on node-[a-b]"
 
 
-@dataclass(slots=True)
-class MeshAnalysis:
-    name: str = "mesh"
-    order: int = 43  # before startup, which needs `pending`
-    rank_facts: type | None = MeshFacts
-    job_facts: type | None = MeshJob
+class MeshAnalysis(Analysis[MeshFacts, MeshJob]):
+    rank_facts = MeshFacts
+    job_facts = MeshJob
 
     def derive(self, case: Case) -> tuple[dict[Key, MeshFacts], MeshJob]:
         making = {key: since for key in case.ranks if (since := mesh_wait_s(case, key)) is not None}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.config_skew import SettingsJob
 from hangdoc.analysis.startup.gloo_mesh import MeshJob
@@ -70,12 +70,9 @@ class StartupJob:
     unnamed: bool = False  # also true for a rank that is not connected and has an unresolved host name
 
 
-@dataclass(slots=True)
-class StartupAnalysis:
-    name: str = "startup"
-    order: int = 45
-    rank_facts: type | None = StartupFacts
-    job_facts: type | None = StartupJob
+class StartupAnalysis(Analysis[StartupFacts, StartupJob]):
+    rank_facts = StartupFacts
+    job_facts = StartupJob
 
     def derive(self, case: Case) -> tuple[dict[Key, StartupFacts], StartupJob]:
         seen = {key: arrival(case, key) for key in case.ranks if case.ranks[key].alive is not False}
