@@ -117,19 +117,10 @@ class RankFacts:
 
 
 class _Rank(RankFacts):
-    """A rank of a case: a group that no analysis has asked for is derived when a rule first reads it."""
+    """A rank of a case."""
 
     __slots__ = ("case",)
-
-    if not typing.TYPE_CHECKING:  # a type checker would take every name for a field
-
-        def __getattr__(self, name: str) -> Any:
-            kind = groups(RankFacts).get(name)
-            if kind is None:
-                raise AttributeError(f"a rank has no facts {name!r}")
-            facts = self.case.facts(kind)[self.host, self.pid]
-            setattr(self, name, facts)
-            return facts
+    case: Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +156,27 @@ def schema() -> Schema:
     return Schema(RankFacts, JobFacts, {name: probes for name, probes in seen_by.items() if probes})
 
 
+@cache
+def _rank_type(deferred: frozenset[str]) -> type[_Rank]:
+    """A rank that derives these groups when they are first read; every other attribute is as fast as any."""
+    return type("RankFacts", (_Rank,), {"__slots__": (), **{name: _derived_when_read(name) for name in deferred}})
+
+
+def _derived_when_read(name: str) -> property:
+    slot: Any = getattr(RankFacts, name)
+    kind = groups(RankFacts)[name]
+
+    def read(rank: _Rank) -> Any:
+        try:
+            return slot.__get__(rank)
+        except AttributeError:  # nobody has read it
+            facts: Mapping[Key, Any] = rank.case.facts(kind)
+            slot.__set__(rank, facts[rank.host, rank.pid])
+            return slot.__get__(rank)
+
+    return property(read, slot.__set__)
+
+
 def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     """The facts of the evidence: those of the job, those that these depend on, and others when a rule reads them."""
     history = _without_superseded(history)
@@ -172,6 +184,7 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
     case = Case(history, _newest(by_rank), _rounds=by_rank)
     job = JobFacts(**{name: case.job(kind) for name, kind in groups(JobFacts).items()})
     derived = {name: kind for name, kind in groups(RankFacts).items() if case.has(kind)}
+    deferred = frozenset(groups(RankFacts).keys() - derived.keys())
     seen = _SortedNames()
     columns: dict[str, Iterable[Any]] = {
         "case": repeat(case),
@@ -183,11 +196,11 @@ def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
         "job": repeat(job),
         **{name: _column(case, kind) for name, kind in derived.items()},
     }
-    ranks = [object.__new__(_Rank) for _ in case.ranks]
+    rank_type = _rank_type(deferred)
+    ranks = [object.__new__(rank_type) for _ in case.ranks]
     for name, values in columns.items():
         for rank, value in zip(ranks, values, strict=False):
             setattr(rank, name, value)
-    deferred = groups(RankFacts).keys() - derived.keys()
     return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case, types.seen_by, deferred)
 
 
