@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from hangdoc.analysis.facts import Facts, Schema, derive
+from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive
 from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
@@ -155,7 +154,7 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
-    doing: dict[str, list[Any]] = {}
+    doing: dict[str, list[RankFacts]] = {}
     for rank in facts.ranks:
         doing.setdefault(_doing(rank), []).append(rank)
     activities = sorted(doing.items(), key=lambda item: -len(item[1]))
@@ -172,7 +171,7 @@ def _step_time_note(facts: Facts, usual_s: float | None) -> str:
     return f"a step takes {seconds(now_s)}{before}"
 
 
-def _absent(facts: Facts) -> list[Any]:
+def _absent(facts: Facts) -> list[RankFacts]:
     """Idle ranks that have kept other ranks waiting for long; they may never continue."""
     stall = facts.job.stall
     if not stall.idle or not stall.waiting or (stall.seconds or 0.0) < LONG_S:
@@ -194,7 +193,7 @@ def _absent_note(facts: Facts) -> str:
     )
 
 
-def _named(ranks: Sequence[Any]) -> str:
+def _named(ranks: Sequence[RankFacts]) -> str:
     numbers = [rank.rank for rank in ranks if rank.rank >= 0]
     pids = [str(rank.pid) for rank in ranks if rank.rank < 0]
     return " and ".join([*([name_ranks(numbers)] if numbers else []), *([f"pid {', '.join(pids)}"] if pids else [])])
@@ -232,7 +231,7 @@ def _exit_note(facts: Facts) -> str:
     return f"{who} ended, {_named(first)} first: {how}{seen}; see the log of {_named(first)}"
 
 
-def _doing(rank: Any) -> str:
+def _doing(rank: RankFacts) -> str:
     stack = rank.stack
     what = f"{stack.phase} {stack.op}" if stack.op and stack.op != stack.phase else stack.phase
     return f"{what} at {stack.site}" if stack.site else what

@@ -1,22 +1,26 @@
 """Analysis: facts derived from evidence, per rank and for the job. Facts say what is; playbooks say what it means.
 
-A module that defines `ANALYSIS` (see `Analysis`) adds a group of facts. Playbook rules read them under its name
-(`stack.phase`, `progress.cpu_share`). To add an analysis, add a file: `load()` finds it. An analysis is a pure function
-of the evidence: it calls no probe, reads no file and keeps no state.
+A module that defines `ANALYSIS` (see `Analysis`) adds a group of facts. `hangdoc.analysis.facts` names the groups as
+playbook rules read them (`stack.phase`, `progress.cpu_share`). An analysis is a pure function of the evidence: it calls
+no probe, reads no file and keeps no state.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 from hangdoc.evidence import RankEvidence, Snapshot
 
 Key = tuple[str, int]  # (host, pid): one process
 T = TypeVar("T")
+RankT = TypeVar("RankT")
+JobT = TypeVar("JobT")
 _MISSING: Any = object()
 
 
@@ -32,21 +36,103 @@ class Suspect:
     host: str | None = None
 
 
+class Analysis(ABC, Generic[RankT, JobT]):
+    """One group of derived facts. A class attribute names each type of facts that it derives.
+
+    The types are frozen dataclasses of nullable scalars and tuples. None in a field means unknown: the evidence was not
+    seen. The comment of a field is its documentation for rule authors: meaning, unit, and allowed values.
+
+    `seen_by`: the probes of which one must have seen a rank; without them, a rule takes every field of the group for
+    unknown. Groups of evidence that is there only when something happened (logs, dumps, exits) name none: there,
+    nothing seen means that nothing happened.
+    """
+
+    rank_facts: type[RankT] | None = None
+    job_facts: type[JobT] | None = None
+    seen_by: tuple[str, ...] = ()
+
+    @abstractmethod
+    def derive(self, case: Case) -> tuple[Mapping[Key, RankT], JobT]:
+        """Facts by rank (for every rank of the case) and for the job. Missing evidence gives None and never raises.
+
+        It asks the case for the facts of other analyses.
+        """
+
+
+@cache
+def load() -> Mapping[type, Analysis[Any, Any]]:
+    """Every analysis in this package and its subpackages, by the types of facts that it derives."""
+    found: dict[type, Analysis[Any, Any]] = {}
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        analysis = getattr(importlib.import_module(module.name), "ANALYSIS", None)
+        if isinstance(analysis, Analysis):
+            found |= {kind: analysis for kind in (analysis.rank_facts, analysis.job_facts) if kind is not None}
+    return found
+
+
+class FactsCircle(RuntimeError):
+    """Analyses that ask for the facts of each other: "StackFacts -> StallFacts -> StackFacts"."""
+
+    def __init__(self, kinds: Sequence[type]) -> None:
+        super().__init__(" -> ".join(kind.__name__ for kind in kinds))
+
+
 @dataclass(slots=True)
 class Case:
-    """The evidence of one diagnosis, and the facts derived so far, which later analyses may read."""
+    """The evidence of one diagnosis, and the facts derived from it when they are first asked for."""
 
     history: Sequence[Snapshot]  # oldest first, from any number of hosts
     ranks: Mapping[Key, RankEvidence]  # newest evidence of each rank, with records carried over from earlier snapshots
-    rank_facts: dict[str, dict[Key, Any]] = field(default_factory=dict)  # name of the analysis -> rank -> facts
-    job_facts: dict[str, Any] = field(default_factory=dict)  # name of the analysis -> facts
-    looks: dict[Key, Any] = field(default_factory=dict)  # rank -> its looks, as analysed by `ranks.progress`
+    analyses: Mapping[type, Analysis[Any, Any]] = field(default_factory=load)  # by the types of facts
+    _of_ranks: dict[type, Mapping[Key, Any]] = field(default_factory=dict)  # facts of ranks, by type
+    _of_job: dict[type, Any] = field(default_factory=dict)  # facts of the job, by type
+    _asked: list[type] = field(default_factory=list)  # types of the facts that are being derived, outermost first
     _rounds: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]] | None = None
     _probes: frozenset[str] = field(init=False)  # probes with a record of any rank
     _kept: dict[Any, Any] = field(default_factory=dict)  # results of `once`, by name
 
     def __post_init__(self) -> None:
         self._probes = frozenset().union(*[rank.records for rank in self.ranks.values()])
+
+    def facts(self, kind: type[T]) -> Mapping[Key, T]:
+        """The facts of this type, of every rank; raises FactsCircle."""
+        if kind not in self._of_ranks:
+            self._derive(kind)
+        return self._of_ranks[kind]
+
+    def job(self, kind: type[T]) -> T:
+        """The job's facts of this type; raises FactsCircle."""
+        if kind not in self._of_job:
+            self._derive(kind)
+        found: T = self._of_job[kind]
+        return found
+
+    def has(self, kind: type) -> bool:
+        """True if the facts of this type are derived."""
+        return kind in self._of_ranks or kind in self._of_job
+
+    def give(self, kind: type[T], facts: Mapping[Key, T]) -> None:
+        """Take these facts of ranks; no analysis derives them."""
+        self._of_ranks[kind] = facts
+
+    def give_job(self, facts: object) -> None:
+        """Take these facts of the job; no analysis derives them."""
+        self._of_job[type(facts)] = facts
+
+    def _derive(self, kind: type) -> None:
+        analysis = self.analyses[kind]
+        running = [self.analyses[asked] for asked in self._asked]
+        if analysis in running:
+            raise FactsCircle([*self._asked[running.index(analysis) :], kind])
+        self._asked.append(kind)
+        try:
+            of_ranks, of_job = analysis.derive(self)
+        finally:
+            self._asked.pop()
+        if analysis.rank_facts is not None:
+            self._of_ranks.setdefault(analysis.rank_facts, of_ranks)
+        if analysis.job_facts is not None:
+            self._of_job.setdefault(analysis.job_facts, of_job)
 
     def record(self, key: Key, probe: str) -> Any:
         """The newest record of `probe` on one rank, or None."""
@@ -96,44 +182,3 @@ def rounds(history: Sequence[Snapshot]) -> dict[Key, list[tuple[Snapshot, RankEv
         for rank in shot.ranks:
             found.setdefault((rank.target.host, rank.target.pid), []).append((shot, rank))
     return found
-
-
-@runtime_checkable
-class Analysis(Protocol):
-    """One group of derived facts.
-
-    `name`: the group's name in rules. `order`: an analysis runs after all analyses with a lower `order`, and may read
-    their facts from the case. `rank_facts` and `job_facts`: frozen dataclasses of nullable scalars and tuples, or None
-    if the analysis derives no such facts. None in a field means unknown: the evidence was not seen. The comment of a
-    field is its documentation for rule authors: meaning, unit, and allowed values.
-
-    The `stall` analysis (order 60) reads two fields of any rank facts derived before it:
-    `stuck: bool | None`, the rank cannot go on by itself, whatever its stack shows;
-    `advancing: bool | None`, the stack does not change but work goes on for the rank (a child process, a growing file).
-
-    An optional attribute `seen_by = ("io", "sockets")` names the probes of which one must have seen a rank: without it,
-    a rule takes every field of the group for unknown. Groups of evidence that is there only when something happened
-    (logs, dumps, exits) have none: there, nothing seen means that nothing happened.
-
-    An optional attribute `on_demand = True` defers `derive` until a rule first reads the facts. No other analysis may
-    read them, and there are no job facts.
-    """
-
-    name: str
-    order: int
-    rank_facts: type | None
-    job_facts: type | None
-
-    def derive(self, case: Case) -> tuple[dict[Key, Any], Any]:
-        """Facts by rank (for every rank of the case) and for the job. Missing evidence gives None and never raises."""
-        ...
-
-
-def load() -> tuple[Analysis, ...]:
-    """Every analysis in this package and its subpackages, in order."""
-    found: list[Analysis] = []
-    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
-        analysis = getattr(importlib.import_module(module.name), "ANALYSIS", None)
-        if isinstance(analysis, Analysis):
-            found.append(analysis)
-    return tuple(sorted(found, key=lambda analysis: (analysis.order, analysis.name)))

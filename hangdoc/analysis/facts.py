@@ -1,4 +1,4 @@
-"""Facts available to rules, composed from the groups that the analyses declare.
+"""Facts available to rules, composed from the groups that the analyses derive.
 
 A selection over one rank reads `rank`, `pid`, `host`, `alive`, `seen` and every group by name (`stack.phase`); it reads
 the job's groups as `job.GROUP.field`. An expression over the job reads the job's groups and the playbook's selections.
@@ -6,13 +6,121 @@ the job's groups as `job.GROUP.field`. An expression over the job reads the job'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
-from hangdoc.analysis import Analysis, Case, Key, load, rounds
+from hangdoc.analysis import Case, Key, load, rounds
+from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
+from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
+from hangdoc.analysis.collectives.recorder import RecorderFacts
+from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
+from hangdoc.analysis.collectives.wait_graph import GroupFacts, GroupJob
+from hangdoc.analysis.compute.batch_size import BatchSizeFacts
+from hangdoc.analysis.compute.precision import PrecisionFacts
+from hangdoc.analysis.compute.recompilation import RecompilationFacts
+from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
+from hangdoc.analysis.compute.straggler import StragglerFacts
+from hangdoc.analysis.data.data_paths import DataPathFacts
+from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.data.storage import StorageFacts
+from hangdoc.analysis.data.workers import HelperFacts
+from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
+from hangdoc.analysis.job.stall import StallFacts, StallJob
+from hangdoc.analysis.locks.gil import GilFacts
+from hangdoc.analysis.locks.lock_files import LockFileFacts
+from hangdoc.analysis.locks.mutexes import MutexFacts
+from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
+from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
+from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob
+from hangdoc.analysis.ranks.divergence import DivergenceFacts, DivergenceJob
+from hangdoc.analysis.ranks.exit import ExitFacts, ExitJob
+from hangdoc.analysis.ranks.process import ProcessFacts
+from hangdoc.analysis.ranks.progress import ProgressFacts, ProgressJob
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.world import WorldJob
+from hangdoc.analysis.startup.config_skew import SettingsFacts, SettingsJob
+from hangdoc.analysis.startup.gloo_mesh import MeshFacts, MeshJob
+from hangdoc.analysis.startup.nccl_interfaces import FabricFacts
+from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
 from hangdoc.evidence import RankEvidence, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """The facts of the job, by group."""
+
+    progress: ProgressJob
+    position: DivergenceJob
+    world: WorldJob
+    exit: ExitJob
+    group: GroupJob
+    payload: TensorArgumentJob
+    dumps: DumpJob
+    resources: ResourcesJob
+    network: NetworkJob
+    settings: SettingsJob
+    mesh: MeshJob
+    startup: StartupJob
+    logs: LogsJob
+    missed: LastStackJob
+    aftermath: AftermathJob
+    stall: StallJob
+
+
+@fast_dataclass(frozen=True, slots=True)
+class RankFacts:
+    """The facts of one rank, by group."""
+
+    rank: int  # -1: unknown
+    pid: int
+    host: str
+    alive: bool | None
+    seen: tuple[str, ...]  # probes with a record of this rank
+    job: JobFacts
+    process: ProcessFacts
+    stack: StackFacts
+    progress: ProgressFacts
+    position: DivergenceFacts
+    exit: ExitFacts
+    group: GroupFacts
+    payload: TensorArgumentFacts
+    sync: GradientSyncFacts
+    recorder: RecorderFacts
+    dumps: DumpFacts
+    resources: ResourcesFacts
+    compute: PrecisionFacts
+    batch: BatchSizeFacts
+    compiling: RecompilationFacts
+    pace: StragglerFacts
+    helpers: HelperFacts
+    storage: StorageFacts
+    inputs: DataLoadingFacts
+    skew: DataPathFacts
+    locks: MutexFacts
+    gil: GilFacts
+    lockfile: LockFileFacts
+    network: NetworkFacts
+    settings: SettingsFacts
+    mesh: MeshFacts
+    fabric: FabricFacts
+    startup: StartupFacts
+    logs: LogsFacts
+    missed: LastStackFacts
+    aftermath: AftermathFacts
+    stall: StallFacts
+
+
+class _Rank(RankFacts):
+    """A rank of a case."""
+
+    __slots__ = ("case",)
+    case: Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,111 +129,79 @@ class Schema:
 
     rank: type
     job: type
-    analyses: tuple[Analysis, ...]
-
-    @property
-    def seen_by(self) -> Mapping[str, frozenset[str]]:
-        """By group of facts the probes of which one must have seen a rank; groups that need none are left out."""
-        return {a.name: frozenset(probes) for a in self.analyses if (probes := getattr(a, "seen_by", ()))}
+    seen_by: Mapping[str, frozenset[str]]  # by group: probes of which one must have seen a rank; some need none
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The facts of one diagnosis, over which all playbooks are evaluated."""
 
-    ranks: tuple[Any, ...]  # instances of Schema.rank, sorted by rank number
-    job: Any  # instance of Schema.job
+    ranks: tuple[RankFacts, ...]  # sorted by rank number
+    job: JobFacts
     case: Case
     seen_by: Mapping[str, frozenset[str]] = field(default_factory=dict)  # as in the schema
+    deferred: Collection[str] = ()  # groups that were not derived with the job's facts: only rules read them
 
 
-@dataclass(slots=True)
-class Pending:
-    """A group of facts that no rule has read yet."""
-
-    analysis: Analysis
-    case: Case
-    _facts: Mapping[Key, Any] | None = field(default=None, repr=False)
-
-    def of(self, key: Key) -> Any:
-        if self._facts is None:
-            self._facts, _ = self.analysis.derive(self.case)
-        return self._facts[key]
+@cache
+def groups(of: type[RankFacts] | type[JobFacts]) -> Mapping[str, type]:
+    """The types of the groups of facts, by name."""
+    return {name: kind for name, kind in typing.get_type_hints(of).items() if kind in load()}
 
 
-def schema(analyses: tuple[Analysis, ...] | None = None) -> Schema:
-    """The types of the facts, composed from the analyses (default: all of them)."""
-    found = load() if analyses is None else analyses
-    job = make_dataclass(
-        "JobFacts",
-        [(a.name, a.job_facts) for a in found if a.job_facts is not None],
-        frozen=True,
-    )
-    rank: type = make_dataclass(
-        "RankFacts",
-        [
-            ("rank", int),  # -1: unknown
-            ("pid", int),
-            ("host", str),
-            ("alive", bool | None),
-            ("seen", tuple[str, ...]),  # probes with a record of this rank
-            ("job", job),
-            *((a.name, a.rank_facts) for a in found if a.rank_facts is not None),
-        ],
-        unsafe_hash=True,  # not frozen: see `fast_dataclass`
-        slots=True,
-    )
-    later = {a.name: _lazy_field(getattr(rank, a.name)) for a in found if on_demand(a)}
-    return Schema(type("RankFacts", (rank,), {"__slots__": (), "ON_DEMAND": frozenset(later), **later}), job, found)
+@cache
+def schema() -> Schema:
+    """The types of the facts of all analyses."""
+    seen_by = {name: frozenset(load()[kind].seen_by) for name, kind in groups(RankFacts).items()}
+    return Schema(RankFacts, JobFacts, {name: probes for name, probes in seen_by.items() if probes})
 
 
-def on_demand(analysis: Analysis) -> bool:
-    """True if its facts are derived when a rule first reads them."""
-    return getattr(analysis, "on_demand", False)
+@cache
+def _rank_type(deferred: frozenset[str]) -> type[_Rank]:
+    """A rank that derives these groups when they are first read; every other attribute is as fast as any."""
+    return type("RankFacts", (_Rank,), {"__slots__": (), **{name: _derived_when_read(name) for name in deferred}})
 
 
-def _lazy_field(slot: Any) -> property:
-    """A field that derives its value, if `Pending`, when first read."""
+def _derived_when_read(name: str) -> property:
+    slot: Any = getattr(RankFacts, name)
+    kind = groups(RankFacts)[name]
 
-    def read(rank: Any) -> Any:
-        value = slot.__get__(rank)
-        if isinstance(value, Pending):
-            value = value.of((rank.host, rank.pid))
-            slot.__set__(rank, value)
-        return value
+    def read(rank: _Rank) -> Any:
+        try:
+            return slot.__get__(rank)
+        except AttributeError:  # nobody has read it
+            facts: Mapping[Key, Any] = rank.case.facts(kind)
+            slot.__set__(rank, facts[rank.host, rank.pid])
+            return slot.__get__(rank)
 
     return property(read, slot.__set__)
 
 
 def derive(history: Sequence[Snapshot], types: Schema) -> Facts:
-    """Run every analysis over the evidence, in order."""
+    """The facts of the evidence: those of the job, those that these depend on, and others when a rule reads them."""
     history = _without_superseded(history)
     by_rank = rounds(history)
     case = Case(history, _newest(by_rank), _rounds=by_rank)
-    for analysis in types.analyses:
-        if on_demand(analysis):
-            continue
-        of_ranks, of_job = analysis.derive(case)
-        if analysis.rank_facts is not None:
-            case.rank_facts[analysis.name] = of_ranks
-        if analysis.job_facts is not None:
-            case.job_facts[analysis.name] = of_job
-    job = types.job(**case.job_facts)
+    job = JobFacts(**{name: case.job(kind) for name, kind in groups(JobFacts).items()})
+    derived = {name: kind for name, kind in groups(RankFacts).items() if case.has(kind)}
+    deferred = frozenset(groups(RankFacts).keys() - derived.keys())
     seen = _SortedNames()
-    groups = [_group(case, analysis) for analysis in types.analyses if analysis.rank_facts is not None]
-    ranks = [
-        types.rank(
-            -1 if evidence.target.rank is None else evidence.target.rank,
-            evidence.target.pid,
-            evidence.target.host,
-            evidence.alive,
-            seen[tuple(evidence.records)],
-            job,
-            *of_groups,
-        )
-        for evidence, of_groups in zip(case.ranks.values(), zip(*groups, strict=True), strict=True)
-    ]
-    return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case, types.seen_by)
+    columns: dict[str, Iterable[Any]] = {
+        "case": repeat(case),
+        "rank": [-1 if one.target.rank is None else one.target.rank for one in case.ranks.values()],
+        "pid": [one.target.pid for one in case.ranks.values()],
+        "host": [one.target.host for one in case.ranks.values()],
+        "alive": [one.alive for one in case.ranks.values()],
+        "seen": [seen[tuple(one.records)] for one in case.ranks.values()],
+        "job": repeat(job),
+        **{name: _column(case, kind) for name, kind in derived.items()},
+    }
+    rank_type = _rank_type(deferred)
+    ranks = [object.__new__(rank_type) for _ in case.ranks]
+    for name, values in columns.items():
+        for rank, value in zip(ranks, values, strict=False):
+            setattr(rank, name, value)
+    return Facts(tuple(sorted(ranks, key=attrgetter("rank", "host", "pid"))), job, case, types.seen_by, deferred)
 
 
 class _SortedNames(dict[tuple[str, ...], tuple[str, ...]]):
@@ -158,13 +234,11 @@ def _without(shot: Snapshot, pids: Collection[int]) -> Snapshot:
     return replace(shot, ranks=ranks, unseen=tuple(lack for lack in shot.unseen if lack.pid not in pids))
 
 
-def _group(case: Case, analysis: Analysis) -> list[Any]:
+def _column(case: Case, kind: type) -> Collection[Any]:
     """One group of facts, for every rank in the order of the case."""
-    if on_demand(analysis):
-        return [Pending(analysis, case)] * len(case.ranks)
-    facts = case.rank_facts[analysis.name]
+    facts: Mapping[Key, Any] = case.facts(kind)
     # Most analyses keep the order of the ranks: then no look-up is needed.
-    return list(facts.values()) if list(facts) == list(case.ranks) else [facts[key] for key in case.ranks]
+    return facts.values() if list(facts) == list(case.ranks) else [facts[key] for key in case.ranks]
 
 
 def _newest(by_rank: Mapping[Key, Sequence[tuple[Snapshot, RankEvidence]]]) -> dict[Key, RankEvidence]:

@@ -10,9 +10,11 @@ from difflib import SequenceMatcher
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.analysis.ranks.call_path import is_library, variables_of
-from hangdoc.analysis.ranks.call_path_cache import chain_in, thread_of
+from hangdoc.analysis.ranks.call_path_cache import chain_in
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
+from hangdoc.analysis.ranks.judged_thread import thread_of
 from hangdoc.analysis.ranks.phases import Chain
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Frame, Source, Variable
 from hangdoc.incident.timeline import Member, member
 from hangdoc.redaction.text import redact
@@ -95,7 +97,7 @@ def _title(case: Case, chosen: Sequence[_Place]) -> str:
 
 
 def _waits(case: Case, place: _Place) -> bool:
-    return bool(case.rank_facts["stack"][place.keys[0]].waits)
+    return bool(case.facts(StackFacts)[place.keys[0]].waits)
 
 
 def _places(case: Case, keys: Collection[Key]) -> tuple[_Place, ...]:
@@ -140,7 +142,7 @@ def _side(
     other: Mapping[tuple[str, str], Sequence[Variable]],
 ) -> Side:
     key = place.keys[0]
-    source, facts = case.record(key, "source"), case.rank_facts["stack"][key]
+    source, facts = case.record(key, "source"), case.facts(StackFacts)[key]
     lines = [
         _line(frame, source if isinstance(source, Source) else None, variables, mark, other)
         for frame, variables, mark in zip(place.frames, place.variables, differs, strict=True)

@@ -415,7 +415,7 @@ class View:
 
     @cached_property
     def _kinds(self) -> Kinds:
-        return Kinds.of(self.facts.ranks, self.gaps)
+        return Kinds.of(self.facts.ranks, self.gaps, self.facts.deferred)
 
     def _column(self, things: Sequence[Any], path: Path) -> list[Any]:
         at = (id(things), path)
@@ -438,9 +438,9 @@ class Kinds:
     one_of: Mapping[int, Any]  # a rank of each kind
 
     @classmethod
-    def of(cls, ranks: Sequence[Any], gaps: Sequence[frozenset[str]]) -> Kinds:
+    def of(cls, ranks: Sequence[Any], gaps: Sequence[frozenset[str]], deferred: Collection[str]) -> Kinds:
         """The kinds of the ranks of `Facts`; `gaps`: the fact groups that were not seen of each."""
-        names = [name for name in ranks[0].__dataclass_fields__ if name not in ranks[0].ON_DEMAND] if ranks else []
+        names = [name for name in ranks[0].__dataclass_fields__ if name not in deferred] if ranks else []
         first = ranks[: 4 * MAX_SHARED]
         maybe = [name for name in names if len({id(getattr(rank, name)) for rank in first}) <= MAX_SHARED]
         few = {name: list(map(id, map(attrgetter(name), ranks))) for name in maybe}

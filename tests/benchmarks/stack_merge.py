@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from hangdoc.analysis import Case
-from hangdoc.analysis.ranks.divergence import ANALYSIS as POSITION
-from hangdoc.analysis.ranks.stack import ANALYSIS as STACK
+from hangdoc.analysis import Case, load
+from hangdoc.analysis.ranks.divergence import DivergenceJob
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import RankEvidence, Stacks
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.recording.recorder import read
@@ -58,11 +58,10 @@ def ranks(count: int, classes: Sequence[RankEvidence]) -> Iterator[RankEvidence]
 
 def merge(case: Case) -> tuple[int, int]:
     """The number of places, and of groups as people see them."""
-    case.rank_facts["stack"], _ = STACK.derive(case)
-    case.rank_facts["position"], job = POSITION.derive(case)
+    job = case.job(DivergenceJob)
     lines = [
         RankLine(case.ranks[key].target.rank, key[1], key[0], facts.phase, facts.op, facts.site)
-        for key, facts in case.rank_facts["stack"].items()
+        for key, facts in case.facts(StackFacts).items()
     ]
     return job.sides, len(fold(lines))
 
@@ -81,6 +80,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     given = options.parse_args()
+    load()  # imports every analysis
     missed = False
     for count in CLASSES:
         rows = [("stacks", "s", "growth", "us each", "places", "groups", "limit", "")]

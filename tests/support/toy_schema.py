@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.facts import Facts, Schema, schema
+from hangdoc.analysis.facts import Facts, Schema
 from hangdoc.evidence import Snapshot
 from hangdoc.rules.loader import Library, load
+from tests.support.toy_types import schema
 
 PROBES = frozenset({"cpu", "stacks", "io", "host"})
 
@@ -64,7 +65,6 @@ class Group:
     rank_facts: type | None = None
     job_facts: type | None = None
     seen_by: tuple[str, ...] = ()
-    order: int = 0
 
     def derive(self, case: Case) -> Any:
         raise NotImplementedError

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
 from hangdoc.analysis.collectives.fr_divergence import Divergence, divergence
 from hangdoc.analysis.collectives.fr_history import JobHistory, Node, RankCalls, Transfer, site
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch, racing_ranks
@@ -60,12 +60,9 @@ class DumpJob:
     moving: bool = False  # every dump was taken while its rank went from call to call
 
 
-@dataclass(slots=True)
-class DumpAnalysis:
-    name: str = "dumps"
-    order: int = 53
-    rank_facts: type | None = DumpFacts
-    job_facts: type | None = DumpJob
+class DumpAnalysis(Analysis[DumpFacts, DumpJob]):
+    rank_facts = DumpFacts
+    job_facts = DumpJob
 
     def derive(self, case: Case) -> tuple[dict[Key, DumpFacts], DumpJob]:
         numbers = {key: rank.target.rank for key, rank in case.ranks.items() if rank.target.rank is not None}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.ranks.call_path import Step
@@ -46,13 +46,8 @@ class GradientSyncFacts:
 UNSEEN = GradientSyncFacts()
 
 
-@dataclass(slots=True)
-class GradientSyncAnalysis:
-    name: str = "sync"
-    order: int = 50
-    rank_facts: type | None = GradientSyncFacts
-    job_facts: type | None = None
-    on_demand: bool = True
+class GradientSyncAnalysis(Analysis[GradientSyncFacts, None]):
+    rank_facts = GradientSyncFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, GradientSyncFacts], None]:
         data = data_connections(case)

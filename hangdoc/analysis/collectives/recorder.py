@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.evidence import FlightRecorder, RecordedCall
 
 Call = tuple[str, str, tuple[str, ...]]  # operation, sizes, dtypes
@@ -26,12 +26,8 @@ class RecorderFacts:
 UNSEEN = RecorderFacts()
 
 
-@dataclass(slots=True)
-class RecorderAnalysis:
-    name: str = "recorder"
-    order: int = 52
-    rank_facts: type | None = RecorderFacts
-    job_facts: type | None = None
+class RecorderAnalysis(Analysis[RecorderFacts, None]):
+    rank_facts = RecorderFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, RecorderFacts], None]:
         newest = {key: last for key in case.ranks if (last := _newest(case.record(key, "recorder"))) is not None}

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.collectives.wait_graph import GroupFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.conditions import targets
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
@@ -43,12 +45,9 @@ class TensorArgumentJob:
     often: bool | None  # it differed repeatedly while the ranks ran
 
 
-@dataclass(slots=True)
-class TensorArgumentAnalysis:
-    name: str = "payload"
-    order: int = 15
-    rank_facts: type | None = TensorArgumentFacts
-    job_facts: type | None = TensorArgumentJob
+class TensorArgumentAnalysis(Analysis[TensorArgumentFacts, TensorArgumentJob]):
+    rank_facts = TensorArgumentFacts
+    job_facts = TensorArgumentJob
 
     def derive(self, case: Case) -> tuple[dict[Key, TensorArgumentFacts], TensorArgumentJob]:
         facts = dict.fromkeys(case.ranks, TensorArgumentFacts())
@@ -82,7 +81,7 @@ def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> 
 
     Empty if a rank of the group waits elsewhere: its peers wait for that rank, and may be at different tensors.
     """
-    stack, group = case.rank_facts["stack"], case.rank_facts["group"]
+    stack, group = case.facts(StackFacts), case.facts(GroupFacts)
     there = {
         key: (*handed[-1][0], group[key].name)
         for key, handed in seen.items()

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.collectives.wait_targets import Group, Wait, waits
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import ProcessGroups, limits
@@ -86,17 +86,14 @@ class WaitGraph:
     blocked_on: Mapping[int, tuple[int, ...]]
 
 
-@dataclass(slots=True)
-class GroupAnalysis:
-    name: str = "group"
-    order: int = 12
-    rank_facts: type | None = GroupFacts
-    job_facts: type | None = GroupJob
+class GroupAnalysis(Analysis[GroupFacts, GroupJob]):
+    rank_facts = GroupFacts
+    job_facts = GroupJob
 
     def derive(self, case: Case) -> tuple[dict[Key, GroupFacts], GroupJob]:
         numbers = {key: number for key in case.ranks if (number := _number(case, key)) is not None}
         found = waits(case)
-        stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
+        stack = case.facts(StackFacts)
         seen = {number: stack[key] for key, number in numbers.items() if stack[key].waits is not None}
         graph = _wait_graph({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen)
         cache = FactsCache(graph)

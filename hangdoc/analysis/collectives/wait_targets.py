@@ -61,7 +61,7 @@ class Wait:
 
 def waits(case: Case) -> dict[Key, Wait]:
     """The wait of every rank that waits for other ranks."""
-    stack: Mapping[Key, StackFacts] = case.rank_facts["stack"]
+    stack = case.facts(StackFacts)
     default = _default_group(case)
     native = _native(case, stack)
     return {key: _wait(case, key, facts, default, native) for key, facts in stack.items() if facts.waits}

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
 
 MIN_LOOKS = 4
@@ -31,13 +31,8 @@ class BatchSizeFacts:
 UNSEEN, SAME = BatchSizeFacts(), BatchSizeFacts(False)
 
 
-@dataclass(slots=True)
-class BatchSizeAnalysis:
-    name: str = "batch"
-    order: int = 50
-    rank_facts: type | None = BatchSizeFacts
-    job_facts: type | None = None
-    on_demand: bool = True
+class BatchSizeAnalysis(Analysis[BatchSizeFacts, None]):
+    rank_facts = BatchSizeFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, BatchSizeFacts], None]:
         seen = {key: _usual_shapes(case, key) for key in case.ranks}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.progress import Look, activities, looks_at
 from hangdoc.evidence import Environ, Frame, Host, Stacks, Tensor, Variable
 from hangdoc.evidence.software import Types
@@ -43,13 +43,8 @@ class PrecisionFacts:
     on_gpu: bool | None  # at least one tensor is on an accelerator
 
 
-@dataclass(slots=True)
-class PrecisionAnalysis:
-    name: str = "compute"
-    order: int = 45
-    rank_facts: type | None = PrecisionFacts
-    job_facts: type | None = None
-    on_demand: bool = True
+class PrecisionAnalysis(Analysis[PrecisionFacts, None]):
+    rank_facts = PrecisionFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, PrecisionFacts], None]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import Step, is_library, user_step
 from hangdoc.analysis.ranks.conditions import targets
 from hangdoc.analysis.ranks.process import process_looks
@@ -51,12 +51,8 @@ UNSEEN = RecompilationFacts()
 NEVER = RecompilationFacts(share=0.0, again=False, iterations=0, advancing=False)
 
 
-@dataclass(slots=True)
-class RecompilationAnalysis:
-    name: str = "compiling"
-    order: int = 43
-    rank_facts: type | None = RecompilationFacts
-    job_facts: type | None = None
+class RecompilationAnalysis(Analysis[RecompilationFacts, None]):
+    rank_facts = RecompilationFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, RecompilationFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None

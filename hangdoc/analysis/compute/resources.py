@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.cpu_clocks import usage_over
 from hangdoc.analysis.ranks.process import process_looks
@@ -80,13 +80,10 @@ class ResourcesJob:
     delay_share: float | None = None  # median over the ranks
 
 
-@dataclass(slots=True)
-class ResourcesAnalysis:
-    name: str = "resources"
+class ResourcesAnalysis(Analysis[ResourcesFacts, ResourcesJob]):
+    rank_facts = ResourcesFacts
+    job_facts = ResourcesJob
     seen_by = ("cpu",)
-    order: int = 8
-    rank_facts: type | None = ResourcesFacts
-    job_facts: type | None = ResourcesJob
 
     def derive(self, case: Case) -> tuple[dict[Key, ResourcesFacts], ResourcesJob]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}

@@ -11,12 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import SLICE_S, WaitTime, moves_throughout, unmoved_share, wait_time
 from hangdoc.analysis.compute.workload import more_work, same_code
 from hangdoc.analysis.ranks.phases import WAITING
-from hangdoc.analysis.ranks.progress import Look, looks_at
+from hangdoc.analysis.ranks.progress import Look, ProgressJob, looks_at
+from hangdoc.analysis.ranks.stack import StackFacts
 
 # Share of the time that peers wait for a straggler:
 LATE = 0.25  # less is normal on a busy host
@@ -59,21 +60,17 @@ class StragglerFacts:
     advancing: bool | None = None  # it demands a core or waits for page faults: slow, not stuck
 
 
-@dataclass(slots=True)
-class StragglerAnalysis:
-    name: str = "pace"
-    order: int = 55
-    rank_facts: type | None = StragglerFacts
-    job_facts: type | None = None
+class StragglerAnalysis(Analysis[StragglerFacts, None]):
+    rank_facts = StragglerFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, StragglerFacts], None]:
-        resources: dict[Key, ResourcesFacts] = case.rank_facts["resources"]
+        resources = case.facts(ResourcesFacts)
         unseen = {advancing: StragglerFacts(advancing=advancing) for advancing in (True, None)}
         facts = {key: unseen[_advancing(case, key, resources[key])] for key in case.ranks}
         waits = {key: found for key in case.ranks if (found := wait_time(case, key))}
         if len(waits) < 2 or len(waits) < len(case.ranks):
             return facts, None
-        period = case.job_facts["progress"].period_s
+        period = case.job(ProgressJob).period_s
         peers = Peers(case, waits)
         moves = {key: moves_throughout(case, key) for key in waits}
         moving = sum(moves.values())
@@ -106,7 +103,7 @@ class Peers:
     """Statistics over all ranks, to compare each rank with its peers."""
 
     def __init__(self, case: Case, waits: Mapping[Key, WaitTime]) -> None:
-        resources: Sequence[ResourcesFacts] = [case.rank_facts["resources"][key] for key in waits]
+        resources = [case.facts(ResourcesFacts)[key] for key in waits]
         self.parts = [RankValues(values) for values in zip(*(wait.parts for wait in waits.values()), strict=True)]
         slices = [wait.slices for wait in waits.values() if wait.slices is not None]
         # The slices that every rank has; None if a rank has none.
@@ -132,9 +129,9 @@ class Peers:
 def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerFacts) -> StragglerFacts:
     parts = _lateness(wait.parts, peers.parts)
     share = sum(parts) / len(parts)
-    period = case.job_facts["progress"].period_s
+    period = case.job(ProgressJob).period_s
     phases = [look.phase for look in looks_at(case, key) if look.phase not in WAITING]
-    own: ResourcesFacts = case.rank_facts["resources"][key]
+    own = case.facts(ResourcesFacts)[key]
     own_used = peers.cores_used(own)
     used = _median_of_peers(peers.used, own_used or None)
     gets = _median_of_peers(peers.gets, None if own.delay_share is None else 1.0 - own.delay_share)
@@ -236,7 +233,7 @@ def _is_mutual(look: Look) -> bool:
 
 
 def _advancing(case: Case, key: Key, resources: ResourcesFacts) -> bool | None:
-    stack = case.rank_facts["stack"][key]
+    stack = case.facts(StackFacts)[key]
     if stack.waits is not False or stack.phase in ("stopped", "exited"):
         return None
     asks = (resources.demand or 0.0) + (resources.throttled_share or 0.0) >= 0.5

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.cpu_clocks import clocks, usage_between
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.progress import Look, looks_at
+from hangdoc.analysis.ranks.progress import Look, ProgressJob, looks_at
 from hangdoc.evidence import Process
 
 PARTS = 3  # equal parts of the window; a job that makes progress does so in each
@@ -50,13 +51,13 @@ def wait_time(case: Case, key: Key) -> WaitTime | None:
         return None
     seen = tuple(sum(look.phase in WAITING for look in part) / len(part) for part in looks_in)
     processes_at = dict(series)
-    used = case.rank_facts["resources"][key]
+    used = case.facts(ResourcesFacts)[key]
     spins = _spins(looks, processes_at) and (used.demand or used.cores_used or 0.0) >= SPINS * sum(seen) / PARTS
     asleep = None if spins else _Asleep.of(series)
     if asleep is None:
         return WaitTime(seen, None, spins)
     for_others = _waiting_share_of_sleep(looks, processes_at, 1.0)
-    finest = max(SLICE_S, min(2 * SLICE_S, 2.0 * (case.job_facts["progress"].period_s or 0.0)))
+    finest = max(SLICE_S, min(2 * SLICE_S, 2.0 * (case.job(ProgressJob).period_s or 0.0)))
     slices = _edges(start, end, max(PARTS, int((end - start) / finest)))
     return WaitTime(
         tuple(asleep.share(first, last) * for_others for first, last in pairwise(edges)),

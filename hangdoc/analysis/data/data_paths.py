@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
 from hangdoc.evidence import Environ, Io
@@ -40,14 +40,9 @@ class DataPathFacts:
     parted: bool | None = None  # the ranks are at different code positions, divided in the same way as by folder
 
 
-@dataclass(slots=True)
-class DataPathAnalysis:
-    name: str = "skew"
+class DataPathAnalysis(Analysis[DataPathFacts, None]):
+    rank_facts = DataPathFacts
     seen_by = ("environ", "io")
-    order: int = 48
-    rank_facts: type | None = DataPathFacts
-    job_facts: type | None = None
-    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, DataPathFacts], None]:
         facts = dict.fromkeys(case.ranks, DataPathFacts())
@@ -111,7 +106,7 @@ def _outliers(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
 
 def _all_wait(case: Case, keys: Sequence[Key]) -> bool:
     """All these ranks mostly wait for other ranks."""
-    progress: Mapping[Key, ProgressFacts] = case.rank_facts["progress"]
+    progress = case.facts(ProgressFacts)
     return all((progress[key].wait_share or 0.0) >= WAITS for key in keys)
 
 
@@ -157,7 +152,7 @@ def _contains(path: str | None, folder: str) -> bool:
 
 def _parted(case: Case, outliers: frozenset[Key]) -> bool:
     """The outliers and the other ranks are at different code positions."""
-    position: Mapping[Key, DivergenceFacts] = case.rank_facts["position"]
+    position = case.facts(DivergenceFacts)
     sides = [{facts.side for key, facts in position.items() if (key in outliers) is side} for side in (True, False)]
     return not sides[0] & sides[1] and None not in sides[0] | sides[1]
 

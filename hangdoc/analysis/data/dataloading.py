@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.data.workers import LOADER, is_importing, is_loading, user_line, waits_for_helpers, worker_story
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
@@ -49,12 +49,8 @@ class DataLoadingFacts:
 UNSEEN = DataLoadingFacts()
 
 
-@dataclass(slots=True)
-class DataLoadingAnalysis:
-    name: str = "inputs"
-    order: int = 44
-    rank_facts: type | None = DataLoadingFacts
-    job_facts: type | None = None
+class DataLoadingAnalysis(Analysis[DataLoadingFacts, None]):
+    rank_facts = DataLoadingFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, DataLoadingFacts], None]:
         waits = {key: _waits(case, key) for key in case.ranks}
@@ -114,7 +110,7 @@ def _code(looks: Sequence[Look]) -> _Code:
 
 
 def _waits(case: Case, key: Key) -> bool:
-    progress: Mapping[Key, ProgressFacts] = case.rank_facts["progress"]
+    progress = case.facts(ProgressFacts)
     return (progress[key].wait_share or 0.0) >= WAITS
 
 

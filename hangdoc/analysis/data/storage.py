@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.data.workers import HelperFacts, is_stall
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
@@ -57,13 +57,9 @@ class StorageFacts:
 UNSEEN = StorageFacts()
 
 
-@dataclass(slots=True)
-class StorageAnalysis:
-    name: str = "storage"
+class StorageAnalysis(Analysis[StorageFacts, None]):
+    rank_facts = StorageFacts
     seen_by = ("io", "aftermath")
-    order: int = 43  # after `helpers`
-    rank_facts: type | None = StorageFacts
-    job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, StorageFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None
@@ -71,8 +67,8 @@ class StorageAnalysis:
 
 def _facts(case: Case, key: Key) -> StorageFacts:
     series = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
-    stack: StackFacts = case.rank_facts["stack"][key]
-    helpers: HelperFacts = case.rank_facts["helpers"][key]
+    stack = case.facts(StackFacts)[key]
+    helpers = case.facts(HelperFacts)[key]
     in_none = case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped")
     if in_none or not any(io.calls for _, io in series):
         return UNSEEN
@@ -115,7 +111,7 @@ def _facts(case: Case, key: Key) -> StorageFacts:
 
 def _main(case: Case, key: Key) -> int:
     """Thread ID of the thread that stands for the rank."""
-    stacks, name = case.record(key, "stacks"), case.rank_facts["stack"][key].thread
+    stacks, name = case.record(key, "stacks"), case.facts(StackFacts)[key].thread
     threads = stacks.threads if isinstance(stacks, Stacks) else ()
     return next((stack.tid for stack in threads if stack.name == name), key[1])
 
@@ -232,7 +228,7 @@ def _cannot_return(case: Case, key: Key, same: Sequence[tuple[float, FileCall]])
         return True
     if _peer_computed(same):
         return False
-    others = [facts for other, facts in case.rank_facts["stack"].items() if other != key and facts.waits]
+    others = [facts for other, facts in case.facts(StackFacts).items() if other != key and facts.waits]
     return bool(others) and (call.writes or not any(HANDS_OUT.search(facts.op or "") for facts in others))
 
 

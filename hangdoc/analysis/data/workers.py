@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.call_path import CallPath, Code, Step, call_path, is_library
 from hangdoc.analysis.ranks.progress import Look, looks_at
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FileCall, Helper, Io, Place, Process, Source, Stack, Stacks
 
 RECENT_S = 5.0  # window in which a helper's activity counts as current
@@ -67,12 +69,8 @@ class HelperFacts:
 UNSEEN = HelperFacts()
 
 
-@dataclass(slots=True)
-class HelpersAnalysis:
-    name: str = "helpers"
-    order: int = 42  # after `network`
-    rank_facts: type | None = HelperFacts
-    job_facts: type | None = None
+class HelpersAnalysis(Analysis[HelperFacts, None]):
+    rank_facts = HelperFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, HelperFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None
@@ -88,7 +86,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     recent = [(at, io) for at, io in series if series[-1][0] - at <= RECENT_S]
     workers = workers_of(case, key, recent)
     shown = min(workers, key=lambda w: (KINDS.index(w.kind), -w.cores), default=None)
-    stack = case.rank_facts["stack"][key]
+    stack = case.facts(StackFacts)[key]
     frame = _frame(looks[-1].path)
     # In subprocess.py a rank waits for another program; elsewhere it waits for workers of its own.
     awaited = [w for w in workers if w.own or "(subprocess.py" in (frame or "")]
@@ -122,7 +120,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
 
 def is_stall(case: Case, watched_s: float) -> bool:
     """True if a wait seen for `watched_s` seconds is too long for an ordinary pause."""
-    idle_s = getattr(case.job_facts.get("network"), "idle_s", None) or 0.0
+    idle_s = case.job(NetworkJob).idle_s or 0.0
     return watched_s >= SURE_S or (watched_s >= SEEN_S and idle_s >= SURE_S)
 
 

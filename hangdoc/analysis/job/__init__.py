@@ -1,1 +1,1 @@
-"""The job as a whole: which ranks it has, how they ended, whether it is stalled. Causes of a stall live elsewhere."""
+"""Is the job stalled, and since when? What blocks a rank, and what goes on for it. Causes of a stall live elsewhere."""

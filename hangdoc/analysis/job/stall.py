@@ -2,8 +2,7 @@
 
 Stalled means: no rank makes progress AND some rank waits. A rank that computes makes progress, whatever it computes. A
 rank that sleeps or waits for something outside the job (a request, the next file) before it joins its peers is idle,
-not stuck. Other analyses may know better, through two fields of their rank facts (see `hangdoc.analysis.Analysis`):
-`stuck`, the rank cannot go on by itself; `advancing`, work goes on for it although its stack does not change.
+not stuck. Other analyses may know better (see `blocking`).
 """
 
 from __future__ import annotations
@@ -11,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
+from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
+from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.startup.startup import StartupJob
 
 BUSY_SHARE = 0.5  # of one core: more than the housekeeping threads of a blocked rank use
 IDLE_SHARE = 0.05  # of one core: those threads may use this much
@@ -44,46 +47,54 @@ class StallJob:
     hidden: int  # number of living ranks whose stacks could not be seen
 
 
-@dataclass(slots=True)
-class StallAnalysis:
-    name: str = "stall"
-    order: int = 60
-    rank_facts: type | None = StallFacts
-    job_facts: type | None = StallJob
+class StallAnalysis(Analysis[StallFacts, StallJob]):
+    rank_facts = StallFacts
+    job_facts = StallJob
 
     def derive(self, case: Case) -> tuple[dict[Key, StallFacts], StallJob]:
-        ranks = {key: _facts(case, key) for key in case.ranks}
-        stack: dict[Key, StackFacts] = case.rank_facts["stack"]
+        stack, network = case.facts(StackFacts), case.job(NetworkJob)
+        presumed = {key for key, facts in case.facts(AftermathFacts).items() if facts.stuck}
+        stuck, advancing = {*stuck_ranks(case), *presumed}, advancing_ranks(case)
+        ranks = {key: _facts(case, key, key in stuck, key in advancing) for key in case.ranks}
         waiting = sum(bool(facts.waits) for facts in stack.values())
         seen = [facts for facts in ranks.values() if facts.still is not None]
         complete = bool(seen) and len(seen) == len(ranks)
-        network = case.job_facts.get("network")
         # Bytes that moved seconds ago are no sign of life if a link has died since.
-        moving = getattr(network, "moving", None) if not getattr(network, "dead_links", 0) else False
+        moving = False if network.dead_links else network.moving
         works = any(facts.works for facts in ranks.values())
-        stuck = any(_flagged(case, key, "stuck") for key in case.ranks)
         still = complete and all(facts.still for facts in seen)
-        blocked = still and (waiting > 0 or stuck) and not works
+        blocked = still and (waiting > 0 or bool(stuck)) and not works
         stalled = blocked and moving is not True
-        standing = [p.standing_s for p in case.rank_facts["progress"].values() if p.standing_s is not None]
-        idle_s = getattr(network, "idle_s", None)
-        idle_s = idle_s if idle_s is not None else getattr(case.job_facts.get("startup"), "waited_s", None)
-        if getattr(case.job_facts.get("aftermath"), "post_mortem", False):
-            standing = []  # post mortem, the times between dumps are unknown
         return ranks, StallJob(
             stalled=stalled,
-            seconds=(idle_s if idle_s is not None else min(standing, default=None)) if still else None,
+            seconds=_standing_s(case) if still else None,
             waiting=waiting,
             parked=still and not stalled and moving is not True and _quiet(case) and _unexplained(case, stack),
             idle=still and works and not any(facts.still is False for facts in ranks.values()),
-            settled=complete and not (blocked and moving is True and (idle_s or 0.0) >= STILL_S),
+            settled=complete and not (blocked and moving is True and (_idle_s(case) or 0.0) >= STILL_S),
             hidden=sum(facts.waits is None for facts in stack.values()),
         )
 
 
+def _standing_s(case: Case) -> float | None:
+    """How long nothing has moved: no byte, or else no rank."""
+    idle_s = _idle_s(case)
+    if idle_s is not None:
+        return idle_s
+    if case.job(AftermathJob).post_mortem:  # the times between dumps are unknown
+        return None
+    return min((p.standing_s for p in case.facts(ProgressFacts).values() if p.standing_s is not None), default=None)
+
+
+def _idle_s(case: Case) -> float | None:
+    """Time since the last byte between two ranks, or else since the last arrival of a rank."""
+    idle_s = case.job(NetworkJob).idle_s
+    return case.job(StartupJob).waited_s if idle_s is None else idle_s
+
+
 def _quiet(case: Case) -> bool:
     """True if no living rank uses its CPU."""
-    progress = case.rank_facts["progress"]
+    progress = case.facts(ProgressFacts)
     shares = [progress[key].cpu_share for key, rank in case.ranks.items() if rank.alive is not False]
     return all(share is not None and share < IDLE_SHARE for share in shares)
 
@@ -102,33 +113,20 @@ def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
     )
 
 
-def _facts(case: Case, key: Key) -> StallFacts:
-    stack: StackFacts = case.rank_facts["stack"][key]
-    progress: ProgressFacts = case.rank_facts["progress"][key]
-    position: DivergenceFacts = case.rank_facts["position"][key]
-    if stack.phase in ("stopped", "exited") or _flagged(case, key, "stuck"):
+def _facts(case: Case, key: Key, stuck: bool, advancing: bool) -> StallFacts:
+    stack = case.facts(StackFacts)[key]
+    progress = case.facts(ProgressFacts)[key]
+    position = case.facts(DivergenceFacts)[key]
+    if stack.phase in ("stopped", "exited") or stuck:
         return StallFacts(True, False)
     if progress.looks == 0:  # stacks not readable: use its CPU time
         quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_SHARE
         return StallFacts(quiet, None if quiet is None else not quiet)
     uses_cpu = progress.cpu_share is not None and progress.cpu_share >= BUSY_SHARE
     arriving = stack.phase == "idle" and position.will_arrive is True
-    works = (uses_cpu and not stack.waits) or arriving or _flagged(case, key, "advancing")
+    works = (uses_cpu and not stack.waits) or arriving or advancing
     still = progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= STILL_S
     return StallFacts(still if progress.looks >= MIN_LOOKS else None, works)
-
-
-def _flagged(case: Case, key: Key, name: str) -> bool:
-    """True if an earlier analysis set this field, `stuck` or `advancing`, for a rank."""
-    flagged: Mapping[str, set[Key]] = case.once(
-        "stall flags", lambda: {name: _flagged_ranks(case, name) for name in ("stuck", "advancing")}
-    )
-    return key in flagged[name]
-
-
-def _flagged_ranks(case: Case, name: str) -> set[Key]:
-    groups = [facts for facts in case.rank_facts.values() if hasattr(next(iter(facts.values()), None), name)]
-    return {key for facts in groups for key, own in facts.items() if getattr(own, name) is True}
 
 
 ANALYSIS = StallAnalysis()

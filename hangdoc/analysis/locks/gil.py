@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import call_path, user_step
 from hangdoc.analysis.ranks.phases import WAITING, chain_of, phase_of
 from hangdoc.analysis.ranks.process import process_looks
@@ -52,12 +52,8 @@ UNSEEN = GilFacts()
 FREE = GilFacts(stuck=False)
 
 
-@dataclass(slots=True)
-class GilAnalysis:
-    name: str = "gil"
-    order: int = 41
-    rank_facts: type | None = GilFacts
-    job_facts: type | None = None
+class GilAnalysis(Analysis[GilFacts, None]):
+    rank_facts = GilFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, GilFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence.locks import LockFile
@@ -38,12 +38,8 @@ class LockFileFacts:
 UNSEEN = LockFileFacts()
 
 
-@dataclass(slots=True)
-class LockFileAnalysis:
-    name: str = "lockfile"
-    order: int = 42
-    rank_facts: type | None = LockFileFacts
-    job_facts: type | None = None
+class LockFileAnalysis(Analysis[LockFileFacts, None]):
+    rank_facts = LockFileFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, LockFileFacts], None]:
         facts = {key: _facts(case, key) for key in case.ranks}
@@ -109,8 +105,8 @@ def _holder_ranks(case: Case, key: Key) -> list[Key]:
 
 
 def _hangs(case: Case, key: Key) -> bool:
-    stack: StackFacts = case.rank_facts["stack"][key]
-    progress: ProgressFacts = case.rank_facts["progress"][key]
+    stack = case.facts(StackFacts)[key]
+    progress = case.facts(ProgressFacts)[key]
     return bool(stack.waits) and progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= UNCHANGED_S
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import Step, call_path, is_library, user_step
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -41,12 +41,8 @@ UNSEEN = MutexFacts()
 FREE = MutexFacts(stuck=False)
 
 
-@dataclass(slots=True)
-class MutexAnalysis:
-    name: str = "locks"
-    order: int = 40
-    rank_facts: type | None = MutexFacts
-    job_facts: type | None = None
+class MutexAnalysis(Analysis[MutexFacts, None]):
+    rank_facts = MutexFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, MutexFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None
@@ -59,7 +55,7 @@ def _facts(case: Case, key: Key) -> MutexFacts:
     if not locks.waits or case.ranks[key].alive is False or not (parked := _parked(case, key)):
         return FREE
     threads = Threads(stacks, locks, parked, _call_paths(stacks, case.record(key, "source")))
-    stack: StackFacts = case.rank_facts["stack"][key]
+    stack = case.facts(StackFacts)[key]
     dead = dict(threads.dead())
     main = next((s.tid for s in stacks.threads if s.name == "MainThread"), stacks.threads[0].tid)
     if not dead or not (main in dead or (stack.phase == "idle" and threads.unreleasable(main, dead))):

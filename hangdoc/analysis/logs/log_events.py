@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.ranks.world import WorldJob
 from hangdoc.evidence.logs import LogEvent, Logs
 
 TIMEOUTS = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout"})
@@ -54,7 +55,7 @@ def job_logs(case: Case) -> JobLogs | None:
         return None
     keys = {rank: key for key in case.ranks if (rank := case.ranks[key].target.rank) is not None}
     found = len(keys) if len(keys) > 1 and max(keys) == len(keys) - 1 else None
-    return JobLogs(ranks, keys, list(unattributed.values()), case.job_facts["world"].size or found)
+    return JobLogs(ranks, keys, list(unattributed.values()), case.job(WorldJob).size or found)
 
 
 def last(events: Iterable[LogEvent], *kinds: str) -> LogEvent | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
 from hangdoc.analysis.logs.collective_timeouts import (
     CallMismatch,
     Group,
@@ -99,12 +99,9 @@ class LogsJob:
     lines: tuple[str, ...] = ()  # the errors of these hosts: "node-7: Xid 79 on GPU ..."
 
 
-@dataclass(slots=True)
-class LogsAnalysis:
-    name: str = "logs"
-    order: int = 56
-    rank_facts: type | None = LogsFacts
-    job_facts: type | None = LogsJob
+class LogsAnalysis(Analysis[LogsFacts, LogsJob]):
+    rank_facts = LogsFacts
+    job_facts = LogsJob
 
     def derive(self, case: Case) -> tuple[dict[Key, LogsFacts], LogsJob]:
         logs = job_logs(case)

@@ -17,6 +17,7 @@ from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import DataConnection, End, mirrored
 from hangdoc.analysis.network.interfaces import end_interface, narrow, slow_below
 from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start, so_far
+from hangdoc.analysis.ranks.world import WorldJob
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.evidence.network import UNASKED, Echo, Echoes
 
@@ -175,7 +176,7 @@ def _fault(case: Case, one: DataConnection, sent: Flow, rate: float, pair: Pair)
 def _lost_among(case: Case, nodes: frozenset[Node]) -> frozenset[Node]:
     """The lost host, if a dead link has one at an end."""
     unseen = frozenset(node for node in nodes if not node[0])
-    lost: tuple[str, ...] = getattr(case.job_facts.get("world"), "lost", ())
+    lost = case.job(WorldJob).lost
     return unseen if len(nodes) == 2 and len(unseen) == 1 and lost else frozenset()
 
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, overload
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored
 from hangdoc.analysis.network.interfaces import faster, format_interface, interface_of, narrow, rank_interfaces
 from hangdoc.analysis.network.link_faults import Faults, echo, find_faults
 from hangdoc.analysis.network.throughput import NOTHING, Flow
+from hangdoc.analysis.ranks.progress import ProgressJob
+from hangdoc.analysis.ranks.world import WorldJob
 from hangdoc.evidence import Connection, Interface
 from hangdoc.evidence.network import UNASKED, Echo
 from hangdoc.formatting import endpoint
@@ -190,13 +192,10 @@ class NetworkJob:
     beyond: tuple[Suspect, ...] = ()  # unseen hosts to blame: addresses; the rank if only one is missing
 
 
-@dataclass(slots=True)
-class NetworkAnalysis:
-    name: str = "network"
+class NetworkAnalysis(Analysis[NetworkFacts, NetworkJob]):
+    rank_facts = NetworkFacts
+    job_facts = NetworkJob
     seen_by = ("sockets",)
-    order: int = 40
-    rank_facts: type | None = NetworkFacts
-    job_facts: type | None = NetworkJob
 
     def derive(self, case: Case) -> tuple[dict[Key, NetworkFacts], NetworkJob]:
         # The connections of an exited rank are gone.
@@ -209,7 +208,7 @@ class NetworkAnalysis:
             key: _rank(case, key, data[key], dead, samples[key], faults) if key in data else UNSEEN
             for key in case.ranks
         }
-        period_s = getattr(case.job_facts.get("progress"), "period_s", None)
+        period_s = case.job(ProgressJob).period_s
         links = Links(Case(case.history, case.ranks), period_s, ends, dead, faults)
         return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, faults))
 
@@ -345,7 +344,7 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead
 
 
 def _beyond(case: Case, faults: Faults) -> tuple[Suspect, ...]:
-    missing: tuple[int, ...] = getattr(case.job_facts.get("world"), "missing", None) or ()
+    missing = case.job(WorldJob).missing or ()
     return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in faults.beyond)
 
 

@@ -1,4 +1,4 @@
-"""Facts about a job that was never watched: which hangs are presumed, and the last stack of each rank.
+"""Facts about a job that was never watched: what the last stack of each rank shows.
 
-Facts from its logs belong to `logs`, facts from its Flight Recorder dumps to `collectives`.
+Facts from its logs belong to `logs`, facts from its Flight Recorder dumps to `collectives`, presumed hangs to `job`.
 """

@@ -9,8 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
+from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
+from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.data.storage import FOR_THREADS
+from hangdoc.analysis.logs.logs import LogsFacts
+from hangdoc.analysis.ranks.divergence import DivergenceJob
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Source, Stacks
 
@@ -41,12 +45,9 @@ class LastStackJob:
     together: bool = False  # every rank timed out in the same collective
 
 
-@dataclass(slots=True)
-class LastStackAnalysis:
-    name: str = "missed"
-    order: int = 59
-    rank_facts: type | None = LastStackFacts
-    job_facts: type | None = LastStackJob
+class LastStackAnalysis(Analysis[LastStackFacts, LastStackJob]):
+    rank_facts = LastStackFacts
+    job_facts = LastStackJob
 
     def derive(self, case: Case) -> tuple[dict[Key, LastStackFacts], LastStackJob]:
         return {key: _facts(case, key) for key in case.ranks}, _job(case)
@@ -54,8 +55,8 @@ class LastStackAnalysis:
 
 def _job(case: Case) -> LastStackJob:
     """gloo's dumps mark failed collectives as complete, so only the logs show that a rank timed out."""
-    dumps, recorder = case.job_facts["dumps"], case.rank_facts["recorder"]
-    logs = case.rank_facts["logs"]
+    dumps, recorder = case.job(DumpJob), case.facts(RecorderFacts)
+    logs = case.facts(LogsFacts)
     dumped = [key for key in case.ranks if isinstance(case.record(key, "recorder"), FlightRecorder)]
     if dumps.kind is not None or not dumps.dumps or not all(logs[key].victim for key in dumped):
         return LastStackJob()
@@ -63,17 +64,17 @@ def _job(case: Case) -> LastStackJob:
         return LastStackJob(tuple(map(Suspect, dumps.silent)))
     sequences = {recorder[key].sequence for key in dumped}
     timed_out = all(logs[key].timed_out for key in dumped)
-    apart = len(dumped) < 2 or case.job_facts["position"].sides > 1
+    apart = len(dumped) < 2 or case.job(DivergenceJob).sides > 1
     return LastStackJob((), timed_out and not apart and len(sequences) == 1 and None not in sequences)
 
 
 def _facts(case: Case, key: Key) -> LastStackFacts:
-    dumps, logs = case.rank_facts["dumps"][key], case.rank_facts["logs"][key]
+    dumps, logs = case.facts(DumpFacts)[key], case.facts(LogsFacts)[key]
     if logs.awaits is not None and (size := _world_size(case, key)) and logs.awaits >= size:
         return LastStackFacts(awaits=logs.awaits)
     if not (dumps.absent or logs.behind) or logs.timed_out or case.ranks[key].alive is False:
         return UNSEEN
-    stack: StackFacts = case.rank_facts["stack"][key]
+    stack = case.facts(StackFacts)[key]
     if _waits_for_helpers(case, key, stack):
         return LastStackFacts(True, "input")
     return LastStackFacts(True, "lock" if _waits_for_locked_thread(case, key, stack) else _blocked_in(stack))

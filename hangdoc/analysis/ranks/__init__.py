@@ -1,1 +1,4 @@
-"""Ranks one by one and compared: call path, phase, process, CPU, progress, divergence. No collectives, no network."""
+"""Ranks one by one and compared: which there are, how they ended, process, CPU, call path, phase, progress, divergence.
+
+No collectives, no network.
+"""

@@ -6,12 +6,12 @@ Every rank on another side is an outlier, and its relation to the reference says
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
-from hangdoc.analysis.ranks.call_path_cache import comparison_key, lines_of, names_in, path_of, variables_at
+from hangdoc.analysis.ranks.judged_thread import comparison_key, lines_of, names_in, path_of, variables_at
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -82,16 +82,13 @@ class Difference:
     passed: bool = False  # it counts a loop that the first rank has left
 
 
-@dataclass(slots=True)
-class DivergenceAnalysis:
-    name: str = "position"
+class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
+    rank_facts = DivergenceFacts
+    job_facts = DivergenceJob
     seen_by = ("stacks", "aftermath")
-    order: int = 30
-    rank_facts: type | None = DivergenceFacts
-    job_facts: type | None = DivergenceJob
 
     def derive(self, case: Case) -> tuple[dict[Key, DivergenceFacts], DivergenceJob]:
-        stack: dict[Key, StackFacts] = case.rank_facts["stack"]
+        stack = case.facts(StackFacts)
         sides = _sides(case, _cohorts(case, stack))
         facts = dict.fromkeys(case.ranks, DivergenceFacts())
         if not sides:
@@ -128,7 +125,7 @@ class Cohort:
 Side = Sequence[Cohort]
 
 
-def _cohorts(case: Case, stack: dict[Key, StackFacts]) -> list[Cohort]:
+def _cohorts(case: Case, stack: Mapping[Key, StackFacts]) -> list[Cohort]:
     found: dict[tuple[int, int], Cohort] = {}  # by identity: equal lines are one object
     for key, facts in stack.items():
         lines = lines_of(case, key)
@@ -185,7 +182,12 @@ class Reference:
 
 
 def _facts(
-    key: Key, number: int, size: int, reference: Reference, stack: dict[Key, StackFacts], ranks: dict[Key, int | None]
+    key: Key,
+    number: int,
+    size: int,
+    reference: Reference,
+    stack: Mapping[Key, StackFacts],
+    ranks: dict[Key, int | None],
 ) -> DivergenceFacts:
     own, peer, first = path_of(reference.case, key), reference.path, reference.keys[0]
     relation = relate(own, peer)

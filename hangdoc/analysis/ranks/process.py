@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.evidence import Process
 
@@ -33,14 +32,9 @@ class ProcessFacts:
     tracer_command: str | None = None  # command line of the tracer
 
 
-@dataclass(slots=True)
-class ProcessAnalysis:
-    name: str = "process"
+class ProcessAnalysis(Analysis[ProcessFacts, None]):
+    rank_facts = ProcessFacts
     seen_by = ("cpu",)
-    order: int = 5
-    rank_facts: type | None = ProcessFacts
-    job_facts: type | None = None
-    on_demand: bool = True
 
     def derive(self, case: Case) -> tuple[dict[Key, ProcessFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None

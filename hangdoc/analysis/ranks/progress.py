@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.call_path import Code, LazyCallPath, Step, code_of, is_library
 from hangdoc.analysis.ranks.call_path_cache import chain_in, plan_in, thread_named
 from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import is_busy, process_context
+from hangdoc.analysis.ranks.stack import StackFacts, is_busy, process_context
 from hangdoc.evidence import Process, Source, Stacks, Variable
 
 SHORTEST_S = 0.002  # per iteration: a faster counter does not count training steps
@@ -93,13 +93,10 @@ class Look(NamedTuple):
         return self.activity.code
 
 
-@dataclass(slots=True)
-class ProgressAnalysis:
-    name: str = "progress"
+class ProgressAnalysis(Analysis[ProgressFacts, ProgressJob]):
+    rank_facts = ProgressFacts
+    job_facts = ProgressJob
     seen_by = ("stacks", "cpu")
-    order: int = 20
-    rank_facts: type | None = ProgressFacts
-    job_facts: type | None = ProgressJob
 
     def derive(self, case: Case) -> tuple[dict[Key, ProgressFacts], ProgressJob]:
         ranks = {key: rank_facts(case, key) for key in case.ranks}
@@ -117,10 +114,10 @@ class ProgressAnalysis:
 
 def looks_at(case: Case, key: Key) -> list[Look]:
     """All looks at one rank, oldest first."""
-    if key not in case.looks:
-        case.looks[key] = _looks(case, key)
-    found: list[Look] = case.looks[key]
-    return found
+    known: dict[Key, list[Look]] = case.once("looks", dict)
+    if key not in known:
+        known[key] = _looks(case, key)
+    return known[key]
 
 
 def own_steps(looks: Sequence[Look]) -> list[Step]:
@@ -137,7 +134,7 @@ def distinct(looks: Sequence[Look]) -> list[Look]:
 
 
 def _looks(case: Case, key: Key) -> list[Look]:
-    thread = case.rank_facts["stack"][key].thread
+    thread = case.facts(StackFacts)[key].thread
     found: list[Look] = []
     seen: tuple[object, ...] = ()
     for shot, rank in case.rounds(key):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Plan, Step, user_step
 from hangdoc.analysis.ranks.call_path_cache import (
     JudgedThread,
@@ -59,13 +59,9 @@ class StackFacts:
     spins: bool | None = None  # waits with a busy thread, as MPI and NCCL do; None: it does not wait
 
 
-@dataclass(slots=True)
-class StackAnalysis:
-    name: str = "stack"
+class StackAnalysis(Analysis[StackFacts, None]):
+    rank_facts = StackFacts
     seen_by = ("stacks", "aftermath")
-    order: int = 10
-    rank_facts: type | None = StackFacts
-    job_facts: type | None = None
 
     def derive(self, case: Case) -> tuple[dict[Key, StackFacts], None]:
         return _with_native_phases({key: rank_facts(case, key) for key in case.ranks}, case), None

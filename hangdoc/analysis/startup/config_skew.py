@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts
 from hangdoc.analysis.ranks.call_path import is_library
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.startup.rendezvous import launch_in
 from hangdoc.evidence import Environ, Process, Stacks
 from hangdoc.evidence.software import Versions
@@ -70,13 +72,10 @@ class Difference:
     odd: frozenset[Key]  # ranks with a minority value
 
 
-@dataclass(slots=True)
-class SettingsAnalysis:
-    name: str = "settings"
+class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
+    rank_facts = SettingsFacts
+    job_facts = SettingsJob
     seen_by = ("environ", "cpu", "versions")
-    order: int = 44  # before startup, which needs `sizes`
-    rank_facts: type | None = SettingsFacts
-    job_facts: type | None = SettingsJob
 
     def derive(self, case: Case) -> tuple[dict[Key, SettingsFacts], SettingsJob]:
         facts = dict.fromkeys(case.ranks, SettingsFacts())
@@ -202,7 +201,7 @@ def _is_used(case: Case, keys: Sequence[Key], name: str) -> bool:
 
 def _divides(case: Case, one: Difference) -> bool:
     """True if the ranks diverge along the setting, in code location or tensors."""
-    position, payload = case.rank_facts["position"], case.rank_facts["payload"]
+    position, payload = case.facts(DivergenceFacts), case.facts(TensorArgumentFacts)
     return _splits(one, lambda key: position[key].side) or _splits(one, lambda key: payload[key].differs)
 
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.network.tcp_counters import identity, syn_age_s
+from hangdoc.analysis.ranks.exit import ExitFacts
+from hangdoc.analysis.ranks.progress import ProgressFacts
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.world import WorldJob
 from hangdoc.analysis.startup.advertised_addresses import (
     ELSEWHERE,
     GLOO,
@@ -90,18 +94,15 @@ class MeshJob:
     exports: tuple[str, ...] = ()  # "export GLOO_SOCKET_IFNAME=eth0 on node-[a-b]"
 
 
-@dataclass(slots=True)
-class MeshAnalysis:
-    name: str = "mesh"
-    order: int = 43  # before startup, which needs `pending`
-    rank_facts: type | None = MeshFacts
-    job_facts: type | None = MeshJob
+class MeshAnalysis(Analysis[MeshFacts, MeshJob]):
+    rank_facts = MeshFacts
+    job_facts = MeshJob
 
     def derive(self, case: Case) -> tuple[dict[Key, MeshFacts], MeshJob]:
         making = {key: since for key in case.ranks if (since := mesh_wait_s(case, key)) is not None}
         ended = {
             key
-            for key, one in case.rank_facts["exit"].items()
+            for key, one in case.facts(ExitFacts).items()
             if one.first and one.kind == "failed" and not _joined(case, key)
         }
         if not making and not ended:
@@ -230,7 +231,7 @@ def _met(
         return True
     if any(isinstance(case.record(key, "mesh"), Mesh) for key in making):
         return not lacking
-    leaves = [leaf for key in making if (leaf := case.rank_facts["stack"][key].native_leaf)]
+    leaves = [leaf for key in making if (leaf := case.facts(StackFacts)[key].native_leaf)]
     if any("c10d::" in leaf for leaf in leaves):
         return False
     return True if any("waitUntilConnected" in leaf for leaf in leaves) else None
@@ -267,7 +268,7 @@ def _exports(facts: Mapping[Key, MeshFacts]) -> tuple[str, ...]:
 
 def mesh_wait_s(case: Case, key: Key) -> float | None:
     """How long a rank has been creating a gloo group (s), at least; None: it is not."""
-    if case.ranks[key].alive is False or case.rank_facts["stack"][key].phase != "startup":
+    if case.ranks[key].alive is False or case.facts(StackFacts)[key].phase != "startup":
         return None
     frame, process = making_group(case.record(key, "stacks")), case.record(key, "cpu")
     if frame is None or not isinstance(process, Process):
@@ -275,7 +276,7 @@ def mesh_wait_s(case: Case, key: Key) -> float | None:
     backend = next((one.text for one in frame.variables or () if one.name == "backend" and one.kind != "none"), "")
     if not any(thread.comm.startswith(GLOO_THREAD) for thread in process.threads) or "nccl" in backend:
         return None
-    return case.rank_facts["progress"][key].standing_s or 0.0
+    return case.facts(ProgressFacts)[key].standing_s or 0.0
 
 
 def store_entries(case: Case) -> tuple[dict[int, Advertised], tuple[int, ...]]:
@@ -297,7 +298,7 @@ def unseen_addresses(case: Case, entries: Mapping[int, Advertised]) -> dict[int,
 
 def may_span_hosts(case: Case, places: Mapping[Key, RankAddress]) -> bool:
     """True if the location of some ranks is unknown, and they may be on other hosts."""
-    size = case.job_facts["world"].size or 0
+    size = case.job(WorldJob).size or 0
     known = sum(place.location is not None for place in places.values())
     return known < size and not any(_on_one_host(case, key, size) for key in case.ranks)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.startup.advertised_addresses import NCCL, chosen_by_nccl
 from hangdoc.evidence import Environ, Process
 from hangdoc.evidence.network import Addresses, Infiniband, Port
@@ -31,13 +31,8 @@ class FabricFacts:
 UNSEEN = FabricFacts()
 
 
-@dataclass(slots=True)
-class FabricAnalysis:
-    name: str = "fabric"
-    order: int = 42
-    rank_facts: type | None = FabricFacts
-    job_facts: type | None = None
-    on_demand: bool = True
+class FabricAnalysis(Analysis[FabricFacts, None]):
+    rank_facts = FabricFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, FabricFacts], None]:
         ports: dict[str, list[Infiniband]] = {}

@@ -13,6 +13,7 @@ from hangdoc.analysis.ranks.call_path_cache import chain_in
 from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.world import WorldJob
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.discovery.launcher import Launch, launch_of
 from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Stacks, Variable, limits
@@ -58,7 +59,7 @@ class Arrival:
 
 def assembles(case: Case, key: Key) -> bool:
     """True if it is in init_process_group or in a rendezvous."""
-    stack: StackFacts = case.rank_facts["stack"][key]
+    stack = case.facts(StackFacts)[key]
     return stack.phase == "startup" and stack.op in ASSEMBLING
 
 
@@ -107,7 +108,7 @@ def launch_in(case: Case, key: Key) -> Launch | None:
 
 
 def _standing(case: Case, key: Key) -> float | None:
-    progress: ProgressFacts = case.rank_facts["progress"][key]
+    progress = case.facts(ProgressFacts)[key]
     return progress.standing_s
 
 
@@ -228,7 +229,7 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
     here = bool(targets) and all(on_loopback(target.master) for target in targets)
     if any(one.launch for one in waiting.values()):
         return _of_hosts(waiting, here)
-    size = case.job_facts["world"].size
+    size = case.job(WorldJob).size
     kin = {one.number for arrived in waiting.values() if arrived.meeting for one in arrived.meeting.kin}
     present = {n for key in seen if (n := case.ranks[key].target.rank) is not None}
     there = present | kin

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis import Analysis, Case, Key, Suspect
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.startup.config_skew import SettingsJob
+from hangdoc.analysis.startup.gloo_mesh import MeshJob
 from hangdoc.analysis.startup.rendezvous import UNANSWERED_S, Arrival, RollCall, arrival, assembles, roll_call
 from hangdoc.evidence import Holder, RankEvidence
 
@@ -67,12 +70,9 @@ class StartupJob:
     unnamed: bool = False  # also true for a rank that is not connected and has an unresolved host name
 
 
-@dataclass(slots=True)
-class StartupAnalysis:
-    name: str = "startup"
-    order: int = 45
-    rank_facts: type | None = StartupFacts
-    job_facts: type | None = StartupJob
+class StartupAnalysis(Analysis[StartupFacts, StartupJob]):
+    rank_facts = StartupFacts
+    job_facts = StartupJob
 
     def derive(self, case: Case) -> tuple[dict[Key, StartupFacts], StartupJob]:
         seen = {key: arrival(case, key) for key in case.ranks if case.ranks[key].alive is not False}
@@ -106,8 +106,7 @@ class StartupAnalysis:
             here=roll.here,
             waited_s=min(waits, default=None),
             timeout_s=min(ends, default=None),
-            pending=unnamed
-            or (bool(waiting) and not in_vain and (roll.lacking != 0 or case.job_facts["mesh"].pending)),
+            pending=unnamed or (bool(waiting) and not in_vain and (roll.lacking != 0 or case.job(MeshJob).pending)),
             unnamed=unnamed,
         )
 
@@ -147,7 +146,7 @@ def _servers(case: Case, strangers: Mapping[Key, Holder]) -> tuple[Suspect, ...]
 
 def _retries(case: Case, key: Key) -> bool:
     """True if it is idle between two attempts."""
-    return case.ranks[key].alive is not False and case.rank_facts["stack"][key].phase == "idle"
+    return case.ranks[key].alive is not False and case.facts(StackFacts)[key].phase == "idle"
 
 
 # --- waiting in vain ------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def _in_vain(case: Case, roll: RollCall, seen: Mapping[Key, Arrival], waiting: M
         return False  # a rank is still busy with something else
     if any(_cut_off(one) for one in waiting.values()):
         return True
-    if case.job_facts["settings"].sizes and all(_waited(one, HERE_S) for one in waiting.values()):
+    if case.job(SettingsJob).sizes and all(_waited(one, HERE_S) for one in waiting.values()):
         return True
     if roll.coming or roll.lacking == 0:
         return False

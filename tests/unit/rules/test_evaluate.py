@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.facts import Facts, schema
+from hangdoc.analysis.facts import Facts
 from hangdoc.rules.conditions import Scope, Term, Truth
 from hangdoc.rules.evaluate import evaluate
 from hangdoc.rules.loader import load
@@ -29,6 +29,7 @@ from tests.support.toy_schema import (
     playbook,
     write,
 )
+from tests.support.toy_types import schema
 
 WAITS = StackFacts("all_reduce", "train (train.py:24)", True, 15.0)
 LATE = StackFacts("barrier", "finish (train.py:31)", False, 20.0)

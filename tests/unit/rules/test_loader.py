@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis.facts import schema
 from hangdoc.rules.loader import load
 from tests.support.toy_schema import PROBES, SCHEMA, STACK, STALL, STORAGE, library, playbook, write
 

@@ -105,7 +105,10 @@ def test_straggler_and_its_cause(
     assert [rank.pace.late for rank in facts.ranks] == [False, True]
     assert facts.ranks[1].pace.cause == cause
     assert facts.ranks[1].pace.mutual
-    assert facts.ranks[1].pace.waits < 0.1 < facts.ranks[0].pace.waits
+    peer_waits, own_waits = (rank.pace.waits for rank in facts.ranks)
+    assert peer_waits is not None
+    assert own_waits is not None
+    assert own_waits < 0.1 < peer_waits
 
 
 def evaluates(look: int) -> Doing:
@@ -185,7 +188,9 @@ def test_work_of_one_rank_only_is_no_straggling_without_a_step_counter(stage: St
     facts = watched(
         stage, own_line, lambda look: Doing(0.5, waits=look % 4 > 1, state="RS"[look % 4 > 1], step=look // 6)
     )
-    assert facts.ranks[0].pace.late_share > 0.4
+    late_share = facts.ranks[0].pace.late_share
+    assert late_share is not None
+    assert late_share > 0.4
     assert (facts.ranks[0].pace.same_code, facts.ranks[0].pace.late) == (False, False)
 
 

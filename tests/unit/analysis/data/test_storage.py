@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.data.storage import ANALYSIS, StorageFacts
+from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.workers import HelperFacts
+from hangdoc.analysis.network.links import NetworkJob
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FileCall, Helper, Io, Peer, Process, RankEvidence, Snapshot, Target
 
 RANK, OTHER = ("here", 100), ("here", 101)
@@ -40,15 +41,11 @@ def facts(
         for i, io in enumerate(rounds)
     ]
     case = Case(shots, {("here", rank.target.pid): rank for rank in shots[-1].ranks})
-    case.rank_facts = {
-        "stack": {
-            RANK: SimpleNamespace(phase=phase, thread="MainThread", waits=False, op=op),
-            OTHER: SimpleNamespace(phase="collective", thread="MainThread", waits=others is not None, op=others),
-        },
-        "helpers": {RANK: helpers or HelperFacts(waits=False), OTHER: HelperFacts(waits=False)},
-    }
-    case.job_facts = {"network": SimpleNamespace(idle_s=idle_s)}
-    return ANALYSIS.derive(case)[0][RANK]
+    waiting = StackFacts("collective", others, waits=others is not None, thread="MainThread")
+    case.give(StackFacts, {RANK: StackFacts(phase, op, waits=False, thread="MainThread"), OTHER: waiting})
+    case.give(HelperFacts, {RANK: helpers or HelperFacts(waits=False), OTHER: HelperFacts(waits=False)})
+    case.give_job(NetworkJob(True, idle_s=idle_s))
+    return case.facts(StorageFacts)[RANK]
 
 
 def _evidence(pid: int, io: Io, state: str = "") -> RankEvidence:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.job.stall import ANALYSIS, StallJob
+from hangdoc.analysis.job.stall import StallJob
+from hangdoc.analysis.network.links import NetworkJob
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.ranks.progress import ProgressFacts
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.evidence import RankEvidence, Target
 
-WAITS = {"phase": "collective", "waits": True}
-COMPUTES = {"phase": "compute", "waits": False}
+WAITS = StackFacts("collective", waits=True)
+COMPUTES = StackFacts("compute", waits=False)
+STILL = ProgressFacts(9, 4.0, False, 4.0, 9, None, 0.0, None, None, None, 1, None, None)
 
 
-def judged(stacks: list[dict[str, Any]], moving: bool, idle_s: float, cpu_share: float = 0.0) -> StallJob:
+def judged(stacks: list[StackFacts], moving: bool, idle_s: float, cpu_share: float = 0.0) -> StallJob:
     keys = [("here", 100 + i) for i in range(len(stacks))]
-    progress = SimpleNamespace(looks=9, cpu_share=cpu_share, standing_looks=9, standing_s=4.0)
-    case = Case([], dict.fromkeys(keys, SimpleNamespace(records={}, alive=True)))  # type: ignore[arg-type]
-    case.rank_facts = {
-        "stack": {key: SimpleNamespace(**stack) for key, stack in zip(keys, stacks, strict=True)},
-        "progress": dict.fromkeys(keys, progress),
-        "position": dict.fromkeys(keys, SimpleNamespace(will_arrive=None)),
-    }
-    case.job_facts = {"network": SimpleNamespace(moving=moving, idle_s=idle_s)}
-    return ANALYSIS.derive(case)[1]
+    case = Case([], {key: RankEvidence(Target(key[1], 1, "here", i), True, {}) for i, key in enumerate(keys)})
+    case.give(StackFacts, dict(zip(keys, stacks, strict=True)))
+    case.give(ProgressFacts, dict.fromkeys(keys, replace(STILL, cpu_share=cpu_share)))
+    case.give(DivergenceFacts, dict.fromkeys(keys, DivergenceFacts()))
+    case.give_job(NetworkJob(True, moving=moving, idle_s=idle_s))
+    return case.job(StallJob)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,6 @@ def judged(stacks: list[dict[str, Any]], moving: bool, idle_s: float, cpu_share:
         ([WAITS, COMPUTES], True, 3.0, False, True),
     ],
 )
-def test_stall(stacks: list[dict[str, Any]], moving: bool, idle_s: float, stalled: bool, settled: bool) -> None:
+def test_stall(stacks: list[StackFacts], moving: bool, idle_s: float, stalled: bool, settled: bool) -> None:
     found = judged(stacks, moving, idle_s, cpu_share=0.9 if COMPUTES in stacks else 0.0)
     assert (found.stalled, found.settled) == (stalled, settled)

@@ -11,9 +11,8 @@ import pytest
 
 import playbooks
 from hangdoc.analysis.facts import Schema, derive, schema
-from hangdoc.analysis.job.world import ANALYSIS as WORLD
 from hangdoc.analysis.network.link_faults import nodes_to_blame
-from hangdoc.analysis.network.links import ANALYSIS, NetworkFacts, NetworkJob
+from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.evidence import AGENT, Connection, Interfaces, RankEvidence, Snapshot, Sockets, Target, Unseen
 from hangdoc.evidence.network import Echo, Echoes
 from hangdoc.recording.recorder import read
@@ -76,7 +75,7 @@ def looked_at(flows: Mapping[Way, Mapping[str, Any]], namespaces: bool = True) -
         Snapshot("here", float(at), "", tuple(evidence(rank, flows, at, namespaces) for rank in ranks))
         for at in range(11)
     ]
-    facts = derive(shots, schema((ANALYSIS,)))
+    facts = derive(shots, schema())
     return [one.network for one in facts.ranks], facts.job.network
 
 
@@ -150,7 +149,7 @@ def test_a_dead_link_to_a_lost_host_blames_that_host(lost: bool) -> None:
         Snapshot("here", float(at), "", tuple(evidence(rank, flows, at, True) for rank in (0, 1))) for at in range(5)
     ]
     gone = Snapshot("far", 0.0, "", (), unseen=(Unseen(AGENT, "silent", host="far"),))
-    facts = derive([gone, *shots] if lost else shots, schema((WORLD, ANALYSIS)))
+    facts = derive([gone, *shots] if lost else shots, schema())
     assert [one.rank for one in facts.ranks if "dead" in one.network.blamed_for] == ([] if lost else [1])
     assert [(one.rank, one.host) for one in facts.job.network.beyond] == [(2, "10.0.0.3")]
 

@@ -40,7 +40,7 @@ class Watch:
             for one in self.targets
         ]
         self.history.append(Snapshot("here", time.monotonic(), "", tuple(ranks)))
-        facts = derive(self.history, schema((ANALYSIS,)))
+        facts = derive(self.history, schema())
         return [one.network for one in facts.ranks], facts.job.network
 
     def until(self, true: Callable[[Sequence[NetworkFacts], NetworkJob], object], timeout_s: float = 15.0) -> None:

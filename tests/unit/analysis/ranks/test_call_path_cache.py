@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.ranks.call_path_cache import chain_in, comparison_key, lines_of, path_of, variables_at
+from hangdoc.analysis.ranks.call_path_cache import chain_in
+from hangdoc.analysis.ranks.judged_thread import comparison_key, lines_of, path_of, variables_at
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Branch, Frame, Loop, Place, RankEvidence, Source, Stack, Stacks, Target, Variable
 
@@ -31,7 +32,7 @@ def case(*ranks: tuple[list[Variable], list[Variable]]) -> Case:
         records: dict[str, Any] = {"stacks": Stacks((Stack(rank, "MainThread", frames),)), "source": SOURCE}
         evidence["here", rank] = RankEvidence(Target(rank, 1, "here", rank), True, records)
     found = Case([], evidence)
-    found.rank_facts["stack"] = dict.fromkeys(evidence, StackFacts("idle", thread="MainThread"))
+    found.give(StackFacts, dict.fromkeys(evidence, StackFacts("idle", thread="MainThread")))
     return found
 
 

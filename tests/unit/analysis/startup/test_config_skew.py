@@ -114,7 +114,7 @@ def test_sizes(tmp_path: Path) -> None:
 
 def test_one_rank_and_no_rank(tmp_path: Path) -> None:
     assert judged(tmp_path, rank(REDUCES, "python t.py --accum 2")).job.settings == SettingsJob()
-    assert ANALYSIS.derive(Case([], {}, {"position": {}, "payload": {}})) == ({}, SettingsJob())
+    assert ANALYSIS.derive(Case([], {})) == ({}, SettingsJob())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import signal
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.stack import last_seen
 from hangdoc.evidence import End, Process, RankEvidence, Stacks
@@ -58,12 +58,9 @@ class ExitJob:
     kernel: tuple[str, ...]  # kernel log lines about the ranks that ended first
 
 
-@dataclass(slots=True)
-class ExitAnalysis:
-    name: str = "exit"
-    order: int = 15
-    rank_facts: type | None = ExitFacts
-    job_facts: type | None = ExitJob
+class ExitAnalysis(Analysis[ExitFacts, ExitJob]):
+    rank_facts = ExitFacts
+    job_facts = ExitJob
 
     def derive(self, case: Case) -> tuple[dict[Key, ExitFacts], ExitJob]:
         facts = {key: _facts(case, key) for key in case.ranks}

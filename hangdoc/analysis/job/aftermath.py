@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.job.blocking import stuck_ranks
+from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.evidence import Stacks
 from hangdoc.evidence.logs import Aftermath
 
@@ -31,26 +33,24 @@ class AftermathJob:
     doubt: str = ""  # the reason for lower confidence than in a watched job; empty: none
 
 
-@dataclass(slots=True)
-class AftermathAnalysis:
-    name: str = "aftermath"
-    order: int = 58
-    rank_facts: type | None = AftermathFacts
-    job_facts: type | None = AftermathJob
+class AftermathAnalysis(Analysis[AftermathFacts, AftermathJob]):
+    rank_facts = AftermathFacts
+    job_facts = AftermathJob
 
     def derive(self, case: Case) -> tuple[dict[Key, AftermathFacts], AftermathJob]:
         if not any(isinstance(case.record(key, "aftermath"), Aftermath) for key in case.ranks):
             return dict.fromkeys(case.ranks, AftermathFacts()), AftermathJob()
-        facts = {key: _facts(case, key) for key in case.ranks}
+        proved = stuck_ranks(case)
+        facts = {key: _facts(case, key, key in proved) for key in case.ranks}
         return facts, AftermathJob(True, _doubt(facts.values()))
 
 
-def _facts(case: Case, key: Key) -> AftermathFacts:
+def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
+    """`proved`: the rank is seen to be stuck."""
     record = case.record(key, "aftermath")
     if not isinstance(record, Aftermath):
         return AftermathFacts()
-    proved = any(getattr(facts.get(key), "stuck", None) is True for facts in case.rank_facts.values())
-    seen_again = case.rank_facts["progress"][key].standing_looks > 1
+    seen_again = case.facts(ProgressFacts)[key].standing_looks > 1
     if proved or seen_again or case.ranks[key].alive is False:
         return AftermathFacts(record.left, False, None if not seen_again or proved else not _runs(case, key))
     presumed = "stacks" in record.left and not _runs(case, key)

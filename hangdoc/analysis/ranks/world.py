@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hangdoc.analysis import Case, Key
+from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.evidence import AGENT, limits
 
 
@@ -20,12 +20,8 @@ class WorldJob:
     lost: tuple[str, ...] = ()  # hosts of the fleet that do not report
 
 
-@dataclass(slots=True)
-class WorldAnalysis:
-    name: str = "world"
-    order: int = 5
-    rank_facts: type | None = None
-    job_facts: type | None = WorldJob
+class WorldAnalysis(Analysis[None, WorldJob]):
+    job_facts = WorldJob
 
     def derive(self, case: Case) -> tuple[dict[Key, None], WorldJob]:
         ranks = case.ranks.values()
