@@ -7,6 +7,7 @@ import pytest
 
 from hangdoc.rules.loader import load
 from tests.support.toy_schema import PROBES, SCHEMA, STACK, STALL, STORAGE, library, playbook, write
+from tests.support.toy_types import schema
 
 
 def problems(directory: Path, **changes: Any) -> list[tuple[str, str]]:
