@@ -158,7 +158,7 @@ class Compiler:
             raise RuleError(
                 "rules over links need the analysis `network`, which is not here", "take the `links` rules out"
             )
-        parser = _Parser(text, self, kind, above)
+        parser = _Parser(text, self, kind, above, name)
         found = parser.whole()
         above.of(kind)[name], above.sizes[name] = found, (parser.size, parser.depth)
 
@@ -214,7 +214,10 @@ class Compiler:
 class _Parser:
     """Splits a condition at `and`, `or`, `not`, parentheses and quantifiers; the library gets the terms."""
 
-    def __init__(self, text: str, compiler: Compiler, kind: Kind | None, selections: Selections) -> None:
+    def __init__(
+        self, text: str, compiler: Compiler, kind: Kind | None, selections: Selections, name: str = ""
+    ) -> None:
+        self._name = name  # of the selection that is compiled
         self._text, self._compiler, self._kind, self._selections = text, compiler, kind, selections
         self._tokens = [*_check_syntax(text), ("", "", len(text), len(text))]
         self._at = 0
@@ -353,14 +356,29 @@ class _Parser:
                 raise RuleError(
                     f"`{word}(...)` {where}", "join it with `and`, `or` and `not`; over ranks, name a selection"
                 )
+            if self._is_call(at, ("count",)):
+                raise RuleError("`count(...)` is a number of the job", "compare it in a condition over the job")
             if self._kind is None and word in (*self._selections.ranks, *self._selections.links):
                 raise RuleError(f"`{word}` is a selection, not a condition", f"write `any({word})` or `none({word})`")
             if word in self._compiler.reserved(self._kind or "ranks"):
                 continue
             if self._kind is not None and word in self._selections.of(self._kind):
                 raise RuleError(f"`{word}` is a selection, not a field", "join it with `and`, `or` and `not`")
-            if word in self._selections.declared:
-                raise RuleError(f"the selection `{word}` is defined further down", "move it up")
+            self._refuse_unknown_selection(word)
+
+    def _refuse_unknown_selection(self, word: str) -> None:
+        """Say why a selection cannot be named here."""
+        above, declared = self._selections, self._selections.declared
+        if word in above.ranks or word in above.links:
+            wanted, other = ("links", "ranks") if self._kind == "links" else ("ranks", "links")
+            raise RuleError(f"`{word}` is a selection of {other}, not of {wanted}", f"name selections of {wanted} only")
+        if word == self._name:
+            raise RuleError(f"the selection `{word}` names itself", "name selections above it")
+        if word not in declared:
+            return
+        if self._name and declared.index(word) > declared.index(self._name):
+            raise RuleError(f"the selection `{word}` is defined further down", "move it up")
+        raise RuleError(f"the selection `{word}` has a problem of its own", "fix that first")
 
     def _counted(self, text: str, start: int, end: int, counts: list[int]) -> Condition:
         found: list[tuple[str, Kind, Condition]] = []

@@ -93,7 +93,7 @@ def refused(tmp_path: Path, **changes: Any) -> str:
         ("alive" + " " * 100_000, "contains a value of more than 4000 characters"),
         (" or ".join(["rank>1"] * 130), "has more than 500 tokens"),
         ("host == '" + "x" * 3000 + "'", "is longer than 2000 characters"),
-        ("any(" * 50 + "alive" + ")" * 50, "unknown name `any`"),
+        ("any(" * 50 + "alive" + ")" * 50, "`any(...)` is a condition over the job"),
         ("true # " + "x" * 100, "syntax error at '#"),
         ("__class__ == 1", "unknown name `__class__`"),
         ("host.__class__ == 1", "unknown name `__class__`"),
@@ -114,8 +114,8 @@ def test_rules_that_are_refused(tmp_path: Path, rule: str, said: str) -> None:
         (" or ".join(["any(late)"] * 10_000), "contains a value of more than 4000 characters"),
         (" or ".join(["any(late)"] * 150), "has more than 500 tokens"),
         ("any(late)" + " " * 100_000, "contains a value of more than 4000 characters"),
-        ("count(" * 80 + "late" + ")" * 80 + " > 0", "unknown name `count`"),
-        ("any(" * 80 + "late" + ")" * 80, "unknown name `any`"),
+        ("count(" * 80 + "late" + ")" * 80 + " > 0", "`count(...)` is a number of the job"),
+        ("any(" * 80 + "late" + ")" * 80, "`any(...)` is a condition over the job"),
         ("any(host =~ '(a+)+$')", "could take forever"),
         ("count(host =~~ '(a|a)*$') > 1", "could take forever"),
         ("any(host =~ host)", "`=~` needs one quoted pattern on its right"),
@@ -182,7 +182,6 @@ def test_selections_within_one_another_end_with_a_sentence(tmp_path: Path, level
     assert "Traceback" not in "".join([*map(str, found.problems), *(c.why for c in considered)])
 
 
-@pytest.mark.xfail(strict=True, reason="what would decide a condition is searched for outside of the allowance")
 def test_what_would_decide_a_condition_is_searched_for_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(*given: Any) -> str:
         began = time.thread_time()
@@ -197,7 +196,6 @@ def test_what_would_decide_a_condition_is_searched_for_in_time(tmp_path: Path, m
     assert unknown.why.startswith(f"{FAILED}: it took more than 0.1 s of CPU time")
 
 
-@pytest.mark.xfail(strict=True, raises=LookupError, reason="it is searched for outside of the `try` as well")
 def test_where_the_search_for_what_would_decide_fails_nothing_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +245,7 @@ def test_a_pattern_is_held_against_the_start_of_a_long_text(tmp_path: Path) -> N
         {"when": f"[a for a in {LINES} if [b for b in {LINES} if [c for c in {LINES} if c > a]]].length > 1"},
         {"when": f"any([a for a in {LINES} if [b for b in {LINES} if [c for c in seen if a < b]]].length > rank)"},
         {"when": f"count([a for a in {LINES} if [b for b in {LINES} if a < b].length > rank].length > 1) > 1"},
-        {"evidence": [{"each": "[[b for b in observed if a in observed] for a in observed]", "text": "x"}]},
+        {"evidence": [{"each": "[[b for b in observed if a in observed] for a in observed]", "text": "{{ item }}"}]},
         {"blame": "[a for a in observed if [b for b in observed if [c for c in observed if c.rank > 9].length > 9]]"},
         {"confidence": {"lower": [{"if": f"[a for a in {LINES} if [b for b in {LINES} if a < b]]", "because": "x"}]}},
         {"summary": "{% for a in observed %}" + "{% if observed|ranks == 'x' %}y{% endif %}" * 90 + "{% endfor %}"},
