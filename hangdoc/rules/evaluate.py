@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hangdoc.analysis.facts import Facts
 from hangdoc.formatting import name_ranks
 from hangdoc.rules.conditions import Condition, Counted, Joined, Members, Not, Path, Quantified, Selected, every
-from hangdoc.rules.loader import Library, Playbook
+from hangdoc.rules.loader import LAYERS, Library, Playbook
 from hangdoc.rules.time_limit import TooSlow, allowance
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
 
@@ -25,6 +25,7 @@ MAX_LINES = 8  # per line of evidence with `each`
 CPU_S = 1.0  # per playbook; a built-in one takes milliseconds
 CPU_S_PER_RANK = 0.2e-3  # in addition; all built-in ones together take less
 FAILED = "its rule failed"
+BY_STATUS = ("failed", "stalled", "diverging", "slow", "healthy", "unknown")  # of findings that are equally certain
 MAX_SHARED = 64  # distinct objects of a fact group that counts as shared
 
 Lacking = tuple[Mapping[int, Sequence[str]], str]  # missing probes by index of the rank; the same as text
@@ -35,14 +36,14 @@ def evaluate(
 ) -> tuple[tuple[Finding, ...], tuple[Considered, ...]]:
     """Findings, best first, and the outcome of every other playbook. Never raises.
 
-    Findings are sorted by confidence, by the number of reasons that raised it, and by id. A finding that another
-    finding explains (`over`) is dropped.
+    Findings are sorted by confidence, by layer, by status and by id. A finding that another finding explains is
+    dropped.
 
     `slow`: playbooks that once took too long, by id, with the reason; they are not evaluated again.
     """
     slow = {} if slow is None else slow
     view = View(facts)
-    fired: dict[str, tuple[Finding, int]] = {}
+    fired: list[Finding] = []
     considered: list[Considered] = []
     for playbook in library.playbooks:
         outcome = (
@@ -53,25 +54,31 @@ def evaluate(
         if isinstance(outcome, Considered):
             considered.append(outcome)
         else:
-            fired[playbook.id] = outcome
-    for id, cause in _explained(library, fired).items():
-        del fired[id]
-        considered.append(Considered(id, "no", f"explained by {cause}"))
-    ranked = sorted(fired.values(), key=lambda f: (-CONFIDENCES.index(f[0].confidence), -f[1], f[0].playbook))
-    return tuple(finding for finding, _ in ranked), tuple(sorted(considered, key=lambda c: c.playbook))
+            fired.append(outcome)
+    layers = {playbook.id: LAYERS.index(playbook.envelope.layer) for playbook in library.playbooks}
+    fired.sort(
+        key=lambda f: (
+            -CONFIDENCES.index(f.confidence), layers[f.playbook], BY_STATUS.index(f.status), f.playbook,
+        )
+    )  # fmt: skip
+    explained = _explained(library, [finding.playbook for finding in fired])
+    considered.extend(Considered(id, "no", f"explained by {cause}") for id, cause in explained.items())
+    findings = tuple(finding for finding in fired if finding.playbook not in explained)
+    return findings, tuple(sorted(considered, key=lambda c: c.playbook))
 
 
-def _explained(library: Library, fired: Collection[str]) -> dict[str, str]:
-    """Fired playbooks that another one explains, by id, with that one; an explained one still explains others.
+def _explained(library: Library, fired: Sequence[str]) -> dict[str, str]:
+    """Playbooks that another one explains, by id, with the best of those that do and that nothing explains.
+
+    `fired`: best first. An explained one still explains others.
 
     Causes explain violated contracts and symptoms, and those explain symptoms; `explains` adds to that, and also turns
     it round. There is no circle: see `loader.load`.
     """
     edges = {id: {other for other in fired if library.explains(id, other)} for id in fired}
     explained = set().union(*edges.values())
-    roots = sorted(set(fired) - explained)
     dropped: dict[str, str] = {}
-    for root in roots:
+    for root in (id for id in fired if id not in explained):
         left = [root]
         while left:
             for id in sorted(edges[left.pop()] - dropped.keys()):
@@ -134,7 +141,7 @@ class PlaybookScope(Mapping[str, Any]):
         return len(self._names)
 
 
-def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> tuple[Finding, int] | Considered:
+def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> Finding | Considered:
     lacking, unseen = view.lacking(tuple(playbook.envelope.needs))
     if lacking and len(lacking) == len(view.facts.ranks):
         return Considered(playbook.id, "unknown", unseen)
@@ -162,7 +169,7 @@ def _doubt(facts: Facts) -> str:
     return str(getattr(getattr(facts.job, "aftermath", None), "doubt", ""))
 
 
-def _finding(playbook: Playbook, scope: PlaybookScope, doubts: Sequence[str]) -> tuple[Finding, int]:
+def _finding(playbook: Playbook, scope: PlaybookScope, doubts: Sequence[str]) -> Finding:
     envelope = playbook.envelope
     raised = _reasons(playbook, scope, "raise")
     lowered = _reasons(playbook, scope, "lower")
@@ -183,7 +190,7 @@ def _finding(playbook: Playbook, scope: PlaybookScope, doubts: Sequence[str]) ->
         status=envelope.status,
     )
     reasons = (*raised, *lowered, *doubts, *texts.failures)
-    return replace(finding, reasons=reasons), len(raised)
+    return replace(finding, reasons=reasons)
 
 
 def _reasons(playbook: Playbook, scope: PlaybookScope, direction: str) -> list[str]:

@@ -120,7 +120,11 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
 
 
 def _refused_relations(kept: dict[str, Playbook], known: Collection[str]) -> Iterator[Problem]:
-    """Takes out, and names, playbooks that name an unknown one, and the last one of each circle of explanations."""
+    """Takes out, and names, playbooks that name an unknown one, and the one that closes each circle of explanations.
+
+    That is one of the last directory, so that users' own playbooks take no built-in one out; of those, one whose
+    `explains` leads back to its own layer or an earlier one.
+    """
     for playbook in list(kept.values()):
         explained = enumerate(playbook.envelope.explains)
         named: list[tuple[Location, str]] = [(("explains", i), name) for i, name in explained]
@@ -131,12 +135,16 @@ def _refused_relations(kept: dict[str, Playbook], known: Collection[str]) -> Ite
                 sentence = f"`{at[0]}`: there is no playbook {name!r}"
                 yield Problem(playbook.file, _line(playbook.lines, at), sentence, _suggest(name, known))
     order = list(kept)  # those of earlier directories first
+    directories = list(dict.fromkeys(playbook.file.parent.parent for playbook in kept.values()))
+    directory = {id: directories.index(playbook.file.parent.parent) for id, playbook in kept.items()}
     while circle := _circle(Library(tuple(kept.values()))):
-        last = kept.pop(max(circle, key=order.index))
+        layers = [LAYERS.index(kept[id].envelope.layer) for id in circle]
+        back = {id for id, own, other in zip(circle, layers, (*layers[1:], layers[0]), strict=True) if own >= other}
+        last = kept.pop(max((directory[id], id in back, order.index(id), id) for id in circle)[-1])
         begin = circle.index(last.id)
         path = " -> ".join((*circle[begin:], *circle[:begin], last.id))
-        line = _line(last.lines, ("explains",))
-        yield Problem(last.file, line, f"playbooks explain each other: {path}", "take one out of `explains`")
+        key, remedy = ("explains", "take one out of `explains`") if last.id in back else ("layer", "change its `layer`")
+        yield Problem(last.file, _line(last.lines, (key,)), f"playbooks explain each other: {path}", remedy)
 
 
 def _circle(library: Library) -> list[str]:

@@ -5,6 +5,7 @@ Imported only when playbooks are loaded, as pydantic costs start-up time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -74,7 +75,8 @@ class Line(_Model):
 
     @model_validator(mode="after")
     def _each_has_text(self) -> Line:
-        if self.each is not None and "item" not in self.text:
+        inside = [after.partition("}}")[0].partition("%}")[0] for after in re.split(r"\{[{%]", self.text)[1:]]
+        if self.each is not None and not any(re.search(r"\bitem\b", code) for code in inside):
             raise ValueError("`each` needs a `text` that shows `item`")
         return self
 

@@ -19,7 +19,7 @@ from hangdoc.diagnose import Judge
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording.recorder import read
 from hangdoc.rules.loader import load
-from hangdoc.verdict import Verdict
+from hangdoc.verdict import Considered, Verdict
 from tests.support.judge import judge, reported
 from tests.support.paths import PLAYBOOKS
 
@@ -85,8 +85,13 @@ def decided(verdict: Verdict, names: Mapping[str, str]) -> dict[str, Any]:
     return {
         "status": verdict.status,
         "findings": [(names[f.playbook], f.confidence, f.culprits, f.links) for f in verdict.findings],
-        "considered": sorted((names[c.playbook], c.outcome) for c in verdict.considered),
+        "considered": sorted((names[c.playbook], c.outcome, _explained_by(c, names)) for c in verdict.considered),
     }
+
+
+def _explained_by(considered: Considered, names: Mapping[str, str]) -> str:
+    words, _, id = considered.why.rpartition(" ")
+    return names[id] if words == "explained by" else ""
 
 
 def parts(shots: Sequence[Snapshot]) -> Iterator[Sequence[Snapshot]]:

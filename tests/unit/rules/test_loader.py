@@ -66,15 +66,37 @@ def test_a_sound_playbook(tmp_path: Path) -> None:
             "",
         ),
         ({"select": {"late": "true", "Late": "true"}}, "`select.Late`: String should match pattern", ""),
-        pytest.param(
-            {"when": "any(lat)"}, "`when`: unknown name `lat`", "did you mean `late`?",
-            marks=pytest.mark.xfail(strict=True, reason="no selection is suggested"),
-        ),
+        ({"when": "any(lat)"}, "`when`: unknown name `lat`", "did you mean `late`?"),
         ({"when": "job.stall.stalld"}, "`when`: unknown field `stalld`", "did you mean `stalled`?"),
         ({"when": "any(stack.opp == null)"}, "`when`: unknown field `opp`", "did you mean `op`?"),
         ({"blame": "late[0].stack.opp"}, "`blame`: unknown field `opp`", "did you mean `op`?"),
         ({"blame": "lat"}, "`blame`: unknown name `lat`", "did you mean `late`?"),
-        ({"evidence": [{"each": "job.network.line", "text": "x"}]}, "`evidence.0.each`: unknown field `line`", "lines"),
+        (
+            {"evidence": [{"each": "job.network.line", "text": "{{ item }}"}]},
+            "`evidence.0.each`: unknown field `line`",
+            "lines",
+        ),
+        ({"evidence": [{"each": "job.network.lines"}]}, "`evidence.0`: `each` needs a `text` that shows `item`", ""),
+        (
+            {"evidence": [{"each": "job.network.lines", "text": "x"}]},
+            "`evidence.0`: `each` needs a `text` that shows `item`",
+            "",
+        ),
+        (
+            {"evidence": [{"each": "job.network.lines", "text": "some items"}]},
+            "`evidence.0`: `each` needs a `text` that shows `item`",
+            "",
+        ),
+        (
+            {"evidence": [{"each": "job.network.lines", "text": "{{ late|ranks }}: item"}]},
+            "`evidence.0`: `each` needs a `text` that shows `item`",
+            "",
+        ),
+        (
+            {"evidence": [{"each": "job.network.lines", "text": "{{ job.stall.items }}"}]},
+            "`evidence.0`: `each` needs a `text` that shows `item`",
+            "",
+        ),
         ({"culprits": "lat"}, "`culprits`: there is no selection of ranks named `lat`", "did you mean `late`?"),
         ({"blame_links": "late"}, "`blame_links`: there is no selection of links named `late`", "known are none"),
         (
