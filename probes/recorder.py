@@ -119,7 +119,10 @@ def _fetch(server: Endpoint) -> bytes:
 
 @contextmanager
 def _cut_after(seconds: float, link: socket) -> Iterator[None]:
-    """Shut the connection down after `seconds`, so that reads end. Raises TimeoutError in that case."""
+    """Shut the connection down after `seconds`, so that reads end. Raises TimeoutError in that case.
+
+    The read then ends as if the server had closed the connection, or had reset it.
+    """
     late = Event()
 
     def cut() -> None:
@@ -132,6 +135,9 @@ def _cut_after(seconds: float, link: socket) -> Iterator[None]:
     timer.start()
     try:
         yield
+    except (OSError, ValueError, http.client.HTTPException):
+        if not late.is_set():
+            raise
     finally:
         timer.cancel()
     if late.is_set():

@@ -76,10 +76,25 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
+def share_heap() -> None:
+    """Let the threads that start from now on share one heap: glibc's malloc gives each its own, with its own holes.
+
+    Saves 8 of 80 MB in a live watch (`tests.benchmarks.footprint`). M_ARENA_MAX is -8 in glibc's malloc.h.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(-8, 1)
+
+
 def trim_heap() -> None:
     """Return freed memory to the system; glibc's malloc keeps the holes that messages of many hosts leave."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def release() -> None:
+    """Free what a job that has ended leaves behind, and return it to the system; takes some 50 ms."""
+    gc.collect()
+    trim_heap()
 
 
 def collect_rarely() -> None:

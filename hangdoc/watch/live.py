@@ -11,6 +11,7 @@ from typing import Any
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.diagnose import Judge
+from hangdoc.evidence.memory import release
 from hangdoc.verdict import EXIT, Verdict
 from hangdoc.watch.policy import PATIENCE_S as SHORT_PATIENCE_S
 from hangdoc.watch.policy import (
@@ -152,6 +153,7 @@ class Live:
         self.emit(_event("job_ended", job=job))
         self.session.forget(job)
         self.watched.pop(job, None)
+        release()
 
     def _report_stall(self, job: str, facts: Facts, watched: WatchedJob) -> None:
         seconds = facts.job.stall.seconds

@@ -11,6 +11,7 @@ from hangdoc.analysis.job.stall import MIN_LOOKS
 from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
+from hangdoc.evidence.memory import share_heap
 from hangdoc.formatting import fold_hosts
 from hangdoc.recording.recorder import Recorder
 from hangdoc.verdict import Verdict
@@ -84,6 +85,7 @@ def watch(
     options: WatchOptions, emit: Callable[[Event], None], status: Callable[[Verdict], None], say: Callable[[str], None]
 ) -> int:
     """Watch until every job has ended or the user interrupts; returns the exit code of the last verdict."""
+    share_heap()
     with ExitStack() as stack:
         session = _open_session(options, stack, say)
         judge = load_judge(options.playbooks, say)
