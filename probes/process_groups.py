@@ -77,7 +77,7 @@ class GroupsProbe:
                 continue
             if found is None:
                 why = (
-                    "its process groups are unknown: it is not CPython 3.10 to 3.13, or its memory may not be read; "
+                    "its process groups are unknown: it is not CPython 3.10 to 3.14, or its memory may not be read; "
                     "run hangdoc as that user or as root"
                 )
                 unseen.append(_unseen(target, why))

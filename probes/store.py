@@ -30,7 +30,7 @@ FILES = re.compile(r"torch/distributed/(?:rendezvous\.py$|elastic/(?:rendezvous|
 ASSEMBLES = re.compile(r"^(?:init_process_group|_rendezvous|_create_tcp_store|TCPStore)$")
 CACHE_S = 30.0  # for resolved names and the addresses of a namespace
 RESOLVE_S = 2.0
-_TIMEDELTA = struct.Struct("=3i")  # days, seconds, microseconds of CPython 3.10 to 3.13's PyDateTime_Delta
+_TIMEDELTA = struct.Struct("=3i")  # days, seconds, microseconds of CPython 3.10 to 3.14's PyDateTime_Delta
 _TIMEDELTA_AT = 24  # after the object's header and the hash
 
 

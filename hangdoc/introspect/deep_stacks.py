@@ -4,7 +4,7 @@ py-spy rejects a process with more than 4,096 frames or threads, and needs 2 s f
 the two ends of a stack, and no variables. It does not pause the process; a stack that changed meanwhile shows as a
 frame without a code object.
 
-Layouts: Include/internal/pycore_{runtime,interp,frame}.h and cpython/{pystate,code}.h of CPython 3.10 to 3.13. Thread
+Layouts: Include/internal/pycore_{runtime,interp,frame}.h and cpython/{pystate,code}.h of CPython 3.10 to 3.14. Thread
 states must point back to their interpreter, otherwise the layout is unknown.
 """
 
@@ -32,7 +32,8 @@ _PAGE, _PAGES = 4096, 16  # pages read at once: the callers of a frame lie below
 _STATE_BYTES = 256  # of a PyThreadState
 _FRAME_BYTES = 104
 _TABLE_BYTES, _TEXT_CHARACTERS = 1 << 20, 4096
-_SHIM = 3  # FRAME_OWNED_BY_CSTACK: not a Python frame
+_SHIMS = (3, 4)  # FRAME_OWNED_BY_INTERPRETER, FRAME_OWNED_BY_CSTACK: no Python frames
+_TAG = 3  # bits of a _PyStackRef that are not part of the address (3.14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ _LAYOUTS = {
     (3, 11): _Layout(40, 16, 152, 160, (56, 8), 32, 48, 56, None, 72, 112, 136, 184),
     (3, 12): _Layout(40, 72, 136, 144, (56, 0), 0, 8, 56, 70, 68, 112, 136, 192),
     (3, 13): _Layout(632, 7344, 152, 160, (72,), 0, 8, 56, 70, 68, 112, 136, 200),
+    (3, 14): _Layout(808, 7344, 152, 160, (72,), 0, 8, 56, 74, 68, 112, 136, 208),
 }
 _INTERPRETER = 16  # PyThreadState.interp
 _NEXT = 8  # PyThreadState.next
@@ -145,7 +147,7 @@ class _Reader:
 
     @property
     def _next_interpreter(self) -> int:
-        return 7264 if self._interpreter.version == (3, 13) else 0
+        return {(3, 13): 7264, (3, 14): 7272}.get(self._interpreter.version, 0)
 
     def _frames(self, state: bytes) -> tuple[list[Frame], int]:
         """The ends of a stack, innermost first, and the number of frames between them."""
@@ -163,9 +165,9 @@ class _Reader:
             if not passed & (passed - 1):
                 seen = address
             raw = self._at(address)
-            if layout.owner is None or raw[layout.owner] != _SHIM:
+            if layout.owner is None or raw[layout.owner] not in _SHIMS:
                 if layout.instructions:
-                    frame = _word(raw, layout.code), _word(raw, layout.instruction)
+                    frame = _word(raw, layout.code) & ~_TAG, _word(raw, layout.instruction)
                 else:
                     frame = _word(raw, layout.code), 2 * struct.unpack_from("<i", raw, layout.instruction)[0]
                 (inner if len(inner) < INNERMOST else outer).append(frame)

@@ -17,7 +17,7 @@ from hangdoc.introspect.elf import Image, Symbols, images
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
 
-OLDEST, NEWEST = (3, 10), (3, 13)  # tested versions
+OLDEST, NEWEST = (3, 10), (3, 14)  # tested versions
 
 _RUNTIME_BYTES = 1 << 21  # _PyRuntime is 0.6 kB in 3.10, 460 kB in 3.12
 _STATE_BYTES = 8192  # searched of a PyInterpreterState outside the runtime
