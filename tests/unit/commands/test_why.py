@@ -28,8 +28,9 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.fixture(autouse=True)
-def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shipped playbooks are compiled once a session."""
+def wide_and_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of a tree is folded, and the shipped playbooks are compiled once a session."""
+    monkeypatch.setenv("COLUMNS", "300")
 
     def load(extra: Sequence[Path], say: Callable[[str], None]) -> Judge:
         return load_judge(extra, say) if extra else judge()
