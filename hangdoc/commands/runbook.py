@@ -55,6 +55,8 @@ def command(
 
     if why is not None:
         return _explain(id, why, json, playbooks or ())
+    if json:
+        raise typer.BadParameter("give it together with --why RECORDING", param_hint="--json")
     if id is None:
         _list(runbook.entries(playbooks or ()))
         return 0

@@ -261,7 +261,8 @@ class _Parser:
             return self._group()
         if self._kind is None and self._word() in QUANTIFIERS and self._word(1) == "(":
             word, end = self._word(), self._closing(start + 1)
-            if self._tokens[end + 1][1] in ("", ")", "and", "or"):
+            following = self._tokens[end + 1][1]
+            if following in ("", ")", "and", "or"):
                 self._at = end + 1
                 kind, condition = self._inner(start + 2, end)
                 return Quantified(typing.cast(typing.Literal["any", "all", "none"], word), kind, condition)
@@ -310,8 +311,8 @@ class _Parser:
 
     def _inner(self, start: int, end: int) -> tuple[Kind, Condition]:
         """The condition within a quantifier: over links if it names one of their selections, else over ranks."""
-        tokens = zip(self._tokens[start - 1 : end], self._tokens[start:end], strict=False)
-        names = {word for (_, before, _, _), (kind, word, _, _) in tokens if kind == "name" and before != "."}
+        pairs = zip(self._tokens[start - 1 : end], self._tokens[start:end], strict=False)
+        names = {word for (_, before, _, _), (kind, word, _, _) in pairs if kind == "name" and before != "."}
         kind: Kind = "links" if names & self._selections.links.keys() else "ranks"
         if not self._written(start, end):
             raise RuleError("a quantifier without a condition", "name a selection: `any(waiting)`")
@@ -327,7 +328,8 @@ class _Parser:
     def _term(self, start: int, end: int) -> Condition:
         text = self._written(start, end)
         self.size += 1
-        words = [word for kind, word, _, _ in self._tokens[start:end] if kind == "name"]
+        part = self._tokens[start:end]
+        words = [word for kind, word, _, _ in part if kind == "name"]
         for word in words:
             if _COUNT.fullmatch(word):
                 raise RuleError(f"unknown name `{word}`", "write `count(...)`")
