@@ -216,7 +216,7 @@ def _verified(pointer: int, raw: dict[int, _Raw]) -> Type | None:
 
 # --- references -----------------------------------------------------------------------------------
 # CPython stores attributes in one of four ways: in a dict at an offset (3.10), in values or a dict before the object
-# (3.11, 3.12), in values after it (3.13 and later). All are read; the caller must recognise the object that it looks for.
+# (3.11, 3.12), in values after it (from 3.13). All are read; the caller must recognise the object that it looks for.
 
 
 def references(memory: Memory, address: int, kind: Type) -> list[int]:

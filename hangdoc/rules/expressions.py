@@ -111,7 +111,7 @@ class Selections:
     ranks: dict[str, Condition] = field(default_factory=dict)
     links: dict[str, Condition] = field(default_factory=dict)
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # terms and levels, with those that it names
-    declared: tuple[str, ...] = ()  # every name, also of those that are not compiled yet
+    declared: Mapping[str, Kind] = field(default_factory=dict)  # every name in order, also of those not compiled yet
 
     def of(self, kind: Kind) -> dict[str, Condition]:
         return self.links if kind == "links" else self.ranks
@@ -370,15 +370,16 @@ class _Parser:
 
     def _refuse_unknown_selection(self, word: str) -> None:
         """Say why a selection cannot be named here."""
-        above, declared = self._selections, self._selections.declared
-        if word in above.ranks or word in above.links:
+        declared = self._selections.declared
+        if self._kind is not None and declared.get(word, self._kind) != self._kind:
             wanted, other = ("links", "ranks") if self._kind == "links" else ("ranks", "links")
             raise RuleError(f"`{word}` is a selection of {other}, not of {wanted}", f"name selections of {wanted} only")
         if word == self._name:
             raise RuleError(f"the selection `{word}` names itself", "name selections above it")
         if word not in declared:
             return
-        if self._name and declared.index(word) > declared.index(self._name):
+        order = list(declared)
+        if self._name and order.index(word) > order.index(self._name):
             raise RuleError(f"the selection `{word}` is defined further down", "move it up")
         raise RuleError(f"the selection `{word}` has a problem of its own", "fix that first")
 

@@ -326,7 +326,7 @@ class _Reader:
     def _selections(self, envelope: Envelope) -> Selections:
         from hangdoc.rules.expressions import Selections
 
-        found = Selections(declared=(*envelope.select, *envelope.links))
+        found = Selections(declared={str(name): kind for (_, name), kind, _ in _selections(envelope)})
         for at, kind, text in _selections(envelope):
             self._each([(at, text)], partial(self.compiler.selection, str(at[1]), kind, found))
         return found

@@ -60,11 +60,6 @@ def refusals(directory: Path, **changes: Any) -> list[str]:
     return [str(problem).removeprefix(f"{directory}/") for problem in found.problems]
 
 
-def defect(why: str, *values: Any) -> Any:
-    """A case that the engine gets wrong; the test turns red when it is mended."""
-    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=why))
-
-
 # --- Kleene's logic -------------------------------------------------------------------------------
 
 OVER_RANKS = {"T": "rank >= 0", "F": "rank < 0", "?": "storage.share > 0.5"}
@@ -587,8 +582,7 @@ def test_what_is_no_condition_is_refused(tmp_path: Path, when: str, said: str) -
         ({"a": "b", "b": "stack.waits"}, "`select.a`: the selection `b` is defined further down; move it up"),
         ({"a": "b > 1", "b": "stack.waits"}, "`select.a`: the selection `b` is defined further down; move it up"),
         ({"a": "stack.waits and not a"}, "`select.a`: the selection `a` names itself; name selections above it"),
-        # what the engine knows of the names further down is not whether they are of links
-        defect("that it is of links is not said", {"a": "broken"}, "`select.a`: `broken` is a selection of links, not"),
+        ({"a": "broken"}, "`select.a`: `broken` is a selection of links, not"),
         ({"a": "any(stack.waits)"}, "`select.a`: `any(...)` is a condition over the job; "),
         ({"a": "count(stack.waits) > 1"}, "`select.a`: `count(...)` is a number of the job; "),
         ({"a": "unobserved"}, "`select.a`: unknown name `unobserved`; "),
