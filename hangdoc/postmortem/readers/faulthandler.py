@@ -102,9 +102,10 @@ class _Parser:
 
     def end(self) -> None:
         for thread in self._threads:
-            thread.name = thread.name or ("MainThread" if _is_main(thread) else None)
-        unnamed = bool(self._threads) and not any(thread.name for thread in self._threads)
-        if unnamed and not _is_threading_thread(self._threads[-1]):
+            thread.name = "MainThread" if _is_main(thread) else thread.name  # 3.14 names it after the program
+        names = [thread.name for thread in self._threads]
+        alone = len(names) == 1 and names[0]  # one thread of several may have been asked for
+        if names and not alone and "MainThread" not in names and not _is_threading_thread(self._threads[-1]):
             self._threads[-1].name = "MainThread"
         record = stacks_record(self._threads)
         if self._process is not None and record is not None:

@@ -124,7 +124,18 @@ def test_main_thread_in_interpreter_shutdown(tmp_path: Path) -> None:
         job.kill()
         job.communicate()
     (found,) = text("faulthandler", tmp_path, lines)
-    assert [stack.name for stack in stacks(found).threads] == [None, "MainThread"]
+    other, main = stacks(found).threads
+    assert other.name in (None, "Thread-1 (wait)")  # with its name from 3.14 on
+    assert main.name == "MainThread"
+
+
+def test_names_of_threads_in_3_14(tmp_path: Path) -> None:
+    """The main thread's is that of the program."""
+    worker = 'Thread 0x2 [loader] (most recent call first):\n  File "/lib/threading.py", line 1 in _bootstrap\n'
+    last = 'Current thread 0x1 [train.py] (most recent call first):\n  File "/job/train.py", line 9 in {}\n'
+    for outermost in ("<module>", "_exit_function"):
+        (found,) = text("faulthandler", tmp_path, f"{worker}\n{last.format(outermost)}")
+        assert [stack.name for stack in stacks(found).threads] == ["loader", "MainThread"]
 
 
 def dump(job: subprocess.Popen[bytes], outermost: bytes) -> bytes:
