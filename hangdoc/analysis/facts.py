@@ -19,7 +19,7 @@ from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
 from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
-from hangdoc.analysis.collectives.wait_graph import GroupFacts, GroupJob
+from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
 from hangdoc.analysis.compute.batch_size import BatchSizeFacts
 from hangdoc.analysis.compute.precision import PrecisionFacts
 from hangdoc.analysis.compute.recompilation import RecompilationFacts
@@ -28,7 +28,7 @@ from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.data.storage import StorageFacts
-from hangdoc.analysis.data.workers import HelperFacts
+from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.stall import StallFacts, StallJob
@@ -56,11 +56,11 @@ class JobFacts:
     """The facts of the job, by group."""
 
     progress: ProgressJob
-    position: DivergenceJob
+    divergence: DivergenceJob
     world: WorldJob
     exit: ExitJob
-    group: GroupJob
-    payload: TensorArgumentJob
+    wait_graph: WaitGraphJob
+    tensors: TensorArgumentJob
     dumps: DumpJob
     resources: ResourcesJob
     network: NetworkJob
@@ -68,7 +68,7 @@ class JobFacts:
     mesh: MeshJob
     startup: StartupJob
     logs: LogsJob
-    missed: LastStackJob
+    last_stack: LastStackJob
     aftermath: AftermathJob
     stall: StallJob
 
@@ -86,22 +86,22 @@ class RankFacts:
     process: ProcessFacts
     stack: StackFacts
     progress: ProgressFacts
-    position: DivergenceFacts
+    divergence: DivergenceFacts
     exit: ExitFacts
-    group: GroupFacts
-    payload: TensorArgumentFacts
-    sync: GradientSyncFacts
+    wait_graph: WaitGraphFacts
+    tensors: TensorArgumentFacts
+    gradient_sync: GradientSyncFacts
     recorder: RecorderFacts
     dumps: DumpFacts
     resources: ResourcesFacts
-    compute: PrecisionFacts
+    precision: PrecisionFacts
     batch: BatchSizeFacts
-    compiling: RecompilationFacts
+    recompilation: RecompilationFacts
     pace: StragglerFacts
-    helpers: HelperFacts
+    workers: WorkerFacts
     storage: StorageFacts
-    inputs: DataLoadingFacts
-    skew: DataPathFacts
+    dataloading: DataLoadingFacts
+    data_paths: DataPathFacts
     locks: MutexFacts
     gil: GilFacts
     lockfile: LockFileFacts
@@ -111,7 +111,7 @@ class RankFacts:
     fabric: FabricFacts
     startup: StartupFacts
     logs: LogsFacts
-    missed: LastStackFacts
+    last_stack: LastStackFacts
     aftermath: AftermathFacts
     stall: StallFacts
 

@@ -65,7 +65,7 @@ def ranks_to_examine(facts: Facts) -> list[Key]:
     If a thread holds the GIL, its rank counts as a location of its own.
     """
     by_location = {
-        (rank.position.side, rank.gil.stuck): (rank.host, rank.pid)
+        (rank.divergence.side, rank.gil.stuck): (rank.host, rank.pid)
         for rank in reversed(facts.ranks)
         if rank.stall.still
     }

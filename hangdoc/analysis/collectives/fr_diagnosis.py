@@ -29,7 +29,7 @@ class DumpFacts:
 
     stuck: bool | None = None  # it waits, or the job has a fault: that holds up every rank
     waits: bool | None = None  # an operation it started did not complete
-    odd: bool | None = None  # it is on the side at fault, not with the majority
+    outlier: bool | None = None  # it is on the side at fault, not with the majority
     group: str | None = None  # process group at fault: "0 (default_pg)"
     sequence: int | None = None  # sequence number of the collective at fault in that group
     last: int | None = None  # number of the last collective that this rank started in that group
@@ -222,7 +222,7 @@ def _facts(rank: int, history: JobHistory, cause: Cause, divergences: Mapping[in
     return DumpFacts(
         stuck=True if cause.kind or waits is not None else None,
         waits=waits is not None,
-        odd=outlier if cause.kind else None,
+        outlier=outlier if cause.kind else None,
         group=_label(history, cause, call),
         sequence=cause.sequence,
         last=rank_calls.last if rank_calls is not None else None,

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.collectives.wait_graph import GroupFacts
+from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.conditions import targets
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -81,7 +81,7 @@ def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> 
 
     Empty if a rank of the group waits elsewhere: its peers wait for that rank, and may be at different tensors.
     """
-    stack, group = case.facts(StackFacts), case.facts(GroupFacts)
+    stack, group = case.facts(StackFacts), case.facts(WaitGraphFacts)
     there = {
         key: (*handed[-1][0], group[key].name)
         for key, handed in seen.items()

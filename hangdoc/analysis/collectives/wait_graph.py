@@ -25,7 +25,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFacts:
+class WaitGraphFacts:
     """The process group one rank waits in; None and (): it waits in none, or the group is unknown."""
 
     name: str | None  # torch's name, the same on every member: "0"; "default_pg" if only the world size is known
@@ -47,7 +47,7 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupJob:
+class WaitGraphJob:
     """The wait graph of the whole job."""
 
     groups: int  # distinct groups in which a rank waits
@@ -86,11 +86,11 @@ class WaitGraph:
     blocked_on: Mapping[int, tuple[int, ...]]
 
 
-class GroupAnalysis(Analysis[GroupFacts, GroupJob]):
-    rank_facts = GroupFacts
-    job_facts = GroupJob
+class GroupAnalysis(Analysis[WaitGraphFacts, WaitGraphJob]):
+    rank_facts = WaitGraphFacts
+    job_facts = WaitGraphJob
 
-    def derive(self, case: Case) -> tuple[dict[Key, GroupFacts], GroupJob]:
+    def derive(self, case: Case) -> tuple[dict[Key, WaitGraphFacts], WaitGraphJob]:
         numbers = {key: number for key in case.ranks if (number := _number(case, key)) is not None}
         found = waits(case)
         stack = case.facts(StackFacts)
@@ -110,11 +110,11 @@ def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> 
     return WaitGraph(waiting, members, edges, _ranks(roots), _waited_by(waiting, edges, members), blocked_on)
 
 
-def _job(graph: WaitGraph) -> GroupJob:
+def _job(graph: WaitGraph) -> WaitGraphJob:
     crossed = {group: members.crossed_by for group, members in graph.members.items() if members.crossed_by}
     collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
     cycle = _ranks(cycle_nodes(graph.edges))
-    return GroupJob(
+    return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
         mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
@@ -271,9 +271,9 @@ class FactsCache:
 
     def __init__(self, graph: WaitGraph) -> None:
         self.picture = graph
-        self._known: dict[Hashable, GroupFacts] = {}
+        self._known: dict[Hashable, WaitGraphFacts] = {}
 
-    def of(self, rank: int, wait: Wait | None) -> GroupFacts:
+    def of(self, rank: int, wait: Wait | None) -> WaitGraphFacts:
         edges = self.picture.edges
         if wait.p2p if wait is not None else rank in edges:  # not shared: a peer is one rank's own
             return _facts(rank, wait, self.picture)
@@ -284,11 +284,11 @@ class FactsCache:
         return self._known[same]
 
 
-def _facts(rank: int, wait: Wait | None, graph: WaitGraph) -> GroupFacts:
+def _facts(rank: int, wait: Wait | None, graph: WaitGraph) -> WaitGraphFacts:
     group = wait.group if wait is not None else None
     members = graph.members.get(group, NO_MEMBERS) if group is not None else NO_MEMBERS
     collective = wait is not None and not wait.p2p
-    return GroupFacts(
+    return WaitGraphFacts(
         name=group.name if group else None,
         label=wait.label if wait else None,
         default=group.default if group else None,

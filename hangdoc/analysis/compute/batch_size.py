@@ -21,7 +21,9 @@ NamedShape = tuple[Name, tuple[int, ...]]
 class BatchSizeFacts:
     """One rank's batch size, compared with the other ranks."""
 
-    odd: bool | None = None  # the rank's batch size differs from most ranks; None: no shared variable seen often enough
+    outlier: bool | None = (
+        None  # the rank's batch size differs from most ranks; None: no shared variable seen often enough
+    )
     name: str | None = None  # the variable and its function: "images in train"
     size: int | None = None  # first dimension of that variable on this rank
     size_others: int | None = None  # first dimension on most ranks

@@ -28,7 +28,7 @@ Place = tuple[str, int]  # folder and number of its entries
 class DataPathFacts:
     """One rank's data folder, compared with the other ranks. None: the ranks agree, or no folder was seen on all."""
 
-    odd: bool | None = None  # it reads another folder than most ranks; on a tie, the waited-for or smaller side is odd
+    outlier: bool | None = None  # it reads another folder than most ranks; on a tie, the waited-for or smaller side
     folder: str | None = None  # the folder that this rank reads
     entries: int | None = None  # number of entries in it
     folder_others: str | None = None  # the folder on the other side
@@ -117,7 +117,7 @@ def _facts(
     (folder, entries), (folder_others, entries_others) = places[key], places[other]
     variable = _environment_variable(case, key, other, folder, folder_others)
     return DataPathFacts(
-        odd=key in outliers,
+        outlier=key in outliers,
         folder=folder,
         entries=entries,
         folder_others=folder_others,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.data.workers import HelperFacts, is_stall
+from hangdoc.analysis.data.workers import WorkerFacts, is_stall
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -68,7 +68,7 @@ class StorageAnalysis(Analysis[StorageFacts, None]):
 def _facts(case: Case, key: Key) -> StorageFacts:
     series = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
     stack = case.facts(StackFacts)[key]
-    helpers = case.facts(HelperFacts)[key]
+    helpers = case.facts(WorkerFacts)[key]
     in_none = case.ranks[key].alive is False or stack.phase in (*WAITING, "stopped")
     if in_none or not any(io.calls for _, io in series):
         return UNSEEN
@@ -121,7 +121,7 @@ def _waits_for_threads(stack: StackFacts) -> bool:
     return stack.phase in ("input", "checkpoint", "unknown") or bool(FOR_THREADS.search(stack.op or ""))
 
 
-def _blocking_call(io: Io, main: int, for_threads: bool, helpers: HelperFacts) -> FileCall | None:
+def _blocking_call(io: Io, main: int, for_threads: bool, helpers: WorkerFacts) -> FileCall | None:
     """The call that holds up the rank: its main thread's, else a helper's, else another thread's that it waits for."""
     # Reading standard input is waiting for requests.
     calls = [c for c in io.calls if c.kind not in ("socket", "other") and c.fd != 0 and not TERMINAL.search(c.path)]

@@ -44,7 +44,7 @@ KINDS = ("stopped", "locked", "blocked", "busy", "sleeping", "starting", "dead",
 
 
 @dataclass(frozen=True, slots=True)
-class HelperFacts:
+class WorkerFacts:
     """One rank and its helpers. `state` to `leaf` describe the one helper that explains most. None: not seen."""
 
     count: int | None = None  # number of helpers
@@ -66,17 +66,17 @@ class HelperFacts:
     advancing: bool | None = None  # the rank waits, and helpers work for it
 
 
-UNSEEN = HelperFacts()
+UNSEEN = WorkerFacts()
 
 
-class HelpersAnalysis(Analysis[HelperFacts, None]):
-    rank_facts = HelperFacts
+class HelpersAnalysis(Analysis[WorkerFacts, None]):
+    rank_facts = WorkerFacts
 
-    def derive(self, case: Case) -> tuple[dict[Key, HelperFacts], None]:
+    def derive(self, case: Case) -> tuple[dict[Key, WorkerFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key) -> HelperFacts:
+def _facts(case: Case, key: Key) -> WorkerFacts:
     looks = looks_at(case, key)
     series: list[tuple[float, Io]] = [(at, io) for at, io in case.series(key, "io") if isinstance(io, Io)]
     if not looks or not series or case.ranks[key].alive is False:
@@ -94,7 +94,7 @@ def _facts(case: Case, key: Key) -> HelperFacts:
     kind = ("lost" if stuck and shown.kind == "idle" else shown.kind) if shown else None
     active = [w for w in workers if w.active and (w in awaited or w.cores >= BUSY_SHARE)]
     site = user_line(shown.steps) if shown else None
-    return HelperFacts(
+    return WorkerFacts(
         count=len(workers),
         waits=waits,
         waiting_s=waiting_s,

@@ -11,7 +11,7 @@ from hangdoc.analysis.compute.recompilation import RecompilationFacts
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.data.storage import StorageFacts
-from hangdoc.analysis.data.workers import HelperFacts
+from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.analysis.locks.gil import GilFacts
 from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.locks.mutexes import MutexFacts
@@ -40,7 +40,7 @@ class MayAdvance(Protocol):
 BLOCKING: tuple[type[MayBlock], ...] = (
     DumpFacts,
     GilFacts,
-    HelperFacts,
+    WorkerFacts,
     LockFileFacts,
     LogsFacts,
     MeshFacts,
@@ -51,7 +51,7 @@ BLOCKING: tuple[type[MayBlock], ...] = (
 ADVANCING: tuple[type[MayAdvance], ...] = (
     DataLoadingFacts,
     DumpFacts,
-    HelperFacts,
+    WorkerFacts,
     LockFileFacts,
     RecompilationFacts,
     StorageFacts,

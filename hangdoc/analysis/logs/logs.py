@@ -38,7 +38,7 @@ class LogsFacts:
     completed: int | None = None  # sequence number of the newest collective it completed
     behind: bool | None = None  # it never arrived at the collective that its peers timed out in
     behind_why: str | None = None  # the evidence for `behind`: a log line, or a sentence
-    odd: bool | None = None  # it called another collective than most ranks, or the same with another size or dtype
+    outlier: bool | None = None  # it called another collective than most ranks, or the same with another size or dtype
     call: str | None = None  # its call: "ALLREDUCE [1000] Float"
     call_others: str | None = None  # the call of most ranks
     sizes: bool | None = None  # the operations agree; only sizes or dtypes differ
@@ -75,9 +75,9 @@ class LogsJob:
     absent: tuple[Suspect, ...] = ()  # ranks without a log, if the world size is known and they are few
     waited: str | None = None  # collective that most ranks timed out in: "ALLREDUCE 1900", "ALLGATHER 7 of group 2"
     joined: bool = False  # all ranks timed out in the same collective; none was missing
-    odd_calls: tuple[Suspect, ...] = ()  # ranks that called another operation and left no evidence
-    odd_sizes: tuple[Suspect, ...] = ()  # ranks that called the operation with another size and left no evidence
-    odd_call: str | None = None  # the call of the first of them
+    outlier_calls: tuple[Suspect, ...] = ()  # ranks that called another operation and left no evidence
+    outlier_sizes: tuple[Suspect, ...] = ()  # ranks that called the operation with another size and left no evidence
+    outlier_call: str | None = None  # the call of the first of them
     overran: bool = False  # gloo aborted a rank because it received too much
     tied: bool = False  # two different collectives were called by equally many ranks
     expected: int | None = None  # ranks that the rendezvous waited for
@@ -181,11 +181,11 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
 
 
 def _with_call(facts: LogsFacts, mismatch: CallMismatch, rank: int) -> LogsFacts:
-    odd = rank in mismatch.outliers
-    other = next(other for other in mismatch.calls if (other in mismatch.outliers) != odd)
+    outlier = rank in mismatch.outliers
+    other = next(other for other in mismatch.calls if (other in mismatch.outliers) != outlier)
     return replace(
         facts,
-        odd=odd,
+        outlier=outlier,
         call=mismatch.format_call(rank),
         call_others=mismatch.format_call(other),
         sizes=mismatch.sizes,
@@ -204,9 +204,9 @@ def _job_facts(job: _Findings) -> LogsJob:
         absent=tuple(Suspect(rank) for rank in absent) if logs.ranks else (),
         waited=_waited(job.groups),
         joined=any(is_complete(group, logs) for group in job.groups) and not job.behind and not job.mismatches,
-        odd_calls=tuple(Suspect(rank) for mismatch, rank in unseen if not mismatch.sizes),
-        odd_sizes=tuple(Suspect(rank) for mismatch, rank in unseen if mismatch.sizes),
-        odd_call=next((mismatch.format_call(rank) for mismatch, rank in unseen), None),
+        outlier_calls=tuple(Suspect(rank) for mismatch, rank in unseen if not mismatch.sizes),
+        outlier_sizes=tuple(Suspect(rank) for mismatch, rank in unseen if mismatch.sizes),
+        outlier_call=next((mismatch.format_call(rank) for mismatch, rank in unseen), None),
         overran=any(True for _ in logs.all("size_mismatch")),
         tied=any(mismatch.tied for mismatch in job.mismatches),
         expected=rendezvous.expected,

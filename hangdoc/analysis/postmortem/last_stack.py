@@ -31,8 +31,8 @@ _LOCK = re.compile(r"^(?:async )?with [\w.\[\]'\"]+(?: as \w+)?:|\.acquire\(")
 class LastStackFacts:
     """One rank of a dead job. None: the rank had arrived, the job was watched, or the evidence does not show it."""
 
-    out: bool | None = None  # it never arrived at the collective that its peers waited in
-    doing: str | None = None  # what it was blocked in instead: reads | writes | input | lock | lock file | native
+    absent: bool | None = None  # it never arrived at the collective that its peers waited in
+    blocked_in: str | None = None  # what it was blocked in instead: reads | writes | input | lock | lock file | native
     awaits: int | None = None  # rank that it waited for, but that does not exist in its peers' process groups
 
 

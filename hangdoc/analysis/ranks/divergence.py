@@ -26,7 +26,7 @@ class DivergenceFacts:
 
     side: int | None = None  # number of its side; 0 is the reference
     side_size: int | None = None  # ranks on its side
-    odd: bool | None = None  # it is not on the reference side
+    outlier: bool | None = None  # it is not on the reference side
     relation: str | None = None  # `path_comparison.Relation.kind`, seen from this rank; "same" on the reference side
     parted: str | None = None  # its line in the function where they diverged: "main (train.py:31)"
     parted_other: str | None = None  # the reference's line in that function
@@ -55,7 +55,7 @@ class DivergenceJob:
 
     sides: int  # number of sides: distinct lines at which ranks are
     reference: tuple[int, ...]  # ranks of the reference side
-    odd: tuple[int, ...]  # ranks of the other sides
+    outlier: tuple[int, ...]  # ranks of the other sides
     tied: bool  # another side is as large as the reference
 
 
@@ -108,7 +108,7 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
         return facts, DivergenceJob(
             sides=len(sides),
             reference=_numbers(reference.keys, ranks),
-            odd=_numbers([key for side in sides[1:] for cohort in side for key in cohort.keys], ranks),
+            outlier=_numbers([key for side in sides[1:] for cohort in side for key in cohort.keys], ranks),
             tied=len(sides) > 1 and _size(sides[1]) == _size(sides[0]),
         )
 
@@ -200,7 +200,7 @@ def _facts(
     return DivergenceFacts(
         side=number,
         side_size=size,
-        odd=outlier,
+        outlier=outlier,
         relation=relation.kind if outlier else "same",
         parted=relation.own.site if relation.own else None,
         parted_other=relation.peer.site if relation.peer else None,

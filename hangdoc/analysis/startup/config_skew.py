@@ -48,7 +48,7 @@ Values = Mapping[Key, str]
 class SettingsFacts:
     """One rank's settings compared with its peers; None: equal, or not seen on all ranks."""
 
-    odd: bool | None = None  # it has a minority value
+    outlier: bool | None = None  # it has a minority value
     parted: bool | None = None  # the ranks diverge along a setting
 
 
@@ -69,7 +69,7 @@ class Difference:
     name: str
     values: Values
     kind: str  # size | version | option | variable
-    odd: frozenset[Key]  # ranks with a minority value
+    outlier: frozenset[Key]  # ranks with a minority value
 
 
 class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
@@ -85,7 +85,7 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
         differences = [*counted, *diverging]
         if differences:
             parted = bool(diverging) or any(_divides(case, one) for one in counted)
-            facts.update({key: SettingsFacts(key in differences[0].odd, parted) for key in alive})
+            facts.update({key: SettingsFacts(key in differences[0].outlier, parted) for key in alive})
         kinds = {one.kind for one in differences}
         return facts, SettingsJob(
             tuple(_format_difference(case, one) for one in differences),
@@ -206,7 +206,7 @@ def _divides(case: Case, one: Difference) -> bool:
 
 
 def _splits(one: Difference, where: Callable[[Key], object]) -> bool:
-    inside, outside = ({where(key) for key in one.values if (key in one.odd) is part} for part in (True, False))
+    inside, outside = ({where(key) for key in one.values if (key in one.outlier) is part} for part in (True, False))
     return not inside & outside and None not in inside | outside
 
 

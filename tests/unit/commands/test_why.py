@@ -50,9 +50,9 @@ def test_a_playbook_that_applies(way: Way, capsys: pytest.CaptureFixture[str]) -
     tree = text[text.index("uneven-batches  yes\n") :]
     assert re.search(r"^├── when: job\.stall\.stalled and any\(uneven\)", tree, re.MULTILINE)
     assert re.search(r"─ any\(uneven\)  yes\n", tree)
-    assert re.search(r'─ left: minority and position\.relation == "left_loop"  rank 2\n', tree)
-    assert re.search(r"─ position\.odd = false on ranks 0-1\n.*─ position\.odd = true on rank 2\n", tree)
-    assert re.search(r"─ peers: stack\.waits and position\.odd == false  ranks 0-1\n", tree)
+    assert re.search(r'─ left: minority and divergence\.relation == "left_loop"  rank 2\n', tree)
+    assert re.search(r"─ divergence\.outlier = false on ranks 0-1\n.*─ divergence\.outlier = true on rank 2\n", tree)
+    assert re.search(r"─ peers: stack\.waits and divergence\.outlier == false  ranks 0-1\n", tree)
     assert re.search(r"─ confidence\.raise\.0\.if: any\(left or still_in\)  yes\n", tree)
     assert len(re.findall(r"─ left: ", tree)) == 1, "a selection is written out once"
 

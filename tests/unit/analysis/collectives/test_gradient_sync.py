@@ -30,7 +30,7 @@ def test_a_forward_pass_that_bypasses_the_wrapper(stage: Stage) -> None:
     around = At([("train", 3)], BACKWARD, {"train": [model]}, state="R")
     through = At([("train_wrapped", 8)], BACKWARD, {"train_wrapped": [model]}, state="R")
     facts = stage.facts(*[[around, through]] * 4)
-    assert facts.ranks[0].sync.bypass == "model.module in train (job.py)"
-    assert facts.ranks[0].sync.wrapped == "model"
-    assert facts.ranks[1].sync.bypass is None
-    assert [rank.sync.trains for rank in facts.ranks] == [True, True]
+    assert facts.ranks[0].gradient_sync.bypass == "model.module in train (job.py)"
+    assert facts.ranks[0].gradient_sync.wrapped == "model"
+    assert facts.ranks[1].gradient_sync.bypass is None
+    assert [rank.gradient_sync.trains for rank in facts.ranks] == [True, True]

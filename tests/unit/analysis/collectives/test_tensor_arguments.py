@@ -42,17 +42,17 @@ def reduce(*shape: int, dtype: str = "float32") -> At:
 )
 def test_tensors_of_ranks_in_one_call(stage: Stage, ranks: list[At], mismatch: bool, odd: list[int]) -> None:
     facts = stage.facts(ranks)
-    assert facts.job.payload.mismatch is mismatch
-    assert [rank.rank for rank in facts.ranks if rank.payload.differs] == odd
+    assert facts.job.tensors.mismatch is mismatch
+    assert [rank.rank for rank in facts.ranks if rank.tensors.differs] == odd
 
 
 def test_a_single_tensor_is_not_compared(stage: Stage) -> None:
-    assert stage.facts([reduce(8), At([("train", 3)])]).job.payload.mismatch is None
+    assert stage.facts([reduce(8), At([("train", 3)])]).job.tensors.mismatch is None
 
 
 def test_nothing_is_compared_while_a_rank_waits_in_another_call(stage: Stage) -> None:
     elsewhere = in_c10d("barrier", ("train", 3))
-    assert not stage.facts([elsewhere, reduce(8), reduce(7)]).job.payload.standing
+    assert not stage.facts([elsewhere, reduce(8), reduce(7)]).job.tensors.standing
 
 
 def averaging(size: int) -> At:
@@ -62,9 +62,9 @@ def averaging(size: int) -> At:
 def test_tensors_of_a_loop_over_a_list_are_not_compared(stage: Stage) -> None:
     away = At([("train", 3)], state="R")
     looks = [[averaging(64), away], [away, averaging(8)]] * 3
-    assert not stage.facts(*looks, [away, away]).job.payload.mismatch
+    assert not stage.facts(*looks, [away, away]).job.tensors.mismatch
 
 
 def test_tensors_of_a_running_job_are_compared_by_call(stage: Stage) -> None:
     away = At([("train", 3)], state="R")
-    assert stage.facts(*[[reduce(64), away], [away, reduce(8)]] * 4, [away, away]).job.payload.mismatch
+    assert stage.facts(*[[reduce(64), away], [away, reduce(8)]] * 4, [away, away]).job.tensors.mismatch

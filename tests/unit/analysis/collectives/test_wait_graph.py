@@ -155,9 +155,9 @@ def test_who_waits_for_whom(
     roots: tuple[int, ...],
 ) -> None:
     found = facts(*ranks, subgroups=subgroups)
-    assert [rank.group.waits_for for rank in found.ranks] == waits_for
-    assert (found.job.group.cycle, found.job.group.roots) == (cycle, roots)
-    by = {rank.rank: rank.group.waited_by for rank in found.ranks}
+    assert [rank.wait_graph.waits_for for rank in found.ranks] == waits_for
+    assert (found.job.wait_graph.cycle, found.job.wait_graph.roots) == (cycle, roots)
+    by = {rank.rank: rank.wait_graph.waited_by for rank in found.ranks}
     assert by == {n: tuple(r for r, ahead in enumerate(waits_for) if n in ahead) for n in by}
 
 
@@ -170,16 +170,16 @@ def test_who_waits_for_whom(
     ],
 )
 def test_a_cycle_closed_by_a_collective(ranks: list[At], mixed: bool) -> None:
-    assert facts(*ranks).job.group.mixed is mixed
+    assert facts(*ranks).job.wait_graph.mixed is mixed
 
 
 def test_the_group_is_named() -> None:
     found = facts(At(group=SUB[1]), At(group=SUB[1]), At(), subgroups=((0, 1),))
-    named = [(r.group.name, r.group.label, r.group.default, r.group.ranks) for r in found.ranks]
+    named = [(r.wait_graph.name, r.wait_graph.label, r.wait_graph.default, r.wait_graph.ranks) for r in found.ranks]
     assert named == [("1", "mine", False, (0, 1)), ("1", "mine", False, (0, 1)), ("0", None, True, (0, 1, 2))]
-    assert found.job.group.groups == 2
-    assert [r.group.member_waiting for r in found.ranks] == [(0, 1), (0, 1), (2,)]
-    assert found.ranks[2].group.blocked_on == ()  # its peers are not known to wait for anything
+    assert found.job.wait_graph.groups == 2
+    assert [r.wait_graph.member_waiting for r in found.ranks] == [(0, 1), (0, 1), (2,)]
+    assert found.ranks[2].wait_graph.blocked_on == ()  # its peers are not known to wait for anything
 
 
 @pytest.mark.parametrize(
@@ -194,15 +194,15 @@ def test_the_group_is_named() -> None:
 )
 def test_crossed(ranks: list[At], crossed_by: str | None) -> None:
     found = facts(*ranks, subgroups=((0, 1),))
-    job = found.job.group
+    job = found.job.wait_graph
     assert (job.crossed, job.crossed_by) == (crossed_by is not None, crossed_by)
     assert job.crossed_ranks == ((0, 1) if crossed_by else ())
 
 
 def test_a_chain_ends_at_its_root() -> None:
     found = facts(COMPUTES, p2p(RECV, src=0), p2p(RECV, src=1), At(group=SUB[1]), subgroups=((2, 3),))
-    assert [rank.group.blocked_on for rank in found.ranks] == [(), (0,), (0,), (0,)]
-    assert found.job.group.blocked == (1, 2, 3)
+    assert [rank.wait_graph.blocked_on for rank in found.ranks] == [(), (0,), (0,), (0,)]
+    assert found.job.wait_graph.blocked == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -217,26 +217,29 @@ def test_a_wait_for_an_asynchronous_operation(native: str, around: tuple[str, ..
     """`work.wait()` belongs to the rank's only group; the peer of a receive is not visible."""
     waits = At("", text="work.wait()", native=native, around=around)
     rank = facts(waits, COMPUTES).ranks[0]
-    assert (rank.group.name, rank.group.p2p) == ("0", p2p)
-    assert rank.group.waits_for == (() if p2p else (1,))
+    assert (rank.wait_graph.name, rank.wait_graph.p2p) == ("0", p2p)
+    assert rank.wait_graph.waits_for == (() if p2p else (1,))
     with_native, without = facts(waits, replace(waits, native=None)).ranks
-    assert (with_native.group.p2p, without.group.p2p) == (p2p, p2p)  # native frames are captured on one rank per stack
+    assert (with_native.wait_graph.p2p, without.wait_graph.p2p) == (
+        p2p,
+        p2p,
+    )  # native frames are captured on one rank per stack
     several = facts(waits, COMPUTES, subgroups=((0, 1),)).ranks[0]
-    assert (several.group.name, several.group.waits_for) == (None, ())
+    assert (several.wait_graph.name, several.wait_graph.waits_for) == (None, ())
 
 
 def test_hidden_members_are_listed() -> None:
     found = facts(At(), At(seen=False), COMPUTES)
-    assert (found.ranks[0].group.hidden, found.ranks[0].group.absent) == ((1,), (2,))
-    assert found.job.group.hidden == (1,)
+    assert (found.ranks[0].wait_graph.hidden, found.ranks[0].wait_graph.absent) == ((1,), (2,))
+    assert found.job.wait_graph.hidden == (1,)
 
 
 def test_without_records_of_process_groups() -> None:
     """The default group is every rank; other groups are unknown."""
     found = facts(At(), At(group=SUB[1]), COMPUTES, groups=False)
-    assert [rank.group.name for rank in found.ranks] == ["default_pg", None, None]
-    assert found.ranks[0].group.waits_for == (2,)
-    assert found.ranks[0].group.hidden == (1,)
+    assert [rank.wait_graph.name for rank in found.ranks] == ["default_pg", None, None]
+    assert found.ranks[0].wait_graph.waits_for == (2,)
+    assert found.ranks[0].wait_graph.hidden == (1,)
 
 
 def test_threads_in_one_group() -> None:
@@ -246,14 +249,14 @@ def test_threads_in_one_group() -> None:
     known = ProcessGroups((ProcessGroup(SUB[1], "1", (0, 1)),))
     rank = RankEvidence(Target(1, 1, "here", 0), True, {"stacks": both, "groups": known})
     found = derive([Snapshot("here", 0.0, "t", (rank,))], schema())
-    assert found.ranks[0].group.threads == 2
+    assert found.ranks[0].wait_graph.threads == 2
 
 
 def test_a_rank_number_known_only_from_its_groups() -> None:
     known = ProcessGroups((ProcessGroup(DEFAULT, "0", (0, 1), True),), 1, 2)
     records = {"stacks": stacks(At()), "groups": known}
     found = derive([Snapshot("here", 0.0, "t", (RankEvidence(Target(1, 1, "here", None), True, records),))], schema())
-    assert found.ranks[0].group.member_waiting == (1,)
+    assert found.ranks[0].wait_graph.member_waiting == (1,)
 
 
 JOB = """
@@ -301,10 +304,10 @@ def test_a_real_stalled_job(tmp_path: Path) -> None:
         sampler = Sampler(platform.node(), targets, load())
         found = derive([sampler.round(Tier.LOOK)], schema())
         assert [(t.rank, t.world_size) for t in sampler.targets] == [(0, 3), (1, 3), (2, 3)]
-    assert [(r.group.label, r.group.ranks, r.group.waits_for, r.group.op) for r in found.ranks] == [
+    assert [(r.wait_graph.label, r.wait_graph.ranks, r.wait_graph.waits_for, r.wait_graph.op) for r in found.ranks] == [
         ("tp_group", (0, 1), (1,), "all_reduce"),
         ("dp_group", (0, 1), (0,), "broadcast"),
         (None, (0, 1, 2), (1,), "recv"),
     ]
-    assert (found.job.group.cycle, found.job.group.roots) == ((0, 1), ())
-    assert found.ranks[2].group.peer == 1
+    assert (found.job.wait_graph.cycle, found.job.wait_graph.roots) == ((0, 1), ())
+    assert found.ranks[2].wait_graph.peer == 1

@@ -30,10 +30,10 @@ def with_batch(size: int) -> At:
 
 def test_a_batch_that_is_smaller_in_every_look(stage: Stage) -> None:
     facts = stage.facts(*[[with_batch(31), with_batch(32)]] * 6)
-    assert [rank.batch.odd for rank in facts.ranks] == [True, False]
+    assert [rank.batch.outlier for rank in facts.ranks] == [True, False]
     assert (facts.ranks[0].batch.size, facts.ranks[0].batch.size_others) == (31, 32)
 
 
 def test_a_last_batch_is_not_a_smaller_batch(stage: Stage) -> None:
     looks = [[with_batch(32 if i % 4 else 10), with_batch(32)] for i in range(8)]
-    assert not any(rank.batch.odd for rank in stage.facts(*looks).ranks)
+    assert not any(rank.batch.outlier for rank in stage.facts(*looks).ranks)

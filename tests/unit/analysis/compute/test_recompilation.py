@@ -42,7 +42,7 @@ def computes(step: int) -> At:
 
 
 def judged(stage: Stage, looks: Iterable[At]) -> RecompilationFacts:
-    facts = stage.facts(*([at] for at in looks)).ranks[0].compiling
+    facts = stage.facts(*([at] for at in looks)).ranks[0].recompilation
     assert isinstance(facts, RecompilationFacts)
     return facts
 

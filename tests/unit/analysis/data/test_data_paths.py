@@ -47,8 +47,8 @@ def at(line: int, folder: tuple[str, int], environ: Mapping[str, str] | None = N
 )
 def test_outliers(stage: Stage, ranks: Sequence[At], odd: Sequence[int]) -> None:
     facts = stage.facts(ranks)
-    assert [rank.rank for rank in facts.ranks if rank.skew.odd] == odd
-    assert all(rank.skew.parted for rank in facts.ranks) is bool(odd)
+    assert [rank.rank for rank in facts.ranks if rank.data_paths.outlier] == odd
+    assert all(rank.data_paths.parted for rank in facts.ranks) is bool(odd)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_outliers(stage: Stage, ranks: Sequence[At], odd: Sequence[int]) -> None
 def test_environment_variable_that_differs(
     stage: Stage, here: Mapping[str, str], there: Mapping[str, str], variable: tuple[str | None, ...]
 ) -> None:
-    skew = stage.facts([at(STEP, LARGE, there), at(STEP, LARGE, there), at(END, SMALL, here)]).ranks[2].skew
+    skew = stage.facts([at(STEP, LARGE, there), at(STEP, LARGE, there), at(END, SMALL, here)]).ranks[2].data_paths
     assert (skew.variable, skew.value, skew.value_others) == variable
     assert (skew.folder, skew.entries, skew.folder_others, skew.entries_others) == (*SMALL, *LARGE)
     assert skew.name == "root in train (job.py)"

@@ -49,7 +49,7 @@ def training(step: int = 0) -> At:
 def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> DataLoadingFacts:
     """Facts of rank 1; rank 0 waits for it."""
     other = in_c10d("all_reduce", ("train", 6))
-    facts = stage.facts(*([other, look] for look in looks), every_s=every_s).ranks[1].inputs
+    facts = stage.facts(*([other, look] for look in looks), every_s=every_s).ranks[1].dataloading
     assert isinstance(facts, DataLoadingFacts)
     return facts
 
@@ -87,7 +87,7 @@ def test_starved_time_from_connections(stage: Stage) -> None:
     waits = in_c10d("all_reduce", ("train", 6))
     ages = [(0.3, waiting()), (2.5, waiting()), (9.0, training()), (0.1, waiting())]
     looks = [[at(5000, 4000, age, waits), at(4000, 5000, age, look)] for age, look in ages]
-    assert stage.facts(*looks).ranks[1].inputs.starved_s == 2.5  # training time does not count
+    assert stage.facts(*looks).ranks[1].dataloading.starved_s == 2.5  # training time does not count
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_first_batch_does_not_count(
         other = at(5000, 4000, age, in_c10d("all_reduce", ("train", 6)))
         mine = at(4000, 5000, age, At((("train", 5),), WAITS))
         looks.append([other, replace(mine, records={**mine.records, "cpu": process})])
-    assert stage.facts(*looks).ranks[1].inputs.starved_s == starved_s
+    assert stage.facts(*looks).ranks[1].dataloading.starved_s == starved_s
 
 
 def test_site_in_the_rank_itself(stage: Stage) -> None:
@@ -169,4 +169,4 @@ def test_timed_sleep_in_the_loader_advances(stage: Stage, wchan: str | None, adv
 
 def test_unknown_for_a_dead_rank(tmp_path: Path) -> None:
     gone = At((("train", 5),), alive=False)
-    assert Stage(SCRIPT, tmp_path).facts([waiting(), gone]).ranks[1].inputs == DataLoadingFacts()
+    assert Stage(SCRIPT, tmp_path).facts([waiting(), gone]).ranks[1].dataloading == DataLoadingFacts()

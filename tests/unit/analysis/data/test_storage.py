@@ -9,7 +9,7 @@ import pytest
 
 from hangdoc.analysis import Case
 from hangdoc.analysis.data.storage import StorageFacts
-from hangdoc.analysis.data.workers import HelperFacts
+from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FileCall, Helper, Io, Peer, Process, RankEvidence, Snapshot, Target
@@ -27,7 +27,7 @@ def facts(
     every_s: float = 1.0,
     others: str | None = "all_reduce",
     idle_s: float = 9.0,
-    helpers: HelperFacts | None = None,
+    helpers: WorkerFacts | None = None,
     phase: str = "unknown",
     op: str | None = None,
     states: str = "",
@@ -43,7 +43,7 @@ def facts(
     case = Case(shots, {("here", rank.target.pid): rank for rank in shots[-1].ranks})
     waiting = StackFacts("collective", others, waits=others is not None, thread="MainThread")
     case.give(StackFacts, {RANK: StackFacts(phase, op, waits=False, thread="MainThread"), OTHER: waiting})
-    case.give(HelperFacts, {RANK: helpers or HelperFacts(waits=False), OTHER: HelperFacts(waits=False)})
+    case.give(WorkerFacts, {RANK: helpers or WorkerFacts(waits=False), OTHER: WorkerFacts(waits=False)})
     case.give_job(NetworkJob(True, idle_s=idle_s))
     return case.facts(StorageFacts)[RANK]
 
@@ -178,13 +178,13 @@ def test_one_rate_over_several_files() -> None:
 def test_call_of_an_awaited_helper() -> None:
     call = replace(READ, pid=200, tid=200)
     io = replace(at(call), helpers=(Helper(200, "pt_data_worker", "D", 1.0, sleeps="file"),))
-    found = facts(*[io] * 6, helpers=HelperFacts(waits=True, pid=200))
+    found = facts(*[io] * 6, helpers=WorkerFacts(waits=True, pid=200))
     assert (found.pid, found.helper, found.stuck) == (200, True, True)
     assert facts(*[io] * 6).call is None, "it does not wait for that one"
 
 
 def test_pipes_to_helpers_are_ignored() -> None:
-    helpers = HelperFacts(waits=True, pid=200, frame="wait (pool.py:765)")
+    helpers = WorkerFacts(waits=True, pid=200, frame="wait (pool.py:765)")
     assert facts(*[at(replace(PIPE, call="read", writes=False, peers=()))] * 6, helpers=helpers).call is None
     other_program = replace(helpers, frame="communicate (subprocess.py:1209)")
     found = facts(*[at(replace(PIPE, call="read", writes=False, peers=(WRITER,)))] * 6, helpers=other_program)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.analysis.data.workers import HelperFacts
+from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.evidence import ChildProcess, FileCall, Frame, Helper, Io, Process, Stack
 from tests.support.synthetic_evidence import LIB, At, Stage, in_c10d
 
@@ -60,12 +60,12 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
 
 
-def seen(stage: Stage, workers: Sequence[Does], inner: Sequence[tuple[str, str]], looks: int = 7) -> HelperFacts:
+def seen(stage: Stage, workers: Sequence[Does], inner: Sequence[tuple[str, str]], looks: int = 7) -> WorkerFacts:
     """Rank 0 waits in all_reduce, rank 1 in `inner` for `workers`."""
     waits = in_c10d("all_reduce", ("train", 6))
     shots = [[waits, _rank(stage, workers, inner, look)] for look in range(looks)]
-    facts = stage.facts(*shots).ranks[1].helpers
-    assert isinstance(facts, HelperFacts)
+    facts = stage.facts(*shots).ranks[1].workers
+    assert isinstance(facts, WorkerFacts)
     return facts
 
 
@@ -165,4 +165,4 @@ def test_worker_without_a_stack_is_idle_like_its_peers(stage: Stage) -> None:
 
 def test_unknown_without_io_records(tmp_path: Path) -> None:
     facts = Stage(SCRIPT, tmp_path).facts([At((("train", 5),), IN_LOADER)])
-    assert facts.ranks[0].helpers == HelperFacts()
+    assert facts.ranks[0].workers == WorkerFacts()

@@ -117,26 +117,26 @@ def test_errors_are_not_timeouts() -> None:
 
 def test_groups_are_not_compared_with_each_other() -> None:
     found = facts((0, [timeout(9, group="1")]), (1, [timeout(4, "BROADCAST", group="2")]), size=2)
-    assert ranks(found, "odd") == ranks(found, "behind") == []
+    assert ranks(found, "outlier") == ranks(found, "behind") == []
     assert not found.job.logs.joined
 
 
 def test_unnamed_group_is_not_compared() -> None:
     lines = [line("collective_timeout", sequence=9, op=op, group_rank=0) for op in ("ALLREDUCE", "BROADCAST")]
     found = facts((2, lines[:1]), (4, lines[1:]), size=8)
-    assert ranks(found, "odd") == []
+    assert ranks(found, "outlier") == []
 
 
 # --- mismatched calls -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("odd", "sizes"), [(timeout(9, "BROADCAST"), False), (timeout(9, numel_in=4, numel_out=4), True)]
+    ("outlier", "sizes"), [(timeout(9, "BROADCAST"), False), (timeout(9, numel_in=4, numel_out=4), True)]
 )
-def test_minority_is_odd(odd: LogEvent, sizes: bool) -> None:
+def test_minority_is_the_outlier(outlier: LogEvent, sizes: bool) -> None:
     usual = timeout(9, numel_in=8, numel_out=8)
-    found = facts((0, [odd]), (1, [usual]), (2, [usual]), size=3)
-    assert ranks(found, "odd") == [0]
+    found = facts((0, [outlier]), (1, [usual]), (2, [usual]), size=3)
+    assert ranks(found, "outlier") == [0]
     assert {rank.logs.sizes for rank in found.ranks} == {sizes}
     assert not found.job.logs.tied
     assert not found.job.logs.joined
@@ -144,14 +144,14 @@ def test_minority_is_odd(odd: LogEvent, sizes: bool) -> None:
 
 def test_sizes_that_may_differ_are_not_compared() -> None:
     lines = [timeout(9, "GATHER", numel_in=4, numel_out=number) for number in (0, 8)]
-    assert ranks(facts((0, lines[:1]), (1, lines[1:]), size=2), "odd") == []
+    assert ranks(facts((0, lines[:1]), (1, lines[1:]), size=2), "outlier") == []
 
 
 def test_two_against_one_by_torch_s_own_check() -> None:
     mismatches = [line("mismatch", rank_a=a, op_a="ALLREDUCE", rank_b=0, op_b="REDUCE") for a in (1, 2)]
     found = facts((1, mismatches[:1]), (2, mismatches[1:]))
-    assert [one.rank for one in found.job.logs.odd_calls] == [0]
-    assert found.job.logs.odd_call == "REDUCE"
+    assert [one.rank for one in found.job.logs.outlier_calls] == [0]
+    assert found.job.logs.outlier_call == "REDUCE"
 
 
 def test_one_against_one_is_tied() -> None:

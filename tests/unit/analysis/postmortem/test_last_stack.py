@@ -38,30 +38,32 @@ def logs(said: LogEvent) -> Logs:
 @pytest.mark.parametrize("said", [WAITED, LOST])
 def test_rank_without_a_dump_is_silent_if_all_peers_are_victims(said: LogEvent) -> None:
     found = facts((0, dump(7)), (1, dump(7)), (0, logs(said)), (1, logs(said)))
-    assert [one.rank for one in found.job.missed.silent] == [2]
-    assert not facts((0, dump(7)), (1, dump(7)), (0, logs(said))).job.missed.silent  # one rank may have been healthy
+    assert [one.rank for one in found.job.last_stack.silent] == [2]
+    assert not facts(
+        (0, dump(7)), (1, dump(7)), (0, logs(said))
+    ).job.last_stack.silent  # one rank may have been healthy
 
 
 def test_together_if_all_timed_out_in_the_same_collective() -> None:
     waited = [(rank, logs(WAITED)) for rank in range(3)]
-    assert facts(*((rank, dump(7)) for rank in range(3)), *waited).job.missed.together
-    assert not facts((0, dump(7)), (1, dump(7)), (2, dump(6)), *waited).job.missed.together
-    assert not facts(*((rank, dump(7)) for rank in range(3)), *waited[:2], (2, logs(LOST))).job.missed.together
+    assert facts(*((rank, dump(7)) for rank in range(3)), *waited).job.last_stack.together
+    assert not facts((0, dump(7)), (1, dump(7)), (2, dump(6)), *waited).job.last_stack.together
+    assert not facts(*((rank, dump(7)) for rank in range(3)), *waited[:2], (2, logs(LOST))).job.last_stack.together
 
 
 def test_rank_that_awaits_a_rank_beyond_the_world_size() -> None:
     lacks = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "3"})
     found = facts((0, dump(7)), (1, dump(7)), (2, logs(lacks)))
-    assert [rank.missed.awaits for rank in found.ranks] == [None, None, 3]
+    assert [rank.last_stack.awaits for rank in found.ranks] == [None, None, 3]
     there = LogEvent("address_missing", "wait timeout", "log", 1, fields={"missing": "1"})
-    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].missed == LastStackFacts()
+    assert facts((0, dump(7)), (2, logs(there))).ranks[-1].last_stack == LastStackFacts()
 
 
 def test_what_the_absent_rank_was_blocked_in() -> None:
     saving = Stack(1, "MainThread", (Frame("_save", f"{TORCH}serialization.py", 9, "torch/serialization.py"),))
     found = facts((0, dump(7, retired=False)), (1, dump(7, retired=False)), (2, dump(6)), (2, Stacks((saving,))))
-    assert [rank.missed.doing for rank in found.ranks] == [None, None, "writes"]
-    assert [rank.missed.out for rank in found.ranks] == [None, None, True]
+    assert [rank.last_stack.blocked_in for rank in found.ranks] == [None, None, "writes"]
+    assert [rank.last_stack.absent for rank in found.ranks] == [None, None, True]
 
 
 def test_rank_that_waits_for_threads_waits_for_their_lock() -> None:
@@ -69,9 +71,9 @@ def test_rank_that_waits_for_threads_waits_for_their_lock() -> None:
     thread = Stack(2, "pool_0", (Frame("balance", "/job/train.py", 3, "train.py"),))
     behind = (2, dump(6)), (2, Stacks((main, thread)))
     there = [(rank, dump(7, retired=False)) for rank in range(2)]
-    assert facts(*there, *behind).ranks[2].missed.doing is None  # no source: the line's call is unknown
+    assert facts(*there, *behind).ranks[2].last_stack.blocked_in is None  # no source: the line's call is unknown
     source = Source({"/job/train.py:3": Place("with self.locks[b]:", (), (), (), 1, 9)})
-    assert facts(*there, *behind, (2, source)).ranks[2].missed.doing == "lock"
+    assert facts(*there, *behind, (2, source)).ranks[2].last_stack.blocked_in == "lock"
 
 
 SITE = "load (train.py:7)"
@@ -105,5 +107,5 @@ def test_blocked_in(stack: StackFacts, doing: str | None) -> None:
 
 def test_no_facts_without_dumps_or_a_matching_line() -> None:
     found = facts((0, logs(WAITED)))
-    assert [rank.missed for rank in found.ranks] == [LastStackFacts()]
-    assert found.job.missed == LastStackJob()
+    assert [rank.last_stack for rank in found.ranks] == [LastStackFacts()]
+    assert found.job.last_stack == LastStackJob()

@@ -43,18 +43,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 def test_the_rank_that_left_the_loop_is_the_outlier(stage: Stage) -> None:
     inside = in_backward(*LOOP, variables={"train": [number("step", 5)]})
     facts = stage.facts([inside, inside, in_c10d("barrier", ("main", 22), ("finish", 13))])
-    left = facts.ranks[2].position
-    assert (left.odd, left.relation, left.loop_line) == (True, "left_loop", 5)
+    left = facts.ranks[2].divergence
+    assert (left.outlier, left.relation, left.loop_line) == (True, "left_loop", 5)
     assert (left.loop_counter, left.loop_count) == ("step", 5)
-    assert facts.job.position.odd == (2,)
-    assert facts.job.position.reference == (0, 1)
+    assert facts.job.divergence.outlier == (2,)
+    assert facts.job.divergence.reference == (0, 1)
     assert facts.job.stall.stalled
 
 
 def test_of_two_ranks_the_one_ahead_is_the_outlier(stage: Stage) -> None:
     facts = stage.facts([in_c10d("barrier", ("main", 22), ("finish", 13)), in_backward(*LOOP)])
-    assert facts.job.position.odd == (0,)
-    assert facts.job.position.tied
+    assert facts.job.divergence.outlier == (0,)
+    assert facts.job.divergence.tied
 
 
 def test_counters_of_a_loop_that_both_have_left(stage: Stage) -> None:
@@ -62,13 +62,13 @@ def test_counters_of_a_loop_that_both_have_left(stage: Stage) -> None:
     mine, others = ({"train": [number("step", count)]} for count in (6, 7))
     waiting = in_c10d("all_reduce", *after, variables=others)
     facts = stage.facts([waiting, waiting, in_c10d("barrier", *after, variables=mine)])
-    position = facts.ranks[2].position
+    position = facts.ranks[2].divergence
     assert (position.counter, position.count, position.count_other, position.passed) == ("step", 6, 7, True)
 
 
 def test_a_condition_on_the_rank(stage: Stage) -> None:
     facts = stage.facts([in_c10d("barrier", ("main", 21), ("train", 8)), in_backward(*LOOP), in_backward(*LOOP)])
-    assert (facts.ranks[0].position.relation, facts.ranks[0].position.branch) == ("in_branch", "rank == 0")
+    assert (facts.ranks[0].divergence.relation, facts.ranks[0].divergence.branch) == ("in_branch", "rank == 0")
 
 
 def test_a_rank_that_will_arrive_is_not_stuck(stage: Stage) -> None:
@@ -76,7 +76,7 @@ def test_a_rank_that_will_arrive_is_not_stuck(stage: Stage) -> None:
     idle = At((("serve", 17),), [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")])
     facts = stage.facts([idle, waiting])
     assert facts.ranks[0].stack.phase == "idle"
-    assert facts.ranks[0].position.will_arrive is True
+    assert facts.ranks[0].divergence.will_arrive is True
     assert not facts.job.stall.stalled
     assert facts.job.stall.idle
 

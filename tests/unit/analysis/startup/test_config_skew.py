@@ -44,7 +44,7 @@ def judged(folder: Path, *ranks: At) -> Facts:
 
 
 def odd(facts: Facts) -> list[int]:
-    return [one.rank for one in facts.ranks if one.settings.odd]
+    return [one.rank for one in facts.ranks if one.settings.outlier]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_sizes(tmp_path: Path) -> None:
         case.ranks[key] = replace(one, target=told)  # type: ignore[index]
     facts, job = ANALYSIS.derive(case)
     assert job == SettingsJob(("world size = 3 on ranks 0-1, 4 on rank 2",), sizes=True)
-    assert [one.odd for one in facts.values()] == [False, False, True]
+    assert [one.outlier for one in facts.values()] == [False, False, True]
 
 
 def test_one_rank_and_no_rank(tmp_path: Path) -> None:
