@@ -318,3 +318,13 @@ def test_a_round_of_many_ranks_costs_little() -> None:
     began = time.process_time()
     assert mask.of(many) is many
     assert time.process_time() - began < 0.2
+
+
+def test_what_older_rounds_saw_is_forgotten() -> None:
+    mask = Mask()
+    mask.of(sampled())
+    assert mask._known
+    mask.again()
+    mask.again()
+    assert not mask._known
+    assert not mask._before
