@@ -43,7 +43,7 @@ class Look:
             host="node-a",
             alive=self.alive,
             stall=SimpleNamespace(still=self.stalled if self.still is None else self.still),
-            position=SimpleNamespace(side=0),
+            divergence=SimpleNamespace(side=0),
             gil=SimpleNamespace(stuck=None),
             network=SimpleNamespace(retransmitting=bool(self.dead_links), faults=(), moving=self.moving),
             progress=progress,
