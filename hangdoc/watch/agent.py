@@ -86,7 +86,7 @@ def _commands(descriptor: int, out: AnswerStream, token: str) -> Iterator[protoc
         _give_up()
 
     Thread(target=read, name="commands", daemon=True).start()
-    while line := _newest(waiting):
+    while line := newest(waiting):
         try:
             command = protocol.parse(line, protocol.Command)
             if command.do not in (*TIERS, "stop"):
@@ -107,10 +107,13 @@ def _give_up() -> NoReturn:
     os._exit(1)
 
 
-def _newest(waiting: SimpleQueue[bytes]) -> bytes:
-    """The next line. If several arrived during a long round, only the last one, because each asks for everything."""
+def newest(waiting: SimpleQueue[bytes]) -> bytes:
+    """The next line. If several arrived during a long round, only the last one, because each asks for everything.
+
+    Lines that arrive meanwhile wait: a collector that never pauses still gets its answers.
+    """
     line = waiting.get()
-    while line and not waiting.empty():
+    for _ in range(waiting.qsize() if line else 0):
         if not (newer := waiting.get()):  # the end of the input comes after the answer
             waiting.put(newer)
             break

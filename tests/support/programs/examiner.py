@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from itertools import count
 from threading import Thread
 from typing import Any, cast
+from unittest.mock import patch
 
 from hangdoc import cli
 from hangdoc.evidence import Target
@@ -37,7 +37,7 @@ def stacks() -> tuple[Probe, ...]:
 
 
 def serve(pid: int) -> int:
-    """An agent whose collector asks it again and again to examine the rank, without the probes that take long."""
+    """An agent whose collector asks it to examine the rank after each answer, without the probes that take long."""
 
     class LocalSource(sources.LocalSource):
         def round(self, tier: Tier, still: Any = ()) -> Any:
@@ -45,16 +45,19 @@ def serve(pid: int) -> int:
             return super().round(tier, still)
 
     def ask() -> None:
-        for number in count():
-            os.write(
-                writer, protocol.line(protocol.Command("examine", number, {"": protocol.HostArguments(still=(pid,))}))
-            )
+        arguments = {"": protocol.HostArguments(still=(pid,))}
+        for number, _ in enumerate(answers):  # the first is the greeting
+            os.write(command, protocol.line(protocol.Command("examine", number, arguments)))
 
-    vars(agent)["Here"] = lambda slurm: LocalSource((pid,))
-    reader, writer = os.pipe()
-    Thread(target=ask, daemon=True).start()
-    with open(os.devnull, "wb") as answers:
-        agent.serve(reader, answers)
+    commands, command = os.pipe()
+    answered, answer = os.pipe()
+    with (
+        os.fdopen(answered, "rb") as answers,
+        os.fdopen(answer, "wb") as out,
+        patch.object(agent, "LocalSource", lambda slurm: LocalSource((pid,))),
+    ):
+        Thread(target=ask, daemon=True).start()
+        agent.serve(commands, out)
     return 0
 
 

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from hangdoc.evidence import Target
 from hangdoc.fleet import protocol
 from hangdoc.system.procfs import stat
-from hangdoc.watch.agent import ProcessIds
+from hangdoc.watch.agent import ProcessIds, newest
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 from tests.support.polling import until
@@ -78,6 +79,23 @@ def test_it_answers_only_the_last_of_several_waiting_questions() -> None:
         while answers[-1].to != 19:
             answers.append(protocol.parse(process.stdout.readline(), protocol.Answer))
         assert len(answers) < 10
+
+
+def test_a_collector_that_never_pauses_gets_answers() -> None:
+    """Commands that arrive while the agent takes the newest one wait for the next round."""
+
+    class Flood(SimpleQueue[bytes]):
+        """Each command read is followed by two more."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> bytes:
+            self.put(b"later")
+            self.put(b"later")
+            return super().get(block, timeout)
+
+    waiting = Flood()
+    for line in (b"first", b"last"):
+        waiting.put(line)
+    assert newest(waiting)
 
 
 def test_stop_ends_it() -> None:
