@@ -120,7 +120,7 @@ def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> f
     if len(history.samples) - since < 2:
         return None
     seconds = history.samples[-1][0] - history.samples[since][0]
-    crossed = tcp_counters.traffic(history.known(since), data, seconds).crossed
+    crossed = tcp_counters.bytes_between(history.known(since), data)
     return crossed / seconds if crossed is not None else None
 
 

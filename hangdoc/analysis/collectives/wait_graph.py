@@ -54,10 +54,8 @@ class WaitGraphJob:
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
     mixed: bool  # the cycle contains both collectives and sends or receives
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
-    blocked: tuple[int, ...]  # ranks that wait for a root, directly or through other ranks
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
-    crossed_ranks: tuple[int, ...]  # members of such groups
     hidden: tuple[int, ...]  # members of a waiting rank's group that could not be observed
 
 
@@ -111,7 +109,7 @@ def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> 
 
 
 def _job(graph: WaitGraph) -> WaitGraphJob:
-    crossed = {group: members.crossed_by for group, members in graph.members.items() if members.crossed_by}
+    crossed = [members.crossed_by for members in graph.members.values() if members.crossed_by]
     collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
     cycle = _ranks(cycle_nodes(graph.edges))
     return WaitGraphJob(
@@ -119,10 +117,8 @@ def _job(graph: WaitGraph) -> WaitGraphJob:
         cycle=cycle,
         mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
         roots=graph.roots,
-        blocked=tuple(sorted(rank for rank, roots in graph.blocked_on.items() if roots)),
         crossed=bool(crossed),
-        crossed_by=min(crossed.values(), default=None),
-        crossed_ranks=tuple(sorted({rank for group in crossed for rank in group.ranks})),
+        crossed_by=min(crossed, default=None),
         hidden=tuple(sorted({rank for group in collective for rank in graph.members[group].hidden})),
     )
 

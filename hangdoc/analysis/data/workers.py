@@ -58,7 +58,6 @@ class WorkerFacts:
     state: str | None = None  # stopped | locked | blocked | busy | sleeping | starting | dead | lost | other | idle
     pid: int | None = None
     process_state: str | None = None  # state in /proc: S R D T t Z X
-    asleep_in: str | None = None  # reason for its sleep: lock | semaphore | time | poll | file | child | other
     site: str | None = None  # its innermost user frame: "load (data.py:31)"
     text: str | None = None  # source line at that site
     leaf: str | None = None  # its innermost frame
@@ -106,7 +105,6 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
         state=kind,
         pid=shown.helper.pid if shown else None,
         process_state=shown.helper.state if shown else None,
-        asleep_in=shown.helper.sleeps if shown else None,
         site=site.site if site else None,
         text=site.place.text if site and site.place else None,
         leaf=shown.steps[-1].site if shown and shown.steps else None,

@@ -40,7 +40,6 @@ class LogsFacts:
     behind_why: str | None = None  # the evidence for `behind`: a log line, or a sentence
     outlier: bool | None = None  # it called another collective than most ranks, or the same with another size or dtype
     call: str | None = None  # its call: "ALLREDUCE [1000] Float"
-    call_others: str | None = None  # the call of most ranks
     sizes: bool | None = None  # the operations agree; only sizes or dtypes differ
     overrun: str | None = None  # gloo aborted it because it received too much: "1000 bytes where it expected 996"
     error: str | None = None  # its own exception, no other rank's fault: "ValueError: bad batch"
@@ -62,7 +61,6 @@ class LogsFacts:
     unmeshed: str | None = None  # log line: after the rendezvous it could not connect to its peers (gloo)
     refused: str | None = None  # address of a peer that refused its connection
     awaits: int | None = None  # rank that never published its address
-    last_s: float | None = None  # Unix time of its last log line, by its host's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
     timeout = first_timeout(job.logs, key)
     status = last(events, "work_status", "dump_signal")
     mismatch = next((mismatch for mismatch in job.mismatches if rank in mismatch.calls), None)
-    watchdog, overrun, record = last(events, "watchdog_stuck"), last(events, "size_mismatch"), case.record(key, "logs")
+    watchdog, overrun = last(events, "watchdog_stuck"), last(events, "size_mismatch")
     unmoved = last(events, "would_not_end")
     own = failure.own if failure else None
     facts = LogsFacts(
@@ -159,9 +157,9 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         completed=number(status, "completed"),
         behind=rank in behind if behind and rank is not None else None,
         behind_why=behind.get(rank) if rank is not None else None,
-        overrun=f"{overrun.fields['received']} bytes where it expected {overrun.fields['expected']}"
-        if overrun
-        else None,
+        overrun=(
+            f"{overrun.fields['received']} bytes where it expected {overrun.fields['expected']}" if overrun else None
+        ),
         error=own.text if own else None,
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
@@ -174,22 +172,11 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         gpu=hardware.gpus.get(key),
         watchdog=watchdog.text if watchdog and not timeout else None,
         unmoved=unmoved.text if unmoved else None,
-        last_s=record.last if record is not None else None,
         **job.rendezvous.of_rank.get(key, {}),
     )
-    return _with_call(facts, mismatch, rank) if mismatch and rank is not None else facts
-
-
-def _with_call(facts: LogsFacts, mismatch: CallMismatch, rank: int) -> LogsFacts:
-    outlier = rank in mismatch.outliers
-    other = next(other for other in mismatch.calls if (other in mismatch.outliers) != outlier)
-    return replace(
-        facts,
-        outlier=outlier,
-        call=mismatch.format_call(rank),
-        call_others=mismatch.format_call(other),
-        sizes=mismatch.sizes,
-    )
+    if mismatch is None or rank is None:
+        return facts
+    return replace(facts, outlier=rank in mismatch.outliers, call=mismatch.format_call(rank), sizes=mismatch.sizes)
 
 
 def _job_facts(job: _Findings) -> LogsJob:

@@ -137,7 +137,7 @@ def _number(case: Case, key: Key | None) -> int:
     return -1 if rank is None else rank
 
 
-_QUEUES = attrgetter("state", "send_queue", "receive_queue", "backoff", "retransmits")
+_QUEUES = attrgetter("send_queue", "retransmits")
 _LOCATION = attrgetter("local", "interface")
 RECENT_S = 5.0  # traffic within this time counts as moving
 
@@ -147,21 +147,13 @@ class NetworkFacts:
     """One rank's connections to other ranks of its job. Ages in seconds, sizes in bytes."""
 
     connections: int | None = None  # data connections
-    established_peers: int | None = None  # connected ranks, or addresses of peers that are not seen
     unacked_bytes: int | None = None  # largest of any connection: written, not yet acknowledged by the peer
-    receive_queue_bytes: int | None = None  # largest of any connection: received, not yet read by this rank
-    backoff: int | None = None  # highest of any connection: doublings of the retransmission timeout
     retransmitting: bool | None = None  # any segment is being retransmitted now
-    retransmit_share: float | None = None  # of the bytes (else segments) sent in the history, or ever; 0..1
     idle_s: float | None = None  # since the last byte to or from a peer
     moving: bool | None = None  # any byte in the last seconds of the history
-    bytes_per_s: float | None = None  # both directions, over the history
     zero_window: bool | None = None  # a peer does not read: its receive window is closed
-    close_wait: int | None = None  # connections closed by the peer
     dead_links: int | None = None  # connections, dead at either end
     syn_sent: int | None = None  # connection attempts without an answer, to any address
-    syn_sent_s: float | None = None  # age of the oldest attempt, at least
-    syn_sent_to: tuple[str, ...] = ()  # "ip:port"
     interfaces: tuple[str, ...] = ()  # of the data connections
     interface_down: tuple[str, ...] = ()  # of these, interfaces that are down or have no carrier
     interface_up: bool | None = None  # all of them are up; None: interfaces not seen
@@ -188,7 +180,6 @@ class NetworkJob:
     moving: bool | None = None
     quiet: bool | None = None  # nothing unacknowledged, retransmitted or unanswered anywhere; None: not checked
     unacked_bytes: int | None = None  # largest of any connection
-    retransmit_share: float | None = None  # of the rank with the largest
     beyond: tuple[Suspect, ...] = ()  # unseen hosts to blame: addresses; the rank if only one is missing
 
 
@@ -234,28 +225,16 @@ def _rank(
     faults: Faults,
 ) -> NetworkFacts:
     own = [one.connection for one in data]
-    waiting = [one for one in case.record(key, "sockets").connections if one.state == "syn_sent"]
-    overall, recent = _traffic(own, history)
-    queues, holds = _queues(case, own), _holds(case, key, own)
+    queues, holds, moved = _queues(case, own), _holds(case, key, own), _recent_bytes(own, history)
     return NetworkFacts(
         connections=len(own),
-        established_peers=len(
-            {one.peer or one.connection.remote for one in data if one.connection.state == "established"}
-        ),
         unacked_bytes=queues.unacked,
-        receive_queue_bytes=queues.unread,
-        backoff=queues.backoff,
         retransmitting=queues.again,
-        retransmit_share=overall.repeated / overall.sent if overall.sent and overall.repeated is not None else None,
         idle_s=tcp_counters.least([tcp_counters.idle(one) for one in own]),
-        moving=None if recent is None or recent.crossed is None else recent.crossed > 0,
-        bytes_per_s=overall.crossed / overall.seconds if overall.seconds and overall.crossed is not None else None,
+        moving=None if moved is None else moved > 0,
         zero_window=_any([tcp_counters.window_shut(one) for one in own]),
-        close_wait=queues.close_wait,
         dead_links=sum([dead.get(one.end) is True for one in data]) if dead else 0,
-        syn_sent=len(waiting),
-        syn_sent_s=_waiting_s(waiting, history) if waiting else None,
-        syn_sent_to=tuple(sorted({endpoint(one.remote, one.remote_port) for one in waiting})) if waiting else (),
+        syn_sent=sum(one.state == "syn_sent" for one in case.record(key, "sockets").connections),
         interfaces=holds.names,
         interface_down=holds.down,
         interface_up=holds.up,
@@ -269,13 +248,10 @@ def _rank(
 
 
 class _Queues(NamedTuple):
-    """Queued data at the ends of connections: largest of any (bytes); whether any segment is retransmitted."""
+    """Unacknowledged data at the ends of connections: largest of any (bytes); whether any segment is retransmitted."""
 
     unacked: int
-    unread: int
-    backoff: int | None
     again: bool | None
-    close_wait: int
 
 
 def _queues(case: Case, own: Sequence[Connection]) -> _Queues:
@@ -284,14 +260,8 @@ def _queues(case: Case, own: Sequence[Connection]) -> _Queues:
     seen = tuple(map(_QUEUES, own))
     found = known.get(seen)
     if found is None:
-        states, sent, received, backoffs, again = zip(*seen, strict=True) if seen else ((),) * 5
-        found = known[seen] = _Queues(
-            max(sent, default=0),
-            max(received, default=0),
-            max([one for one in backoffs if one is not None], default=None),
-            _any([None if one is None else one > 0 for one in again]),
-            states.count("close_wait"),
-        )
+        sent, again = zip(*seen, strict=True) if seen else ((), ())
+        found = known[seen] = _Queues(max(sent, default=0), _any([None if one is None else one > 0 for one in again]))
     return found
 
 
@@ -339,7 +309,6 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead
         moving=_any([one.moving for one in seen]),
         quiet=not loud if checked else None,
         unacked_bytes=max((one.unacked_bytes for one in seen if one.unacked_bytes is not None), default=None),
-        retransmit_share=max((one.retransmit_share for one in seen if one.retransmit_share is not None), default=None),
     )
 
 
@@ -348,27 +317,14 @@ def _beyond(case: Case, faults: Faults) -> tuple[Suspect, ...]:
     return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in faults.beyond)
 
 
-def _traffic(
-    own: Sequence[Connection], history: tcp_counters.SocketHistory
-) -> tuple[tcp_counters.Traffic, tcp_counters.Traffic | None]:
-    """Traffic over the whole history (one sample: over the life of the connections) and over its last seconds."""
+def _recent_bytes(own: Sequence[Connection], history: tcp_counters.SocketHistory) -> int | None:
+    """Bytes in both directions in the last seconds; None: seen once only, or not counted."""
     samples = history.samples
     if len(samples) < 2:
-        return tcp_counters.traffic({}, own, 0.0), None
-    newest, start = samples[-1][0], samples[0][0]
+        return None
+    newest = samples[-1][0]
     recent = next((at for at in range(len(samples) - 2, 0, -1) if newest - samples[at][0] >= RECENT_S), 0)
-    overall = tcp_counters.traffic(history.known(0), own, newest - start)
-    return overall, tcp_counters.traffic(history.known(recent), own, newest - samples[recent][0]) if recent else overall
-
-
-def _waiting_s(waiting: Sequence[Connection], history: tcp_counters.SocketHistory) -> float | None:
-    """Age of the oldest connection attempt, at least: by observation or by its retransmissions."""
-    ages = [tcp_counters.syn_age_s(one) for one in waiting]
-    for one in waiting:
-        first = history.first(one)
-        if first is not None:
-            ages.append(history.samples[-1][0] - first[0])
-    return max(ages, default=None)
+    return tcp_counters.bytes_between(history.known(recent), own)
 
 
 def _any(values: Collection[bool | None]) -> bool | None:

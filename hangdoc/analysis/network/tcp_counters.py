@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.evidence import Connection, Sockets
 
 LINEAR = 4  # SYN retransmissions at intervals of one second
@@ -133,45 +132,20 @@ class SocketHistory:
                 yield instant, found
 
 
-@fast_dataclass(frozen=True, slots=True)
-class Traffic:
-    """Sums over connections between two samples; None: not reported by the kernel."""
+def bytes_between(before: Mapping[Identity, Connection], after: Iterable[Connection]) -> int | None:
+    """Bytes acknowledged and received on the connections of `after` since `before`; None: not reported by the kernel.
 
-    seconds: float
-    crossed: int | None  # bytes acknowledged and received
-    sent: int | None  # bytes, else segments, with retransmissions
-    repeated: int | None  # part of `sent`
-
-
-def traffic(before: Mapping[Identity, Connection], after: Iterable[Connection], seconds: float) -> Traffic:
-    """Traffic on the connections of `after` since `before`; a new connection counts from its start."""
-    crossed = sent = repeated = 0
-    known = counted = True
+    A new connection counts from its start.
+    """
+    total = 0
     for new in after:
-        old, now = before.get(identity(new)), _COUNTERS(new)
-        was = () if old is None else _COUNTERS(old)
-        if now == was and None not in now:
-            continue  # nothing was transferred
-        received, acked, out, again, segments, repeats = _grown(was, now)
-        if out is None or again is None:  # before Linux 4.19
-            out, again = segments, repeats
-        known = known and received is not None and acked is not None
-        counted = counted and out is not None and again is not None
-        crossed += (received or 0) + (acked or 0)
-        sent += out or 0
-        repeated += again or 0
-    return Traffic(seconds, crossed if known else None, sent if counted else None, repeated if counted else None)
-
-
-_COUNTERS: Callable[[Connection], tuple[int | None, ...]] = attrgetter(
-    "bytes_received", "bytes_acked", "bytes_sent", "bytes_retransmitted", "segments_out", "total_retransmits"
-)
-
-
-def _grown(was: Sequence[int | None], now: Sequence[int | None]) -> Sequence[int | None]:
-    """Growth of each counter; `was` is empty for a new connection."""
-    pairs = zip(now, was or (0,) * len(now), strict=True)
-    return [None if new is None else new - (old or 0) for new, old in pairs]
+        old = before.get(identity(new))
+        if new.bytes_received is None or new.bytes_acked is None:
+            return None
+        total += new.bytes_received + new.bytes_acked
+        if old is not None:
+            total -= (old.bytes_received or 0) + (old.bytes_acked or 0)
+    return total
 
 
 def least(values: Iterable[float | None]) -> float | None:

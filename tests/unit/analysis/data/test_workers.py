@@ -153,7 +153,7 @@ def test_training_rank_does_not_wait_for_helpers(stage: Stage) -> None:
 
 def test_site_of_the_worker_shown(stage: Stage) -> None:
     facts = seen(stage, [IDLE, LOCKED], IN_LOADER)
-    assert (facts.pid, facts.asleep_in, facts.process_state) == (201, "lock", "S")
+    assert (facts.pid, facts.process_state) == (201, "S")
     assert (facts.site, facts.text) == ("make (job.py:2)", "return load(index)")
     assert (facts.count, facts.frame, facts.waiting_s) == (2, "_try_get_data (dataloader.py:1)", 6.0)
 

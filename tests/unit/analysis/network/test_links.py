@@ -60,8 +60,7 @@ def test_two_ranks_that_communicate_and_stop() -> None:
         server.do("read 500000")
         ranks, job = watch.look()
         assert (job.moving, job.quiet, job.checked, job.dead_links) == (True, True, True, 0)
-        assert [(one.established_peers, one.connections, one.moving) for one in ranks] == [(1, 1, True)] * 2
-        assert all((one.bytes_per_s or 0) > 100_000 for one in ranks)
+        assert [(one.connections, one.moving) for one in ranks] == [(1, True)] * 2
         time.sleep(1)
         ranks, job = watch.look()
         assert job.idle_s is not None
@@ -78,7 +77,6 @@ def test_a_receiver_that_does_not_read_is_no_dead_link() -> None:
         watch.until(lambda ranks, job: ranks[1].zero_window)
         time.sleep(1.5)
         ranks, job = watch.look()
-        assert (ranks[0].receive_queue_bytes or 0) > 10_000
         assert (ranks[1].unacked_bytes or 0) > 10_000
         assert (job.quiet, job.dead_links, ranks[1].zero_window, ranks[0].zero_window) == (False, 0, True, False)
         assert job.idle_s is not None
@@ -203,8 +201,7 @@ def test_a_connection_attempt_without_an_answer() -> None:
         watch.look()
         time.sleep(1)
         (rank,), job = watch.look()
-        assert (rank.syn_sent, rank.syn_sent_to, rank.connections) == (1, ("10.77.0.99:7000",), 0)
-        assert (rank.syn_sent_s or 0) >= 1
+        assert (rank.syn_sent, rank.connections) == (1, 0)
         assert (job.checked, job.quiet) == (False, None)
         watch.close()
 
@@ -424,9 +421,10 @@ def test_full_segments_repeated_in_vain(fields: dict[str, Any], oversize: bool |
     assert tcp_counters.oversize(connection(HERE, THERE, **{**HOLE, **fields})) is oversize
 
 
-def test_traffic_counts_repetitions_and_new_connections() -> None:
-    old = connection(HERE, THERE, bytes_sent=1000, bytes_acked=900, bytes_received=50, bytes_retransmitted=100)
-    new = replace(old, bytes_sent=3000, bytes_acked=2400, bytes_received=60, bytes_retransmitted=600)
-    fresh = connection(HERE, FAR, bytes_sent=10, bytes_acked=10, bytes_received=10, bytes_retransmitted=0)
-    seen = tcp_counters.traffic({tcp_counters.identity(old): old}, [new, fresh], 2.0)
-    assert (seen.crossed, seen.sent, seen.repeated) == (1500 + 10 + 20, 2010, 500)
+def test_bytes_between_two_samples_count_new_connections_from_their_start() -> None:
+    old = connection(HERE, THERE, bytes_acked=900, bytes_received=50)
+    new = replace(old, bytes_acked=2400, bytes_received=60)
+    fresh = connection(HERE, FAR, bytes_acked=10, bytes_received=10)
+    before = {tcp_counters.identity(old): old}
+    assert tcp_counters.bytes_between(before, [new, fresh]) == 1500 + 10 + 20
+    assert tcp_counters.bytes_between(before, [replace(new, bytes_acked=None), fresh]) is None
