@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from hangdoc.evidence import Tensor
 from hangdoc.introspect.memory import Memory
-from hangdoc.introspect.objects import Objects, Seen
+from hangdoc.introspect.objects import Seen
 
 DTYPES = (
     "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128",
@@ -34,11 +34,6 @@ _BACK = range(32, 80, 8)  # possible offsets of the pointer back to the Python o
 _INLINE = 5  # sizes stored inline
 _CUSTOM_SIZES = 2  # TensorImpl::SizesStridesPolicy
 _MAX = 64  # dimensions a tensor can have
-
-
-def read_tensor(memory: Memory, address: int) -> Tensor | None:
-    """The tensor at `address`; None: not a tensor, or not verified. Raises Unreadable."""
-    return read_tensors(memory, Objects(memory).describe([address])).get(address)
 
 
 def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:

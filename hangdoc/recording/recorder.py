@@ -297,14 +297,6 @@ def read(path: Path, known: codec.Registry | None = None) -> tuple[Recording, ..
     return tuple(found)
 
 
-def is_recording(path: Path) -> bool:
-    """True if the content of the file begins like a recording, whatever its name."""
-    try:
-        return is_header(next(lines(path, []), b""))
-    except OSError:
-        return False
-
-
 def _read_file(path: Path, known: codec.Registry) -> Recording:
     cuts: list[str] = []
     texts = lines(path, cuts)

@@ -11,7 +11,7 @@ from hangdoc.evidence import Tensor
 from hangdoc.introspect.elf import images
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
-from hangdoc.introspect.tensors import read_tensor, read_tensors
+from hangdoc.introspect.tensors import read_tensors
 from probes import Tier
 from probes.stacks import PROBE
 from tests.support import requirements
@@ -37,7 +37,7 @@ def test_hundreds_of_random_tensors_are_what_the_process_says(program: Program) 
 def test_what_is_no_tensor_is_unknown(program: Program) -> None:
     memory = Memory(program.pid)
     addresses = [*program.said["others"], *(a for a, _ in program.said["arrays"]), 0, 8, 2**63, 2**64 - 8]
-    assert [read_tensor(memory, address) for address in addresses] == [None] * len(addresses)
+    assert read_tensors(memory, Objects(memory).describe(addresses)) == {}
 
 
 def test_numpy_arrays_tell_their_length(program: Program) -> None:
@@ -82,5 +82,6 @@ def test_changing_tensors_are_never_misread() -> None:
 
 
 def test_an_ended_process() -> None:
+    memory = Memory(2**22 + 9)
     with pytest.raises(Unreadable):
-        read_tensor(Memory(2**22 + 9), 1 << 20)
+        read_tensors(memory, Objects(memory).describe([1 << 20]))
