@@ -15,13 +15,13 @@ from hangdoc.evidence.memory import release
 from hangdoc.verdict import EXIT, Verdict
 from hangdoc.watch.policy import PATIENCE_S as SHORT_PATIENCE_S
 from hangdoc.watch.policy import (
-    examine,
+    Examination,
+    follow,
     has_ended,
     is_quiet,
     is_stuck,
     may_be_stuck,
     needs_inspection,
-    ranks_to_examine,
 )
 from hangdoc.watch.session import Session, WatchOptions
 
@@ -159,7 +159,8 @@ class Live:
         seconds = facts.job.stall.seconds
         watched.since_s = self.session.at_s - (seconds or 0.0)
         self.emit(_event("stall", job=job, seconds=seconds))
-        watched.last = examine(self.session, self.judge, job, ranks_to_examine(facts))
+        examined, _ = follow(Examination().decide, self.session, self.judge, job, facts)
+        watched.last = self.judge.verdict(examined)
         watched.state = "stalled"
         self._report(watched.last)
 
@@ -178,7 +179,7 @@ class Live:
         due = now_s - watched.quiet_s >= min(2 * watched.lull_s, INSPECT_S) or not is_quiet(facts)
         if due and not watched.inspected:
             watched.inspected = True
-            self.session.inspect()
+            self.session.look_closer()
             return self._facts(job)
         return facts
 

@@ -1,17 +1,80 @@
-"""When to look closer: reads a job's facts and decides whether it is stuck, quiet, ended, or worth an inspection."""
+"""What to do next with a job: wait, look closer, or judge. Decided on its facts, and followed by `follow`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.diagnose import Judge
-from hangdoc.verdict import Verdict
 from hangdoc.watch.session import Session
 
 PATIENCE_S = 4.0  # a shorter standstill may be an ordinary pause
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
+ONCE_S = 9.0  # `--once` gives its verdict after this long if nothing stalls
+ONCE_LIMIT_S = 14.0  # `--once` never watches longer
+
+
+@dataclass(frozen=True, slots=True)
+class CloserLook:
+    """A round with every probe, which may briefly pause `ranks` for their native stacks."""
+
+    ranks: frozenset[Key] = frozenset()
+
+
+Decision = CloserLook | Literal["wait", "judge"]
+Policy = Callable[[Facts], Decision]
+
+
+def follow(policy: Policy, session: Session, judge: Judge, job: str, facts: Facts) -> tuple[Facts, bool]:
+    """The facts after the closer looks that the policy asks for, and whether it has seen enough to judge."""
+    while isinstance(decision := policy(facts), CloserLook):
+        del facts  # large for thousands of ranks, and the closer look makes new ones
+        session.look_closer(decision.ranks)
+        facts = judge.facts(session.snapshots(job))
+    return facts, decision == "judge"
+
+
+@dataclass(slots=True)
+class Examination:
+    """Examines the ranks of a stalled job until no other rank is worth it; a stall that ends meanwhile is judged."""
+
+    ranks: set[Key] = field(default_factory=set)
+    rounds: int = 0
+
+    def decide(self, facts: Facts) -> Decision:
+        wanted = ranks_to_examine(facts)
+        if self.rounds and (self.rounds == EXAMINATIONS or self.ranks.issuperset(wanted)):
+            return "judge"
+        self.rounds += 1
+        self.ranks.update(wanted)
+        return CloserLook(frozenset(self.ranks))
+
+
+@dataclass(slots=True)
+class Once:
+    """Decides for `watch --once`: a stuck job is examined, a quiet one is inspected once, any other is watched."""
+
+    job: str
+    say: Callable[[str], None]
+    inspected: bool = False
+    examination: Examination | None = None
+
+    def decide(self, facts: Facts, elapsed_s: float) -> Decision:
+        """`elapsed_s`: since the watch began."""
+        parked = facts.job.stall.parked and elapsed_s >= ONCE_S
+        if self.examination is None and (parked or is_stuck(facts, PATIENCE_S)):
+            self.say(f"no progress in job {self.job}: examining it")
+            self.examination = Examination()
+        if self.examination is not None:
+            return self.examination.decide(facts)
+        if needs_inspection(facts) and not self.inspected:
+            self.inspected = True
+            return CloserLook()
+        enough = elapsed_s >= ONCE_LIMIT_S or (elapsed_s >= ONCE_S and not may_be_stuck(facts))
+        return "judge" if enough or has_ended(facts) else "wait"
 
 
 def is_stuck(facts: Facts, patience_s: float) -> bool:
@@ -70,16 +133,3 @@ def ranks_to_examine(facts: Facts) -> list[Key]:
         if rank.stall.still
     }
     return list(by_location.values())
-
-
-def examine(session: Session, judge: Judge, job: str, ranks: Collection[Key]) -> Verdict:
-    """Examine stalled ranks, then judge the job; a stall that ends meanwhile is judged as it is then."""
-    examined: set[Key] = set()
-    for _ in range(EXAMINATIONS):
-        examined.update(ranks)
-        session.examine(examined)
-        facts = judge.facts(session.snapshots(job))
-        ranks = ranks_to_examine(facts)
-        if examined.issuperset(ranks):
-            break
-    return judge.verdict(facts)

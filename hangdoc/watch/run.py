@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from hangdoc.analysis.job.stall import MIN_LOOKS
 from hangdoc.diagnose import Judge, load_judge
@@ -16,23 +17,13 @@ from hangdoc.formatting import fold_hosts
 from hangdoc.recording.recorder import Recorder
 from hangdoc.verdict import Verdict
 from hangdoc.watch.live import Event, Live
-from hangdoc.watch.policy import (
-    PATIENCE_S,
-    examine,
-    has_ended,
-    is_stuck,
-    may_be_stuck,
-    needs_inspection,
-    ranks_to_examine,
-)
+from hangdoc.watch.policy import ONCE_LIMIT_S, Once, Policy, follow
 from hangdoc.watch.sampler import Sampler
 from hangdoc.watch.session import Session, WatchOptions, jobs_of
 from hangdoc.watch.sources import LocalSource
 
 __all__ = ["Event", "WatchOptions", "watch", "watch_once"]
 
-WATCH_S = 9.0  # `--once` gives its verdict after this long if nothing stalls
-LIMIT_S = 14.0  # `--once` never watches longer
 FIRST_ROUNDS = 3  # of a fleet: by then every host has answered or is lost
 MAX_REASONS = 5  # why hosts are not seen, in one error
 ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
@@ -44,41 +35,27 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
         session = _open_session(options, stack, say)
         judge = load_judge(options.playbooks, say)
         started = time.monotonic()  # after loading: on a busy host the playbooks take seconds
-        undecided, inspected = set(session.jobs), set[str]()
-        verdicts: dict[str, Verdict] = {}
+        undecided, verdicts = {job: Once(job, say) for job in session.jobs}, dict[str, Verdict]()
         while undecided:
             session.wait(min(options.interval_s, ONCE_INTERVAL_S))
             session.look()
-            elapsed = time.monotonic() - started
-            for job in sorted(undecided):
-                verdict = _decide(session, job, judge, elapsed, inspected, say)
-                if verdict is not None:
+            elapsed_s = time.monotonic() - started
+            for job, policy in sorted(undecided.items()):
+                if session.round_count(job) < MIN_LOOKS and elapsed_s < ONCE_LIMIT_S:
+                    continue  # too early for any fact, and facts of thousands of ranks take seconds
+                if verdict := _verdict(session, judge, job, partial(policy.decide, elapsed_s=elapsed_s)):
                     verdicts[job] = verdict
-            undecided -= set(verdicts)
+                    del undecided[job]
         for verdict in verdicts.values():
             if session.keep:
                 session.keep.verdict(verdict)
     return tuple(verdicts[job] for job in sorted(verdicts))
 
 
-def _decide(
-    session: Session, job: str, judge: Judge, elapsed: float, inspected: set[str], say: Callable[[str], None]
-) -> Verdict | None:
-    """The verdict on a job, or None if it is too early. A quiet job is inspected once first."""
-    if session.round_count(job) < MIN_LOOKS and elapsed < LIMIT_S:
-        return None  # too early for any fact, and facts of thousands of ranks take seconds
-    facts = judge.facts(session.snapshots(job))
-    if is_stuck(facts, PATIENCE_S) or (facts.job.stall.parked and elapsed >= WATCH_S):
-        say(f"no progress in job {job}: examining it")
-        ranks = ranks_to_examine(facts)
-        del facts  # large for thousands of ranks, and the examination derives new ones
-        return examine(session, judge, job, ranks)
-    if needs_inspection(facts) and job not in inspected:
-        inspected.add(job)
-        session.inspect()
-        return None
-    done = has_ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and not may_be_stuck(facts))
-    return judge.verdict(facts) if done else None
+def _verdict(session: Session, judge: Judge, job: str, policy: Policy) -> Verdict | None:
+    """The verdict on a job; None: it is too early."""
+    facts, decided = follow(policy, session, judge, job, judge.facts(session.snapshots(job)))
+    return judge.verdict(facts) if decided else None
 
 
 def watch(

@@ -77,12 +77,8 @@ class Session:
         """One round over every rank, without pausing any."""
         self._add(self.source.round(Tier.LOOK))
 
-    def inspect(self) -> None:
-        """One round with every probe, still without pausing any rank."""
-        self._add(self.source.round(Tier.EXAMINE))
-
-    def examine(self, ranks: Collection[Key]) -> None:
-        """One round with every probe that may briefly pause `ranks`, for their native stacks."""
+    def look_closer(self, ranks: Collection[Key] = ()) -> None:
+        """One round with every probe, which may briefly pause `ranks` for their native stacks."""
         self._add(self.source.round(Tier.EXAMINE, ranks))
 
     def wait(self, seconds: float) -> None:

@@ -149,7 +149,7 @@ def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: p
         nonlocal over
         said.append(event.kind)
         if event.kind == "started":
-            session.inspect()
+            session.look_closer()
             jobs.started()
         over += event.kind == "job_ended"
         if event.kind == "job_ended" and over >= WINDOWS[0][0]:

@@ -85,15 +85,15 @@ class Session:
         self.examined = False
         return self.shown
 
-    def examine(self, ranks: Any) -> None:
+    def look_closer(self, ranks: Any = ()) -> None:
+        if not ranks:
+            self.inspected.append(self.at_s)
+            return
         assert list(ranks) == [("node-a", 100)]
         self.examined = True
 
     def wait(self, seconds: float) -> None:
         self.pauses.append(seconds)
-
-    def inspect(self) -> None:
-        self.inspected.append(self.at_s)
 
     def forget(self, job: str) -> None:
         self.jobs = ()
