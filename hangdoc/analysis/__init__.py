@@ -59,6 +59,14 @@ class Analysis(ABC, Generic[RankT, JobT]):
         """
 
 
+class Detector(Analysis[RankT, JobT]):
+    """An analysis that decides one question, with thresholds of its own: a straggler? a GIL that nobody releases?
+
+    Several playbooks share the answer, or it takes more than a condition. Its fields: `stuck`, `late`, `blamed_for`,
+    `culprits`. A detector knows no playbook and no remedy.
+    """
+
+
 @cache
 def load() -> Mapping[type, Analysis[Any, Any]]:
     """Every analysis in this package and its subpackages, by the types of facts that it derives."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hangdoc.analysis import Analysis, Case, Key, Suspect
+from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.collectives.fr_divergence import Divergence, divergence
 from hangdoc.analysis.collectives.fr_history import JobHistory, Node, RankCalls, Transfer, site
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch, racing_ranks
@@ -60,7 +60,7 @@ class DumpJob:
     moving: bool = False  # every dump was taken while its rank went from call to call
 
 
-class DumpAnalysis(Analysis[DumpFacts, DumpJob]):
+class DumpDetector(Detector[DumpFacts, DumpJob]):
     rank_facts = DumpFacts
     job_facts = DumpJob
 
@@ -289,4 +289,4 @@ def _job(history: JobHistory, cause: Cause) -> DumpJob:
     )
 
 
-ANALYSIS = DumpAnalysis()
+ANALYSIS = DumpDetector()

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import SLICE_S, WaitTime, moves_throughout, unmoved_share, wait_time
 from hangdoc.analysis.compute.workload import more_work, same_code
@@ -60,7 +60,7 @@ class StragglerFacts:
     advancing: bool | None = None  # it demands a core or waits for page faults: slow, not stuck
 
 
-class StragglerAnalysis(Analysis[StragglerFacts, None]):
+class StragglerDetector(Detector[StragglerFacts, None]):
     rank_facts = StragglerFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, StragglerFacts], None]:
@@ -240,4 +240,4 @@ def _advancing(case: Case, key: Key, resources: ResourcesFacts) -> bool | None:
     return True if asks or (resources.major_faults or 0.0) > 20.0 else None
 
 
-ANALYSIS = StragglerAnalysis()
+ANALYSIS = StragglerDetector()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.data.workers import WorkerFacts, is_stall
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
@@ -57,7 +57,7 @@ class StorageFacts:
 UNSEEN = StorageFacts()
 
 
-class StorageAnalysis(Analysis[StorageFacts, None]):
+class StorageDetector(Detector[StorageFacts, None]):
     rank_facts = StorageFacts
     seen_by = ("io", "aftermath")
 
@@ -253,4 +253,4 @@ def _format_peer(peer: Peer) -> str:
     return f"{peer.command} (pid {peer.pid})"
 
 
-ANALYSIS = StorageAnalysis()
+ANALYSIS = StorageDetector()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.call_path import CallPath, Code, Step, call_path, is_library
 from hangdoc.analysis.ranks.progress import Look, looks_at
@@ -68,7 +68,7 @@ class WorkerFacts:
 UNSEEN = WorkerFacts()
 
 
-class HelpersAnalysis(Analysis[WorkerFacts, None]):
+class WorkersDetector(Detector[WorkerFacts, None]):
     rank_facts = WorkerFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, WorkerFacts], None]:
@@ -313,4 +313,4 @@ def name_of(step: Step) -> str:
     return f"{step.file}:{step.function}"
 
 
-ANALYSIS = HelpersAnalysis()
+ANALYSIS = WorkersDetector()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.job.blocking import stuck_ranks
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.evidence import Stacks
@@ -33,7 +33,7 @@ class AftermathJob:
     doubt: str = ""  # the reason for lower confidence than in a watched job; empty: none
 
 
-class AftermathAnalysis(Analysis[AftermathFacts, AftermathJob]):
+class AftermathDetector(Detector[AftermathFacts, AftermathJob]):
     rank_facts = AftermathFacts
     job_facts = AftermathJob
 
@@ -73,4 +73,4 @@ def _runs(case: Case, key: Key) -> bool:
     )
 
 
-ANALYSIS = AftermathAnalysis()
+ANALYSIS = AftermathDetector()

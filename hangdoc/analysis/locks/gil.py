@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.call_path import call_path, user_step
 from hangdoc.analysis.ranks.phases import WAITING, chain_of, phase_of
 from hangdoc.analysis.ranks.process import process_looks
@@ -52,7 +52,7 @@ UNSEEN = GilFacts()
 FREE = GilFacts(stuck=False)
 
 
-class GilAnalysis(Analysis[GilFacts, None]):
+class GilDetector(Detector[GilFacts, None]):
     rank_facts = GilFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, GilFacts], None]:
@@ -165,4 +165,4 @@ def _format_frame(frame: Frame) -> str:
     return f"{frame.function} ({frame.file.rsplit('/', 1)[-1]})" if frame.file else frame.function
 
 
-ANALYSIS = GilAnalysis()
+ANALYSIS = GilDetector()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence.locks import LockFile
@@ -38,7 +38,7 @@ class LockFileFacts:
 UNSEEN = LockFileFacts()
 
 
-class LockFileAnalysis(Analysis[LockFileFacts, None]):
+class LockFileDetector(Detector[LockFileFacts, None]):
     rank_facts = LockFileFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, LockFileFacts], None]:
@@ -130,4 +130,4 @@ def _format_named(file: LockFile) -> str | None:
     return f"pid {file.named_pid}{at}, {state[file.named_alive]}"
 
 
-ANALYSIS = LockFileAnalysis()
+ANALYSIS = LockFileDetector()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.call_path import Step, call_path, is_library, user_step
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -41,7 +41,7 @@ UNSEEN = MutexFacts()
 FREE = MutexFacts(stuck=False)
 
 
-class MutexAnalysis(Analysis[MutexFacts, None]):
+class MutexDetector(Detector[MutexFacts, None]):
     rank_facts = MutexFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, MutexFacts], None]:
@@ -196,4 +196,4 @@ def _locks(case: Case, key: Key) -> Iterator[tuple[float, Locks]]:
             yield at, record
 
 
-ANALYSIS = MutexAnalysis()
+ANALYSIS = MutexDetector()

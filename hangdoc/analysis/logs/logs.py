@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Analysis, Case, Key, Suspect
+from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.collective_timeouts import (
     CallMismatch,
     Group,
@@ -97,7 +97,7 @@ class LogsJob:
     lines: tuple[str, ...] = ()  # the errors of these hosts: "node-7: Xid 79 on GPU ..."
 
 
-class LogsAnalysis(Analysis[LogsFacts, LogsJob]):
+class LogsDetector(Detector[LogsFacts, LogsJob]):
     rank_facts = LogsFacts
     job_facts = LogsJob
 
@@ -222,4 +222,4 @@ def _waited(groups: list[Group]) -> str | None:
     return f"{op}{f' {front}' if front is not None else ''}{'' if group.whole else f' of group {group.name}'}"
 
 
-ANALYSIS = LogsAnalysis()
+ANALYSIS = LogsDetector()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, overload
 
-from hangdoc.analysis import Analysis, Case, Key, Suspect
+from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import DataConnection, End, data_connections, mirrored
@@ -183,7 +183,7 @@ class NetworkJob:
     beyond: tuple[Suspect, ...] = ()  # unseen hosts to blame: addresses; the rank if only one is missing
 
 
-class NetworkAnalysis(Analysis[NetworkFacts, NetworkJob]):
+class NetworkDetector(Detector[NetworkFacts, NetworkJob]):
     rank_facts = NetworkFacts
     job_facts = NetworkJob
     seen_by = ("sockets",)
@@ -336,4 +336,4 @@ def _either(one: bool | None, other: bool | None) -> bool | None:
     return other if one is None else one or bool(other)
 
 
-ANALYSIS = NetworkAnalysis()
+ANALYSIS = NetworkDetector()

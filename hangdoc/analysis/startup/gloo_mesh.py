@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.network.tcp_counters import identity, syn_age_s
 from hangdoc.analysis.ranks.exit import ExitFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
@@ -94,7 +94,7 @@ class MeshJob:
     exports: tuple[str, ...] = ()  # "export GLOO_SOCKET_IFNAME=eth0 on node-[a-b]"
 
 
-class MeshAnalysis(Analysis[MeshFacts, MeshJob]):
+class MeshDetector(Detector[MeshFacts, MeshJob]):
     rank_facts = MeshFacts
     job_facts = MeshJob
 
@@ -347,4 +347,4 @@ def _format_peer(one: Connection, endpoints: Mapping[tuple[str, int], int]) -> s
     return endpoint(one.remote, one.remote_port) + (f" (rank {rank})" if rank is not None else "")
 
 
-ANALYSIS = MeshAnalysis()
+ANALYSIS = MeshDetector()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hangdoc.analysis import Analysis, Case, Key, Suspect
+from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.config_skew import SettingsJob
 from hangdoc.analysis.startup.gloo_mesh import MeshJob
@@ -70,7 +70,7 @@ class StartupJob:
     unnamed: bool = False  # also true for a rank that is not connected and has an unresolved host name
 
 
-class StartupAnalysis(Analysis[StartupFacts, StartupJob]):
+class StartupDetector(Detector[StartupFacts, StartupJob]):
     rank_facts = StartupFacts
     job_facts = StartupJob
 
@@ -245,4 +245,4 @@ def _part(one: Arrival) -> str | None:
     return f"{number} with rank{'s' * (len(ranks) > 1)} {ranks[0]}" + (f"-{ranks[-1]}" if len(ranks) > 1 else "")
 
 
-ANALYSIS = StartupAnalysis()
+ANALYSIS = StartupDetector()

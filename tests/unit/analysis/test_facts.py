@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis import Analysis, Case, FactsCircle, Key, load
+from hangdoc.analysis import Analysis, Case, Detector, FactsCircle, Key, load
 from hangdoc.analysis.compute.precision import PrecisionFacts
 from hangdoc.analysis.facts import JobFacts, RankFacts, groups
 from hangdoc.analysis.job.blocking import ADVANCING, BLOCKING
@@ -148,6 +148,13 @@ def test_every_kind_of_facts_that_may_block_a_rank_or_advance_it_is_listed(name:
     declared = {group: kind for group, kind in groups(RankFacts).items() if name in {f.name for f in fields(kind)}}
     assert declared.pop("aftermath", None) is None or name == "stuck"  # presumed from the listed ones
     assert {*declared.values()} == {*listed}
+
+
+def test_an_analysis_that_decides_is_called_a_detector() -> None:
+    decisions = {"stuck", "late", "blamed_for", "culprits"}
+    for kind, analysis in load().items():
+        decides = not decisions.isdisjoint(one.name for one in fields(kind))
+        assert not decides or isinstance(analysis, Detector), kind.__name__
 
 
 def test_a_stall_verdict_does_not_derive_facts_of_slow_jobs() -> None:
