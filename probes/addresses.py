@@ -12,7 +12,8 @@ import socket
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Target, Unseen
 from hangdoc.evidence.network import Addresses, InterfaceAddresses

@@ -11,8 +11,10 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
 from hangdoc.introspect.memory import Memory, Unreadable

@@ -14,7 +14,8 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hangdoc.discovery.job_processes import JobProcesses
 from hangdoc.evidence import Rendezvous, Sockets, Stacks, Target, Unseen

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.analysis import Case, Key, load, rounds
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from hangdoc.discovery.environment import Identity, on_loopback
 from hangdoc.discovery.job_grouping import Part, is_same_job, split_jobs
 from hangdoc.discovery.launcher import Launch
@@ -59,7 +61,8 @@ def targets_of(members: Iterable[Member], table: Table) -> tuple[Target, ...]:
     targets: list[Target] = []
     for pairs, name in zip(groups, _names([pairs[0][1] for pairs in groups]), strict=True):
         job_targets = [
-            replace(_target(member, job, ranks, table), job=name, account=accounts[member.pid]) for member, job in pairs
+            structs.replace(_target(member, job, ranks, table), job=name, account=accounts[member.pid])
+            for member, job in pairs
         ]
         targets += _number(job_targets, [member for member, _ in pairs], table)
     return tuple(sorted(targets, key=lambda t: (t.job, t.rank is None, t.rank or 0, t.pid)))
@@ -225,4 +228,4 @@ def _number(targets: list[Target], members: list[Member], table: Table) -> list[
     known = set(ranks.values())
     if len(left) == 1 and world and limits.count_absent(world, known) == 1:
         (ranks[left[0]],) = limits.absent_ranks(world, known)
-    return [replace(t, rank=ranks[t.pid], world_size=t.world_size or world) for t in targets]
+    return [structs.replace(t, rank=ranks[t.pid], world_size=t.world_size or world) for t in targets]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from hangdoc.evidence.record import Record
 from hangdoc.evidence.stacks import Frame
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(Record, frozen=True):
     """A process group of torch.distributed that a rank belongs to."""
 
     address: int  # of the ProcessGroup object in this rank; variables that hold the group point to it
@@ -19,8 +18,7 @@ class ProcessGroup:
     backend: str | None = None  # gloo, nccl, cpu:gloo,cuda:nccl, ...
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroups:
+class ProcessGroups(Record, frozen=True):
     """The process groups of a rank, and its own rank and world size (record of probe `groups`)."""
 
     groups: tuple[ProcessGroup, ...] = ()  # in order of creation; empty before init_process_group
@@ -30,8 +28,7 @@ class ProcessGroups:
     master: str | None = None  # address:port, from the current os.environ
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCall(Record, frozen=True):
     """One entry of a Flight Recorder: a collective or a point-to-point operation."""
 
     group: str  # name of the process group: "0"
@@ -51,8 +48,7 @@ class RecordedCall:
     thread: int | None = None  # calling thread, numbered in order of appearance; None: not recorded
 
 
-@dataclass(frozen=True, slots=True)
-class FlightRecorder:
+class FlightRecorder(Record, frozen=True):
     """The newest operations of a rank, from torch's Flight Recorder (record of probe `recorder`)."""
 
     version: str
@@ -61,9 +57,9 @@ class FlightRecorder:
     completed: Mapping[str, int]  # sequence of the last collective completed, by group
     final: bool = False  # a dump of a job that is gone: its unfinished operations never finished
     groups: tuple[ProcessGroup, ...] = ()  # groups with recorded members (gloo: none)
-    labels: Mapping[str, str] = field(default_factory=dict)  # the job's description of a group, by group
+    labels: Mapping[str, str] = {}  # the job's description of a group, by group
     begun: tuple[float, ...] = ()  # creation of the newest entries, Unix time (s) on this rank's clock
-    written: float | None = field(default=None, compare=False)  # mtime of the file, Unix time (s); a copy is later
+    written: float | None = None  # mtime of the file, Unix time (s); a copy is later
     missed: int = 0  # operations before the first entry, overwritten or lost
     library: str | None = None  # version of the communication library
 

@@ -7,8 +7,9 @@ takes: neither this module nor its callers create an object for each rank of a c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from itertools import islice
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Target
 

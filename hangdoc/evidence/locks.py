@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class LockFileHolder:
+class LockFileHolder(Record, frozen=True):
     """A living process that holds a lock file."""
 
     pid: int
@@ -14,8 +13,7 @@ class LockFileHolder:
     cpu_s: float  # CPU time so far, children included
 
 
-@dataclass(frozen=True, slots=True)
-class LockFile:
+class LockFile(Record, frozen=True):
     """A lock file that a rank waits for (record of probe `lockfile`)."""
 
     path: str | None = None  # None: the rank waits for no lock file
@@ -33,8 +31,7 @@ class LockFile:
     named_alive: bool | None = None  # that process is alive on this host; None: unknown
 
 
-@dataclass(frozen=True, slots=True)
-class LockWait:
+class LockWait(Record, frozen=True):
     """A thread that waits for a lock without a timeout."""
 
     tid: int
@@ -45,8 +42,7 @@ class LockWait:
     owner: int | None = None  # thread ID; 0: an ended thread; None: unknown (a plain lock records no owner)
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Record, frozen=True):
     """A thread that, by its source, holds a lock that some thread waits for."""
 
     tid: int
@@ -58,8 +54,7 @@ class Holding:
     found: bool  # the lock object was found in memory under this name; else only the names match
 
 
-@dataclass(frozen=True, slots=True)
-class Locks:
+class Locks(Record, frozen=True):
     """The locks of one rank (record of probe `locks`)."""
 
     parked: tuple[int, ...] = ()  # TIDs of Python threads in an untimed wait that only their own process can end

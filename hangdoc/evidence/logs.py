@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from hangdoc.evidence.record import Record
 
 # Kinds of event in which a rank timed out waiting for its peers: its own exit is then a consequence.
 WAITED = frozenset({"collective_timeout", "gloo_timeout", "barrier_timeout", "dump_signal"})
@@ -11,8 +12,7 @@ LOST = frozenset({"connection_closed"})  # the rank lost a peer
 TEARDOWN = "teardown"  # field of an exception raised after the launcher had asked the rank to exit
 
 
-@dataclass(frozen=True, slots=True)
-class LogEvent:
+class LogEvent(Record, frozen=True):
     """A log line that matches one of our patterns."""
 
     kind: str  # id in postmortem/readers/_logs/patterns.yaml: collective_timeout, ...
@@ -20,13 +20,10 @@ class LogEvent:
     source: str  # file
     line: int  # line number, from 1
     at: float | None = None  # Unix time (s) of the line, if it has one; compare only within a host
-    fields: Mapping[str, str] = field(
-        default_factory=dict
-    )  # from the pattern: group, sequence, op, ranks, address, ...
+    fields: Mapping[str, str] = {}  # from the pattern: group, sequence, op, ranks, address, ...
 
 
-@dataclass(frozen=True, slots=True)
-class Logs:
+class Logs(Record, frozen=True):
     """The events in the logs of one rank, or of a host or launcher, in the order of the files."""
 
     said: tuple[LogEvent, ...] = ()
@@ -35,8 +32,7 @@ class Logs:
     last: float | None = None  # Unix time (s) of the last line that has a time
 
 
-@dataclass(frozen=True, slots=True)
-class Aftermath:
+class Aftermath(Record, frozen=True):
     """The job is gone; its evidence comes from files, not from a watch (record `aftermath`, made by the assembly)."""
 
     left: tuple[str, ...]  # kinds of records found for this rank: stacks, logs, recorder, ...

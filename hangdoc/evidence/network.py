@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(Record, frozen=True):
     """A TCP socket of a rank, with the kernel's tcp_info (part of the record of probe `sockets`)."""
 
     local: str
@@ -49,14 +48,12 @@ class Connection:
     least_rtt_s: float | None = None  # lowest RTT of the last minutes (tcpi_min_rtt)
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
+class Sockets(Record, frozen=True):
     connections: tuple[Connection, ...]
     namespace: int | None = None  # inode of the network namespace
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(Record, frozen=True):
     name: str
     addresses: tuple[str, ...]
     kind: str  # ethernet | loopback | bridge | veth | wireless | infiniband | tunnel | other
@@ -74,16 +71,14 @@ class Interface:
     queue_rate: int | None = None  # that limit, bytes per second
 
 
-@dataclass(frozen=True, slots=True)
-class Interfaces:
+class Interfaces(Record, frozen=True):
     """Interfaces of a rank's network namespace (record of probe `nics`)."""
 
     interfaces: tuple[Interface, ...]
     namespace: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
+class Echo(Record, frozen=True):
     """ICMP echo requests that a host answered, small and of full packet size."""
 
     remote: str = ""
@@ -107,15 +102,13 @@ class Echo:
 UNASKED = Echo()
 
 
-@dataclass(frozen=True, slots=True)
-class Echoes:
+class Echoes(Record, frozen=True):
     """Answers of the hosts at the remote ends of a rank's connections (record of probe `echo`)."""
 
     echoes: tuple[Echo, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Record, frozen=True):
     """A rule of a packet filter."""
 
     text: str  # as the firewall tool prints it
@@ -123,15 +116,13 @@ class Rule:
     refuses: bool  # rejects with an answer; False: drops silently
 
 
-@dataclass(frozen=True, slots=True)
-class Firewall:
+class Firewall(Record, frozen=True):
     """Rules that block TCP packets (record of probe `firewall`)."""
 
     rules: tuple[Rule, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(Record, frozen=True):
     """One port of an adapter."""
 
     adapter: str  # mlx5_0
@@ -146,15 +137,13 @@ class Port:
     troubles: tuple[tuple[str, int], ...] = ()  # non-zero error counters
 
 
-@dataclass(frozen=True, slots=True)
-class Infiniband:
+class Infiniband(Record, frozen=True):
     """The InfiniBand and RoCE ports of a host (record of host probe `infiniband`)."""
 
     ports: tuple[Port, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InterfaceAddresses:
+class InterfaceAddresses(Record, frozen=True):
     """An interface and its addresses."""
 
     name: str
@@ -163,8 +152,7 @@ class InterfaceAddresses:
     default: bool = False  # a default route uses this interface
 
 
-@dataclass(frozen=True, slots=True)
-class Addresses:
+class Addresses(Record, frozen=True):
     """Addresses and host name in a rank's namespaces (record of probe `addresses`)."""
 
     interfaces: tuple[InterfaceAddresses, ...]

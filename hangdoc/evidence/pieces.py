@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from hangdoc.evidence.record import Record
 
-@dataclass(frozen=True, slots=True)
-class ProcessRef:
+
+class ProcessRef(Record, frozen=True):
     """What a source states about the process of a piece; None: not stated."""
 
     rank: int | None = None  # global rank
@@ -16,8 +16,7 @@ class ProcessRef:
     run: int = 0  # restarts of the job so far
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Record, frozen=True):
     """A record of one process, as a probe would return it. Pieces of one process and probe are successive samples.
 
     `probe` names the probe of the record, or is `logs`, or `end` with an `End` as record. A `process` without rank and

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadCpu:
+class ThreadCpu(Record, frozen=True):
     """One thread of a rank, from /proc/PID/task/TID."""
 
     tid: int
@@ -21,8 +20,7 @@ class ThreadCpu:
     run_delay_s: float | None = None  # time runnable but waiting for a core (schedstat)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Record, frozen=True):
     """A rank's process (record of probe `cpu`)."""
 
     pid: int
@@ -45,8 +43,7 @@ class Process:
     system_s: float | None = None  # part of cpu_s spent in the kernel
 
 
-@dataclass(frozen=True, slots=True)
-class ChildProcess:
+class ChildProcess(Record, frozen=True):
     """A helper process of a rank: dataloader worker, tokenizer pool, compiler."""
 
     pid: int

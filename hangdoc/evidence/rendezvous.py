@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Environ:
+class Environ(Record, frozen=True):
     """Allow-listed environment variables, never a secret (record of probe `environ`)."""
 
     variables: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Record, frozen=True):
     """The process that listens on a rank's rendezvous port."""
 
     pid: int | None  # None: its process is not readable
@@ -24,8 +23,7 @@ class Holder:
     kin: bool | None = None  # belongs to this rank's job; None: unknown
 
 
-@dataclass(frozen=True, slots=True)
-class JobProcess:
+class JobProcess(Record, frozen=True):
     """A process of this host that was started as part of the same job."""
 
     pid: int
@@ -34,8 +32,7 @@ class JobProcess:
     agent: bool = False  # a launcher
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
+class Rendezvous(Record, frozen=True):
     """The rendezvous of a rank that is starting, or of a launcher (record of probe `store`)."""
 
     address: str  # as configured
@@ -48,8 +45,7 @@ class Rendezvous:
     timeout_s: float | None = None  # timeout of init_process_group
 
 
-@dataclass(frozen=True, slots=True)
-class Advertised:
+class Advertised(Record, frozen=True):
     """The address that a rank advertises to its peers."""
 
     rank: int  # global
@@ -58,8 +54,7 @@ class Advertised:
     hostname: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
+class Mesh(Record, frozen=True):
     """Store content for the process group that a rank is creating (record of probe `mesh`)."""
 
     advertised: tuple[Advertised, ...] = ()

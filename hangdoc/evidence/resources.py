@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class CpuLimit:
+class CpuLimit(Record, frozen=True):
     """A CPU quota on a rank's cgroup or one of its parents. Counters start when the group is created."""
 
     file: str  # that sets the quota
@@ -16,8 +15,7 @@ class CpuLimit:
     throttled_s: float | None = None  # summed over all throttled CPUs
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class MemoryLimit(Record, frozen=True):
     """A memory limit on a rank's cgroup or one of its parents. Counters start when the group is created."""
 
     file: str  # that sets the limit
@@ -29,8 +27,7 @@ class MemoryLimit:
     oom_kills: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroup:
+class Cgroup(Record, frozen=True):
     """cgroup limits and memory pressure of one rank (record of probe `cgroup`)."""
 
     cpu: tuple[CpuLimit, ...] = ()  # the rank's own group first
@@ -43,8 +40,7 @@ class Cgroup:
     swapped_bytes: int | None = None  # memory of the rank in swap
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbour:
+class Neighbour(Record, frozen=True):
     """A process that is neither a rank nor a helper of one."""
 
     pid: int
@@ -55,8 +51,7 @@ class Neighbour:
     affinity: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
+class Neighbours(Record, frozen=True):
     """The busiest other processes of a host, busiest first (record of host probe `neighbours`)."""
 
     processes: tuple[Neighbour, ...]

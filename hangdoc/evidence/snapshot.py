@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec.structs import replace
+
+from hangdoc.evidence.record import Record
 from hangdoc.evidence.target import Target, Unseen
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Record, frozen=True):
     """Static properties of a host (record of host probe `host`)."""
 
     name: str
@@ -22,8 +23,7 @@ class Host:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Record, frozen=True):
     """How a rank's process ended, from the kernel."""
 
     code: int | None = None  # exit code, if it exited by itself
@@ -34,26 +34,24 @@ class End:
     kernel: tuple[str, ...] = ()  # lines of the kernel log about the process
 
 
-@dataclass(frozen=True, slots=True)
-class RankEvidence:
+class RankEvidence(Record, frozen=True):
     """One rank at one instant: its records, by probe name."""
 
     target: Target
     alive: bool | None  # False: the process is gone or a zombie
-    records: Mapping[str, Any] = field(default_factory=dict)
+    records: Mapping[str, Any] = {}
     exit: str | None = None  # "signal 9 (SIGKILL)", "exit code 1"; None: unknown or alive
     end: End | None = None  # details of the exit
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Record, frozen=True):
     """One host at one instant."""
 
     host: str
     at_s: float  # monotonic clock of this host
     time: str  # wall clock of this host, ISO 8601, for display
     ranks: tuple[RankEvidence, ...]
-    records: Mapping[str, Any] = field(default_factory=dict)  # records of host probes, by probe name
+    records: Mapping[str, Any] = {}  # records of host probes, by probe name
     unseen: tuple[Unseen, ...] = ()
     tier: str = "pulse"  # pulse | look | examine
     elsewhere: tuple[int, ...] = ()  # PIDs of ranks of this host that another host's agent reports

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Types:
+class Types(Record, frozen=True):
     """Source lines that mention bfloat16 (record of probe `types`)."""
 
     bf16: tuple[str, ...]  # "train.py:31: dtype = torch.bfloat16"; lines that choose the type first
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
+class Versions(Record, frozen=True):
     """Versions of loaded libraries (record of probe `versions`); None: not loaded, or unknown."""
 
     torch: str | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Record, frozen=True):
     """Shape, dtype and device of a tensor, read from the rank's memory."""
 
     shape: tuple[int, ...]
@@ -15,8 +15,7 @@ class Tensor:
     device: str  # cpu, cuda, ...
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Record, frozen=True):
     """A local variable of a frame or a global of the training script."""
 
     name: str
@@ -29,8 +28,7 @@ class Variable:
     tensor: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(Record, frozen=True):
     """A `for` or `while` statement that encloses a line of source."""
 
     first: int  # line of the statement itself
@@ -39,8 +37,7 @@ class Loop:
     counters: tuple[str, ...]  # loop targets, and names that the body increments
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Record, frozen=True):
     """An arm of an `if` or `try` statement that encloses a line."""
 
     line: int  # line of the statement
@@ -49,8 +46,7 @@ class Branch:
     leaves: bool = False  # the arm ends in return, continue, break or raise: code after the `if` is the other arm
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveArgument:
+class CollectiveArgument(Record, frozen=True):
     """A call that passes a local variable to a collective over the whole job."""
 
     op: str  # all_reduce | broadcast | reduce
@@ -58,8 +54,7 @@ class CollectiveArgument:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Record, frozen=True):
     """The source around the current line of a frame."""
 
     text: str  # the statement's first line, stripped, shortened and redacted
@@ -73,8 +68,7 @@ class Place:
     hands: tuple[CollectiveArgument, ...] = ()  # variables that the enclosing function passes to collectives
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Record, frozen=True):
     """One Python (or native) frame."""
 
     function: str
@@ -85,8 +79,7 @@ class Frame:
     variables: tuple[Variable, ...] | None = None  # None: not requested or not readable
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(Record, frozen=True):
     """The stack of one thread, innermost frame first."""
 
     tid: int
@@ -97,15 +90,13 @@ class Stack:
     left_out: int = 0  # frames dropped from the middle of a deep stack; `frames` has both ends
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Record, frozen=True):
     """The source around the lines on a rank's stacks (record of probe `source`)."""
 
     places: Mapping[str, Place]  # by "file:line", as in the frames
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
+class Stacks(Record, frozen=True):
     """All Python threads of a rank (record of probe `stacks`)."""
 
     threads: tuple[Stack, ...]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFile:
+class OpenFile(Record, frozen=True):
     """An open file descriptor of a rank."""
 
     fd: int
@@ -19,8 +18,7 @@ class OpenFile:
     filesystem: str | None = None  # ext4, nfs4, fuse.sshfs, ...
 
 
-@dataclass(frozen=True, slots=True)
-class FileLock:
+class FileLock(Record, frozen=True):
     """A lock on an open file of a rank, from /proc/locks."""
 
     path: str | None
@@ -30,16 +28,14 @@ class FileLock:
     waiting_pids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(Record, frozen=True):
     """Open files of a rank, and locks on them (record of probe `files`)."""
 
     open: tuple[OpenFile, ...]
     locks: tuple[FileLock, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Record, frozen=True):
     """A process at the other end of a pipe or FIFO."""
 
     pid: int
@@ -50,8 +46,7 @@ class Peer:
     moved: int | None = None  # bytes read and written since its start
 
 
-@dataclass(frozen=True, slots=True)
-class FileCall:
+class FileCall(Record, frozen=True):
     """A system call on a file that blocks a thread."""
 
     pid: int  # a rank or a helper of it
@@ -69,8 +64,7 @@ class FileCall:
     peers: tuple[Peer, ...] | None = None  # processes at the other end of a pipe or FIFO; None: not examined
 
 
-@dataclass(frozen=True, slots=True)
-class Helper:
+class Helper(Record, frozen=True):
     """Activity of a helper process of a rank, in addition to `ChildProcess`."""
 
     pid: int
@@ -83,16 +77,14 @@ class Helper:
     locked: bool = False  # every thread waits without a timeout for a lock of this process
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Record, frozen=True):
     """A folder on a local filesystem from which a rank reads data."""
 
     path: str
     entries: int  # at most `probes.io.MAX_ENTRIES`
 
 
-@dataclass(frozen=True, slots=True)
-class Io:
+class Io(Record, frozen=True):
     """I/O of a rank and its helpers (record of probe `io`)."""
 
     read: int | None = None  # bytes read since its start, caches and pipes included (rchar)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hangdoc.evidence.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Record, frozen=True):
     """A training rank found by discovery."""
 
     pid: int  # negative: the rank belongs to this host, but its process is gone
@@ -27,8 +26,7 @@ class Target:
 AGENT = "agent"  # `Unseen.probe` of a lost host
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(Record, frozen=True):
     """Something that a probe could not observe, with the reason. It is shown to the user and lowers confidence."""
 
     probe: str

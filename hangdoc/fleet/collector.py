@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc import __version__
 from hangdoc.analysis import Key

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hangdoc.evidence import (
     AGENT,
@@ -131,6 +132,8 @@ class Decoder:
             part.value, part.raw = share(parse(part.raw, kind) if made is None else made, before), b""
         for code in part.within:
             self._named(code)
+        if not isinstance(part.value, kind):
+            raise ValueError(f"part {number} is a {type(part.value).__name__}, not a {kind.__name__}")
         return part.value
 
     def _stacks(self, part: _Part) -> Stacks:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from hangdoc.evidence import Frame, ProcessGroups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from hangdoc.fleet.protocol import (
@@ -78,7 +79,7 @@ class Encoder:
     """Splits the snapshots of one agent into parts; a part that was sent before is only referred to."""
 
     def __init__(self) -> None:
-        self._numbers: NumberTable[bytes] = NumberTable()  # of the parts
+        self._numbers: NumberTable[tuple[type, bytes]] = NumberTable()  # of the parts: `{}` may be of many types
         self._answers = 0
         self._new: dict[int, msgspec.Raw] = {}
         self._objects: dict[tuple[int, int], AddressNumbers] = {}  # by PID and start time
@@ -135,11 +136,11 @@ class Encoder:
         return GroupsForm(groups, record.rank, record.world_size, record.local_rank, record.master)
 
     def _part(self, value: Any) -> int:
-        part = msgspec.json.encode(value)
+        part = type(value), msgspec.json.encode(value)
         new = part not in self._numbers
         number = self._numbers.of(part, self._answers)
         if new:
-            self._new[number] = msgspec.Raw(part)
+            self._new[number] = msgspec.Raw(part[1])
         return number
 
 

@@ -7,8 +7,7 @@ the frames of a stack) is sent once and then referred to by number. Both sides f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ import msgspec
 from hangdoc import __version__
 from hangdoc.evidence import End, Unseen, Variable
 from hangdoc.evidence.limits import RANKS_MOST
+from hangdoc.evidence.record import Record
 
 SCHEMA = "hangdoc.agent/1"
 KEEP = 16  # answers
@@ -30,8 +30,7 @@ WHY_MOST = 400  # characters of a reason
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Record, frozen=True, omit_defaults=False):
     """The agent's first line."""
 
     schema: str = SCHEMA
@@ -41,8 +40,7 @@ class Hello:
     boot: str = ""  # boot ID of its kernel
 
 
-@dataclass(frozen=True, slots=True)
-class HostArguments:
+class HostArguments(Record, frozen=True):
     """The part of a command that differs between hosts."""
 
     still: tuple[int, ...] = ()  # PIDs of stalled ranks: take native stacks
@@ -51,13 +49,12 @@ class HostArguments:
     peers: tuple[str, ...] = ()  # tokens of agents that claim processes of this host: does it show them?
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Record, frozen=True):
     """A line to one agent, or to several that share their input. The agent ends with its input."""
 
     do: str  # look | inspect | examine | peers | ping | stop
     id: int = 0
-    own: dict[str, HostArguments] = field(default_factory=dict)  # by the agent's token; by "" for a single agent
+    own: Mapping[str, HostArguments] = {}  # by the agent's token; by "" for a single agent
     fresh: bool = False  # look for new ranks first
     ask: tuple[str, ...] = ()  # what the agent's probes may send over the network (`probes.ASKABLE`)
 
@@ -66,22 +63,19 @@ class Command:
         return self.own.get(token) or self.own.get("") or HostArguments()
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(Record, frozen=True, omit_defaults=False):
     """The answer to a ping: the host is up, even if its agent is busy."""
 
     pong: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PeersAnswer:
+class PeersAnswer(Record, frozen=True):
     """The answer to `peers`: the tokens of agents that this host shows, of those asked for."""
 
     peers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RankEntry:
+class RankEntry(Record, frozen=True):
     """A rank in an answer; records are part numbers."""
 
     target: int
@@ -93,8 +87,7 @@ class RankEntry:
     near: int = 0  # higher if the agent shares more namespaces with the process
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Record, frozen=True):
     """A snapshot in parts."""
 
     to: int  # ID of the command
@@ -102,9 +95,9 @@ class Answer:
     time: str
     tier: str
     ranks: tuple[RankEntry, ...]
-    records: dict[str, int] = field(default_factory=dict)
+    records: Mapping[str, int] = {}
     unseen: tuple[Unseen, ...] = ()
-    parts: dict[int, msgspec.Raw] = field(default_factory=dict)
+    parts: Mapping[int, msgspec.Raw] = {}
 
 
 def line(value: Any) -> bytes:
@@ -132,8 +125,7 @@ SMALL, MEDIUM = 1 << 10, 1 << 14  # ranks of a group, by cache size; no cache ex
 Ranges = tuple[tuple[int, int], ...]  # first and last of consecutive numbers
 
 
-@dataclass(frozen=True, slots=True)
-class FrameCode:
+class FrameCode(Record, frozen=True):
     """A frame without its variables: equal on ranks at the same line."""
 
     function: str
@@ -143,8 +135,7 @@ class FrameCode:
     native: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadForm:
+class ThreadForm(Record, frozen=True):
     """A stack in parts."""
 
     tid: int
@@ -156,8 +147,7 @@ class ThreadForm:
     left_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StacksForm:
+class StacksForm(Record, frozen=True):
     """Stacks in parts."""
 
     threads: tuple[ThreadForm, ...]
@@ -167,8 +157,7 @@ class StacksForm:
     children: tuple[tuple[int, tuple[ThreadForm, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupForm:
+class GroupForm(Record, frozen=True):
     """A process group with its members as ranges: there may be thousands, on thousands of ranks."""
 
     address: int
@@ -178,8 +167,7 @@ class GroupForm:
     backend: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsForm:
+class GroupsForm(Record, frozen=True):
     """The process groups of a rank."""
 
     groups: tuple[GroupForm, ...]

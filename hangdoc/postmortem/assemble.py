@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Aftermath, Logs

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Frame, Place, RankEvidence, Snapshot, Source, Stack, Stacks, Variable

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import cache
 from operator import is_
 from typing import Any, TypeVar
+
+from msgspec import structs
 
 from hangdoc.evidence import (
     Branch,
@@ -38,6 +40,7 @@ from hangdoc.evidence import (
 )
 from hangdoc.evidence.logs import LogEvent
 from hangdoc.evidence.pieces import Piece
+from hangdoc.evidence.record import Record, field_names
 from hangdoc.redaction.text import HIDDEN, LONGEST, redact, redact_identifier, redact_source, redact_text, redact_words
 
 __all__ = ["LONGEST", "Mask", "hidden", "mask_text", "masked"]
@@ -48,7 +51,7 @@ _SHORTEST = 6  # characters; a shorter text is not masked
 
 
 def masked(record: T) -> T:
-    """`record`, a tree of dataclasses, tuples and mappings, with the secrets in its texts hidden.
+    """`record`, a tree of records, dataclasses, tuples and mappings, with the secrets in its texts hidden.
 
     Parts without secrets stay the same objects.
     """
@@ -97,7 +100,7 @@ class Mask:
             return self._mapping(value)
         if isinstance(value, list):
             return [self._any(part) for part in value]
-        if isinstance(value, type) or not is_dataclass(value):
+        if not field_names(kind):
             return value
         known = self._known.get(id(value)) or self._before.get(id(value))
         if known is None:
@@ -128,7 +131,7 @@ class Mask:
             changed = _variable(value)
         if not changed:
             return value
-        return replace(value, **changed)
+        return structs.replace(value, **changed) if isinstance(value, Record) else replace(value, **changed)
 
 
 def _variable(value: Variable) -> dict[str, Any]:
@@ -188,22 +191,22 @@ _SPECIAL: Mapping[type, Mapping[str, Callable[[Any], Any]]] = {
 
 @cache
 def _texts(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass that may contain text."""
+    """The fields of a record or dataclass that may contain text."""
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError):  # a class defined inside a function, as in tests
-        return tuple(field.name for field in fields(kind))
-    return tuple(field.name for field in fields(kind) if not set(_leaves(hints[field.name])) <= set(_NUMBERS))
+        return field_names(kind)
+    return tuple(name for name in field_names(kind) if not set(_leaves(hints[name])) <= set(_NUMBERS))
 
 
 @cache
 def _holds_more(kind: Any) -> bool:
-    """True if a dataclass contains records or collections, so that remembering it pays off."""
+    """True if a record or dataclass contains records or collections, so that remembering it pays off."""
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError):
         return True
-    leaves = {leaf for field in fields(kind) for leaf in _leaves(hints[field.name])}
+    leaves = {leaf for name in field_names(kind) for leaf in _leaves(hints[name])}
     plain = {str, *_NUMBERS}
     return not leaves <= plain or any(typing.get_origin(hint) in (tuple, Mapping) for hint in hints.values())
 
@@ -222,6 +225,5 @@ def _parts(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, Mapping):
         return [*value, *value.values()]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in fields(value)]
-    return []
+    kind: Any = type(value)
+    return [getattr(value, name) for name in field_names(kind)]

@@ -21,6 +21,7 @@ from rule_engine import Context, DataType, Rule, ast, builtins, errors
 
 from hangdoc.analysis import thresholds
 from hangdoc.analysis.facts import Schema
+from hangdoc.evidence.record import field_names
 from hangdoc.rules import regex_limits, time_limit
 from hangdoc.rules.conditions import Condition, Counted, Joined, Kind, Not, Path, Quantified, Selected, Term, value
 
@@ -455,10 +456,11 @@ class _Truncated(ast.ExpressionBase):  # type: ignore[misc]
 
 
 def _field(thing: Any, name: str) -> Any:
-    """A name of the scope, or a declared field of a dataclass; no other attribute is accessible."""
+    """A name of the scope, or a declared field of a record or dataclass; no other attribute is accessible."""
     if isinstance(thing, Mapping) and name in thing:
         return thing[name]
-    if name in getattr(type(thing), "__dataclass_fields__", ()):
+    kind: Any = type(thing)
+    if name in field_names(kind):
         return getattr(thing, name)
     if thresholds.is_name(name):
         return thresholds.value(name)

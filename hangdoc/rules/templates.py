@@ -12,7 +12,6 @@ import difflib
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from functools import cache, wraps
 from typing import Any
 
@@ -23,6 +22,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.tests import TESTS
 
 from hangdoc import formatting
+from hangdoc.evidence.record import field_names
 from hangdoc.rules import time_limit
 
 Scope = Mapping[str, Any]
@@ -150,7 +150,8 @@ class _Environment(SandboxedEnvironment):
 
 
 def _declared(thing: Any) -> Collection[str]:
-    return getattr(type(thing), "__dataclass_fields__", ())
+    kind: Any = type(thing)
+    return field_names(kind)
 
 
 def _timed(made: Callable[..., Any]) -> Callable[..., Any]:
@@ -405,10 +406,10 @@ def _check_path(path: str, of: Any) -> Iterator[str]:
 
 
 def _kind(hint: Any) -> type | None:
-    """The dataclass of a type hint, optional or not."""
+    """The record or dataclass of a type hint, optional or not."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next((one for one in typing.get_args(hint) if one is not type(None)), None)
-    return hint if isinstance(hint, type) and is_dataclass(hint) else None
+    return hint if isinstance(hint, type) and field_names(hint) else None
 
 
 def _member(hint: Any) -> Any:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from msgspec import structs
+
 from hangdoc.discovery.ranks import same_process
 from hangdoc.evidence import ProcessGroups, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.evidence.memory import share
@@ -115,7 +117,7 @@ def _completed(target: Target, record: Any) -> Target:
     if not isinstance(record, ProcessGroups) or target.role == "agent":
         return target
     deduced = target.rank is None or target.launcher == "spawn"  # from the order of creation
-    return replace(
+    return structs.replace(
         target,
         rank=record.rank if deduced and record.rank is not None else target.rank,
         world_size=record.world_size if record.world_size and (deduced or not target.world_size) else target.world_size,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from hangdoc.analysis import Key
 from hangdoc.evidence import AGENT, Snapshot, Target

@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from hangdoc.analysis import Key
 from hangdoc.discovery.dead_ranks import match_zombies

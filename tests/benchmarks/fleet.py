@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Sockets
 from hangdoc.fleet import protocol

@@ -18,13 +18,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import RankEvidence, Snapshot
+from hangdoc.evidence.record import Record
 from hangdoc.recording.recorder import Recorder, read
 from hangdoc.watch.live import CALM_FACTOR
 from hangdoc.watch.session import WatchOptions
@@ -81,17 +83,17 @@ def _grown(value: Any, at_s: float, draw: random.Random) -> Any:
     """A record with counters that have grown, and ages of about a step."""
     if isinstance(value, tuple):
         return tuple(_grown(one, at_s, draw) for one in value)
-    if not is_dataclass(value) or isinstance(value, type):
+    if not isinstance(value, Record):
         return value
     changed: dict[str, Any] = {}
-    for field in fields(value):
-        item = getattr(value, field.name)
-        if isinstance(item, tuple) or is_dataclass(item):
-            changed[field.name] = _grown(item, at_s, draw)
-        elif isinstance(item, float) and field.name.startswith("last_"):
-            changed[field.name] = round(draw.random() / 10, 3)
-        elif isinstance(item, (int, float)) and not isinstance(item, bool) and field.name in GROWING and item:
-            changed[field.name] = item + type(item)(at_s * 100 * (1 + draw.random() / 100))
+    for name in value.__struct_fields__:
+        item = getattr(value, name)
+        if isinstance(item, (tuple, Record)):
+            changed[name] = _grown(item, at_s, draw)
+        elif isinstance(item, float) and name.startswith("last_"):
+            changed[name] = round(draw.random() / 10, 3)
+        elif isinstance(item, (int, float)) and not isinstance(item, bool) and name in GROWING and item:
+            changed[name] = item + type(item)(at_s * 100 * (1 + draw.random() / 100))
     return replace(value, **changed)
 
 

@@ -16,11 +16,12 @@ import termios
 import time
 import venv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.demo.harness import Trial, running
 from hangdoc.discovery.ranks import discover

@@ -8,8 +8,10 @@ the one before, in a ring.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import (
     Connection,

@@ -6,7 +6,9 @@ import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.evidence.pieces import Piece, ProcessRef

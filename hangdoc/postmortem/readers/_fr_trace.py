@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, RecordedCall
 from hangdoc.postmortem.readers._fr_dedup import DumpModels

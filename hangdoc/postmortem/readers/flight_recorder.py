@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, Frame, ProcessGroups, RecordedCall, Stack, Stacks, Variable
 from hangdoc.evidence.collectives import pending_call

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
+from msgspec import structs
+
 from hangdoc.evidence import Snapshot
 from hangdoc.evidence.memory import gc_paused, share
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
@@ -99,7 +101,7 @@ def _decoded(kept: Sequence[KeptLine], size: int, problems: list[str]) -> Iterat
             _report_skipped_line(problems, one.place, error)
             continue
         if one.jobs is not None:
-            shot = replace(shot, ranks=tuple(rank for rank in shot.ranks if rank.target.job in one.jobs))
+            shot = structs.replace(shot, ranks=tuple(rank for rank in shot.ranks if rank.target.job in one.jobs))
         yield _with_shared_records(shot, before)
 
 

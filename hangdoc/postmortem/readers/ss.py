@@ -10,8 +10,10 @@ import ipaddress
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.evidence.pieces import Piece, ProcessRef

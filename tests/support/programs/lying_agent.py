@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Connection, Process, RankEvidence, Snapshot, Sockets, Target, ThreadCpu, Unseen
 from hangdoc.fleet import protocol

@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import sys
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Process, RankEvidence, Snapshot, Target, ThreadCpu
 from hangdoc.fleet import protocol

@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.discovery.ranks import discover, same_process
 from hangdoc.evidence import Target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
 from hangdoc.evidence.memory import share

@@ -6,10 +6,10 @@ import json
 import random
 from collections import deque
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.evidence import Snapshot
 from hangdoc.fleet import protocol

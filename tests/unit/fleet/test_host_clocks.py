@@ -6,17 +6,18 @@ The ranks of recorded jobs are spread over hosts, each seen in snapshots of its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import playbooks
 from hangdoc.analysis.network.links import Links
 from hangdoc.evidence import Connection, RankEvidence, Snapshot, Sockets, Stack, Stacks, Variable
+from hangdoc.evidence.record import field_names
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Finding, Verdict
 from tests.support.judge import judge
@@ -149,10 +150,11 @@ def apart(a: Any, b: Any, at: str) -> Iterator[str]:
     """Where two facts are not the same; what is computed from instants may be off by a rounding."""
     if isinstance(a, Links):
         a, b = tuple(a), tuple(b)
-    if is_dataclass(a):
-        for field in fields(a):
-            if field.name != "job":
-                yield from apart(getattr(a, field.name), getattr(b, field.name), f"{at}.{field.name}")
+    kind: Any = type(a)
+    if names := field_names(kind):
+        for name in names:
+            if name != "job":
+                yield from apart(getattr(a, name), getattr(b, name), f"{at}.{name}")
     elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         for number, (one, other) in enumerate(zip(a, b, strict=True)):
             yield from apart(one, other, f"{at}[{number}]")

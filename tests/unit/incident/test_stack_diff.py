@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import Stacks
 from hangdoc.incident.stack_diff import MOST_FRAMES, Side, sides

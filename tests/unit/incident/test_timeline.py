@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, Process, RankEvidence, Snapshot, Stack, Stacks, Target
 from hangdoc.evidence.logs import LogEvent, Logs

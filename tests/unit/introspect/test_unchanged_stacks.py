@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.evidence import Process, Snapshot, Stack, Stacks, Target, ThreadCpu
 from hangdoc.introspect import py_spy

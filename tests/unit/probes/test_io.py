@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hangdoc.evidence import FileCall, Frame, Io, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
 from probes import Probe, Request, Tier
@@ -26,7 +27,7 @@ class Watch:
     """Rounds of the probes `cpu` and `io` at one process, as the sampler makes them."""
 
     def __init__(self, program: Program) -> None:
-        self.target = replace(program.target(), start_ticks=_start_ticks(program.pid))
+        self.target = structs.replace(program.target(), start_ticks=_start_ticks(program.pid))
         self.probe = IoProbe()
         self.before: Snapshot | None = None
 
@@ -266,7 +267,7 @@ def test_a_folder_that_the_ranks_user_may_not_list_is_not_listed_for_him(tmp_pat
 
 def test_an_ended_process_is_no_error() -> None:
     with started("-c", f"{READY}time.sleep(60)") as program:
-        target = replace(program.target(), start_ticks=_start_ticks(program.pid))
+        target = structs.replace(program.target(), start_ticks=_start_ticks(program.pid))
         cpu = CPU.observe(Request([target], Tier.PULSE)).by_pid
     found = PROBE.observe(Request([target], Tier.LOOK, records={program.pid: {"cpu": cpu[program.pid]}}))
     assert found.by_pid == {}

@@ -6,10 +6,11 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.evidence import Connection, Frame, Sockets, Stack, Stacks, Target, Variable
 from hangdoc.evidence.rendezvous import Advertised

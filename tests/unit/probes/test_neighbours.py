@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import ChildProcess, Process, RankEvidence, Snapshot, Target, ThreadCpu
 from hangdoc.evidence.resources import Neighbour

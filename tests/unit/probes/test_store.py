@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.evidence import Connection, Frame, Rendezvous, Sockets, Stack, Stacks, Target, Variable
 from hangdoc.evidence.target import parse_endpoint

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from hangdoc.evidence import Environ, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.recording import recorder as recording
@@ -71,7 +72,7 @@ def test_round_trip(tmp_path: Path) -> None:
     path = write(tmp_path / "new", 3)
     found = read(path)
     assert [s.at_s for s in found.snapshots] == [0, 1, 2]
-    assert found.snapshots[1] == replace(shot(1), ranks=found.snapshots[1].ranks)
+    assert found.snapshots[1] == structs.replace(shot(1), ranks=found.snapshots[1].ranks)
     assert found.verdicts == (replace(VERDICT, stalled_for_s=41.2),)
     assert not found.truncated
     assert found.problems == ()
@@ -306,7 +307,7 @@ def test_unchanged_data_costs_little(tmp_path: Path) -> None:
     big = shot(0, noise=50_000)
     with Recorder(tmp_path, "node-a") as recorder:
         for number in range(50):
-            recorder.snapshot(replace(big, at_s=float(number)))
+            recorder.snapshot(structs.replace(big, at_s=float(number)))
     assert recorder.path is not None
     assert recorder.path.stat().st_size < 2 * 60_000
 

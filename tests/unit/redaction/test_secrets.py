@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from hangdoc.commands.output import say
@@ -311,7 +312,7 @@ def test_equal_texts_stay_equal_and_masking_twice_changes_nothing() -> None:
 
 def test_a_round_of_many_ranks_costs_little() -> None:
     shot = sampled()
-    many = replace(shot, ranks=shot.ranks * 200)
+    many = structs.replace(shot, ranks=shot.ranks * 200)
     mask = Mask()
     mask.of(many)
     mask.again()

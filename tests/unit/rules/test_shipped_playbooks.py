@@ -6,7 +6,7 @@ import ast
 import re
 import types
 import typing
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from hangdoc.analysis import Case
 from hangdoc.analysis.facts import Facts, Schema, derive, schema
 from hangdoc.demo import reproducer as demo
 from hangdoc.evidence import RankEvidence, Snapshot, Target
+from hangdoc.evidence.record import field_names
 from hangdoc.rules import loader
 from hangdoc.rules.evaluate import evaluate
 from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
@@ -157,8 +158,7 @@ def _blank(kind: Any) -> Any:
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return None
-    if is_dataclass(kind):
-        assert isinstance(kind, type)
+    if names := field_names(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{field.name: _blank(hints[field.name]) for field in fields(kind)})
+        return kind(**{name: _blank(hints[name]) for name in names})
     return (origin or kind)()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import playbooks
 from hangdoc.evidence import Connection, Snapshot, Sockets

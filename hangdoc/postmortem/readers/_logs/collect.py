@@ -6,8 +6,10 @@ import re
 import signal
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
+
+from msgspec.structs import replace
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs

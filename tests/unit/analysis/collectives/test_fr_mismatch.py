@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis.collectives.fr_history import group_histories
 from hangdoc.analysis.collectives.fr_mismatch import mismatch, racing_ranks

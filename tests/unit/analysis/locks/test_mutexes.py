@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis.locks.mutexes import MutexFacts
 from hangdoc.evidence import Frame, Process, Source, Stack, ThreadCpu

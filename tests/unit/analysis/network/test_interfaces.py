@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network.data_connections import DataConnection

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.facts import derive, schema

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start
 from hangdoc.evidence import Connection

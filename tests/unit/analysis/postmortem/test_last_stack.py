@@ -27,7 +27,7 @@ def dump(calls: int, retired: bool = True) -> FlightRecorder:
 
 
 def facts(*pieces: tuple[int, object]) -> Facts:
-    names = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
+    names: dict[type, str] = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
     return derive(list(snapshots([Piece(ProcessRef(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis.ranks.cpu_clocks import clocks, usage_between, usage_over
 from hangdoc.evidence import Process, ThreadCpu

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
@@ -33,7 +34,7 @@ IMPORT = ("_call_with_frames_removed", "<frozen importlib._bootstrap>")
 HERE, PORT = "127.0.0.1", 29500
 STORE = Holder(100, "python train.py", kin=True)
 STRANGER = Holder(7, "python -m http.server", 0, 600.0, kin=False)
-MAYBE = replace(STRANGER, kin=None)
+MAYBE = structs.replace(STRANGER, kin=None)
 
 
 @dataclass(frozen=True)

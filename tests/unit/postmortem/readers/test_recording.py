@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zstandard
+from msgspec.structs import replace
 
 from hangdoc.evidence import RankEvidence, Snapshot, Target
 from hangdoc.postmortem.readers import ReadContext, Source

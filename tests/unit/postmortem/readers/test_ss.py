@@ -7,10 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.evidence import Connection, Sockets
