@@ -1,15 +1,16 @@
 """Conditions of playbooks: `and`, `or` and `not` over typed terms, in Kleene's three-valued logic.
 
-A term is true, false or unknown. It is unknown where it reads a fact group whose probes have not seen the rank (or the
-job): `false and unknown` is false, `true or unknown` is true, anything else with unknown is unknown. A field that is
-null in a group that was seen means "there is none": it equals nothing, and no comparison holds of it.
+A term is true, false or unknown. It is unknown where it reads a fact group whose probes have not seen the rank; links
+and the job are always seen. `false and unknown` is false, `true or unknown` is true, anything else with unknown is
+unknown. A field that is null in a group that was seen means "there is none": it equals nothing, and no comparison holds
+of it.
 
-The terms themselves are expressions of the rule-engine library: see `expressions`.
+`parser` makes conditions from text. Their terms are expressions of the rule-engine library: see `terms`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from math import prod
@@ -17,11 +18,22 @@ from typing import Any, Literal, Protocol
 
 from hangdoc.rules import time_limit
 
+OBSERVED = "observed"  # selection: every rank that the needed probes have seen
+UNOBSERVED = "unobserved"  # selection: ranks that some needed probe has not seen
 MAX_COMBINATIONS = 256  # of counts, where ranks are unknown
 
 Truth = bool | None  # None: unknown
 Path = tuple[str, ...]
 Kind = Literal["ranks", "links"]
+Quantifier = Literal["any", "all", "none"]
+
+
+class RuleError(ValueError):
+    """An expression that cannot be compiled: sentence and remedy."""
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        super().__init__(sentence)
+        self.sentence, self.remedy = sentence, remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +129,15 @@ class Term:
 
     text: str
     reads: tuple[Path, ...]
-    holds: Callable[[Any], bool]  # of values that are all there
-    without: bool = False  # its value if a field is null
-    tests_null: bool = False  # `x == null`: null is no obstacle
+    holds: Callable[[Any], bool]
+    of_null: Truth = False  # its value if a field is null; None: it tests for null, so `holds` gives the value
 
     def truth(self, thing: Any, scope: Scope) -> Truth:
         time_limit.check()
         if scope.unseen(thing, self.reads):
             return None
-        if not self.tests_null and any(value(thing, path) is None for path in self.reads):
-            return self.without
+        if self.of_null is not None and any(value(thing, path) is None for path in self.reads):
+            return self.of_null
         return self.holds(thing)
 
     def parts(self) -> Sequence[Condition]:
@@ -161,11 +172,16 @@ class Selected:
 class Quantified:
     """`any(...)`, `all(...)` or `none(...)` of the ranks, or of the links."""
 
-    word: Literal["any", "all", "none"]
+    word: Quantifier
     kind: Kind
     condition: Condition
 
     reads: tuple[Path, ...] = ()
+
+    @property
+    def over(self) -> Iterable[tuple[Kind, Condition]]:
+        """The conditions over ranks or links that decide it."""
+        return ((self.kind, self.condition),)
 
     def truth(self, thing: Any, scope: Scope) -> Truth:
         found = scope.members(self.condition, self.kind)
@@ -187,23 +203,28 @@ class Counted:
     """A comparison in which `count(...)` of ranks or links occurs; certain if every possible count decides it alike."""
 
     term: Term  # of the job, and of the counts by name
-    counts: tuple[tuple[str, Kind, Condition], ...]  # with the name that stands for the count in the term
+    counts: Mapping[str, tuple[Kind, Condition]]  # by the name that stands for the count in the term
 
     reads: tuple[Path, ...] = ()
 
+    @property
+    def over(self) -> Iterable[tuple[Kind, Condition]]:
+        """The conditions over ranks or links that decide it."""
+        return self.counts.values()
+
     def truth(self, thing: Any, scope: Scope) -> Truth:
-        found = [scope.members(condition, kind) for _, kind, condition in self.counts]
+        found = [scope.members(condition, kind) for kind, condition in self.over]
         possible = [range(len(one.certain), len(one.certain) + len(one.unknown) + 1) for one in found]
         if prod(map(len, possible)) > MAX_COMBINATIONS:
             return None
-        names = [name for name, _, _ in self.counts]
         outcomes = {
-            self.term.truth({**thing, **dict(zip(names, some, strict=True))}, scope) for some in product(*possible)
+            self.term.truth({**thing, **dict(zip(self.counts, some, strict=True))}, scope)
+            for some in product(*possible)
         }
         return outcomes.pop() if len(outcomes) == 1 else None
 
     def parts(self) -> Sequence[Condition]:
-        return tuple(condition for _, _, condition in self.counts)
+        return tuple(condition for _, condition in self.over)
 
     def __str__(self) -> str:
         return self.term.text

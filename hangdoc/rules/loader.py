@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-import stat
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,22 +9,23 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hangdoc.formatting import suggestion
+from hangdoc.rules.conditions import OBSERVED, UNOBSERVED, RuleError
+from hangdoc.rules.files import FILE, MAX_BYTES, MAX_PLAYBOOKS, UnreadableFile, find_files, read_file
+
 if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
     import yaml
 
     from hangdoc.analysis.facts import Schema
     from hangdoc.rules.conditions import Condition, Kind
-    from hangdoc.rules.expressions import Compiler, Listing, Selections
+    from hangdoc.rules.parser import Selections
     from hangdoc.rules.schema import Envelope, Location
     from hangdoc.rules.templates import Text
+    from hangdoc.rules.terms import Compiler, Listing
 
 T = TypeVar("T")
 
-FILE = "playbook.yaml"
-LAYERS = ("cause", "contract", "symptom")
-MAX_PLAYBOOKS = 500  # of one directory
-MAX_BYTES = 256 * 1024  # of a playbook file
-MAX_DEPTH = 20
+MAX_DEPTH = 20  # levels of a file
 MAX_VALUE = 4_000  # characters of a key or a value in the file
 MAX_PROBLEMS = 20  # reported per playbook
 MAX_SENTENCE = 300  # characters of a problem, which may quote the playbook
@@ -82,7 +80,7 @@ class Library:
         One that names a playbook of an earlier layer is not explained by it.
         """
         named = {p.id: frozenset(p.envelope.explains) for p in self.playbooks}
-        layer = {p.id: LAYERS.index(p.envelope.layer) for p in self.playbooks}
+        layer = {p.id: p.envelope.layer_number for p in self.playbooks}
         return {
             id: named[id] | {other for other in layer if layer[id] < layer[other] and id not in named[other]}
             for id in layer
@@ -94,7 +92,7 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
 
     Of two with the same id the first wins. `probes`: names allowed in `needs`; None: all probes.
     """
-    from hangdoc.rules.expressions import Compiler
+    from hangdoc.rules.terms import Compiler
 
     compiler = Compiler(schema)
     known = _probe_names() if probes is None else probes
@@ -133,12 +131,12 @@ def _refused_relations(kept: dict[str, Playbook], known: Collection[str]) -> Ite
             if name not in known:
                 kept.pop(playbook.id, None)
                 sentence = f"`{at[0]}`: there is no playbook {name!r}"
-                yield Problem(playbook.file, _line(playbook.lines, at), sentence, _suggest(name, known))
+                yield Problem(playbook.file, _line(playbook.lines, at), sentence, suggestion(name, known))
     order = list(kept)  # those of earlier directories first
     directories = list(dict.fromkeys(playbook.file.parent.parent for playbook in kept.values()))
     directory = {id: directories.index(playbook.file.parent.parent) for id, playbook in kept.items()}
     while circle := _circle(Library(tuple(kept.values()))):
-        layers = [LAYERS.index(kept[id].envelope.layer) for id in circle]
+        layers = [kept[id].envelope.layer_number for id in circle]
         back = {id for id, own, other in zip(circle, layers, (*layers[1:], layers[0]), strict=True) if own >= other}
         last = kept.pop(max((directory[id], id in back, order.index(id), id) for id in circle)[-1])
         begin = circle.index(last.id)
@@ -195,10 +193,8 @@ def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playb
 def _probe_names() -> frozenset[str]:
     import probes
 
-    return frozenset(probe.name for probe in probes.load()) | {
-        "logs",
-        "aftermath",
-    }  # records of no probe: left by a job that has ended
+    left_by_an_ended_job = {"logs", "aftermath"}  # records of no probe
+    return frozenset(probe.name for probe in probes.load()) | left_by_an_ended_job
 
 
 class _Reader:
@@ -210,6 +206,8 @@ class _Reader:
         self.problems: list[Problem] = []
 
     def read(self) -> Playbook | None:
+        from hangdoc.rules import parser
+
         data = self._yaml()
         envelope = None if self.problems else self._envelope(data)
         if envelope is None:
@@ -220,8 +218,8 @@ class _Reader:
             self.file,
             envelope,
             selections,
-            self._each(envelope.conditions(), lambda text: self.compiler.condition(text, selections)),
-            self._each(envelope.lists(), lambda text: self.compiler.listing(text, selections)),
+            self._each(envelope.conditions(), partial(parser.condition, self.compiler, selections)),
+            self._each(envelope.lists(), partial(self.compiler.listing, selections.ranks, selections.links)),
             self._templates(envelope),
             self.lines,
         )
@@ -302,7 +300,7 @@ class _Reader:
             return None
 
     def _check(self, envelope: Envelope) -> None:
-        from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
+        from hangdoc.rules.parser import reserved
 
         folder = self.file.resolve().parent.name
         if envelope.id != folder:
@@ -312,29 +310,27 @@ class _Reader:
         for i, need in enumerate(envelope.needs):
             for probe in need.split("|"):
                 if probe not in self.probes:
-                    self._say(("needs", i), f"needs an unknown probe {probe!r}", _suggest(probe, self.probes))
+                    self._say(("needs", i), f"needs an unknown probe {probe!r}", suggestion(probe, self.probes))
         for at, kind, _ in _selections(envelope):
             name = str(at[1])
-            if name in self.compiler.reserved(kind) or (kind == "links" and name in envelope.select):
+            if name in reserved(self.compiler, kind) or (kind == "links" and name in envelope.select):
                 self._say(at, f"the selection `{name}` has a reserved or duplicate name", "rename it")
         for at, name, of_links in envelope.names():
             known = envelope.links if of_links else {*envelope.select, OBSERVED, UNOBSERVED}
             if name not in known:
                 kind = "links" if of_links else "ranks"
-                self._say(at, f"{_where(at)}: there is no selection of {kind} named `{name}`", _suggest(name, known))
+                self._say(at, f"{_where(at)}: there is no selection of {kind} named `{name}`", suggestion(name, known))
 
     def _selections(self, envelope: Envelope) -> Selections:
-        from hangdoc.rules.expressions import Selections
+        from hangdoc.rules.parser import Selections, add_selection
 
         found = Selections(declared={str(name): kind for (_, name), kind, _ in _selections(envelope)})
         for at, kind, text in _selections(envelope):
-            self._each([(at, text)], partial(self.compiler.selection, str(at[1]), kind, found))
+            self._each([(at, text)], partial(add_selection, self.compiler, found, str(at[1]), kind))
         return found
 
     def _each(self, written: Iterable[tuple[Location, str]], compile: Callable[[str], T]) -> dict[Location, T]:
         """What was written at each location, compiled; problems are noted."""
-        from hangdoc.rules.expressions import RuleError
-
         found: dict[Location, T] = {}
         for at, text in written:
             try:
@@ -352,6 +348,9 @@ class _Reader:
             each = at[0] == "evidence" and envelope.evidence[int(at[1])].each is not None
             for sentence in templates.check(text, {**names, "item": None} if each else names):
                 self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "fix it")
+            if each and not templates.reads(text, "item"):
+                sentence = f"{_where(at[:2])}: `each` needs a `text` that shows `item`"
+                self._say(at[:2], sentence, "see the built-in playbooks")
             found[at] = templates.Text(text)
         return found
 
@@ -378,7 +377,7 @@ def _where(at: Location) -> str:
 def _explained(at: Location, kind: str, message: str) -> tuple[str, str]:
     """A pydantic error as sentence and remedy."""
     if kind == "extra_forbidden":
-        return f"unknown field {_where(at)}", _suggest(str(at[-1]), _fields(at))
+        return f"unknown field {_where(at)}", suggestion(str(at[-1]), _fields(at))
     if kind == "missing":
         return f"{_where(at)} is missing", "add it: see the built-in playbooks"
     sentence, _, remedy = message.removeprefix("Value error, ").partition(", known are ")
@@ -401,41 +400,3 @@ def _fields(at: Location) -> Iterator[str]:
     parents = [models[part] for part in at[:-1] if part in models] or [envelope.Envelope]
     for name, field in parents[-1].model_fields.items():
         yield field.alias or name
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names) or 'none'}"
-
-
-# --- files: a user's directory may contain anything -----------------------------------------------
-
-
-class UnreadableFile(OSError):
-    """A file that hangdoc refuses to read: one sentence."""
-
-
-def find_files(directory: Path) -> list[Path]:
-    """Every `ID/playbook.yaml` in order of name, even beyond MAX_PLAYBOOKS; raises OSError."""
-    files = (Path(entry.path, FILE) for entry in sorted(os.scandir(directory), key=lambda entry: entry.name))
-    return [file for file in files if os.path.lexists(file)]
-
-
-def read_file(file: Path, limit: int) -> bytes:
-    """A regular file of at most `limit` bytes; raises OSError, UnreadableFile for any other.
-
-    Other kinds of files are not even opened: a FIFO would block, and opening a device can trigger it.
-    """
-    _require_regular(os.stat(file))
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as opened:
-        _require_regular(os.fstat(opened.fileno()))
-        data = opened.read(limit + 1)
-    if len(data) > limit:
-        raise UnreadableFile(f"is larger than {limit} bytes")
-    return data
-
-
-def _require_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise UnreadableFile("cannot be read: not a regular file")

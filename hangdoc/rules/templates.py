@@ -8,7 +8,6 @@ Names and fields are checked when a playbook is loaded. The renderers escape for
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.tests import TESTS
 
 from hangdoc import formatting
+from hangdoc.formatting import name_processes, suggestion
 from hangdoc.rules import time_limit
 
 Scope = Mapping[str, Any]
@@ -40,7 +40,6 @@ _ALLOWED = (
     nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Sub, nodes.Div, nodes.FloorDiv, nodes.Neg, nodes.Pos,
     nodes.List, nodes.Tuple,
 )  # fmt: skip
-_PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 _OF_LOOPS = ("first", "index", "index0", "last", "length")  # fields of `loop`
 
 
@@ -69,13 +68,24 @@ class Text:
 
 def check(text: str, names: Types) -> tuple[str, ...]:
     """One sentence for each unknown name or field, or for the syntax error."""
+    tree = _parsed(text)
+    return (tree,) if isinstance(tree, str) else tuple(_refused(tree)) or tuple(_check(tree, names))
+
+
+def reads(text: str, name: str) -> bool:
+    """True if the template reads the name, or cannot be parsed."""
+    tree = _parsed(text)
+    return isinstance(tree, str) or any(node.name == name for node in tree.find_all(nodes.Name))
+
+
+def _parsed(text: str) -> nodes.Template | str:
+    """The tree, or a sentence about the syntax error."""
     try:
-        tree = _environment().parse(text)
+        return _environment().parse(text)
     except TemplateError as error:
-        return (str(error),)
+        return str(error)
     except (RecursionError, ValueError) as error:
-        return (f"cannot be parsed: {error}",)
-    return tuple(_refused(tree)) or tuple(_check(tree, names))
+        return f"cannot be parsed: {error}"
 
 
 def _refused(tree: nodes.Template) -> Iterator[str]:
@@ -104,20 +114,20 @@ def _check(tree: nodes.Template, names: Types) -> Iterator[str]:
     local = {node.name for node in tree.find_all(nodes.Name) if node.ctx != "load"}
     loaded = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
     for name in sorted(loaded - local - {"loop", *_environment().globals, *names}):
-        yield f"unknown name `{name}`; {_suggest(name, names)}"
+        yield f"unknown name `{name}`; {suggestion(name, names)}"
     known = {name: hint for name, hint in names.items() if name not in local}
     for attribute in tree.find_all(nodes.Getattr):
         of = _hint(attribute.node, known)
         if _kind(of) is not None and _field(of, attribute.attr) is None:
-            yield f"unknown field `{attribute.attr}`; {_suggest(attribute.attr, _fields(of))}"
+            yield f"unknown field `{attribute.attr}`; {suggestion(attribute.attr, _fields(of))}"
         elif _member(of) is not None:
             yield f"`.{attribute.attr}` of several: use the filter attr('{attribute.attr}')"
     for test in tree.find_all(nodes.Test):
         if test.name not in _environment().tests:
-            yield f"unknown test `{test.name}`; {_suggest(test.name, _environment().tests)}"
+            yield f"unknown test `{test.name}`; {suggestion(test.name, _environment().tests)}"
     for filtered in tree.find_all(nodes.Filter):
         if filtered.name not in _environment().filters:
-            yield f"unknown filter `{filtered.name}`; {_suggest(filtered.name, _environment().filters)}"
+            yield f"unknown filter `{filtered.name}`; {suggestion(filtered.name, _environment().filters)}"
         if filtered.name in ("attr", "by") and filtered.args and isinstance(filtered.args[0], nodes.Const):
             yield from _check_path(str(filtered.args[0].value), _member(_hint(filtered.node, known)))
 
@@ -178,20 +188,6 @@ def _plain(value: Any) -> Any:
 
 
 # --- filters --------------------------------------------------------------------------------------
-
-
-def _ranks(ranks: Iterable[Any]) -> str:
-    """`rank 2`, `ranks 0-1,7`; by PID if the rank is unknown."""
-    found = list(ranks)
-    known = [r.rank for r in found if r.rank >= 0]
-    nameless = [r.pid for r in found if r.rank < 0]
-    pids = [str(pid) for pid in nameless if pid >= 0]
-    named = [formatting.name_ranks(known)] if known or not nameless else []
-    if pids:
-        named.append(f"pid {', '.join(pids)}")
-    if unknown := len(nameless) - len(pids):  # from a dump without rank and PID
-        named.append("an unnamed process" if unknown == 1 else f"{unknown} unnamed processes")
-    return " and ".join(named)
 
 
 def _rank_list(ranks: Iterable[Any]) -> str:
@@ -255,7 +251,7 @@ def _by(ranks: Iterable[Any], path: str, digits: int | None = None) -> str:
         (value,) = _values([rank], path)
         if value is not None:
             groups.setdefault(_text(value, digits), []).append(rank)
-    return ", ".join(f"{value} on {_ranks(group)}" for value, group in groups.items()) or "unknown"
+    return ", ".join(f"{value} on {name_processes(group)}" for value, group in groups.items()) or "unknown"
 
 
 def _standing(ranks: Iterable[Any]) -> str:
@@ -266,7 +262,10 @@ def _standing(ranks: Iterable[Any]) -> str:
         groups.setdefault(f"{doing} at {rank.stack.site}" if rank.stack.site else doing, []).append(rank)
     if len(groups) == 1:
         return next(iter(groups))
-    return ", ".join(f"{doing} on {_ranks(group)}" for doing, group in groups.items())
+    return ", ".join(f"{doing} on {name_processes(group)}" for doing, group in groups.items())
+
+
+_PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 
 
 def _verb(ranks: Iterable[Any], verb: str) -> str:
@@ -332,11 +331,11 @@ def _last(values: Sequence[Any]) -> Any:
     return values[-1] if values else None
 
 
-def _least(values: Iterable[Any]) -> Any:
+def _min(values: Iterable[Any]) -> Any:
     return min((value for value in values if value is not None), default=None)
 
 
-def _most(values: Iterable[Any]) -> Any:
+def _max(values: Iterable[Any]) -> Any:
     return max((value for value in values if value is not None), default=None)
 
 
@@ -355,12 +354,12 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     **{made.__name__: _of_text(made) for made in (str.capitalize, str.lower, str.strip, str.upper)},
     "first": _first,
     "last": _last,
-    "min": _least,
-    "max": _most,
+    "min": _min,
+    "max": _max,
     "join": _join,
     "replace": _replace,
     "round": _round,
-    "ranks": _ranks,
+    "ranks": name_processes,
     "rank_list": _rank_list,
     "pids": _pids,
     "hosts": _hosts,
@@ -400,7 +399,7 @@ def _check_path(path: str, of: Any) -> Iterator[str]:
             return
         before, of = of, _field(of, name)
         if of is None:
-            yield f"unknown field `{name}` in '{path}'; {_suggest(name, _fields(before))}"
+            yield f"unknown field `{name}` in '{path}'; {suggestion(name, _fields(before))}"
             return
 
 
@@ -429,8 +428,3 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 def _field(hint: Any, name: str) -> Any:
     return _fields(hint).get(name)
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(sorted(known))}"

@@ -20,8 +20,8 @@ from hangdoc.analysis.facts import Facts, Schema, derive, schema
 from hangdoc.demo import reproducer as demo
 from hangdoc.evidence import RankEvidence, Snapshot, Target
 from hangdoc.rules import loader
+from hangdoc.rules.conditions import OBSERVED, UNOBSERVED
 from hangdoc.rules.evaluate import evaluate
-from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
 from hangdoc.rules.loader import Library, Playbook
 
 SECTIONS = ("What it looks like", "How to confirm", "How to fix", "How to prevent", "Look-alikes")
