@@ -8,7 +8,7 @@ from typing import Any
 
 from hangdoc.analysis.facts import Facts
 from hangdoc.formatting import name_processes
-from hangdoc.rules.conditions import Condition, Counted, Kind, Not, Quantified, Selected, Term, Truth, value
+from hangdoc.rules.conditions import Aggregate, Condition, Kind, Not, Selected, Term, Truth, value
 from hangdoc.rules.loader import Library, Playbook
 from hangdoc.rules.scope import PlaybookScope, View
 from hangdoc.rules.time_limit import TooSlow, allowance, cpu_s
@@ -74,7 +74,7 @@ class _Writer:
             return Node("...", None)
         text = f"{name}: {condition}" if name else str(condition)
         outcome = OUTCOMES[condition.truth(self._scope.job, self._scope)]
-        if isinstance(condition, (Quantified, Counted)):
+        if isinstance(condition, Aggregate):
             parts = tuple(self.over_things(inner, kind) for kind, inner in condition.over)
             return Node(text, outcome, parts=parts)
         if term := _term(condition):

@@ -20,7 +20,7 @@ from hangdoc.rules.conditions import (
     RuleError,
     Selected,
     Term,
-)  # fmt: skip
+)
 from hangdoc.rules.terms import Compiler
 from hangdoc.rules.tokens import REMEDY, tokens
 

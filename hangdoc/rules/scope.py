@@ -7,18 +7,7 @@ from typing import Any
 
 from hangdoc.analysis.facts import Facts
 from hangdoc.rules.columns import Columns
-from hangdoc.rules.conditions import (
-    OBSERVED,
-    UNOBSERVED,
-    Condition,
-    Counted,
-    Kind,
-    Members,
-    Path,
-    Quantified,
-    Selected,
-    every,
-)  # fmt: skip
+from hangdoc.rules.conditions import OBSERVED, UNOBSERVED, Aggregate, Condition, Kind, Members, Path, Selected, every
 from hangdoc.rules.coverage import Coverage
 from hangdoc.rules.loader import Playbook
 
@@ -77,7 +66,7 @@ class PlaybookScope(Mapping[str, Any]):
 
     def missing(self, condition: Condition) -> str:
         """The evidence that would decide a condition over the job: `io of ranks 0-3 not seen`."""
-        over = (pair for one in every(condition) if isinstance(one, (Quantified, Counted)) for pair in one.over)
+        over = (pair for one in every(condition) if isinstance(one, Aggregate) for pair in one.over)
         asked = ((inner, self.members(inner, kind).unknown) for kind, inner in over)
         return "; ".join(self._view.coverage.missing(asked).values())
 
