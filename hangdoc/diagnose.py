@@ -12,7 +12,7 @@ from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_processes, name_ranks, seconds
 from hangdoc.rules.evaluate import FAILED, evaluate
-from hangdoc.rules.loader import Library, load
+from hangdoc.rules.library import Library
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 LONG_S = 60.0  # an idle rank may keep other ranks waiting for this long, for a request or the next file
@@ -49,6 +49,7 @@ class Judge:
 def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
     """The judge with the shipped playbooks and those in the folders `playbooks`; `say` gets the problems of each."""
     import playbooks as shipped
+    from hangdoc.rules.loader import load
 
     types = load_schema()
     library = load((shipped.ROOT, *playbooks), types)

@@ -6,11 +6,10 @@ A playbook that fails, or exceeds its CPU time, affects no other playbook.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hangdoc.analysis.facts import Facts, RankFacts
-from hangdoc.rules.loader import Library, Playbook
+from hangdoc.rules.library import Library, Playbook
 from hangdoc.rules.scope import PlaybookScope, View
 from hangdoc.rules.time_limit import TooSlow, allowance, cpu_s
 from hangdoc.verdict import CONFIDENCES, Considered, Culprit, Finding, Link, Proof
@@ -103,19 +102,20 @@ def _finding(playbook: Playbook, scope: PlaybookScope, doubts: Sequence[str]) ->
     # Doubts count after clipping: no number of good reasons makes up for missing evidence.
     level = min(max(level, 0), len(CONFIDENCES) - 1) - len(doubts)
     texts = _Texts(playbook, scope)
-    finding = Finding(
+    summary, evidence, actions = texts.one(("summary",)), tuple(texts.evidence()), tuple(texts.actions())
+    return Finding(
         playbook=playbook.id,
         cls=envelope.cls,
         confidence=CONFIDENCES[max(level, 0)],
         title=envelope.title,
-        summary=texts.one(("summary",)) or envelope.title,
+        summary=summary or envelope.title,
         culprits=_culprits(playbook, scope),
         links=_links(scope[envelope.blame_links]) if envelope.blame_links else (),
-        evidence=tuple(texts.evidence()),
-        actions=tuple(texts.actions()),
+        evidence=evidence,
+        actions=actions,
         status=envelope.status,
+        reasons=(*raised, *lowered, *doubts, *texts.failures),
     )
-    return replace(finding, reasons=(*raised, *lowered, *doubts, *texts.failures))
 
 
 def _reasons(playbook: Playbook, scope: PlaybookScope, direction: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from hangdoc.analysis.facts import Facts
 from hangdoc.formatting import name_processes
 from hangdoc.rules.conditions import Aggregate, Condition, Kind, Not, Selected, Term, Truth, value
-from hangdoc.rules.loader import Library, Playbook
+from hangdoc.rules.library import Library, Playbook
 from hangdoc.rules.scope import PlaybookScope, View
 from hangdoc.rules.time_limit import TooSlow, allowance, cpu_s
 from hangdoc.verdict import Verdict

@@ -9,7 +9,7 @@ from hangdoc.analysis.facts import Facts
 from hangdoc.rules.columns import Columns
 from hangdoc.rules.conditions import OBSERVED, UNOBSERVED, Aggregate, Condition, Kind, Members, Path, Selected, every
 from hangdoc.rules.coverage import Coverage
-from hangdoc.rules.loader import Playbook
+from hangdoc.rules.library import Playbook
 
 
 class View:

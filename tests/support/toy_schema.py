@@ -12,7 +12,8 @@ from typing import Any
 from hangdoc.analysis import Case
 from hangdoc.analysis.facts import Facts, Schema
 from hangdoc.evidence import Snapshot
-from hangdoc.rules.loader import Library, load
+from hangdoc.rules.library import Library
+from hangdoc.rules.loader import load
 from tests.support.toy_types import schema
 
 PROBES = frozenset({"cpu", "stacks", "io", "host"})
