@@ -23,9 +23,9 @@ from hangdoc.rules import runbook, time_limit
 from hangdoc.rules.conditions import OBSERVED, UNOBSERVED
 from hangdoc.rules.evaluate import FAILED, evaluate
 from hangdoc.rules.files import MAX_PLAYBOOKS
+from hangdoc.rules.filters import MAX_TEXT
 from hangdoc.rules.loader import MAX_PROBLEMS, load
 from hangdoc.rules.scope import PlaybookScope
-from hangdoc.rules.templates import MAX_TEXT
 from hangdoc.rules.time_limit import CPU_S, CPU_S_PER_RANK
 from tests.support.toy_schema import PROBES, SCHEMA, NetworkJob, StackFacts, facts, library, playbook, write
 
