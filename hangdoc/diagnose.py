@@ -10,9 +10,9 @@ from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive
 from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
-from hangdoc.formatting import name_ranks, seconds
+from hangdoc.formatting import name_processes, name_ranks, seconds
 from hangdoc.rules.evaluate import FAILED, evaluate
-from hangdoc.rules.loader import Library, load
+from hangdoc.rules.library import Library
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 LONG_S = 60.0  # an idle rank may keep other ranks waiting for this long, for a request or the next file
@@ -49,6 +49,7 @@ class Judge:
 def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
     """The judge with the shipped playbooks and those in the folders `playbooks`; `say` gets the problems of each."""
     import playbooks as shipped
+    from hangdoc.rules.loader import load
 
     types = load_schema()
     library = load((shipped.ROOT, *playbooks), types)
@@ -158,7 +159,7 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     for rank in facts.ranks:
         doing.setdefault(_doing(rank), []).append(rank)
     activities = sorted(doing.items(), key=lambda item: -len(item[1]))
-    return "; ".join(f"{_named(ranks)}: {what}" for what, ranks in activities)
+    return "; ".join(f"{name_processes(ranks)}: {what}" for what, ranks in activities)
 
 
 def _step_time_note(facts: Facts, usual_s: float | None) -> str:
@@ -188,15 +189,9 @@ def _absent_note(facts: Facts) -> str:
     where = f" at {sites}" if sites else ""
     many = len(absent) > 1
     return (
-        f"{_named(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, idle{where}; "
+        f"{name_processes(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, idle{where}; "
         f"hangdoc cannot tell whether {'they' if many else 'it'} will continue"
     )
-
-
-def _named(ranks: Sequence[RankFacts]) -> str:
-    numbers = [rank.rank for rank in ranks if rank.rank >= 0]
-    pids = [str(rank.pid) for rank in ranks if rank.rank < 0]
-    return " and ".join([*([name_ranks(numbers)] if numbers else []), *([f"pid {', '.join(pids)}"] if pids else [])])
 
 
 def _no_ranks(facts: Facts) -> bool:
@@ -228,7 +223,7 @@ def _exit_note(facts: Facts) -> str:
     how = ", ".join(dict.fromkeys(rank.exit.text for rank in first if rank.exit.text))
     sites = ", ".join(dict.fromkeys(rank.exit.site for rank in first if rank.exit.site))
     seen = f", last seen at {sites}" if sites else ""
-    return f"{who} ended, {_named(first)} first: {how}{seen}; see the log of {_named(first)}"
+    return f"{who} ended, {name_processes(first)} first: {how}{seen}; see the log of {name_processes(first)}"
 
 
 def _doing(rank: RankFacts) -> str:

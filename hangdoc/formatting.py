@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 _PLAIN_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
@@ -38,6 +39,31 @@ def name_ranks(ranks: Iterable[int]) -> str:
     if not distinct:
         return "no rank"
     return f"rank{'s' if len(distinct) > 1 else ''} {fold_ranks(distinct)}"
+
+
+class Process(Protocol):
+    """A process that may be a rank."""
+
+    @property
+    def rank(self) -> int:
+        """Its number; -1: unknown."""
+
+    @property
+    def pid(self) -> int:
+        """Its PID; -1: unknown."""
+
+
+def name_processes(processes: Iterable[Process]) -> str:
+    """`rank 2`, `ranks 0-1,7 and pid 4276`, `no rank`: by PID if the rank is unknown."""
+    found = list(processes)
+    nameless = [one.pid for one in found if one.rank < 0]
+    pids = [str(pid) for pid in nameless if pid >= 0]
+    named = [name_ranks(one.rank for one in found if one.rank >= 0)] if len(nameless) < len(found) or not found else []
+    if pids:
+        named.append(f"pid {', '.join(pids)}")
+    if unknown := len(nameless) - len(pids):  # from a dump without rank and PID
+        named.append("an unnamed process" if unknown == 1 else f"{unknown} unnamed processes")
+    return " and ".join(named)
 
 
 def endpoint(address: str, port: int) -> str:
@@ -99,3 +125,12 @@ def percent(value: float | None) -> str:
         return "an unknown share"
     points = value * 100
     return f"{points:.1f} %" if 0 < abs(points) < 0.95 else f"{points:.0f} %"
+
+
+def suggestion(name: str, known: Iterable[str], more: Iterable[str] = ()) -> str:
+    """The remedy for an unknown name: the nearest one of `known` and `more`, or all of `known`."""
+    from difflib import get_close_matches  # rarely needed
+
+    names = sorted(known)
+    near = get_close_matches(name, (*names, *more), n=1)
+    return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names) or 'none'}"

@@ -82,7 +82,7 @@ def print_explanations(judge: Judge, found: Report, id: str, json: bool) -> None
 
     for job in found.jobs:
         try:
-            explanation = explain(judge.library, job.facts, id)
+            explanation = explain(judge.library, job.facts, job.verdict, id)
         except KeyError:
             raise HangdocError(f"the playbook {id!r} has problems and was skipped: see above") from None
         if json:

@@ -39,7 +39,7 @@ def _line(text: str, outcome: str | None, more: str) -> Text:
 
 
 def _of_whom(node: Node) -> Iterator[str]:
-    if node.outcome is None and node.yes:
-        yield node.yes
+    if node.outcome is None and node.certain:
+        yield node.certain
     if node.unknown:
         yield f"unknown: {node.unknown}"

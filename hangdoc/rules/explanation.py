@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.formatting import name_ranks
-from hangdoc.rules.conditions import Condition, Counted, Kind, Not, Quantified, Selected, Term, Truth, value
-from hangdoc.rules.evaluate import CPU_S, CPU_S_PER_RANK, PlaybookScope, View, evaluate
-from hangdoc.rules.loader import Library
-from hangdoc.rules.time_limit import TooSlow, allowance
+from hangdoc.formatting import name_processes
+from hangdoc.rules.conditions import Aggregate, Condition, Kind, Not, Selected, Term, Truth, value
+from hangdoc.rules.library import Library, Playbook
+from hangdoc.rules.scope import PlaybookScope, View
+from hangdoc.rules.time_limit import TooSlow, allowance, cpu_s
+from hangdoc.verdict import Verdict
 
 MAX_VALUES = 6  # distinct values of a field
 MAX_VALUE = 120  # characters of a value
 MAX_NODES = 2_000  # of one tree
 
-Outcome = Literal["yes", "no", "unknown"]
-OUTCOMES: dict[Truth, Outcome] = {True: "yes", False: "no", None: "unknown"}
+OUTCOMES: Mapping[Truth, str] = {True: "yes", False: "no", None: "unknown"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Node:
     """One condition: its outcome for the job, or for each rank or link, and the conditions that it joins."""
 
     condition: str
-    outcome: Outcome | None  # for the job; None: it is a condition over ranks or links
-    yes: str = ""  # the ranks or links of which it is true
+    outcome: str | None  # yes | no | unknown, for the job; None: it is a condition over ranks or links
+    certain: str = ""  # the ranks or links of which it is true
     unknown: str = ""  # the ranks of which it is unknown, with the evidence that is missing
     values: tuple[str, ...] = ()  # `storage.share = 0.93 on rank 0`
     parts: tuple[Node, ...] = ()
@@ -39,112 +39,102 @@ class Explanation:
 
     playbook: str
     title: str
-    outcome: Outcome
+    outcome: str  # yes | no | unknown
     because: str  # empty: because of its condition
     tree: tuple[Node, ...]  # `when`, the steps of the confidence, and the lines of evidence that have a condition
 
 
-def explain(library: Library, facts: Facts, id: str) -> Explanation:
-    """The explanation of one playbook of the library; raises KeyError for an unknown id."""
+def explain(library: Library, facts: Facts, verdict: Verdict, id: str) -> Explanation:
+    """The explanation of one playbook of the library, by the verdict on these facts; raises KeyError for another id."""
     playbook = {one.id: one for one in library.playbooks}[id]
-    _, considered = evaluate(library, facts)
-    other = next((one for one in considered if one.playbook == id), None)  # None: it is a finding
-    because = other.why if other else ""
-    view = View(facts)
-    lacking, _ = view.lacking(tuple(playbook.envelope.needs))
+    other = next((one for one in verdict.considered if one.playbook == id), None)  # None: it is a finding
+    outcome, because = (other.outcome, other.why) if other else ("yes", "")
     tree: list[Node] = []
     try:
-        with allowance(CPU_S + CPU_S_PER_RANK * len(facts.ranks)):
-            writer = _Writer(PlaybookScope(playbook, view, lacking), view)
+        with allowance(cpu_s(len(facts.ranks))):
+            writer = _Writer(playbook, View(facts))
             for at, condition in playbook.conditions.items():
                 tree.append(writer.over_job(condition, ".".join(map(str, at))))
     except TooSlow:
         because = "its conditions take too long"
-    return Explanation(id, playbook.envelope.title, _outcome(other.outcome if other else "yes"), because, tuple(tree))
-
-
-def _outcome(text: str) -> Outcome:
-    return "yes" if text == "yes" else "no" if text == "no" else "unknown"
+    return Explanation(id, playbook.envelope.title, outcome, because, tuple(tree))
 
 
 class _Writer:
     """Builds the tree of one playbook's conditions."""
 
-    def __init__(self, scope: PlaybookScope, view: View) -> None:
-        self._scope, self._view = scope, view
+    def __init__(self, playbook: Playbook, view: View) -> None:
+        self._scope, self._coverage = PlaybookScope(playbook, view), view.coverage
         self._left = MAX_NODES
         self._written: set[tuple[str, Kind]] = set()  # selections that the tree shows further up
 
     def over_job(self, condition: Condition, name: str = "") -> Node:
         """A condition over the job."""
+        if not self._has_room():
+            return Node("...", None)
         text = f"{name}: {condition}" if name else str(condition)
         outcome = OUTCOMES[condition.truth(self._scope.job, self._scope)]
-        self._left -= 1
-        if self._left < 0:
-            return Node("...", None)
-        if isinstance(condition, Quantified):
-            return Node(text, outcome, parts=(self.over_things(condition.condition, condition.kind),))
-        if isinstance(condition, Counted):
-            inner = tuple(self.over_things(one, kind) for _, kind, one in condition.counts)
-            return Node(text, outcome, parts=inner)
-        term = condition.condition if isinstance(condition, Not) else condition
-        if isinstance(term, Term):
-            return Node(text, outcome, values=self._values(term, [self._scope.job]))
+        if isinstance(condition, Aggregate):
+            parts = tuple(self.over_things(inner, kind) for kind, inner in condition.over)
+            return Node(text, outcome, parts=parts)
+        if term := _term(condition):
+            return Node(text, outcome, values=_values(term, [self._scope.job], "ranks"))
         return Node(text, outcome, parts=tuple(self.over_job(part) for part in condition.parts()))
 
     def over_things(self, condition: Condition, kind: Kind) -> Node:
         """A condition over ranks or links."""
-        self._left -= 1
-        if self._left < 0:
+        if not self._has_room():
             return Node("...", None)
-        members = self._scope.members(condition, kind)
-        yes = _named(members.certain, kind)
-        unknown = self._unknown(condition, members.unknown)
-        if isinstance(condition, Term):
-            everything = self._scope.everything(kind)
-            return Node(str(condition), None, yes, unknown, self._values(condition, everything))
-        if isinstance(condition, Not) and isinstance(condition.condition, Term):
-            return Node(str(condition), None, yes, unknown, self.over_things(condition.condition, kind).values)
-        if isinstance(condition, Selected):
-            if (condition.name, kind) in self._written:
-                return Node(condition.name, None, yes, unknown)
+        if isinstance(condition, Selected) and (condition.name, kind) not in self._written:
             self._written.add((condition.name, kind))
             inner = self.over_things(condition.condition, kind)
-            return Node(f"{condition.name}: {inner.condition}", None, yes, unknown, inner.values, inner.parts)
-        return Node(
-            str(condition), None, yes, unknown, parts=tuple(self.over_things(part, kind) for part in condition.parts())
-        )
+            return replace(inner, condition=f"{condition.name}: {inner.condition}")
+        members = self._scope.members(condition, kind)
+        values: tuple[str, ...] = ()
+        parts: tuple[Node, ...] = ()
+        if term := _term(condition):
+            values = _values(term, self._scope.everything(kind), kind)
+        elif not isinstance(condition, Selected):
+            parts = tuple(self.over_things(part, kind) for part in condition.parts())
+        certain, unknown = _named(members.certain, kind), self._unknown(condition, members.unknown)
+        return Node(str(condition), None, certain, unknown, values, parts)
+
+    def _has_room(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
 
     def _unknown(self, condition: Condition, ranks: Sequence[Any]) -> str:
         if not ranks:
             return ""
-        lacking = self._view.lacking_evidence(condition, ranks)
-        return f"{_named(ranks, 'ranks')} ({'; '.join(lacking)} not seen)" if lacking else _named(ranks, "ranks")
-
-    def _values(self, term: Term, things: Sequence[Any]) -> tuple[str, ...]:
-        """What the term reads: one text for each distinct value of each field."""
-        found: list[str] = []
-        for path in term.reads:
-            groups: dict[str, list[Any]] = {}
-            for thing in things:
-                groups.setdefault(_text(value(thing, path)), []).append(thing)
-            for shown, members in list(groups.items())[:MAX_VALUES]:
-                whom = "" if len(groups) == 1 else f" on {_named(members, 'ranks')}"
-                found.append(f"{'.'.join(path)} = {shown}{whom}")
-            if len(groups) > MAX_VALUES:
-                found.append(f"{'.'.join(path)}: {len(groups) - MAX_VALUES} more values")
-        return tuple(found)
+        missing = self._coverage.missing([(condition, ranks)])
+        return name_processes(ranks) + (f" ({'; '.join(missing)} not seen)" if missing else "")
 
 
-def _named(things: Iterable[Any], kind: Kind) -> str:
-    found = list(things)
-    if not found:
-        return "no rank" if kind == "ranks" else "no link"
-    if kind == "links" or not hasattr(found[0], "pid"):
-        return f"{len(found)} link{'s' if len(found) > 1 else ''}"
-    numbers = [one.rank for one in found if one.rank >= 0]
-    pids = [str(one.pid) for one in found if one.rank < 0]
-    return " and ".join(([name_ranks(numbers)] if numbers else []) + ([f"pid {', '.join(pids)}"] if pids else []))
+def _term(condition: Condition) -> Term | None:
+    """The term of a condition that is a term or its opposite."""
+    inner = condition.condition if isinstance(condition, Not) else condition
+    return inner if isinstance(inner, Term) else None
+
+
+def _values(term: Term, things: Sequence[Any], kind: Kind) -> tuple[str, ...]:
+    """What the term reads: one text for each distinct value of each field."""
+    found: list[str] = []
+    for path in term.reads:
+        groups: dict[str, list[Any]] = {}
+        for thing in things:
+            groups.setdefault(_text(value(thing, path)), []).append(thing)
+        for shown, members in list(groups.items())[:MAX_VALUES]:
+            whom = "" if len(groups) == 1 else f" on {_named(members, kind)}"
+            found.append(f"{'.'.join(path)} = {shown}{whom}")
+        if len(groups) > MAX_VALUES:
+            found.append(f"{'.'.join(path)}: {len(groups) - MAX_VALUES} more values")
+    return tuple(found)
+
+
+def _named(things: Sequence[Any], kind: Kind) -> str:
+    if kind == "ranks":
+        return name_processes(things)
+    return f"{len(things)} link{'s' if len(things) > 1 else ''}" if things else "no link"
 
 
 def _text(found: Any) -> str:

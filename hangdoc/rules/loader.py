@@ -1,102 +1,41 @@
-"""Playbooks: found, read, checked, compiled. A broken playbook is reported with file and line, and skipped."""
+"""Playbooks: found, read, checked, compiled. A broken playbook is reported with file and line, and skipped.
+
+Imported only when playbooks are loaded: rule-engine, pydantic and jinja2 take 0.4 s.
+"""
 
 from __future__ import annotations
 
-import difflib
-import os
-import stat
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:  # pydantic, rule-engine, jinja2 and yaml are imported where playbooks are loaded: they cost time
-    import yaml
+import yaml
+from pydantic import ValidationError
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
-    from hangdoc.analysis.facts import Schema
-    from hangdoc.rules.conditions import Condition, Kind
-    from hangdoc.rules.expressions import Compiler, Listing, Selections
-    from hangdoc.rules.schema import Envelope, Location
-    from hangdoc.rules.templates import Text
+from hangdoc.analysis.facts import Schema
+from hangdoc.formatting import suggestion
+from hangdoc.rules import parser, schema, templates
+from hangdoc.rules.conditions import OBSERVED, UNOBSERVED, Kind, RuleError
+from hangdoc.rules.files import FILE, MAX_BYTES, MAX_PLAYBOOKS, UnreadableFile, find_files, read_file
+from hangdoc.rules.library import Library, Playbook, Problem, line, refused_relations
+from hangdoc.rules.schema import Envelope, Location
+from hangdoc.rules.terms import Compiler
 
 T = TypeVar("T")
 
-FILE = "playbook.yaml"
-LAYERS = ("cause", "contract", "symptom")
-MAX_PLAYBOOKS = 500  # of one directory
-MAX_BYTES = 256 * 1024  # of a playbook file
-MAX_DEPTH = 20
+MAX_DEPTH = 20  # levels of a file
 MAX_VALUE = 4_000  # characters of a key or a value in the file
 MAX_PROBLEMS = 20  # reported per playbook
-MAX_SENTENCE = 300  # characters of a problem, which may quote the playbook
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem of a playbook: location, sentence, remedy."""
-
-    file: Path
-    line: int  # from 1; 0: no particular line
-    sentence: str
-    remedy: str
-
-    def __str__(self) -> str:
-        sentence, remedy = _shortened(self.sentence), _shortened(self.remedy)
-        return f"{self.file}{f':{self.line}' if self.line else ''}: {sentence}; {remedy}"
-
-
-@dataclass(frozen=True, slots=True)
-class Playbook:
-    """A compiled playbook; conditions, lists and templates by their location in the file."""
-
-    file: Path
-    envelope: Envelope
-    selections: Selections
-    conditions: Mapping[Location, Condition]
-    listings: Mapping[Location, Listing]
-    templates: Mapping[Location, Text]
-    lines: Mapping[Location, int]
-
-    @property
-    def id(self) -> str:
-        return self.envelope.id
-
-
-@dataclass(frozen=True)
-class Library:
-    """The playbooks in order of id, and the problems of those that were skipped."""
-
-    playbooks: tuple[Playbook, ...]
-    problems: tuple[Problem, ...] = ()
-
-    def explains(self, id: str, other: str) -> bool:
-        """True if the finding of one playbook explains that of another."""
-        return other in self._explained.get(id, ())
-
-    @cached_property
-    def _explained(self) -> Mapping[str, frozenset[str]]:
-        """The playbooks that each one explains: those of the layers after its own, and those that it names.
-
-        One that names a playbook of an earlier layer is not explained by it.
-        """
-        named = {p.id: frozenset(p.envelope.explains) for p in self.playbooks}
-        layer = {p.id: LAYERS.index(p.envelope.layer) for p in self.playbooks}
-        return {
-            id: named[id] | {other for other in layer if layer[id] < layer[other] and id not in named[other]}
-            for id in layer
-        }
-
-
-def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | None = None) -> Library:
-    """The playbooks in `directories` (`ID/playbook.yaml`), compiled against the schema of the facts.
+def load(directories: Iterable[Path], types: Schema, probes: Collection[str] | None = None) -> Library:
+    """The playbooks in `directories` (`ID/playbook.yaml`), compiled against the types of the facts.
 
     Of two with the same id the first wins. `probes`: names allowed in `needs`; None: all probes.
     """
-    from hangdoc.rules.expressions import Compiler
-
-    compiler = Compiler(schema)
+    compiler = Compiler(types)
     known = _probe_names() if probes is None else probes
     ids: set[str] = set()  # of playbooks with problems as well
     kept: dict[str, Playbook] = {}
@@ -115,55 +54,8 @@ def load(directories: Iterable[Path], schema: Schema, probes: Collection[str] | 
                 place = f"{first.file}:{first.lines[('id',)]}"
                 duplicate = f"the id {playbook.id!r} is already used by {place}, which takes precedence"
                 problems.append(Problem(file, playbook.lines[("id",)], duplicate, "rename one of the two"))
-    problems.extend(_refused_relations(kept, ids))
+    problems.extend(refused_relations(kept, ids))
     return Library(tuple(kept[id] for id in sorted(kept)), tuple(problems))
-
-
-def _refused_relations(kept: dict[str, Playbook], known: Collection[str]) -> Iterator[Problem]:
-    """Takes out, and names, playbooks that name an unknown one, and the one that closes each circle of explanations.
-
-    That is one of the last directory, so that users' own playbooks take no built-in one out; of those, one whose
-    `explains` leads back to its own layer or an earlier one.
-    """
-    for playbook in list(kept.values()):
-        explained = enumerate(playbook.envelope.explains)
-        named: list[tuple[Location, str]] = [(("explains", i), name) for i, name in explained]
-        named += [(("look_alikes", name), name) for name in playbook.envelope.look_alikes]
-        for at, name in named:
-            if name not in known:
-                kept.pop(playbook.id, None)
-                sentence = f"`{at[0]}`: there is no playbook {name!r}"
-                yield Problem(playbook.file, _line(playbook.lines, at), sentence, _suggest(name, known))
-    order = list(kept)  # those of earlier directories first
-    directories = list(dict.fromkeys(playbook.file.parent.parent for playbook in kept.values()))
-    directory = {id: directories.index(playbook.file.parent.parent) for id, playbook in kept.items()}
-    while circle := _circle(Library(tuple(kept.values()))):
-        layers = [LAYERS.index(kept[id].envelope.layer) for id in circle]
-        back = {id for id, own, other in zip(circle, layers, (*layers[1:], layers[0]), strict=True) if own >= other}
-        last = kept.pop(max((directory[id], id in back, order.index(id), id) for id in circle)[-1])
-        begin = circle.index(last.id)
-        path = " -> ".join((*circle[begin:], *circle[:begin], last.id))
-        key, remedy = ("explains", "take one out of `explains`") if last.id in back else ("layer", "change its `layer`")
-        yield Problem(last.file, _line(last.lines, (key,)), f"playbooks explain each other: {path}", remedy)
-
-
-def _circle(library: Library) -> list[str]:
-    """A shortest circle of playbooks that explain each other; empty if there is none."""
-    ids = [playbook.id for playbook in library.playbooks]
-    edges = {id: [other for other in ids if library.explains(id, other)] for id in ids}
-    found: list[str] = []
-    for start in ids:
-        paths, reached = deque([[start]]), {start}
-        while paths:
-            path = paths.popleft()
-            if start in edges[path[-1]]:
-                found = path if not found or len(path) < len(found) else found
-                break
-            for other in edges[path[-1]]:
-                if other not in reached:
-                    reached.add(other)
-                    paths.append([*path, other])
-    return found
 
 
 def _files(directory: Path) -> tuple[list[Path], list[Problem]]:
@@ -195,10 +87,8 @@ def read(file: Path, compiler: Compiler, probes: Collection[str]) -> tuple[Playb
 def _probe_names() -> frozenset[str]:
     import probes
 
-    return frozenset(probe.name for probe in probes.load()) | {
-        "logs",
-        "aftermath",
-    }  # records of no probe: left by a job that has ended
+    left_by_an_ended_job = {"logs", "aftermath"}  # records of no probe
+    return frozenset(probe.name for probe in probes.load()) | left_by_an_ended_job
 
 
 class _Reader:
@@ -220,18 +110,16 @@ class _Reader:
             self.file,
             envelope,
             selections,
-            self._each(envelope.conditions(), lambda text: self.compiler.condition(text, selections)),
-            self._each(envelope.lists(), lambda text: self.compiler.listing(text, selections)),
+            self._each(envelope.conditions(), partial(parser.condition, self.compiler, selections)),
+            self._each(envelope.lists(), partial(self.compiler.listing, selections.ranks, selections.links)),
             self._templates(envelope),
             self.lines,
         )
 
     def _say(self, at: Location, sentence: str, remedy: str) -> None:
-        self.problems.append(Problem(self.file, _line(self.lines, at), sentence, remedy))
+        self.problems.append(Problem(self.file, line(self.lines, at), sentence, remedy))
 
     def _yaml(self) -> Any:
-        import yaml
-
         # The safe loader, in C if available; the node tree provides line numbers.
         Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
@@ -258,8 +146,6 @@ class _Reader:
 
     def _events(self, events: Iterable[yaml.Event]) -> None:
         """Refuse aliases (billion laughs), nesting that would overflow the C loader's stack, and overlong values."""
-        from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
-
         depth = 0
         for event in events:
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
@@ -273,10 +159,8 @@ class _Reader:
         self.lines.clear()
 
     def _note_lines(self, node: yaml.Node, at: Location) -> None:
-        from yaml import MappingNode, SequenceNode
-
         self.lines.setdefault(at, node.start_mark.line + 1)
-        if isinstance(node, MappingNode):
+        if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 inner = (*at, str(key.value))
                 twice = inner in self.lines
@@ -284,15 +168,11 @@ class _Reader:
                 if twice and len(self.problems) <= MAX_PROBLEMS:
                     self._say(inner, f"{_where(inner)} is a duplicate key", "remove one of the two")
                 self._note_lines(value, inner)
-        elif isinstance(node, SequenceNode):
+        elif isinstance(node, yaml.SequenceNode):
             for i, value in enumerate(node.value):
                 self._note_lines(value, (*at, i))
 
     def _envelope(self, data: Any) -> Envelope | None:
-        from pydantic import ValidationError
-
-        from hangdoc.rules.schema import Envelope
-
         try:
             return Envelope.model_validate(data)
         except ValidationError as error:
@@ -302,8 +182,6 @@ class _Reader:
             return None
 
     def _check(self, envelope: Envelope) -> None:
-        from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
-
         folder = self.file.resolve().parent.name
         if envelope.id != folder:
             self._say(
@@ -312,29 +190,25 @@ class _Reader:
         for i, need in enumerate(envelope.needs):
             for probe in need.split("|"):
                 if probe not in self.probes:
-                    self._say(("needs", i), f"needs an unknown probe {probe!r}", _suggest(probe, self.probes))
+                    self._say(("needs", i), f"needs an unknown probe {probe!r}", suggestion(probe, self.probes))
         for at, kind, _ in _selections(envelope):
             name = str(at[1])
-            if name in self.compiler.reserved(kind) or (kind == "links" and name in envelope.select):
+            if name in parser.reserved(self.compiler, kind) or (kind == "links" and name in envelope.select):
                 self._say(at, f"the selection `{name}` has a reserved or duplicate name", "rename it")
         for at, name, of_links in envelope.names():
             known = envelope.links if of_links else {*envelope.select, OBSERVED, UNOBSERVED}
             if name not in known:
                 kind = "links" if of_links else "ranks"
-                self._say(at, f"{_where(at)}: there is no selection of {kind} named `{name}`", _suggest(name, known))
+                self._say(at, f"{_where(at)}: there is no selection of {kind} named `{name}`", suggestion(name, known))
 
-    def _selections(self, envelope: Envelope) -> Selections:
-        from hangdoc.rules.expressions import Selections
-
-        found = Selections(declared={str(name): kind for (_, name), kind, _ in _selections(envelope)})
+    def _selections(self, envelope: Envelope) -> parser.Selections:
+        found = parser.Selections(declared={str(name): kind for (_, name), kind, _ in _selections(envelope)})
         for at, kind, text in _selections(envelope):
-            self._each([(at, text)], partial(self.compiler.selection, str(at[1]), kind, found))
+            self._each([(at, text)], partial(parser.add_selection, self.compiler, found, str(at[1]), kind))
         return found
 
     def _each(self, written: Iterable[tuple[Location, str]], compile: Callable[[str], T]) -> dict[Location, T]:
         """What was written at each location, compiled; problems are noted."""
-        from hangdoc.rules.expressions import RuleError
-
         found: dict[Location, T] = {}
         for at, text in written:
             try:
@@ -343,15 +217,16 @@ class _Reader:
                 self._say(at, f"{_where(at)}: {error.sentence}", error.remedy)
         return found
 
-    def _templates(self, envelope: Envelope) -> dict[Location, Text]:
-        from hangdoc.rules import templates
-
+    def _templates(self, envelope: Envelope) -> dict[Location, templates.Text]:
         names = self.compiler.hints(envelope.select, envelope.links)
         found = {}
         for at, text in envelope.templates():
             each = at[0] == "evidence" and envelope.evidence[int(at[1])].each is not None
             for sentence in templates.check(text, {**names, "item": None} if each else names):
                 self._say(at, f"{_where(at)}: {sentence.partition('; ')[0]}", sentence.partition("; ")[2] or "fix it")
+            if each and not templates.reads(text, "item"):
+                sentence = f"{_where(at[:2])}: `each` needs a `text` that shows `item`"
+                self._say(at[:2], sentence, "see the built-in playbooks")
             found[at] = templates.Text(text)
         return found
 
@@ -362,15 +237,6 @@ def _selections(envelope: Envelope) -> Iterator[tuple[Location, Kind, str]]:
     yield from ((("links", name), "links", text) for name, text in envelope.links.items())
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_SENTENCE else f"{text[:MAX_SENTENCE]} ..."
-
-
-def _line(lines: Mapping[Location, int], at: Location) -> int:
-    """Line of the location, or of the nearest enclosing one."""
-    return next((lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in lines), 1)
-
-
 def _where(at: Location) -> str:
     return f"`{'.'.join(map(str, at))}`" if at else "the file"
 
@@ -378,7 +244,7 @@ def _where(at: Location) -> str:
 def _explained(at: Location, kind: str, message: str) -> tuple[str, str]:
     """A pydantic error as sentence and remedy."""
     if kind == "extra_forbidden":
-        return f"unknown field {_where(at)}", _suggest(str(at[-1]), _fields(at))
+        return f"unknown field {_where(at)}", suggestion(str(at[-1]), _fields(at))
     if kind == "missing":
         return f"{_where(at)} is missing", "add it: see the built-in playbooks"
     sentence, _, remedy = message.removeprefix("Value error, ").partition(", known are ")
@@ -387,55 +253,15 @@ def _explained(at: Location, kind: str, message: str) -> tuple[str, str]:
 
 def _fields(at: Location) -> Iterator[str]:
     """Field names that are valid at this location."""
-    from hangdoc.rules import schema as envelope
-
     models: dict[str | int, Any] = {
-        "confidence": envelope.Confidence,
-        "raise": envelope.Step,
-        "lower": envelope.Step,
-        "evidence": envelope.Line,
-        "actions": envelope.Action,
-        "reproducer": envelope.Reproducer,
-        "expect": envelope.Expect,
+        "confidence": schema.Confidence,
+        "raise": schema.Step,
+        "lower": schema.Step,
+        "evidence": schema.Line,
+        "actions": schema.Action,
+        "reproducer": schema.Reproducer,
+        "expect": schema.Expect,
     }
-    parents = [models[part] for part in at[:-1] if part in models] or [envelope.Envelope]
+    parents = [models[part] for part in at[:-1] if part in models] or [schema.Envelope]
     for name, field in parents[-1].model_fields.items():
         yield field.alias or name
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean `{near[0]}`?" if near else f"known are {', '.join(names) or 'none'}"
-
-
-# --- files: a user's directory may contain anything -----------------------------------------------
-
-
-class UnreadableFile(OSError):
-    """A file that hangdoc refuses to read: one sentence."""
-
-
-def find_files(directory: Path) -> list[Path]:
-    """Every `ID/playbook.yaml` in order of name, even beyond MAX_PLAYBOOKS; raises OSError."""
-    files = (Path(entry.path, FILE) for entry in sorted(os.scandir(directory), key=lambda entry: entry.name))
-    return [file for file in files if os.path.lexists(file)]
-
-
-def read_file(file: Path, limit: int) -> bytes:
-    """A regular file of at most `limit` bytes; raises OSError, UnreadableFile for any other.
-
-    Other kinds of files are not even opened: a FIFO would block, and opening a device can trigger it.
-    """
-    _require_regular(os.stat(file))
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as opened:
-        _require_regular(os.fstat(opened.fileno()))
-        data = opened.read(limit + 1)
-    if len(data) > limit:
-        raise UnreadableFile(f"is larger than {limit} bytes")
-    return data
-
-
-def _require_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise UnreadableFile("cannot be read: not a regular file")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.errors import HangdocError, UsageError
-from hangdoc.rules.loader import FILE, MAX_BYTES, MAX_PLAYBOOKS, find_files, read_file
+from hangdoc.rules.files import FILE, MAX_BYTES, MAX_PLAYBOOKS, find_files, read_file
 
 
 @dataclass(frozen=True, slots=True)

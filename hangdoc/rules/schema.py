@@ -5,9 +5,8 @@ Imported only when playbooks are loaded, as pydantic costs start-up time.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -15,6 +14,9 @@ from hangdoc.rules import regex_limits
 from hangdoc.verdict import CLASSES, STATUSES
 
 MAX_PARTS = 64  # of each kind (selections, steps, evidence, actions) in one playbook, as each is compiled
+
+Layer = Literal["cause", "contract", "symptom"]  # each explains the layers after it
+LAYERS = get_args(Layer)
 
 Location = tuple[str | int, ...]  # keys and indices from the top of the file
 
@@ -24,16 +26,15 @@ Id = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_l
 Selection = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 
 
-def _class(name: str) -> str:
-    if name not in CLASSES:
-        raise ValueError(f"unknown class {name!r}, known are {', '.join(CLASSES)}")
-    return name
+def _known(what: str, names: Sequence[str]) -> Callable[[str], str]:
+    """Validates a name that is one of these."""
 
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"unknown {what} {name!r}, known are {', '.join(names)}")
+        return name
 
-def _status(name: str) -> str:
-    if name not in STATUSES:
-        raise ValueError(f"unknown status {name!r}, known are {', '.join(STATUSES)}")
-    return name
+    return check
 
 
 def _pattern(text: str) -> str:
@@ -42,6 +43,8 @@ def _pattern(text: str) -> str:
 
 
 Pattern = Annotated[Text, AfterValidator(_pattern)]
+Class = Annotated[str, AfterValidator(_known("class", CLASSES))]
+Status = Annotated[str, AfterValidator(_known("status", STATUSES))]
 
 
 class _Model(BaseModel):
@@ -73,13 +76,6 @@ class Line(_Model):
     each: Text | None = None  # an expression with a list: one line per member, `item` in the template
     text: Text = ""
 
-    @model_validator(mode="after")
-    def _each_has_text(self) -> Line:
-        inside = [after.partition("}}")[0].partition("%}")[0] for after in re.split(r"\{[{%]", self.text)[1:]]
-        if self.each is not None and not any(re.search(r"\bitem\b", code) for code in inside):
-            raise ValueError("`each` needs a `text` that shows `item`")
-        return self
-
     @property
     def template(self) -> str:
         return self.text or f"{{{{ {self.ranks}|standing }}}}"
@@ -101,7 +97,7 @@ class Expect(_Model):
     """The expected diagnosis of a reproducer."""
 
     culprits: tuple[int, ...] = ()
-    status: Annotated[str, AfterValidator(_status)] | None = None  # None: the status of the playbook
+    status: Status | None = None  # None: the status of the playbook
     # Patterns for the tests: each must match a line of evidence.
     evidence: tuple[Pattern, ...] = Field(default=(), max_length=MAX_PARTS)
 
@@ -131,10 +127,10 @@ class Envelope(_Model):
     """A playbook as written in its file."""
 
     id: Id
-    cls: Annotated[str, AfterValidator(_class)] = Field("", alias="class")
-    status: Annotated[str, AfterValidator(_status)] = "stalled"
+    cls: Class = Field("", alias="class")
+    status: Status = "stalled"
     title: Text
-    layer: Literal["cause", "contract", "symptom"] = "symptom"  # each explains the layers after it
+    layer: Layer = "symptom"
     explains: tuple[Id, ...] = Field(default=(), max_length=MAX_PARTS)  # in addition
     needs: tuple[Short, ...] = Field(default=(), max_length=MAX_PARTS)  # probes; "a|b": either
     select: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)  # of ranks, in order
@@ -157,6 +153,11 @@ class Envelope(_Model):
         if not self.cls and self.status != "healthy":
             raise ValueError(f"`class` is missing: only `status: healthy` has none, else it is {', '.join(CLASSES)}")
         return self
+
+    @property
+    def layer_number(self) -> int:
+        """The number of its layer: it explains those with a higher one."""
+        return LAYERS.index(self.layer)
 
     def conditions(self) -> Iterator[tuple[Location, str]]:
         """Conditions over the job and the selections, by location."""

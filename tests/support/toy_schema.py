@@ -12,7 +12,8 @@ from typing import Any
 from hangdoc.analysis import Case
 from hangdoc.analysis.facts import Facts, Schema
 from hangdoc.evidence import Snapshot
-from hangdoc.rules.loader import Library, load
+from hangdoc.rules.library import Library
+from hangdoc.rules.loader import load
 from tests.support.toy_types import schema
 
 PROBES = frozenset({"cpu", "stacks", "io", "host"})
@@ -57,6 +58,16 @@ class NetworkJob:
     lines: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ExitFacts:
+    site: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AftermathJob:
+    doubt: str = ""
+
+
 @dataclass(slots=True)
 class Group:
     """An analysis that derives nothing."""
@@ -72,7 +83,8 @@ class Group:
 
 STACK, STORAGE = Group("stack", StackFacts, seen_by=("stacks",)), Group("storage", StorageFacts, seen_by=("io",))
 STALL, NETWORK = Group("stall", None, StallJob), Group("network", None, NetworkJob)
-SCHEMA = schema((STACK, STORAGE, STALL, NETWORK))
+EXIT, DUMPS, AFTERMATH = Group("exit", ExitFacts), Group("dumps", ExitFacts), Group("aftermath", None, AftermathJob)
+SCHEMA = schema((STACK, STORAGE, EXIT, DUMPS, STALL, NETWORK, AFTERMATH))
 
 
 def facts(
@@ -85,7 +97,7 @@ def facts(
     types: Schema = SCHEMA,
 ) -> Facts:
     """Ranks with these facts; None, or no `storage`: the probe has not seen that rank."""
-    job = types.job(stall=stall or StallJob(True, 41.0), network=network or NetworkJob())
+    job = types.job(stall=stall or StallJob(True, 41.0), network=network or NetworkJob(), aftermath=AftermathJob())
     ranks = tuple(
         types.rank(
             rank=number if numbered else -1,
@@ -96,6 +108,8 @@ def facts(
             job=job,
             stack=stack or StackFacts(),
             storage=written or StorageFacts(),
+            exit=ExitFacts(),
+            dumps=ExitFacts(),
         )
         for number, (stack, written) in enumerate(zip_longest(stacks, storage[: len(stacks)]))
     )

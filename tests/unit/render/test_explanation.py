@@ -86,7 +86,7 @@ def test_json_has_the_tree_on_one_line_of_ascii() -> None:
     assert found["tree"][1] == {
         "condition": "late: pace.late",
         "outcome": None,
-        "yes": "rank 2",
+        "certain": "rank 2",
         "unknown": "ranks 0-1 (io not seen)",
         "values": ["pace.late = null on ranks 0-1", "pace.late = true on rank 2"],
         "parts": [],

@@ -19,11 +19,14 @@ import playbooks
 from hangdoc.analysis.facts import Facts, schema
 from hangdoc.diagnose import Judge
 from hangdoc.errors import HangdocError
-from hangdoc.rules import loader, runbook, time_limit
-from hangdoc.rules.evaluate import CPU_S, CPU_S_PER_RANK, FAILED, View, evaluate
-from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
+from hangdoc.rules import runbook, time_limit
+from hangdoc.rules.conditions import OBSERVED, UNOBSERVED
+from hangdoc.rules.evaluate import FAILED, evaluate
+from hangdoc.rules.files import MAX_PLAYBOOKS
+from hangdoc.rules.filters import MAX_TEXT
 from hangdoc.rules.loader import MAX_PROBLEMS, load
-from hangdoc.rules.templates import MAX_TEXT
+from hangdoc.rules.scope import PlaybookScope
+from hangdoc.rules.time_limit import CPU_S, CPU_S_PER_RANK
 from tests.support.toy_schema import PROBES, SCHEMA, NetworkJob, StackFacts, facts, library, playbook, write
 
 GRACE_S = 2.0  # CPU time in which a playbook is refused or cut off, on a busy machine
@@ -189,8 +192,8 @@ def test_what_would_decide_a_condition_is_searched_for_in_time(tmp_path: Path, m
             time_limit.check()
         return "never"
 
-    monkeypatch.setattr("hangdoc.rules.evaluate.CPU_S", 0.1)
-    monkeypatch.setattr(View, "unknown_because", endless)
+    monkeypatch.setattr("hangdoc.rules.time_limit.CPU_S", 0.1)
+    monkeypatch.setattr(PlaybookScope, "missing", endless)
     found = library(tmp_path, playbook(select={}, needs=[], when="any(storage.share > 0)", culprits=None, summary="x"))
     _, (unknown,) = evaluate(found, FOUR)
     assert unknown.why.startswith(f"{FAILED}: it took more than 0.1 s of CPU time")
@@ -202,7 +205,7 @@ def test_where_the_search_for_what_would_decide_fails_nothing_else_does(
     def fails(*given: Any) -> str:
         raise LookupError("unforeseen")
 
-    monkeypatch.setattr(View, "unknown_because", fails)
+    monkeypatch.setattr(PlaybookScope, "missing", fails)
     unknown = playbook(id="late", select={}, needs=[], when="any(storage.share > 0)", culprits=None, summary="x")
     findings, considered = evaluate(library(tmp_path, unknown, playbook(id="sound")), FOUR)
     assert [finding.playbook for finding in findings] == ["sound"]
@@ -257,7 +260,7 @@ def test_what_takes_too_long_is_cut_off_named_and_not_tried_again(
     slow = playbook(id="slow", select={"late": "true"}, when="true", summary="x") | changes
     found = load([write(tmp_path, slow, playbook(when="any(late)", summary="x"))], SCHEMA, PROBES)
     assert found.problems == ()
-    monkeypatch.setattr("hangdoc.rules.evaluate.CPU_S", 0.1)
+    monkeypatch.setattr("hangdoc.rules.time_limit.CPU_S", 0.1)
     thousand = many(1_000)
     known: dict[str, str] = {}
     with in_time(0.1 + CPU_S_PER_RANK * 1_000 + GRACE_S):
@@ -475,7 +478,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
 
 
 def test_of_thousands_of_folders_the_first_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert loader.MAX_PLAYBOOKS == 500
+    assert MAX_PLAYBOOKS == 500
     monkeypatch.setattr("hangdoc.rules.loader.MAX_PLAYBOOKS", 2)
     write(tmp_path, *(playbook(id=f"p{n}") for n in range(4)))
     for n in range(3_000):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hangdoc.rules.evaluate import evaluate
-from hangdoc.rules.loader import LAYERS, load
+from hangdoc.rules.loader import load
+from hangdoc.rules.schema import LAYERS
 from tests.support.toy_schema import PROBES, SCHEMA, StackFacts, facts, library, playbook
 
 GIVEN = facts(StackFacts("barrier", "finish (train.py:31)", False, 20.0))

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from hangdoc.rules.loader import load
-from tests.support.toy_schema import PROBES, SCHEMA, STACK, STALL, STORAGE, library, playbook, write
-from tests.support.toy_types import schema
+from tests.support.toy_schema import PROBES, SCHEMA, library, playbook, write
 
 
 def problems(directory: Path, **changes: Any) -> list[tuple[str, str]]:
@@ -218,10 +217,3 @@ def test_a_directory_without_playbooks_is_named(tmp_path: Path) -> None:
     assert str(problem) == f"{tmp_path / 'nowhere'}: cannot be read (No such file or directory); give another directory"
     (problem,) = load([tmp_path], SCHEMA, PROBES).problems
     assert str(problem) == f"{tmp_path}: contains no playbook (ID/playbook.yaml); give another directory"
-
-
-def test_link_rules_need_links(tmp_path: Path) -> None:
-    write(tmp_path, playbook(links={"broken": "dead"}, blame_links="broken"))
-    assert load([tmp_path], SCHEMA, PROBES).problems == ()
-    found = load([tmp_path], schema((STACK, STORAGE, STALL)), PROBES)
-    assert found.problems[0].sentence.startswith("`links.broken`: rules over links need the analysis `network`")

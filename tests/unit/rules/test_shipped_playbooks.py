@@ -21,9 +21,9 @@ from hangdoc.demo import reproducer as demo
 from hangdoc.evidence import RankEvidence, Snapshot, Target
 from hangdoc.evidence.record import field_names
 from hangdoc.rules import loader
+from hangdoc.rules.conditions import OBSERVED, UNOBSERVED
 from hangdoc.rules.evaluate import evaluate
-from hangdoc.rules.expressions import OBSERVED, UNOBSERVED
-from hangdoc.rules.loader import Library, Playbook
+from hangdoc.rules.library import Library, Playbook
 
 SECTIONS = ("What it looks like", "How to confirm", "How to fix", "How to prevent", "Look-alikes")
 IDS = [folder.name for folder in playbooks.folders()]

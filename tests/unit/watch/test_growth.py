@@ -26,7 +26,7 @@ import pytest
 from hangdoc.analysis.facts import schema
 from hangdoc.diagnose import Judge
 from hangdoc.evidence import Snapshot
-from hangdoc.rules.loader import Library
+from hangdoc.rules.library import Library
 from hangdoc.system import procfs, rtnetlink
 from hangdoc.watch import live
 from hangdoc.watch.live import Event, Live
