@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from hangdoc.analysis.job.stall import MIN_LOOKS
+from hangdoc.analysis.thresholds import STILL_LOOKS
 from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
@@ -65,7 +65,7 @@ def _decide(
     session: Session, job: str, judge: Judge, elapsed: float, inspected: set[str], say: Callable[[str], None]
 ) -> Verdict | None:
     """The verdict on a job, or None if it is too early. A quiet job is inspected once first."""
-    if session.round_count(job) < MIN_LOOKS and elapsed < LIMIT_S:
+    if session.round_count(job) < STILL_LOOKS and elapsed < LIMIT_S:
         return None  # too early for any fact, and facts of thousands of ranks take seconds
     facts = judge.facts(session.snapshots(job))
     if is_stuck(facts, PATIENCE_S) or (facts.job.stall.parked and elapsed >= WATCH_S):

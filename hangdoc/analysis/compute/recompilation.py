@@ -17,15 +17,15 @@ from hangdoc.analysis.ranks.call_path import Step, is_library, user_step
 from hangdoc.analysis.ranks.conditions import targets
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
-
-# Iterations with a compilation that make it recurrent:
-ITERATIONS = 3  # past warm-up
-ITERATIONS_EARLY = 5  # during warm-up, or if the loop's progress is unknown
-ITERATIONS_RECOMPILED = 2  # past warm-up, and torch counts OFTEN compilations: one step may outlast our window
-OFTEN = 3
-WARM_UP = 4  # iterations: the first shapes, then dynamic shapes, then rare branches
-BUSY_SHARE = 0.2  # cores used by the compiler processes that a rank started
-RECENT_S = 3.0
+from hangdoc.analysis.thresholds import (
+    BUSY_HELPER,
+    RECENT_S,
+    RECOMPILATIONS,
+    RECOMPILING,
+    RECOMPILING_COUNTED,
+    RECOMPILING_EARLY,
+    WARM_UP,
+)
 
 RECOMPILED = re.compile(r"\d+/(\d+)[^:]*: (.+)")  # frame/compilation: the guard that failed
 
@@ -70,7 +70,8 @@ def _facts(case: Case, key: Key) -> RecompilationFacts:
     own = user_step(compiling[-1].path) if compiling else None
     recompilations = [found for look in compiling if (found := _recompiled(look))]
     before = max((count for count, _ in recompilations), default=None)
-    enough = (ITERATIONS_RECOMPILED if (before or 0) >= OFTEN else ITERATIONS) if _warm(around) else ITERATIONS_EARLY
+    past_warm_up = RECOMPILING_COUNTED if (before or 0) >= RECOMPILATIONS else RECOMPILING
+    enough = past_warm_up if _warm(around) else RECOMPILING_EARLY
     return RecompilationFacts(
         share=len(compiling) / len(looks),
         again=len(iterations) >= enough,
@@ -143,7 +144,7 @@ def _helpers_work(case: Case, key: Key) -> bool:
         return False
     used = {child.pid: child.cpu_s for child in recent[0][1].children}
     grown = sum(max(0.0, child.cpu_s - used.get(child.pid, 0.0)) for child in recent[-1][1].children)
-    return grown >= BUSY_SHARE * (recent[-1][0] - recent[0][0])
+    return grown >= BUSY_HELPER * (recent[-1][0] - recent[0][0])
 
 
 ANALYSIS = RecompilationAnalysis()

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
+from hangdoc.analysis.thresholds import HALF, MORE_ENTRIES
 from hangdoc.evidence import Environ, Io
 
-WAITS = 0.5  # share of the looks that found a rank waiting for other ranks
-MORE = 2.0  # times as many entries; shards of one data set differ by less
 PATH = re.compile(r"^[\"'](/[^\"']*)[\"']$")
 OPEN = "open files"
 
@@ -98,7 +97,7 @@ def _outliers(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
     for key, (folder, _) in places.items():
         by_folder.setdefault(folder, []).append(key)
     counts = [entries for _, entries in places.values()]
-    if len(by_folder) != 2 or max(counts) < MORE * min(counts) or max(counts) - min(counts) < 2:
+    if len(by_folder) != 2 or max(counts) < MORE_ENTRIES * min(counts) or max(counts) - min(counts) < 2:
         return frozenset()
     sides = sorted((len(keys), _all_wait(case, keys), places[keys[0]][1], folder) for folder, keys in by_folder.items())
     return frozenset(by_folder[sides[0][3]])
@@ -107,7 +106,7 @@ def _outliers(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
 def _all_wait(case: Case, keys: Sequence[Key]) -> bool:
     """All these ranks mostly wait for other ranks."""
     progress = case.facts(ProgressFacts)
-    return all((progress[key].wait_share or 0.0) >= WAITS for key in keys)
+    return all((progress[key].wait_share or 0.0) >= HALF for key in keys)
 
 
 def _facts(
