@@ -138,9 +138,7 @@ MORE_WORK = Threshold(1.25, "times the size on the other ranks", "chosen: the re
 FULL = Threshold(
     0.9, "share of the memory limit", "chosen: the kernel reclaims below the limit, so usage stays just under it"
 )
-MAJOR_FAULTS = Threshold(5.0, "per second", "chosen: a rank that fits into its memory has none once it is warm")
-FAULTING = Threshold(20.0, "major faults per second", "chosen: a rank that makes progress from page to page")
-REFAULTS = Threshold(100.0, "pages per second", "chosen: separates thrashing from the odd page that is read again")
+PAGE_READ_S = Threshold(0.02, "s per major fault", "chosen: twice the seek of a hard disk; more has other causes")
 OFTEN_BLOCKED = Threshold(
     0.15, "share of the samples in state D", "chosen: page faults then cost the rank a seventh of its time"
 )
@@ -149,15 +147,10 @@ MEMORY_STALL = Threshold(
 )
 SOME_MEMORY_STALL = Threshold(0.01, "share of the time", "chosen: less is printed as 0 % and says nothing")
 SOME_SWAP = Threshold(2**20, "bytes", "chosen: 1 MiB; a few idle pages are swapped out on healthy hosts, too")
-SWAP_FAULTS = Threshold(
-    30.0, "major faults per second", '"dozens per second": runbook of memory-pressure, how to confirm'
-)
 
 # --- storage, locks and input ---------------------------------------------------------------------
 
-SLOW_STORAGE = Threshold(
-    5e6, "bytes per second", "healthy checkpoints run at tens of MB/s: runbook of checkpoint-stall, look-alikes"
-)
+SLOW_STORAGE = Threshold(5e6, "bytes per second", "chosen: a healthy disk or file server takes tens of MB/s")
 MIN_RATE = Threshold(1024, "bytes per second", "chosen: a lower rate may be another thread's logging")
 LONG_BLOCKED_S = Threshold(6.0, "s", "chosen: a healthy disk answers a read in far less")
 GAP_S = Threshold(0.5, "s without data", "chosen: a shorter silence on a connection is normal")

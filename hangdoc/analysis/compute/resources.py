@@ -17,7 +17,7 @@ from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.cpu_clocks import usage_over
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.thresholds import BUSY_THREAD, IDLE_CORES, RATE_WINDOW_S
+from hangdoc.analysis.thresholds import BUSY_THREAD, IDLE_CORES, PAGE_READ_S, RATE_WINDOW_S
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 from hangdoc.formatting import fold_ranks
@@ -56,6 +56,7 @@ class ResourcesFacts:
     memory_hits: float | None = None  # times per second that usage hit the limit
     refaults: float | None = None  # pages per second read again soon after reclaim
     major_faults: float | None = None  # pages per second that the rank itself waited for
+    faulting: bool | None = None  # its major faults account for its time in state D: PAGE_READ_S each at most
     memory_stall: float | None = None  # share of the time that a task was stalled on memory (PSI "some")
     memory_stall_of: str | None = None  # scope of memory_stall: "its cgroup" or "the host"
     thread_setting: str | None = None  # "OMP_NUM_THREADS=16"
@@ -117,6 +118,8 @@ def _facts(
     fields = _process(case, key, host, placement)
     if "window_s" in fields:
         fields.update(_cgroup(case, key))
+        faults = fields.get("major_faults")
+        fields["faulting"] = None if faults is None else 0 < faults >= fields["blocked_share"] / PAGE_READ_S
     if len(neighbours) > 1:
         fields.update(_neighbour(case, key, neighbours))
     return ResourcesFacts(**fields)

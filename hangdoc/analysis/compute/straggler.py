@@ -21,7 +21,6 @@ from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import (
     BUSY_CORES,
     BUSY_HELPER,
-    FAULTING,
     FULL_CORE,
     IN_EACH_PART,
     LATE,
@@ -31,6 +30,7 @@ from hangdoc.analysis.thresholds import (
     MIN_OWN_SHARE,
     MOSTLY,
     MUCH_MORE_CPU,
+    OFTEN_BLOCKED,
     PEERS_UNMOVED,
     SLICE_S,
     VERY_LATE,
@@ -242,7 +242,8 @@ def _advancing(case: Case, key: Key, resources: ResourcesFacts) -> bool | None:
     if stack.waits is not False or stack.phase in ("stopped", "exited"):
         return None
     asks = (resources.demand or 0.0) + (resources.throttled_share or 0.0) >= BUSY_CORES
-    return True if asks or (resources.major_faults or 0.0) > FAULTING else None
+    faults = resources.faulting and (resources.blocked_share or 0.0) >= OFTEN_BLOCKED
+    return True if asks or faults else None
 
 
 ANALYSIS = StragglerAnalysis()

@@ -48,7 +48,7 @@ class StorageFacts:
     peer: str | None = None  # the first of them: "cat (pid 4711)"
     peer_state: str | None = None  # its state in /proc
     bytes_per_s: float | None = None  # transfer rate in the call's direction; None: unknown
-    share: float | None = None  # share of the looks in a call of the same direction, 0..1
+    share: float | None = None  # share of the looks that found it asleep in a call of the same direction, 0..1
     stuck: bool | None = None  # the call will not return by itself
     advancing: bool | None = None  # bytes pass, or the call was not watched for long enough
 
