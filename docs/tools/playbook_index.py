@@ -51,7 +51,7 @@ that rank, never "no".
 ABOUT_THRESHOLDS = """\
 ## Thresholds
 
-The numbers that decide in the rules, by the names that the rules write.
+The numbers that decide in analyses and rules, by the names that both write.
 
 | Name | Value | Unit | Source |
 |---|---|---|---|
@@ -101,9 +101,7 @@ def page() -> str:
         rows = [playbook.row for playbook in found if playbook.cls == cls]
         head = ("| Playbook | What is wrong | Needs |", "|---|---|---|")
         parts.append("\n".join((f"## {cls}", "", meaning, "", *head, *rows, "")))
-    rows = [
-        f"| `{name}` | {one.value:,.15g} | {one.unit} | {one.source} |\n" for name, one in sorted(THRESHOLDS.items())
-    ]
+    rows = [f"| `{name}` | {one:,.15g} | {one.unit} | {one.source} |\n" for name, one in sorted(THRESHOLDS.items())]
     return "\n".join((*parts, ABOUT_THRESHOLDS + "".join(rows)))
 
 

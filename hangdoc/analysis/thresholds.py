@@ -1,139 +1,216 @@
 """The thresholds of analyses and playbooks: name, value, unit, and where the value comes from.
 
-A playbook writes the name (`progress.wait_share >= MOSTLY`); `docs/playbooks.md` lists them all.
+An analysis imports them. A playbook writes the name (`progress.wait_share >= MOSTLY`). `docs/playbooks.md` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """A number that decides."""
+class Threshold(float):
+    """A number that decides, with its unit and its source. "chosen": no measurement, but what the value separates."""
 
-    value: float
+    __slots__ = ("source", "unit")
+
+    def __new__(cls, value: float, unit: str, source: str) -> Threshold:
+        self = super().__new__(cls, value)
+        self.unit, self.source = unit, source
+        return self
+
     unit: str
     source: str
 
 
-THRESHOLDS: Mapping[str, Threshold] = {
-    # shares of the looks or of the time
-    "HALF": Threshold(0.5, "share", "half of the looks, of the time or of the ranks"),
-    "MOSTLY": Threshold(0.8, "share of the looks", "a rank that does one thing in four of five looks does little else"),
-    "NEARLY_ALWAYS": Threshold(0.9, "share of the looks", "chosen: nine looks in ten leave no room for a step"),
-    "LARGELY": Threshold(0.6, "share of the looks", "chosen: a rank that does one thing more than it does all others"),
-    "OFTEN": Threshold(0.3, "share of the looks", "chosen: more than the few looks that find a healthy rank there"),
-    "SELDOM": Threshold(
-        0.25, "share of the looks", "less is normal on a busy host (`LATE` in analysis/compute/straggler.py)"
-    ),
-    "HELD_UP": Threshold(
-        0.6, "share of the time", "chosen: a rank that waits this long for its peers is not the one that slows the job"
-    ),
-    # time watched
-    "WATCHED_S": Threshold(6.0, "s", "chosen: longer than one slow batch, so that a single pause is no pattern"),
-    "WATCHED_LONG_S": Threshold(
-        5.0,
-        "seconds",
-        "chosen: several looks; what a running loop does in every step is seen in that time, so unseen means never",
-    ),
-    "WATCHED_LOOKS": Threshold(6, "looks", "chosen: with fewer looks, one look more or less decides about a share"),
-    # CPU
-    "SOME_CPU": Threshold(0.3, "cores", "chosen: a process that computes gets more; one that polls or starves, less"),
-    "CPU_BOUND": Threshold(
-        0.5, "cores", "chosen: a rank that uses more while it writes spends its time on serialising, not on the storage"
-    ),
-    "THROTTLED_PERIODS": Threshold(
-        0.3, "share of the quota's periods", "chosen: three times the tenth at which its runbook alerts"
-    ),
-    "THROTTLED_TIME": Threshold(0.1, "share of the time", "chosen: the smallest loss that is worth an alert"),
-    "MUCH_THROTTLED_TIME": Threshold(
-        0.2, "share of the time", "chosen: below a fifth, something else may slow the job down more"
-    ),
-    "MANY_COMPILATIONS": Threshold(
-        4, "iterations", "one more than the three that make a compilation recurrent (`ITERATIONS` of recompilation.py)"
-    ),
-    "OFTEN_QUEUED": Threshold(
-        0.3, "share of the requested CPU time in a run queue", "chosen: with a free core for each thread it is near 0"
-    ),
-    "OVER_ONE_CORE": Threshold(
-        1.1, "cores demanded", "one busy thread demands 1.0 at most: chosen for the ranks beside one well over one core"
-    ),
-    "WELL_OVER_ONE_CORE": Threshold(
-        1.25, "cores demanded", "chosen: more than one busy thread and the small threads beside it"
-    ),
-    "CORES_OVERCOMMITTED": Threshold(
-        1.6, "cores demanded per core", "chosen: halfway and more from fully used cores (1.0) to two threads per core"
-    ),
-    "BOUND_CORES_OVERCOMMITTED": Threshold(
-        1.4, "cores demanded per core", "chosen: lower, because the binding of the ranks is evidence of its own"
-    ),
-    "CORES_OVERCOMMITTED_TWICE": Threshold(
-        2.2, "cores demanded per core", "chosen: clearly more than two threads for each core"
-    ),
-    "BUSY_THREADS_PER_CORE": Threshold(2, "threads", "chosen: fewer can take turns without waiting for each other"),
-    "MANY_BUSY_THREADS_PER_CORE": Threshold(4, "threads", "chosen: twice the number at which threads compete"),
-    # memory
-    "FULL": Threshold(
-        0.9, "share of the memory limit", "chosen: the kernel reclaims below the limit, so usage stays just under it"
-    ),
-    "MAJOR_FAULTS": Threshold(5.0, "per second", "chosen: a rank that fits into its memory has none once it is warm"),
-    "REFAULTS": Threshold(
-        100.0, "pages per second", "chosen: separates thrashing from the odd page that is read again"
-    ),
-    "OFTEN_BLOCKED": Threshold(
-        0.15, "share of the samples in state D", "chosen: page faults then cost the rank a seventh of its time"
-    ),
-    "MEMORY_STALL": Threshold(
-        0.1, "share of the time", 'the alert of the runbook of memory-pressure: "some avg60 > 10" (per cent)'
-    ),
-    "SOME_MEMORY_STALL": Threshold(0.01, "share of the time", "chosen: less is printed as 0 % and says nothing"),
-    "SOME_SWAP": Threshold(2**20, "bytes", "chosen: 1 MiB; a few idle pages are swapped out on healthy hosts, too"),
-    "SWAP_FAULTS": Threshold(
-        30.0, "major faults per second", '"dozens per second": runbook of memory-pressure, how to confirm'
-    ),
-    # storage and input
-    "SLOW_STORAGE": Threshold(
-        5e6, "bytes per second", "healthy checkpoints run at tens of MB/s: runbook of checkpoint-stall, look-alikes"
-    ),
-    "LONG_BLOCKED_S": Threshold(6.0, "s", "chosen: a healthy disk answers a read in far less"),
-    "LONG_GAP_S": Threshold(
-        1.3, "s without data", "chosen: above the pauses of a healthy loader; a slow transform's batches take longer"
-    ),
-    "AWAITED_GAP_S": Threshold(
-        0.5, "s without data", "a shorter silence on a connection is normal (`GAP_S` in analysis/data/dataloading.py)"
-    ),
-    # network
-    "UNANSWERED_S": Threshold(
-        3.0, "seconds", "Linux repeats a SYN after 1 s, and again by 3 s: a host that is there has answered one of them"
-    ),
-    "ENOUGH_RETRANSMISSIONS": Threshold(
-        5, "segments", "a share of fewer means nothing (`LOSSY_REPEATS` in analysis/network/throughput.py)"
-    ),
-    "LOSS_THAT_SLOWS_TCP": Threshold(
-        0.02, "share of the segments", "TCP is slow at a loss above 2 % (analysis/network/throughput.py)"
-    ),
-    "HEAVY_LOSS": Threshold(0.1, "share of the segments", "chosen: no queue that overflows now and then loses so much"),
-    "REPEATED_LOSS": Threshold(
-        5, "intervals with a loss", "chosen: a link counts as lossy from three; this is more than a single burst"
-    ),
-    "SMALL_GRADIENTS": Threshold(
-        4096.0,
-        "bytes in a step",
-        "chosen: float32 gradients of about 1,000 parameters; an averaged loss or metric is smaller",
-    ),
-    # pace
-    "NOTICEABLE_WAIT": Threshold(
-        0.12, "share of the time", "just below half of `LATE`, the least lateness of a straggler with more work"
-    ),
-    "VERY_LATE": Threshold(
-        0.4, "share of the time", "`LATE_UNEXPLAINED`: enough to be a straggler without a known cause"
-    ),
-    "MUCH_MORE_CPU": Threshold(
-        1.5, "times the CPU time of other ranks", "`HEAVIER`: a busy host does not make that difference"
-    ),
-}
+# --- shares of the looks or of the time -----------------------------------------------------------
+
+NEARLY_ALWAYS = Threshold(0.9, "share of the looks", "chosen: nine looks in ten leave no room for a step")
+MOSTLY = Threshold(0.8, "share of the looks", "a rank that does one thing in four of five looks does little else")
+USUAL = Threshold(0.75, "share of the looks", "chosen: an epoch's last batch is smaller, and a batch may be sliced")
+LARGELY = Threshold(0.6, "share of the looks", "chosen: a rank that does one thing more than it does all others")
+HELD_UP = Threshold(
+    0.6, "share of the time", "chosen: a rank that waits this long for its peers is not the one that slows the job"
+)
+HALF = Threshold(0.5, "share", "half of the looks, of the time or of the ranks")
+IN_EACH_PART = Threshold(
+    0.5, "of the share over the window", "chosen: a pattern that is in each third of the window is no single event"
+)
+OFTEN = Threshold(0.3, "share of the looks", "chosen: more than the few looks that find a healthy rank there")
+
+# --- looks and time watched -----------------------------------------------------------------------
+
+BACKWARD_LOOKS = Threshold(2, "looks", "chosen: on a busy host a thread may sleep once for other reasons")
+STILL_LOOKS = Threshold(3, "looks", "chosen: two may find the same line of two iterations")
+MIN_LOOKS = Threshold(4, "looks", "chosen: with fewer, one odd look is a quarter or more")
+WATCHED_LOOKS = Threshold(6, "looks", "chosen: with fewer looks, one look more or less decides about a share")
+PACE_LOOKS = Threshold(8, "looks", "chosen: more than two in each third of the window")
+UNDISTURBED = Threshold(2, "intervals between looks", "chosen: a debugger wakes threads, so one is too few")
+STILL_S = Threshold(2.0, "s", "chosen: a step or a call that is longer is rare in a job of short steps")
+STALL_S = Threshold(4.0, "s", "chosen: an ordinary wait for a helper or a file is shorter")
+RECENT_S = Threshold(5.0, "s", "chosen: several looks; activity within them is current")
+RATE_S = Threshold(10.0, "s", "chosen: storage writes in bursts, which a shorter window takes for its rate")
+RATE_WINDOW_S = Threshold(2.0, "s", "chosen: rates over a shorter window are noise")
+WATCHED_S = Threshold(6.0, "s", "chosen: longer than one slow batch, so that a single pause is no pattern")
+LOOP_WATCHED_S = Threshold(5.0, "s", "chosen: what a running loop does in every step is seen in that time")
+HELD_S = Threshold(3.0, "s", "chosen: py-spy and CPU limiters stop a process for shorter times")
+SLICE_S = Threshold(0.5, "s", "chosen: about one look, or two if a step takes as long")
+MIN_GAPS = Threshold(8, "gaps between calls", "chosen: enough to know how long the next call may take")
+OVERDUE = Threshold(2.0, "times the longest gap between calls", "chosen: a call as late as that is not merely slow")
+MIN_STEP_S = Threshold(0.002, "s per iteration", "chosen: a faster counter does not count training steps")
+
+# --- CPU ------------------------------------------------------------------------------------------
+
+RAN_S = Threshold(0.001, "s of CPU time", "chosen: a thread that used more has run between two looks")
+PIPE_CPU_S = Threshold(0.02, "s of CPU time", "chosen: the other end of a pipe computes; a poll uses less")
+ACTIVE_S = Threshold(0.03, "s of CPU time", "chosen: a worker that polls its queue uses less")
+ACTIVE_BYTES = Threshold(256, "bytes", "chosen: a worker that polls its queue moves less")
+IDLE_CORES = Threshold(0.05, "cores", "chosen: the housekeeping threads of a blocked rank use less")
+BUSY_THREAD = Threshold(0.1, "cores", "chosen: a thread that works demands at least this much")
+BUSY_HELPER = Threshold(0.2, "cores", "chosen: a helper or a neighbour that works; one that polls uses less")
+SOME_CPU = Threshold(0.3, "cores", "chosen: a process that computes gets more; one that polls or starves, less")
+BUSY_CORES = Threshold(0.5, "cores", "chosen: a rank that computes; the threads of a blocked rank use less")
+SPINS_WAITING = Threshold(
+    0.7, "cores", "chosen: a rank that computes between its waits is sometimes sampled as waiting and running"
+)
+FULL_CORE = Threshold(0.8, "cores", "chosen: a thread that never sleeps, beside the other processes of a host")
+SPINS_S = Threshold(8.0, "s", "chosen: an ordinary library call that keeps the GIL ends sooner")
+HEAP_GROWTH = Threshold(2**20, "bytes", "chosen: a computation that allocates or frees more makes progress")
+DEBUGGED_THREADS = Threshold(4, "threads", "chosen: so many do not all run between two looks by chance")
+THROTTLED_PERIODS = Threshold(
+    0.3, "share of the quota's periods", "chosen: three times the tenth at which its runbook alerts"
+)
+THROTTLED_TIME = Threshold(0.1, "share of the time", "chosen: the smallest loss that is worth an alert")
+MUCH_THROTTLED_TIME = Threshold(
+    0.2, "share of the time", "chosen: below a fifth, something else may slow the job down more"
+)
+OFTEN_QUEUED = Threshold(
+    0.3, "share of the requested CPU time in a run queue", "chosen: with a free core for each thread it is near 0"
+)
+OVER_ONE_CORE = Threshold(
+    1.1, "cores demanded", "one busy thread demands 1.0 at most: chosen for the ranks beside one well over one core"
+)
+WELL_OVER_ONE_CORE = Threshold(
+    1.25, "cores demanded", "chosen: more than one busy thread and the small threads beside it"
+)
+CORES_OVERCOMMITTED = Threshold(
+    1.6, "cores demanded per core", "chosen: halfway and more from fully used cores (1.0) to two threads per core"
+)
+BOUND_CORES_OVERCOMMITTED = Threshold(
+    1.4, "cores demanded per core", "chosen: lower, because the binding of the ranks is evidence of its own"
+)
+CORES_OVERCOMMITTED_TWICE = Threshold(
+    2.2, "cores demanded per core", "chosen: clearly more than two threads for each core"
+)
+BUSY_THREADS_PER_CORE = Threshold(2, "threads", "chosen: fewer can take turns without waiting for each other")
+MANY_BUSY_THREADS_PER_CORE = Threshold(4, "threads", "chosen: twice the number at which threads compete")
+
+# --- compilation ----------------------------------------------------------------------------------
+
+WARM_UP = Threshold(4, "iterations", "chosen: the first shapes, then dynamic shapes, then rare branches")
+RECOMPILING = Threshold(3, "iterations with a compilation", "chosen: past warm-up, two may be a rare branch")
+RECOMPILING_EARLY = Threshold(
+    5, "iterations with a compilation", "chosen: during warm-up, or if the loop's progress is unknown"
+)
+RECOMPILING_COUNTED = Threshold(
+    2, "iterations with a compilation", "chosen: if torch counts RECOMPILATIONS; one step may outlast the window"
+)
+RECOMPILATIONS = Threshold(3, "earlier compilations", "chosen: as torch counts them; dynamic shapes need two")
+MANY_COMPILATIONS = Threshold(4, "iterations", "one more than RECOMPILING")
+
+# --- pace -----------------------------------------------------------------------------------------
+
+LATE = Threshold(0.25, "share of the time", "chosen: less is normal on a busy host")
+LATE_WITH_MORE_WORK = Threshold(0.125, "share of the time", "half of LATE: the extra work is known")
+VERY_LATE = Threshold(0.4, "share of the time", "chosen: enough to be a straggler without a known cause")
+LATE_IN_SLICE = Threshold(0.33, "of the share over the window", "chosen: lateness that varies, but never goes away")
+MUCH_MORE_CPU = Threshold(
+    1.5, "times the CPU time of other ranks", "chosen: a busy host delays every rank, and makes no such difference"
+)
+LESS_CPU = Threshold(1.4, "times the share of the CPU time that peers get", "chosen: ranks that share a host get alike")
+MIN_OWN_SHARE = Threshold(0.1, "share of the time", "chosen: a rate over less is noise")
+PEERS_UNMOVED = Threshold(
+    0.1, "share of the looks", "chosen: with short steps, looks rarely find a peer where the look before did"
+)
+MORE_WORK = Threshold(1.25, "times the size on the other ranks", "chosen: the remainder of a division is smaller")
+
+# --- memory ---------------------------------------------------------------------------------------
+
+FULL = Threshold(
+    0.9, "share of the memory limit", "chosen: the kernel reclaims below the limit, so usage stays just under it"
+)
+PAGE_READ_S = Threshold(0.02, "s per major fault", "chosen: twice the seek of a hard disk; more has other causes")
+OFTEN_BLOCKED = Threshold(
+    0.15, "share of the samples in state D", "chosen: page faults then cost the rank a seventh of its time"
+)
+MEMORY_STALL = Threshold(
+    0.1, "share of the time", 'the alert of the runbook of memory-pressure: "some avg60 > 10" (per cent)'
+)
+SOME_MEMORY_STALL = Threshold(0.01, "share of the time", "chosen: less is printed as 0 % and says nothing")
+SOME_SWAP = Threshold(2**20, "bytes", "chosen: 1 MiB; a few idle pages are swapped out on healthy hosts, too")
+
+# --- storage, locks and input ---------------------------------------------------------------------
+
+SLOW_STORAGE = Threshold(5e6, "bytes per second", "chosen: a healthy disk or file server takes tens of MB/s")
+MIN_RATE = Threshold(1024, "bytes per second", "chosen: a lower rate may be another thread's logging")
+LONG_BLOCKED_S = Threshold(6.0, "s", "chosen: a healthy disk answers a read in far less")
+GAP_S = Threshold(0.5, "s without data", "chosen: a shorter silence on a connection is normal")
+LONG_GAP_S = Threshold(
+    1.3, "s without data", "chosen: above the pauses of a healthy loader; a slow transform's batches take longer"
+)
+MORE_ENTRIES = Threshold(2.0, "times the entries of the other folder", "chosen: shards of one data set differ by less")
+CLOCK_SKEW_S = Threshold(60.0, "s", "chosen: a file older than the job by more is older by any clock")
+
+# --- network --------------------------------------------------------------------------------------
+
+UNANSWERED_S = Threshold(
+    3.0, "s", "Linux repeats a SYN after 1 s, and again by 3 s: a host that is there has answered one of them"
+)
+DEAD_AFTER_S = Threshold(3.0, "s", "Linux retransmits after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup")
+DEAD_REPEATS = Threshold(3, "unanswered retransmissions", "as DEAD_AFTER_S")
+LOSSY_PAUSE_S = Threshold(60.0, "s", "TCP's longest pause after repeated loss of one segment: after more, it is dead")
+FULL_SEGMENT = Threshold(0.9, "of a full segment", "TCP options vary by a few bytes")
+PART_SEGMENT = Threshold(0.75, "of a full segment, on average", "chosen: smaller on average means not full-size")
+SMALL_SEGMENT = Threshold(0.25, "of a full segment, on average", "chosen: hardly one of them can be full-size")
+YOUNG_SEGMENTS = Threshold(16, "segments acknowledged", "chosen: the connection has done little more than a handshake")
+CLOSER_REPEATS = Threshold(3, "segments retransmitted", "chosen: fewer are not worth a closer look")
+CLOSER_BUSY = Threshold(0.2, "share of the time", "chosen: less is not worth a closer look")
+LOSS_THAT_SLOWS_TCP = Threshold(0.02, "share of the segments", "chosen: TCP's throughput collapses above 2 %")
+LOSSY = Threshold(0.04, "share of the segments", "chosen: every network has a burst of a few lost segments")
+LOSSY_TIMES = Threshold(3, "intervals with a loss", "chosen: a single burst spans two intervals at most")
+LOSSY_STEADY = Threshold(0.4, "share of the intervals with traffic", "chosen: a queue overflows less often")
+LOSSY_REPEATS = Threshold(5, "segments retransmitted", "chosen: a share of fewer means nothing")
+LOSSY_LIFE_REPEATS = Threshold(15, "segments retransmitted", "chosen: over the life of a connection that went on")
+REPEATED_LOSS = Threshold(5, "intervals with a loss", "chosen: two more than LOSSY_TIMES")
+HEAVY_LOSS = Threshold(0.1, "share of the segments", "chosen: no queue that overflows now and then loses so much")
+GOOD_SEGMENTS = Threshold(50, "segments", "chosen: enough to show a loss of LOSSY twice")
+GOOD_LOSS = Threshold(0.01, "share of the segments", "chosen: half of LOSS_THAT_SLOWS_TCP")
+GOOD_BYTES = Threshold(0.25, "of the bytes of the slow link", "chosen: a link that carries less proves nothing")
+SLOW_WINDOW_S = Threshold(4.0, "s", "chosen: several steps of a job; one large message is no pattern")
+SLOW_BUSY = Threshold(0.4, "share of the time", "chosen: data in flight for less does not set the pace")
+SLOW_WAITING = Threshold(0.3, "share of the samples", "chosen: segments wait when a step sends, not between steps")
+WAITING_SEGMENTS = Threshold(4, "segments in flight or queued", "chosen: the link is then the bottleneck")
+SHUT = Threshold(0.3, "share of the busy time", "chosen: a window closed for longer is the receiver's fault")
+QUEUE_S = Threshold(0.02, "s", "chosen: the queueing delay of a full queue; a scheduler causes less")
+QUEUE_TIMES = Threshold(8.0, "times the shortest round trip", "chosen: the round trip through a full queue")
+SATURATED = Threshold(5.0, "times the rate of a slow link", "chosen: a full queue is proof of its own up to there")
+SLOW_BYTES = Threshold(12.5e6, "bytes per second", "100 Mbit/s: slow, whatever speed the interface reports")
+GIGABIT = Threshold(1000, "Mbit/s", "chosen: a saturated interface of at most this speed is the bottleneck")
+FASTER_DIRECTION = Threshold(
+    1.4, "times the rate of the other direction", "chosen: its acknowledgements wait in the queue of that direction"
+)
+SMALL_GRADIENTS = Threshold(
+    4096.0, "bytes in a step", "chosen: gradients of about 1,000 parameters; an averaged loss or metric is smaller"
+)
+
+# --- startup --------------------------------------------------------------------------------------
+
+SETTING_UP_S = Threshold(30.0, "s", "chosen: the usual time from the start of a process to its rendezvous")
+ARRIVED_S = Threshold(5.0, "s", "chosen: a rank that stands for less may have arrived just now; gloo's mesh takes less")
+PATIENCE_S = Threshold(6.0, "s", "chosen: on one host, ranks that are on their way are seen")
+PATIENCE_ELSEWHERE_S = Threshold(20.0, "s", "chosen: unseen hosts start their ranks in their own time")
+
+
+THRESHOLDS: Mapping[str, Threshold] = {name: one for name, one in globals().items() if isinstance(one, Threshold)}
 
 
 def names() -> tuple[str, ...]:
@@ -146,4 +223,4 @@ def is_name(name: str) -> bool:
 
 
 def value(name: str) -> float:
-    return THRESHOLDS[name].value
+    return float(THRESHOLDS[name])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from hangdoc.analysis.job.stall import MIN_LOOKS
+from hangdoc.analysis.thresholds import STILL_LOOKS
 from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
@@ -41,7 +41,7 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
             session.look()
             elapsed_s = time.monotonic() - started
             for job, policy in sorted(undecided.items()):
-                if session.round_count(job) < MIN_LOOKS and elapsed_s < ONCE_LIMIT_S:
+                if session.round_count(job) < STILL_LOOKS and elapsed_s < ONCE_LIMIT_S:
                     continue  # too early for any fact, and facts of thousands of ranks take seconds
                 if verdict := _verdict(session, judge, job, partial(policy.decide, elapsed_s=elapsed_s)):
                     verdicts[job] = verdict

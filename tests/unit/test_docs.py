@@ -253,7 +253,7 @@ def test_the_index_lists_every_threshold_with_its_value_and_source() -> None:
         r"^\| `([A-Z]\w+)` \| ([\d.,e-]+) \| ([^|]+) \| ([^|]+) \|$", playbook_index.page(), re.MULTILINE
     )
     assert {name: (float(value.replace(",", "")), unit, source) for name, value, unit, source in listed} == {
-        name: (one.value, one.unit, one.source) for name, one in THRESHOLDS.items()
+        name: (one, one.unit, one.source) for name, one in THRESHOLDS.items()
     }
 
 

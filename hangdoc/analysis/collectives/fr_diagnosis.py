@@ -16,10 +16,10 @@ from hangdoc.analysis.collectives.fr_divergence import Divergence, divergence
 from hangdoc.analysis.collectives.fr_history import JobHistory, Node, RankCalls, Transfer, site
 from hangdoc.analysis.collectives.fr_mismatch import KINDS, Mismatch, mismatch, racing_ranks
 from hangdoc.analysis.collectives.wait_graph import cycle_nodes
+from hangdoc.analysis.thresholds import MIN_GAPS, OVERDUE
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import Logs
 
-MIN_GAPS = 8  # gaps between calls needed to know how long the next call may take
 MAX_DIVERGENCES = 64  # outliers' histories whose call sites are compared
 
 
@@ -99,7 +99,8 @@ def _is_advancing(record: FlightRecorder) -> bool:
     gaps = [b - a for a, b in pairwise(record.begun)]
     if record.written is None or len(gaps) < MIN_GAPS:
         return False
-    return 0.0 <= record.written - record.begun[-1] <= 2.0 * max(gaps) and sum(gap > 0.0 for gap in gaps) >= MIN_GAPS
+    on_time = 0.0 <= record.written - record.begun[-1] <= OVERDUE * max(gaps)
+    return on_time and sum(gap > 0.0 for gap in gaps) >= MIN_GAPS
 
 
 # --- the cause ------------------------------------------------------------------------------------

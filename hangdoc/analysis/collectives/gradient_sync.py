@@ -16,6 +16,7 @@ from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.ranks.call_path import Step
 from hangdoc.analysis.ranks.progress import Look, activities, looks_at, own_steps
+from hangdoc.analysis.thresholds import BACKWARD_LOOKS
 from hangdoc.evidence import Connection
 
 WRAPPER = re.compile(r"<(DistributedDataParallel|FullyShardedDataParallel|DDP|FSDP) at ")
@@ -26,7 +27,6 @@ NO_FORWARD = re.compile(
     r"|zero_grad|requires_grad_|register_\w+|apply|compile|generate|save\w*|load\w*)$"
 )
 DEFERRED = re.compile(r"(^|\.)no_sync$")
-MIN_LOOKS = 2  # in a collective within backward: on a busy host a thread may sleep once for other reasons
 BACKWARD = re.compile(r"(^|\.)backward$")
 
 
@@ -89,7 +89,7 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
     return _Code(
         bypass=next((site for step in own if (site := _bypass(step))), None),
         trains=any(_calls_backward(calls) for calls in around),
-        reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= MIN_LOOKS,
+        reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= BACKWARD_LOOKS,
         deferred=any(_defers(calls) for calls in around),
         since=next((at for at, look in enumerate(looks) if _trains(look)), None),
     )

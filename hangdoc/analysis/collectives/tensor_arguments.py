@@ -14,13 +14,13 @@ from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.conditions import targets
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import MIN_LOOKS
 from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Tensor
 
 ARGUMENTS = ("tensor", "output", "output_tensor", "input", "input_tensor", "inp")
 WORD = re.compile(r"\w+")
 # Looks at one call before the tensors of running ranks are compared: a tensor is read after its stack, and by then the
 # rank may have moved on, with another tensor in the same variable.
-MIN_LOOKS = 4
 
 Call = tuple[str, str, str]  # site in user code, c10d function, "file:line"
 

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
-
-MIN_LOOKS = 4
-# Share of the looks with the usual shape: an epoch's last batch is often smaller, and a batch may be sliced before use.
-USUAL_SHARE = 0.75
+from hangdoc.analysis.thresholds import MIN_LOOKS, USUAL
 
 Name = tuple[str, str]  # function and variable
 NamedShape = tuple[Name, tuple[int, ...]]
@@ -75,7 +72,7 @@ def _usual_shapes(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     return {
         name: max(seen, key=lambda shape: seen[shape])
         for name, seen in shapes.items()
-        if max(seen.values()) >= max(MIN_LOOKS, USUAL_SHARE * sum(seen.values()))
+        if max(seen.values()) >= max(MIN_LOOKS, USUAL * sum(seen.values()))
     }
 
 

@@ -23,7 +23,7 @@ LocatedTensor = tuple[Tensor, str]  # a tensor and its location: "x in forward (
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
 BF16_KERNEL = re.compile(r"bf16|bfloat16|BFloat16", re.IGNORECASE)
 COMPILED = re.compile(r"/torchinductor_|/inductor_cache/")  # files written by torch.compile
-MOST_KERNELS = 3
+MAX_KERNELS = 3
 # oneDNN ISA names that allow bf16 instructions (oneDNN documentation, "CPU Dispatcher Control")
 BF16_ISA = re.compile(r"BF16|AMX|AVX512_CORE_FP16|AVX10|DEFAULT|ALL", re.IGNORECASE)
 
@@ -120,7 +120,7 @@ def _busiest(case: Case, key: Key) -> str | None:
 def _busiest_sites(looks: Sequence[Look]) -> str | None:
     computing = [look.path[-1] for look in looks if look.phase == "compute" and look.path]
     names = Counter("code of torch.compile" if COMPILED.search(step.file) else step.site for step in computing)
-    return ", ".join(name for name, _ in names.most_common(MOST_KERNELS)) or None
+    return ", ".join(name for name, _ in names.most_common(MAX_KERNELS)) or None
 
 
 def _isa_limit(variables: object) -> str | None:

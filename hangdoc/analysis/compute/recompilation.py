@@ -17,17 +17,19 @@ from hangdoc.analysis.ranks.call_path import Step, is_library, user_step
 from hangdoc.analysis.ranks.conditions import targets
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
-
-# Iterations with a compilation that make it recurrent:
-ITERATIONS = 3  # past warm-up
-ITERATIONS_EARLY = 5  # during warm-up, or if the loop's progress is unknown
-ITERATIONS_RECOMPILED = 2  # past warm-up, and torch counts OFTEN compilations: one step may outlast our window
-OFTEN = 3
-WARM_UP = 4  # iterations: the first shapes, then dynamic shapes, then rare branches
-BUSY_SHARE = 0.2  # cores used by the compiler processes that a rank started
-RECENT_S = 3.0
+from hangdoc.analysis.thresholds import (
+    BUSY_HELPER,
+    RECENT_S,
+    RECOMPILATIONS,
+    RECOMPILING,
+    RECOMPILING_COUNTED,
+    RECOMPILING_EARLY,
+    WARM_UP,
+)
 
 RECOMPILED = re.compile(r"\d+/(\d+)[^:]*: (.+)")  # frame/compilation: the guard that failed
+# Guards on the shape of a tensor: torch/csrc/dynamo/guards.cpp, and the symbolic shapes of torch/fx.
+SHAPE_GUARD = re.compile(r"\b(size|stride|rank) mismatch\b|\.(size|stride)\(\)|\b(Eq|Ne|Mod)\(|\bs\d+\b")
 
 Iteration = tuple[tuple[str, Any], ...]
 
@@ -43,6 +45,7 @@ class RecompilationFacts:
     loop: str | None = None  # source line of the loop around it: "for x, y in loader:"
     before: int | None = None  # earlier compilations of the same code, as counted by torch
     reason: str | None = None  # the guard that failed last, in torch's words
+    kind: str | None = None  # what changes between compilations: shape | value; None: unknown
     shapes: tuple[str, ...] = ()  # tensors whose shape changed between compilations: "x: 8 x 37, 8 x 52"
     advancing: bool | None = None  # it waits for compiler processes that use CPU time
 
@@ -69,8 +72,11 @@ def _facts(case: Case, key: Key) -> RecompilationFacts:
     iterations = {iteration for _, step in around if (iteration := _iteration(step))}
     own = user_step(compiling[-1].path) if compiling else None
     recompilations = [found for look in compiling if (found := _recompiled(look))]
+    reason = recompilations[-1][1] if recompilations else None
+    shapes = _shapes([step for _, step in around])
     before = max((count for count, _ in recompilations), default=None)
-    enough = (ITERATIONS_RECOMPILED if (before or 0) >= OFTEN else ITERATIONS) if _warm(around) else ITERATIONS_EARLY
+    past_warm_up = RECOMPILING_COUNTED if (before or 0) >= RECOMPILATIONS else RECOMPILING
+    enough = past_warm_up if _warm(around) else RECOMPILING_EARLY
     return RecompilationFacts(
         share=len(compiling) / len(looks),
         again=len(iterations) >= enough,
@@ -78,8 +84,9 @@ def _facts(case: Case, key: Key) -> RecompilationFacts:
         site=own.site if own else None,
         loop=around[-1][1].place.loops[-1].header if around and around[-1][1].place else None,
         before=before,
-        reason=recompilations[-1][1] if recompilations else None,
-        shapes=_shapes([step for _, step in around]),
+        reason=reason,
+        kind=_kind(reason, shapes),
+        shapes=shapes,
         advancing=looks[-1].phase == "compile" and _helpers_work(case, key),
     )
 
@@ -94,6 +101,12 @@ def _recompiled(look: Look) -> tuple[int, str] | None:
         if reason and (found := RECOMPILED.match(reason.text.strip('"').replace('\\"', "'"))):
             return int(found[1]) + 1, found[2].partition("  #")[0]
     return None
+
+
+def _kind(reason: str | None, shapes: Sequence[str]) -> str | None:
+    if shapes or (reason and SHAPE_GUARD.search(reason)):
+        return "shape"
+    return "value" if reason else None
 
 
 def _loop_step(look: Look) -> Step | None:
@@ -143,7 +156,7 @@ def _helpers_work(case: Case, key: Key) -> bool:
         return False
     used = {child.pid: child.cpu_s for child in recent[0][1].children}
     grown = sum(max(0.0, child.cpu_s - used.get(child.pid, 0.0)) for child in recent[-1][1].children)
-    return grown >= BUSY_SHARE * (recent[-1][0] - recent[0][0])
+    return grown >= BUSY_HELPER * (recent[-1][0] - recent[0][0])
 
 
 ANALYSIS = RecompilationAnalysis()

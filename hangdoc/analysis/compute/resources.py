@@ -17,14 +17,12 @@ from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.cpu_clocks import usage_over
 from hangdoc.analysis.ranks.process import process_looks
+from hangdoc.analysis.thresholds import BUSY_THREAD, IDLE_CORES, PAGE_READ_S, RATE_WINDOW_S
 from hangdoc.evidence import Environ, Host, Process
 from hangdoc.evidence.resources import Cgroup, CpuLimit, MemoryLimit, Neighbour, Neighbours
 from hangdoc.formatting import fold_ranks
 
-BUSY_THREAD = 0.1  # cores that a busy thread demands at least
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-BUSY_NEIGHBOUR = 0.05  # cores that a process uses at least to be counted
-MIN_WINDOW_S = 2.0  # rates over a shorter window are noise
 
 _STATE = attrgetter("state")
 
@@ -40,7 +38,7 @@ class ResourcesFacts:
     user_cores: float | None = None  # the same for user time only, without system time
     demand: float | None = None  # cores demanded: time on a core plus time in a run queue
     delay_share: float | None = None  # share of the demanded CPU time spent in a run queue
-    busy_threads: int | None = None  # threads that demanded at least 0.1 cores
+    busy_threads: int | None = None  # threads that demanded at least BUSY_THREAD
     cores: int | None = None  # number of cores in its CPU affinity
     core_list: str | None = None  # those cores: "0-1"
     bound: bool | None = None  # its affinity has fewer cores than the host
@@ -58,6 +56,7 @@ class ResourcesFacts:
     memory_hits: float | None = None  # times per second that usage hit the limit
     refaults: float | None = None  # pages per second read again soon after reclaim
     major_faults: float | None = None  # pages per second that the rank itself waited for
+    faulting: bool | None = None  # its major faults account for its time in state D: PAGE_READ_S each at most
     memory_stall: float | None = None  # share of the time that a task was stalled on memory (PSI "some")
     memory_stall_of: str | None = None  # scope of memory_stall: "its cgroup" or "the host"
     thread_setting: str | None = None  # "OMP_NUM_THREADS=16"
@@ -119,6 +118,8 @@ def _facts(
     fields = _process(case, key, host, placement)
     if "window_s" in fields:
         fields.update(_cgroup(case, key))
+        faults = fields.get("major_faults")
+        fields["faulting"] = None if faults is None else 0 < faults >= fields["blocked_share"] / PAGE_READ_S
     if len(neighbours) > 1:
         fields.update(_neighbour(case, key, neighbours))
     return ResourcesFacts(**fields)
@@ -136,7 +137,7 @@ def _process(case: Case, key: Key, host: object, placement: JobPlacement) -> Fie
         fields |= {"cores": len(cores), "core_list": _folded(cores), "crowd": placement.crowds[key[0], cores]}
         fields["bound"] = len(cores) < host.cores if isinstance(host, Host) else None
     total = usage_over(series)
-    if total.seconds < MIN_WINDOW_S:
+    if total.seconds < RATE_WINDOW_S:
         return fields
     fields |= {
         "window_s": total.seconds,
@@ -173,7 +174,7 @@ def _cgroup(case: Case, key: Key) -> Fields:
     if len(series) < 2:
         return {}
     seconds = series[-1][0] - series[0][0]
-    if seconds < MIN_WINDOW_S:
+    if seconds < RATE_WINDOW_S:
         return {}
     first, last = series[0][1], series[-1][1]
     stall = _grown(first.memory_stall_s, last.memory_stall_s)
@@ -259,7 +260,7 @@ def _neighbour(case: Case, key: Key, seen: Sequence[Neighbours]) -> Fields:
         return {}
     busiest = known[max(total, key=lambda pid: total[pid])]
     named = f"{busiest.command} (pid {busiest.pid})"
-    more = sum(taken >= BUSY_NEIGHBOUR * len(seen) for taken in total.values()) - 1
+    more = sum(taken >= IDLE_CORES * len(seen) for taken in total.values()) - 1
     return {
         "neighbour": f"{named} and {more} more" if more > 0 else named,
         "neighbour_cores": sum(total.values()) / len(seen),

@@ -13,26 +13,30 @@ from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
-from hangdoc.analysis.compute.wait_time import SLICE_S, WaitTime, moves_throughout, unmoved_share, wait_time
+from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_time
 from hangdoc.analysis.compute.workload import more_work, same_code
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, ProgressJob, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import (
+    BUSY_CORES,
+    BUSY_HELPER,
+    FULL_CORE,
+    IN_EACH_PART,
+    LATE,
+    LATE_IN_SLICE,
+    LATE_WITH_MORE_WORK,
+    LESS_CPU,
+    MIN_OWN_SHARE,
+    MOSTLY,
+    MUCH_MORE_CPU,
+    OFTEN_BLOCKED,
+    PEERS_UNMOVED,
+    SLICE_S,
+    VERY_LATE,
+)
 
-# Share of the time that peers wait for a straggler:
-LATE = 0.25  # less is normal on a busy host
-LATE_UNEXPLAINED = 0.4  # if no cause is known
-LATE_IN_PART = 0.5  # of that share, required in each part of the window
-# Times its peers' CPU time for the same steps. A busy host delays every rank, so LATE is enough for a heavier rank, and
-# half of LATE if the extra work is known.
-HEAVIER = 1.5
-STEADY = 0.8  # share of the window's slices with at least a third of the average lateness
-SHORT_STEP_S = SLICE_S  # several shorter steps fit into each slice
-PEERS_UNMOVED = 0.1  # with such short steps, looks rarely find a peer where the look before did
-DEMANDS = 0.5  # cores, over the time that it does not wait
-COMPUTES = 0.8  # cores, over the same time, if there is no other cause
 MUTUAL = ("all_", "reduce_scatter", "barrier", "monitored_barrier", "wait")  # every member waits for every other
-LESS = 1.4  # its peers' share of the CPU time they demand, divided by its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,8 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
     own = case.facts(ResourcesFacts)[key]
     own_used = peers.cores_used(own)
     used = _median_of_peers(peers.used, own_used or None)
-    gets = _median_of_peers(peers.gets, None if own.delay_share is None else 1.0 - own.delay_share)
+    own_gets = None if own.delay_share is None else 1.0 - own.delay_share
+    gets = _median_of_peers(peers.gets, own_gets)
     waiting, mutual = (total - own for total, own in zip(peers.all_mutual, peers.mutual[key], strict=True))
     facts = replace(
         facts,
@@ -146,14 +151,14 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         others_stood=peers.all_unmoved.median(peers.unmoved[key]),
         mutual=mutual > waiting / 2 if waiting else None,
         more_cpu=own_used / used if own_used is not None and used and not peers.spins else None,
-        computes=own_used / max(0.1, 1.0 - wait.share) if own_used is not None and not peers.spins else None,
+        computes=own_used / max(MIN_OWN_SHARE, 1.0 - wait.share) if own_used is not None and not peers.spins else None,
         doing=max(dict.fromkeys(phases), key=phases.count) if phases else None,
-        slept=own.demand < DEMANDS * max(0.1, 1.0 - wait.share) if own.demand is not None else None,
-        less=gets / max(0.01, 1.0 - own.delay_share) if own.delay_share is not None and gets is not None else None,
-        work=more_work(case, key) if share >= LATE / 2 else None,
-        same_code=same_code(case, key) if share >= LATE / 2 else None,
+        slept=own.demand < BUSY_CORES * max(MIN_OWN_SHARE, 1.0 - wait.share) if own.demand is not None else None,
+        less=gets / (own_gets or 1e-9) if own_gets is not None and gets is not None else None,
+        work=more_work(case, key) if share >= LATE_WITH_MORE_WORK else None,
+        same_code=same_code(case, key) if share >= LATE_WITH_MORE_WORK else None,
     )
-    return replace(facts, cause=_cause(facts, own, peers)) if share >= LATE / 2 else facts
+    return replace(facts, cause=_cause(facts, own, peers)) if share >= LATE_WITH_MORE_WORK else facts
 
 
 def _median_of_peers(values: RankValues, own: float | None) -> float | None:
@@ -171,7 +176,7 @@ def _steadiness(waits: Sequence[float] | None, every: Sequence[RankValues] | Non
     if waits is None or every is None or share <= 0.0:
         return None
     late = _lateness(waits, every)
-    return sum(lateness >= share / 3 for lateness in late) / len(late)
+    return sum(lateness >= LATE_IN_SLICE * share for lateness in late) / len(late)
 
 
 def _is_late(facts: StragglerFacts, period_s: float | None) -> bool:
@@ -180,16 +185,16 @@ def _is_late(facts: StragglerFacts, period_s: float | None) -> bool:
     if facts.slept or facts.doing == "idle" or not _in_every_step(facts, period_s):
         return False
     threshold = _threshold(facts)
-    return threshold is not None and share >= threshold and least >= LATE_IN_PART * threshold
+    return threshold is not None and share >= threshold and least >= IN_EACH_PART * threshold
 
 
 def _threshold(facts: StragglerFacts) -> float | None:
     """Lowest late_share of a straggler. None: nothing explains the lateness, so the rank is no straggler."""
-    if (facts.more_cpu or 0.0) >= HEAVIER:
-        return LATE / 2 if facts.cause == "work" else LATE
-    if facts.cause is None and facts.computes is not None and facts.computes < COMPUTES:
+    if (facts.more_cpu or 0.0) >= MUCH_MORE_CPU:
+        return LATE_WITH_MORE_WORK if facts.cause == "work" else LATE
+    if facts.cause is None and facts.computes is not None and facts.computes < FULL_CORE:
         return None  # something unseen delayed it: the hypervisor, the disk, its allocator
-    return LATE if facts.cause not in (None, "queue") else LATE_UNEXPLAINED
+    return LATE if facts.cause not in (None, "queue") else VERY_LATE
 
 
 def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
@@ -199,19 +204,19 @@ def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
     """
     if facts.same_code:
         return True
-    if period_s is None or period_s > SHORT_STEP_S or (facts.others_stood or 0.0) > PEERS_UNMOVED:
+    if period_s is None or period_s > SLICE_S or (facts.others_stood or 0.0) > PEERS_UNMOVED:
         return False
-    return facts.steadiness is None or facts.steadiness >= STEADY
+    return facts.steadiness is None or facts.steadiness >= MOSTLY
 
 
 def _cause(facts: StragglerFacts, own: ResourcesFacts, peers: Peers) -> str | None:
     """What sets the late rank apart from its peers."""
-    if (facts.less or 0.0) >= LESS:
+    if (facts.less or 0.0) >= LESS_CPU:
         if (own.nicer or 0) > 0 and peers.nice:
             return "nice"
         if (own.crowd or 0) > (own.cores or 0) and own.bound:
             return "crowded"
-        if (own.neighbour_cores or 0.0) >= 0.2:
+        if (own.neighbour_cores or 0.0) >= BUSY_HELPER:
             return "neighbour"
         return "queue"
     if own.cores is not None and peers.cores.up_to(own.cores) == 1:  # only itself: all peers have more cores
@@ -236,8 +241,9 @@ def _advancing(case: Case, key: Key, resources: ResourcesFacts) -> bool | None:
     stack = case.facts(StackFacts)[key]
     if stack.waits is not False or stack.phase in ("stopped", "exited"):
         return None
-    asks = (resources.demand or 0.0) + (resources.throttled_share or 0.0) >= 0.5
-    return True if asks or (resources.major_faults or 0.0) > 20.0 else None
+    asks = (resources.demand or 0.0) + (resources.throttled_share or 0.0) >= BUSY_CORES
+    faults = resources.faulting and (resources.blocked_share or 0.0) >= OFTEN_BLOCKED
+    return True if asks or faults else None
 
 
 ANALYSIS = StragglerDetector()

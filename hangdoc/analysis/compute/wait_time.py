@@ -17,13 +17,10 @@ from hangdoc.analysis.ranks.cpu_clocks import clocks, usage_between
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, ProgressJob, looks_at
+from hangdoc.analysis.thresholds import PACE_LOOKS, SLICE_S, SPINS_WAITING, WATCHED_S
 from hangdoc.evidence import Process
 
 PARTS = 3  # equal parts of the window; a job that makes progress does so in each
-MIN_WINDOW_S = 6.0
-MIN_LOOKS = 8
-SPINS = 0.7  # cores used while it waits; a rank that computes in between is sometimes sampled as waiting and running
-SLICE_S = 0.5  # shortest slice of the window: about one look, or two if a step takes as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class WaitTime:
 def wait_time(case: Case, key: Key) -> WaitTime | None:
     """Wait time of one rank. None: too few looks or too short a window."""
     looks, series = looks_at(case, key), process_looks(case, key)
-    if len(looks) < MIN_LOOKS or len(series) < MIN_LOOKS or series[-1][0] - series[0][0] < MIN_WINDOW_S:
+    if len(looks) < PACE_LOOKS or len(series) < PACE_LOOKS or series[-1][0] - series[0][0] < WATCHED_S:
         return None
     start, end = looks[0].at_s, looks[-1].at_s
     edges = _edges(start, end, PARTS)
@@ -52,7 +49,7 @@ def wait_time(case: Case, key: Key) -> WaitTime | None:
     seen = tuple(sum(look.phase in WAITING for look in part) / len(part) for part in looks_in)
     processes_at = dict(series)
     used = case.facts(ResourcesFacts)[key]
-    spins = _spins(looks, processes_at) and (used.demand or used.cores_used or 0.0) >= SPINS * sum(seen) / PARTS
+    spins = _spins(looks, processes_at) and (used.demand or used.cores_used or 0.0) >= SPINS_WAITING * sum(seen) / PARTS
     asleep = None if spins else _Asleep.of(series)
     if asleep is None:
         return WaitTime(seen, None, spins)

@@ -11,13 +11,10 @@ from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
+from hangdoc.analysis.thresholds import HALF, MIN_LOOKS, MORE_WORK, USUAL
 from hangdoc.evidence import Variable
 
-MORE = 1.25  # times the size on the other ranks
-MIN_LOOKS = 4
 MODEL = "/torch/nn/modules/"
-SAME = 0.5  # share of the looks at a rank while most of its peers wait
-USUAL = 0.75  # share of the looks with the usual size: an epoch's last batch is smaller
 
 Name = tuple[str, str, str]  # function, variable, unit (" rows", " items" or "")
 
@@ -35,7 +32,7 @@ def more_work(case: Case, key: Key) -> str | None:
         if len(counts) != 2 or counts[size] != 1 or counts.total() < len(usual):
             continue  # the peers disagree, or the variable is missing on some rank
         peers = next(other for other in counts if other != size)
-        if size >= MORE * peers > 0:
+        if size >= MORE_WORK * peers > 0:
             function, variable, unit = name
             text = f"{variable} in {function}: {size:g}{unit}, {peers:g} on other ranks"
             found.append((unit != " rows", unit == "", name, text))
@@ -94,7 +91,7 @@ def same_code(case: Case, key: Key) -> bool | None:
     ]
     if len(waited_for) < MIN_LOOKS - 1:
         return None
-    return sum(ranks_at[chain] > (chain in chains[key]) for chain in waited_for) >= SAME * len(waited_for)
+    return sum(ranks_at[chain] > (chain in chains[key]) for chain in waited_for) >= HALF * len(waited_for)
 
 
 def _chain(look: Look) -> tuple[tuple[str, str, int], ...]:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at, own_steps
+from hangdoc.analysis.thresholds import HALF, MORE_ENTRIES
 from hangdoc.evidence import Environ, Io
 
-WAITS = 0.5  # share of the looks that found a rank waiting for other ranks
-MORE = 2.0  # times as many entries; shards of one data set differ by less
 PATH = re.compile(r"^[\"'](/[^\"']*)[\"']$")
 OPEN = "open files"
 
@@ -93,21 +92,33 @@ def _path_variables(case: Case, key: Key) -> Iterator[tuple[str, str]]:
 
 
 def _outliers(case: Case, places: Mapping[Key, Place]) -> frozenset[Key]:
-    """Ranks that read another folder than most. Empty: the ranks agree, or the folders are similar in size."""
-    by_folder: dict[str, list[Key]] = {}
-    for key, (folder, _) in places.items():
-        by_folder.setdefault(folder, []).append(key)
-    counts = [entries for _, entries in places.values()]
-    if len(by_folder) != 2 or max(counts) < MORE * min(counts) or max(counts) - min(counts) < 2:
+    """Ranks that read another folder than most, with far more or fewer entries. Empty: none.
+
+    Most ranks: as many as possible with folders of a similar size. On a tie: those that wait, or that have more data.
+    """
+    folders, sizes = {folder for folder, _ in places.values()}, {entries for _, entries in places.values()}
+    each_its_own = len(folders) == len(places) > 2  # shards, or folders for temporary files
+    if each_its_own or not _differ(min(sizes), max(sizes)):
         return frozenset()
-    sides = sorted((len(keys), _all_wait(case, keys), places[keys[0]][1], folder) for folder, keys in by_folder.items())
-    return frozenset(by_folder[sides[0][3]])
+
+    def weight(size: int) -> tuple[int, bool, int]:
+        alike = [key for key, (_, entries) in places.items() if not _differ(entries, size)]
+        return len(alike), _all_wait(case, alike), size
+
+    usual = max(sizes, key=weight)
+    shared = {folder for folder, entries in places.values() if not _differ(entries, usual)}
+    return frozenset(key for key, (folder, _) in places.items() if folder not in shared)
+
+
+def _differ(size: int, other: int) -> bool:
+    less, more = sorted((size, other))
+    return more >= MORE_ENTRIES * less and more - less >= 2
 
 
 def _all_wait(case: Case, keys: Sequence[Key]) -> bool:
     """All these ranks mostly wait for other ranks."""
     progress = case.facts(ProgressFacts)
-    return all((progress[key].wait_share or 0.0) >= WAITS for key in keys)
+    return all((progress[key].wait_share or 0.0) >= HALF for key in keys)
 
 
 def _facts(

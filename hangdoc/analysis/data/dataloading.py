@@ -19,10 +19,9 @@ from hangdoc.analysis.network.tcp_counters import identity, idle, least
 from hangdoc.analysis.ranks.call_path import Code, Step
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, ProgressFacts, activities, looks_at
+from hangdoc.analysis.thresholds import GAP_S, MOSTLY
 from hangdoc.evidence import Process, Sockets, Source, Stacks
 
-WAITS = 0.8  # share of the looks
-GAP_S = 0.5  # shorter silence on a connection is normal
 STARTS = re.compile(r"^(__init__|_get_iterator|__iter__|_reset|start)$")  # functions in loader files that start workers
 ENDS = "_shutdown_workers"  # function in loader files that waits for finished workers
 PREPARES = re.compile(r"/datasets/(arrow_dataset|dataset_dict|iterable_dataset|builder|load)\.py|/tokenizers/")
@@ -111,7 +110,7 @@ def _code(looks: Sequence[Look]) -> _Code:
 
 def _waits(case: Case, key: Key) -> bool:
     progress = case.facts(ProgressFacts)
-    return (progress[key].wait_share or 0.0) >= WAITS
+    return (progress[key].wait_share or 0.0) >= MOSTLY
 
 
 def _sleeps(case: Case, key: Key) -> bool:

@@ -16,10 +16,9 @@ from hangdoc.analysis.data.workers import WorkerFacts, is_stall
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import MIN_RATE, PIPE_CPU_S, RATE_S
 from hangdoc.evidence import FileCall, Io, Peer, Stacks
 
-RATE_S = 10.0  # window for rates
-MIN_RATE = 1024  # bytes per second; a lower rate may be another thread's logging
 # Operations in which peers wait for this rank to hand out work: then it may itself be waiting for work on a pipe.
 HANDS_OUT = re.compile(r"broadcast|scatter|recv|irecv|bcast")
 # Operations in which a thread waits for another thread; only then do its process's other threads matter.
@@ -49,7 +48,7 @@ class StorageFacts:
     peer: str | None = None  # the first of them: "cat (pid 4711)"
     peer_state: str | None = None  # its state in /proc
     bytes_per_s: float | None = None  # transfer rate in the call's direction; None: unknown
-    share: float | None = None  # share of the looks in a call of the same direction, 0..1
+    share: float | None = None  # share of the looks that found it asleep in a call of the same direction, 0..1
     stuck: bool | None = None  # the call will not return by itself
     advancing: bool | None = None  # bytes pass, or the call was not watched for long enough
 
@@ -238,7 +237,7 @@ def _peer_computed(same: Sequence[tuple[float, FileCall]]) -> bool:
     for _, call in reversed(same):
         for peer in call.peers or ():
             before.setdefault(peer.pid, peer.cpu_s)
-    return any(peer.cpu_s > before[peer.pid] + 0.02 for peer in same[0][1].peers or ())
+    return any(peer.cpu_s > before[peer.pid] + PIPE_CPU_S for peer in same[0][1].peers or ())
 
 
 def _target(call: FileCall) -> str:

@@ -16,12 +16,9 @@ from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.call_path import CallPath, Code, Step, call_path, is_library
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import ACTIVE_BYTES, ACTIVE_S, BUSY_HELPER, RECENT_S, STALL_S, STILL_S
 from hangdoc.evidence import FileCall, Helper, Io, Place, Process, Source, Stack, Stacks
 
-RECENT_S = 5.0  # window in which a helper's activity counts as current
-SURE_S = 4.0  # shortest wait that counts as a stall,
-SEEN_S = 1.9  # or this much, if the ranks have exchanged no byte for SURE_S
-BUSY_SHARE = 0.2  # cores used by a busy helper
 # "file:function" of frames in which a rank waits for its helpers
 WAITS = re.compile(
     r"torch/utils/data/dataloader\.py:(_try_get_data|_get_data|_next_data|_shutdown_workers)$"
@@ -31,8 +28,6 @@ WAITS = re.compile(
 )
 LOADER = re.compile(r"torch/utils/data/|/webdataset/|/streaming/|/nvidia/dali/")
 POOL = re.compile(r"/multiprocess(ing)?/pool\.py:worker$|concurrent/futures/process\.py:_process_worker$")
-ACTIVE_S = 0.03  # CPU time within the window; a worker that polls its queue uses less
-ACTIVE_BYTES = 256
 # frames in which a worker waits for its next task, or for room in its result queue
 IDLE = re.compile(
     r"/multiprocess(ing)?/(queues|connection|synchronize|pool)\.py:|concurrent/futures/process\.py:|selectors\.py:|/loky/"
@@ -52,8 +47,8 @@ class WorkerFacts:
     waiting_s: float | None = None  # seconds of that wait so far, within the window
     share: float | None = None  # share of the looks in which it waited for helpers, or was in its loader, 0..1
     frame: str | None = None  # frame in which it waits: "_try_get_data (dataloader.py:1131)"
-    active: int | None = None  # helpers that worked within the last 5 s
-    busy: int | None = None  # helpers that used at least 0.2 cores
+    active: int | None = None  # helpers that worked within RECENT_S
+    busy: int | None = None  # helpers that used at least BUSY_HELPER
     cores: float | None = None  # cores used by all helpers together
     state: str | None = None  # stopped | locked | blocked | busy | sleeping | starting | dead | lost | other | idle
     pid: int | None = None
@@ -91,7 +86,7 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
     awaited = [w for w in workers if w.own or "(subprocess.py" in (frame or "")]
     stuck = waits and not stack.waits and _cannot_go_on(case, key, waiting_s or 0.0, recent, awaited)
     kind = ("lost" if stuck and shown.kind == "idle" else shown.kind) if shown else None
-    active = [w for w in workers if w.active and (w in awaited or w.cores >= BUSY_SHARE)]
+    active = [w for w in workers if w.active and (w in awaited or w.cores >= BUSY_HELPER)]
     site = user_line(shown.steps) if shown else None
     return WorkerFacts(
         count=len(workers),
@@ -100,7 +95,7 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
         share=sum(waits_for_helpers(look.code) or is_loading(look.code) for look in looks) / len(looks),
         frame=frame,
         active=len(active),
-        busy=sum(worker.cores >= BUSY_SHARE for worker in workers),
+        busy=sum(worker.cores >= BUSY_HELPER for worker in workers),
         cores=sum(worker.cores for worker in workers),
         state=kind,
         pid=shown.helper.pid if shown else None,
@@ -119,7 +114,7 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
 def is_stall(case: Case, watched_s: float) -> bool:
     """True if a wait seen for `watched_s` seconds is too long for an ordinary pause."""
     idle_s = case.job(NetworkJob).idle_s or 0.0
-    return watched_s >= SURE_S or (watched_s >= SEEN_S and idle_s >= SURE_S)
+    return watched_s >= STALL_S or (watched_s >= STILL_S and idle_s >= STALL_S)
 
 
 @lru_cache(maxsize=1024)

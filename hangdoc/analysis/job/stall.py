@@ -19,11 +19,7 @@ from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.startup import StartupJob
-
-BUSY_SHARE = 0.5  # of one core: more than the housekeeping threads of a blocked rank use
-IDLE_SHARE = 0.05  # of one core: those threads may use this much
-MIN_LOOKS = 3
-STILL_S = 2.0  # unchanged for this long, over at least MIN_LOOKS looks
+from hangdoc.analysis.thresholds import BUSY_CORES, IDLE_CORES, STILL_LOOKS, STILL_S
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ def _quiet(case: Case) -> bool:
     """True if no living rank uses its CPU."""
     progress = case.facts(ProgressFacts)
     shares = [progress[key].cpu_share for key, rank in case.ranks.items() if rank.alive is not False]
-    return all(share is not None and share < IDLE_SHARE for share in shares)
+    return all(share is not None and share < IDLE_CORES for share in shares)
 
 
 def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
@@ -120,13 +116,13 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool) -> StallFacts:
     if stack.phase in ("stopped", "exited") or stuck:
         return StallFacts(True, False)
     if progress.looks == 0:  # stacks not readable: use its CPU time
-        quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_SHARE
+        quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_CORES
         return StallFacts(quiet, None if quiet is None else not quiet)
-    uses_cpu = progress.cpu_share is not None and progress.cpu_share >= BUSY_SHARE
+    uses_cpu = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES
     arriving = stack.phase == "idle" and position.will_arrive is True
     works = (uses_cpu and not stack.waits) or arriving or advancing
-    still = progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= STILL_S
-    return StallFacts(still if progress.looks >= MIN_LOOKS else None, works)
+    still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
+    return StallFacts(still if progress.looks >= STILL_LOOKS else None, works)
 
 
 ANALYSIS = StallAnalysis()

@@ -18,14 +18,9 @@ from hangdoc.analysis.ranks.call_path import call_path, user_step
 from hangdoc.analysis.ranks.phases import WAITING, chain_of, phase_of
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.stack import process_context
+from hangdoc.analysis.thresholds import BUSY_THREAD, FULL_CORE, HEAP_GROWTH, MIN_LOOKS, SPINS_S, STILL_S
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
 
-ASLEEP_S = 1.9  # the same as the shortest stall that `stall` reports
-SPINS_S = 8.0
-MIN_LOOKS = 4
-ASLEEP_SHARE = 0.1  # cores used by the whole process: no other thread works for the sleeping one
-SPIN_SHARE = 0.8  # cores
-GROWTH = 1 << 20  # bytes; a computation that allocates or frees more makes progress
 ALLOWED = (*WAITING, "startup", "teardown")  # phases of the holder that are another rank's fault, or short
 LONG = ("compile", "checkpoint")  # phases in which libraries compute with the GIL for a long time
 REGEX = re.compile(r"^_?(sre_|SRE\()")  # CPython's Modules/_sre
@@ -84,7 +79,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
         kept >= MIN_LOOKS
         and phase not in ALLOWED
         and (
-            (asleep and seconds >= ASLEEP_S)
+            (asleep and seconds >= STILL_S)
             or (spins and seconds >= SPINS_S and phase not in LONG and confirmed is not False)
         )
     )
@@ -114,7 +109,7 @@ def _asleep(processes: Sequence[tuple[float, Process]], tid: int) -> bool:
     """The thread sleeps in every look, and no other thread of the process uses a core."""
     threads = [_thread(process, tid) for _, process in processes]
     share = _share(processes, [process.cpu_s for _, process in processes])
-    return all(t is not None and t.state == "S" for t in threads) and share is not None and share < ASLEEP_SHARE
+    return all(t is not None and t.state == "S" for t in threads) and share is not None and share < BUSY_THREAD
 
 
 def _spins(processes: Sequence[tuple[float, Process]], tid: int) -> bool:
@@ -125,7 +120,7 @@ def _spins(processes: Sequence[tuple[float, Process]], tid: int) -> bool:
     share = _share(processes, [thread.cpu_s + (thread.run_delay_s or 0.0) for thread in threads])
     sizes = [process.rss_bytes for _, process in processes]
     slept = (threads[-1].voluntary or 0) - (threads[0].voluntary or 0)
-    return share is not None and share >= SPIN_SHARE and max(sizes) - min(sizes) < GROWTH and slept <= len(threads)
+    return share is not None and share >= FULL_CORE and max(sizes) - min(sizes) < HEAP_GROWTH and slept <= len(threads)
 
 
 def _share(processes: Sequence[tuple[float, Process]], used: Sequence[float]) -> float | None:

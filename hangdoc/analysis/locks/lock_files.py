@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import CLOCK_SKEW_S, STILL_LOOKS, STILL_S
 from hangdoc.evidence.locks import LockFile
-
-UNCHANGED_S = 1.9
-MIN_LOOKS = 3
-BEFORE_S = 60.0  # age before the job's start that clock skew cannot explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +58,13 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
     since, looks = series[-1][0], 0
     for at, before in reversed(series):
         if (before.path, before.inode) != (last.path, last.inode):
-            if before.path is None and looks < MIN_LOOKS:
+            if before.path is None and looks < STILL_LOOKS:
                 continue  # between two attempts the rank is in other frames
             break
         since, looks = at, looks + 1
     same = [record for at, record in series if at >= since and record.inode == last.inode]
     unheld = not any(record.holders or record.named_alive for record in same)
-    proved = unheld and looks >= MIN_LOOKS and series[-1][0] - since >= UNCHANGED_S
+    proved = unheld and looks >= STILL_LOOKS and series[-1][0] - since >= STILL_S
     return LockFileFacts(
         stuck=proved and _is_stale(last),
         advancing=bool(last.holders or last.named_alive) and not _holder_ranks(case, key),
@@ -85,7 +82,7 @@ def _is_stale(file: LockFile) -> bool:
     """True if a file without a visible holder was certainly left behind."""
     if file.kind == "kernel":  # the kernel releases the lock when its holder exits
         return False
-    return _sure(file) or file.before_s >= BEFORE_S
+    return _sure(file) or file.before_s >= CLOCK_SKEW_S
 
 
 def _sure(file: LockFile) -> bool:
@@ -107,7 +104,7 @@ def _holder_ranks(case: Case, key: Key) -> list[Key]:
 def _hangs(case: Case, key: Key) -> bool:
     stack = case.facts(StackFacts)[key]
     progress = case.facts(ProgressFacts)[key]
-    return bool(stack.waits) and progress.standing_looks >= MIN_LOOKS and (progress.standing_s or 0.0) >= UNCHANGED_S
+    return bool(stack.waits) and progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
 
 
 def _holder(case: Case, host: str, file: LockFile) -> str | None:

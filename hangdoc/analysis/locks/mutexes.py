@@ -15,12 +15,10 @@ from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.call_path import Step, call_path, is_library, user_step
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import MIN_LOOKS, STILL_S, UNDISTURBED
 from hangdoc.evidence import Process, Source, Stack, Stacks
 from hangdoc.evidence.locks import Locks, LockWait
 
-PARKED_S = 1.9  # time that the threads must not have run: the same as the shortest stall that `stall` reports
-MIN_LOOKS = 4
-UNDISTURBED = 2  # intervals between looks without a debugger: a debugger wakes threads
 RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put", "submit", "__exit__"})
 SLEEPS = frozenset({"sleep", "wait"})
 
@@ -77,7 +75,7 @@ class Threads:
 
     stacks: Stacks
     locks: Locks
-    parked: frozenset[int]  # threads that have not run for PARKED_S, in a wait that only their own process can end
+    parked: frozenset[int]  # threads that have not run for STILL_S, in a wait that only their own process can end
     call_paths: Mapping[int, Sequence[Step]]  # by thread, outermost frame first
     waits: dict[int, LockWait] = field(default_factory=dict)  # by thread
 
@@ -166,12 +164,12 @@ def _call_paths(stacks: Stacks, source: Source | None) -> dict[int, list[Step]]:
 
 
 def _parked(case: Case, key: Key) -> frozenset[int]:
-    """Threads parked in all recent looks, for at least PARKED_S and MIN_LOOKS, without running in between."""
+    """Threads parked in all recent looks, for at least STILL_S and MIN_LOOKS, without running in between."""
     looks = [(at, {w.tid: w.semaphore for w in r.waits}, r.parked) for at, r in _locks(case, key)]
-    if len(looks) < MIN_LOOKS or looks[-1][0] - looks[0][0] < PARKED_S:
+    if len(looks) < MIN_LOOKS or looks[-1][0] - looks[0][0] < STILL_S:
         return frozenset()
     end = looks[-1][0]
-    since = next(at for at, _, _ in reversed(looks[: -MIN_LOOKS + 1]) if end - at >= PARKED_S)
+    since = next(at for at, _, _ in reversed(looks[: 1 - int(MIN_LOOKS)]) if end - at >= STILL_S)
     window = [(waits, parked) for at, waits, parked in looks if at >= since]
     records = [record for at, record in process_looks(case, key) if at >= since]
     ran = [(_runs(before), _runs(after)) for before, after in pairwise(records) if not was_held(before, after)]

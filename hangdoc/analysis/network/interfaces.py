@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Sequence
+from math import inf
 from typing import TypeAlias
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network.data_connections import DataConnection
+from hangdoc.analysis.thresholds import GIGABIT, SLOW_BYTES
 from hangdoc.evidence import Connection, Interface, Interfaces
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Subnet: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
-SLOW_BYTES = 12.5e6  # per second, 100 Mbit/s: slow, whatever speed the interface reports
-GIGABIT = 1000  # Mbit/s: a saturated interface of at most this speed is the bottleneck
 BYTES_PER_MBIT = 1e6 / 8  # bytes per second of 1 Mbit/s
-WIRELESS_LIMIT = 1e10  # a wireless link has no expected speed: any rate is slow
 VIRTUAL = ("loopback", "wireless", "bridge", "tunnel")  # no faster than the interface under them
 
 
@@ -44,10 +43,10 @@ def slow_below(case: Case, data: DataConnection) -> float:
     """Bytes per second below which a busy link counts as slow."""
     ends = [end_interface(case, data.owner, data, True)]
     ends += [end_interface(case, data.peer, data, False)] if data.peer else []
-    rates = [SLOW_BYTES]
+    rates = [float(SLOW_BYTES)]
     for held in ends:
         if held and held.kind == "wireless":
-            rates.append(WIRELESS_LIMIT)
+            rates.append(inf)  # it has no expected speed: any rate is slow
         elif held and held.speed_mbit and held.speed_mbit <= GIGABIT:
             rates.append(held.speed_mbit * BYTES_PER_MBIT)
         elif held and _shaped(held):
@@ -117,4 +116,4 @@ def _format_speed(held: Interface) -> list[str]:
 
 
 def _format_mbit(value: float) -> str:
-    return f"{value / 1000:.3g} Gbit/s" if value >= 1000 else f"{value:.3g} Mbit/s"
+    return f"{value / GIGABIT:.3g} Gbit/s" if value >= GIGABIT else f"{value:.3g} Mbit/s"

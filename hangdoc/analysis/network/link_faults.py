@@ -18,6 +18,7 @@ from hangdoc.analysis.network.data_connections import DataConnection, End, mirro
 from hangdoc.analysis.network.interfaces import end_interface, narrow, slow_below
 from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start, so_far
 from hangdoc.analysis.ranks.world import WorldJob
+from hangdoc.analysis.thresholds import FASTER_DIRECTION, GOOD_BYTES, GOOD_LOSS, GOOD_SEGMENTS, HALF, LOSSY_PAUSE_S
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.evidence.network import UNASKED, Echo, Echoes
 
@@ -25,12 +26,6 @@ Node = tuple[str, int | str | None]  # network namespace of a host; ("", address
 Pair = tuple[Node, Node]  # sender, receiver
 NodeT = TypeVar("NodeT")
 
-MUCH_SEGMENTS = 50  # sent without loss: a good link
-GOOD_LOSS = 0.01
-GOOD_BYTES = 0.25  # a good link carried at least this share of the bytes of the slow link ...
-GOOD_BUSY = 0.5  # ... and was busy for at most this share of its time
-ANSWERS_LATE = 1.4  # times faster than the other direction
-LOSSY_PAUSE_S = 60.0  # TCP's longest pause after repeated loss of one segment; a longer pause means a dead link
 WORST_FIRST = ("oversize", "dead", "lossy", "slow")
 
 
@@ -148,7 +143,7 @@ def _answers_late(end: End, found: Mapping[End, str], rates: Mapping[End, float]
     other = mirrored(end)
     if not found[end] == found.get(other) == "slow":
         return False
-    return rates.get(end, 0.0) >= ANSWERS_LATE * rates.get(other, 0.0)
+    return rates.get(end, 0.0) >= FASTER_DIRECTION * rates.get(other, 0.0)
 
 
 def echo(case: Case, one: DataConnection) -> Echo:
@@ -198,7 +193,7 @@ def _blamed(
         return _lost_among(case, nodes) or nodes
     worst = flows[min(bad, key=lambda end: flows[end].busy or 0.0)]
     if fault == "lossy":
-        much = {end: one for end, one in flows.items() if (one.segments or 0) >= MUCH_SEGMENTS}
+        much = {end: one for end, one in flows.items() if (one.segments or 0) >= GOOD_SEGMENTS}
         good = {end for end, one in much.items() if (one.lost or 0.0) < GOOD_LOSS}
         # Connections that sent little in this window, but lost much before.
         bad |= {end for end in flows if end not in good and _far(pairs[end]) and since_start(ends[end].connection)}
@@ -210,7 +205,7 @@ def _blamed(
     good = {
         end
         for end, one in flows.items()
-        if (one.bytes or 0) >= GOOD_BYTES * (worst.bytes or 0) and (one.busy or 0.0) <= GOOD_BUSY * (worst.busy or 0.0)
+        if (one.bytes or 0) >= GOOD_BYTES * (worst.bytes or 0) and (one.busy or 0.0) <= HALF * (worst.busy or 0.0)
     }
     nodes = nodes_to_blame({pairs[end] for end in bad}, {pairs[end] for end in good - bad})
     known: set[Node] = set()

@@ -19,6 +19,7 @@ from hangdoc.analysis.network.link_faults import Faults, echo, find_faults
 from hangdoc.analysis.network.throughput import NOTHING, Flow
 from hangdoc.analysis.ranks.progress import ProgressJob
 from hangdoc.analysis.ranks.world import WorldJob
+from hangdoc.analysis.thresholds import RECENT_S
 from hangdoc.evidence import Connection, Interface
 from hangdoc.evidence.network import UNASKED, Echo
 from hangdoc.formatting import endpoint
@@ -139,7 +140,6 @@ def _number(case: Case, key: Key | None) -> int:
 
 _QUEUES = attrgetter("send_queue", "retransmits")
 _LOCATION = attrgetter("local", "interface")
-RECENT_S = 5.0  # traffic within this time counts as moving
 
 
 @fast_dataclass(frozen=True, slots=True)

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from hangdoc.analysis.thresholds import (
+    DEAD_AFTER_S,
+    DEAD_REPEATS,
+    FULL_SEGMENT,
+    PART_SEGMENT,
+    SMALL_SEGMENT,
+    YOUNG_SEGMENTS,
+)
 from hangdoc.evidence import Connection, Sockets
 
 LINEAR = 4  # SYN retransmissions at intervals of one second
-# The kernel retransmits after 0.2, 0.6, 1.4 and 3.0 s: silence after that is no hiccup.
-DEAD_AFTER_S = 3.0
-DEAD_REPEATS = 3
-NEARLY = 0.9  # of a full segment: TCP options vary by a few bytes
-PART = 0.75  # of a full segment: smaller on average means not full-size
-YOUNG_SEGMENTS = 16  # acknowledged: the connection has done little more than a handshake
-SMALL = 0.25  # of a full segment, on average
 
 Identity = tuple[str, int, str, int, int | None]
 
@@ -67,7 +68,7 @@ def oversize(one: Connection) -> bool | None:
     if one.sacked:
         missing = (one.unacked or 0) - one.sacked
         on_the_way = one.send_queue - (one.not_sent or 0)
-        return on_the_way - missing * one.segment_bytes <= PART * one.segment_bytes * one.sacked
+        return on_the_way - missing * one.segment_bytes <= PART_SEGMENT * one.segment_bytes * one.sacked
     return _only_small(one, one.segment_bytes)
 
 
@@ -77,7 +78,7 @@ def only_full(one: Connection) -> bool | None:
         return None
     on_the_way = one.send_queue - (one.not_sent or 0)
     missing = one.unacked - (one.sacked or 0)
-    return one.retransmits >= DEAD_REPEATS and missing >= 1 and on_the_way >= NEARLY * missing * one.segment_bytes
+    return one.retransmits >= DEAD_REPEATS and missing >= 1 and on_the_way >= FULL_SEGMENT * missing * one.segment_bytes
 
 
 def _only_small(one: Connection, full: int) -> bool:
@@ -85,7 +86,7 @@ def _only_small(one: Connection, full: int) -> bool:
     acked, delivered = one.bytes_acked, one.delivered
     if not acked or not delivered:
         return False
-    return acked <= YOUNG_SEGMENTS * full and acked <= SMALL * full * delivered
+    return acked <= YOUNG_SEGMENTS * full and acked <= SMALL_SEGMENT * full * delivered
 
 
 def syn_age_s(one: Connection) -> float:

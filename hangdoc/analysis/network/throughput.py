@@ -11,29 +11,30 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from hangdoc.analysis.thresholds import (
+    CLOSER_BUSY,
+    CLOSER_REPEATS,
+    IN_EACH_PART,
+    LOSSY,
+    LOSSY_LIFE_REPEATS,
+    LOSSY_REPEATS,
+    LOSSY_STEADY,
+    LOSSY_TIMES,
+    MOSTLY,
+    QUEUE_S,
+    QUEUE_TIMES,
+    SATURATED,
+    SHUT,
+    SLOW_BUSY,
+    SLOW_WAITING,
+    SLOW_WINDOW_S,
+    WAITING_SEGMENTS,
+)
 from hangdoc.evidence import Connection
 
+SEGMENT_BYTES = 1500  # of a connection that has not negotiated any: Ethernet
+
 Samples = Sequence[tuple[float, Connection]]  # samples of one connection (s), oldest first
-
-WAITING_SEGMENTS = 4  # in flight or queued: the link is the bottleneck
-CLOSER_REPEATS = 3  # retransmissions, ...
-CLOSER_BUSY = 0.2  # ... or a share of the time: less is not worth a closer look
-
-# TCP is slow at a loss above 2 %; every network has a burst of a few lost segments now and then.
-LOSSY = 0.04
-LOSSY_REPEATS = 5
-LOSSY_TIMES = 3
-OVERCOME = 15  # retransmissions in the life of a connection that lost packets before and went on
-LOSSY_STEADY = 0.4  # of the intervals with traffic
-
-SLOW_BUSY = 0.4
-SLOW_IN_PART = 0.5  # of SLOW_BUSY, in each third of the window
-SLOW_WAITING = 0.3
-SHUT = 0.3
-QUEUE_S = 0.02  # queueing delay of a full queue, at least, and ...
-QUEUE_TIMES = 8.0  # ... round-trip time of a full queue, in multiples of the minimum
-QUEUED_LIMIT = 5.0
-MIN_WINDOW_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Flow:
         if (self.lost or 0.0) < LOSSY or (self.repeats or 0) < LOSSY_REPEATS or self.times < LOSSY_TIMES:
             return False
         often = self.steady or 0.0
-        return often >= LOSSY_STEADY and (often >= 2 * LOSSY_STEADY or not self.queue_full)
+        return often >= LOSSY_STEADY and (often >= MOSTLY or not self.queue_full)
 
     def slow(self, rate: float, limit: float) -> bool:
         """True if the link is busy most of the time at a `rate` below `limit` (bytes/s), and the receiver would take
@@ -74,10 +75,10 @@ class Flow:
 
         If packets queue all the time, the link is saturated, even at a higher rate.
         """
-        most = QUEUED_LIMIT * limit if self.queue_full else limit
-        if (self.seconds or 0.0) < MIN_WINDOW_S or self.lossy or rate > most:
+        most = SATURATED * limit if self.queue_full else limit
+        if (self.seconds or 0.0) < SLOW_WINDOW_S or self.lossy or rate > most:
             return False
-        held_up = (self.busy or 0.0) >= SLOW_BUSY and (self.busy_least or 0.0) >= SLOW_BUSY * SLOW_IN_PART
+        held_up = (self.busy or 0.0) >= SLOW_BUSY and (self.busy_least or 0.0) >= SLOW_BUSY * IN_EACH_PART
         return held_up and (self.waiting or 0.0) >= SLOW_WAITING and (self.shut or 0.0) <= SHUT
 
 
@@ -122,7 +123,7 @@ def since_start(one: Connection) -> Flow | None:
     if not segments or lost is None:
         return None
     overcome = int(lost) - (one.retransmits or 0) - max(0, (one.unacked or 0) - (one.sacked or 0))
-    if overcome < OVERCOME or overcome < LOSSY * segments:
+    if overcome < LOSSY_LIFE_REPEATS or overcome < LOSSY * segments:
         return None
     return Flow(bytes=one.bytes_acked, segments=int(segments), repeats=overcome, lost=overcome / segments)
 
@@ -159,7 +160,7 @@ def _grown(first: Connection, last: Connection, of: Callable[[Connection], float
 
 def _waits(sample: tuple[float, Connection]) -> bool:
     one = sample[1]
-    return one.send_queue >= WAITING_SEGMENTS * (one.segment_bytes or 1500) and one.send_window != 0
+    return one.send_queue >= WAITING_SEGMENTS * (one.segment_bytes or SEGMENT_BYTES) and one.send_window != 0
 
 
 def _least_busy(samples: Samples) -> float:

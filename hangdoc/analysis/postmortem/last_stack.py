@@ -2,6 +2,8 @@
 
 Its peers waited until a timeout, and its last stack was taken after that. The rank was therefore blocked at that place,
 or kept returning to it, throughout the wait. A stack is one look: the state of the file, lock or worker is unknown.
+Code in C has no Python frame. A dump with native frames shows what the innermost Python frame called; in another dump
+only its source line does.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from hangdoc.evidence import FlightRecorder, Source, Stacks
 _READS = frozenset({"read", "readline", "readlines", "readinto", "open"})
 _NETWORK = re.compile(r"\((?:socket|ssl)\.py:\d+\)$")
 _HELPERS = re.compile(r"multiprocessing/(?:pool|queues)\.py$")  # results from processes, not from threads
+# Functions of CPython's thread support and of libc, innermost first, as in `StackFacts.native_leaf`.
+_NATIVE_LOCK = re.compile(r"\b(PyThread_acquire_lock\w*|_?PyMutex_Lock\w*|rlock_acquire)\b")
+_NATIVE_READ = re.compile(r"^(__)?(libc_)?(p?readv?|open(at)?)(64)?(_nocancel)?\b")
+_INTERPRETER = re.compile(r"^_?Py")  # it runs Python code
 _OPENS = re.compile(r"(?<![\w.])(?:os\.|io\.)?open\(")
 # A `with` line without a call that blocks without a frame of its own acquires a lock implemented in C.
 _CALLS = re.compile(r"[\w\])]\(")
@@ -33,6 +39,7 @@ class LastStackFacts:
 
     absent: bool | None = None  # it never arrived at the collective that its peers waited in
     blocked_in: str | None = None  # what it was blocked in instead: reads | writes | input | lock | lock file | native
+    by_line: bool = False  # only the source line shows that, and no frame of the call on it
     awaits: int | None = None  # rank that it waited for, but that does not exist in its peers' process groups
 
 
@@ -77,7 +84,10 @@ def _facts(case: Case, key: Key) -> LastStackFacts:
     stack = case.facts(StackFacts)[key]
     if _waits_for_helpers(case, key, stack):
         return LastStackFacts(True, "input")
-    return LastStackFacts(True, "lock" if _waits_for_locked_thread(case, key, stack) else _blocked_in(stack))
+    if _waits_for_locked_thread(case, key, stack):
+        return LastStackFacts(True, "lock", by_line=True)
+    by_frames, by_line = _by_frames(stack), _by_line(stack)
+    return LastStackFacts(True, by_frames or by_line, by_line=by_line is not None and by_frames is None)
 
 
 def _world_size(case: Case, key: Key) -> int:
@@ -105,9 +115,7 @@ def _waits_for_locked_thread(case: Case, key: Key, stack: StackFacts) -> bool:
     return any(place is not None and _LOCK.search(place.text) for place in places)
 
 
-def _blocked_in(stack: StackFacts) -> str | None:
-    own = stack.leaf is not None and stack.leaf == stack.site  # the innermost Python frame is the user's own
-    text = stack.text or ""
+def _by_frames(stack: StackFacts) -> str | None:
     if stack.phase == "checkpoint":
         return "reads" if "load" in (stack.op or "") else "writes"
     if stack.phase == "input":
@@ -116,14 +124,38 @@ def _blocked_in(stack: StackFacts) -> str | None:
         return "lock file"
     if stack.phase not in ("idle", "unknown"):
         return None
-    if stack.op == "acquire" or (own and _LOCK.search(text)):
+    if stack.op == "acquire":
         return "lock"
     if _NETWORK.search(stack.leaf or ""):
         return None
-    if stack.op in _READS or (own and _OPENS.search(text)):
+    if stack.op in _READS:
         return "reads"
-    # A call on the user's own line, without another Python frame and without a known kind of wait: native code.
-    return "native" if own and stack.op in (None, "pause") and _CALLS.search(text) else None
+    return _by_callee(stack.native_leaf, stack.op) if stack.native_leaf and _calls_c(stack) else None
+
+
+def _by_callee(native: str, op: str | None) -> str | None:
+    if _NATIVE_LOCK.search(native):
+        return "lock"
+    if _NATIVE_READ.search(native):
+        return "reads"
+    return "native" if op in (None, "pause") and not _INTERPRETER.search(native) else None
+
+
+def _by_line(stack: StackFacts) -> str | None:
+    """By the source line of the innermost Python frame."""
+    text = stack.text or ""
+    if stack.native_leaf or not _calls_c(stack):
+        return None
+    if _LOCK.search(text):
+        return "lock"
+    if _OPENS.search(text):
+        return "reads"
+    return "native" if stack.op in (None, "pause") and _CALLS.search(text) else None
+
+
+def _calls_c(stack: StackFacts) -> bool:
+    """The innermost Python frame is the user's own, so a call on its line is of code in C."""
+    return stack.phase in ("idle", "unknown") and stack.leaf is not None and stack.leaf == stack.site
 
 
 ANALYSIS = LastStackAnalysis()

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.stack import of_harness
+from hangdoc.analysis.thresholds import RAN_S
 from hangdoc.evidence import Process, ThreadCpu
-
-_RAN_S = 0.001  # more: the thread ran between two looks
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def _queued_s(series: Sequence[tuple[float, Process]], number: int, threads: Seq
     since = dict.fromkeys(still, at_s)
     for before_s, process in reversed(series[:number]):
         runnable = {t.tid: t for t in process.threads if t.state == "R"}
-        still = {tid: old for tid, new in still.items() if (old := runnable.get(tid)) and _ran_s(old, new) < _RAN_S}
+        still = {tid: old for tid, new in still.items() if (old := runnable.get(tid)) and _ran_s(old, new) < RAN_S}
         since.update(dict.fromkeys(still, before_s))
         if not still:
             break

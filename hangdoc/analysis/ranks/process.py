@@ -7,11 +7,10 @@ from itertools import takewhile
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.thresholds import DEBUGGED_THREADS, HELD_S
 from hangdoc.evidence import Process
 
 STOPPED = ("T", "t")
-HELD_S = 3.0  # stopped without having run: py-spy and CPU limiters stop a process for shorter times
-THREADS = 4  # at least: if every one of them ran between two looks, they were all stopped and resumed
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def was_held(before: Process, after: Process) -> bool:
         return True
     ran = {thread.tid: thread.voluntary for thread in before.threads}
     both = [thread for thread in after.threads if thread.tid in ran]
-    return len(both) >= THREADS and all(thread.voluntary != ran[thread.tid] for thread in both)
+    return len(both) >= DEBUGGED_THREADS and all(thread.voluntary != ran[thread.tid] for thread in both)
 
 
 ANALYSIS = ProcessAnalysis()

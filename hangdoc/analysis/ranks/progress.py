@@ -17,11 +17,10 @@ from hangdoc.analysis.ranks.call_path_cache import chain_in, plan_in, thread_nam
 from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.stack import StackFacts, is_busy, process_context
+from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
 from hangdoc.evidence import Process, Source, Stacks, Variable
 
-SHORTEST_S = 0.002  # per iteration: a faster counter does not count training steps
 COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
-MIN_RECENT = 6  # looks, at least, from which the current step time is computed
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -195,7 +194,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
     seen = activities(looks)
     shares = case.once(("shares", seen), lambda: _shares(seen))
     counter, period = _step(looks)
-    recent = looks[-max(MIN_RECENT, len(looks) // 3) :]
+    recent = looks[-max(int(WATCHED_LOOKS), len(looks) // 3) :]
     ended = [b - a for a, b in pairwise([looks[0].at_s, *changes])] if changes else []
     return ProgressFacts(
         looks=len(looks),
@@ -251,7 +250,7 @@ def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
         for name, value in new.items():
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
     seconds = looks[-1].at_s - looks[0].at_s
-    periods = {name: seconds / steps for name, steps in grown.items() if 0 < steps <= seconds / SHORTEST_S}
+    periods = {name: seconds / steps for name, steps in grown.items() if 0 < steps <= seconds / MIN_STEP_S}
     name = min(periods, key=lambda n: periods[n], default="")
     return (name, periods[name]) if name else (None, None)
 

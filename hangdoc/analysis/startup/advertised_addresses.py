@@ -23,7 +23,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 WILDCARDS = ("0.0.0.0", "::")
 LOOPBACK, ELSEWHERE = "loopback", "elsewhere"
 
-MOST_HOSTS = 64  # that an address is compared with
+MAX_HOSTS = 64  # that an address is compared with
 
 Location = tuple[str, int]  # host, network namespace
 
@@ -158,7 +158,7 @@ def address_fault(place: RankAddress, around: JobAddresses) -> str | None:
     own, leads = place.interface, place.uplink
     if own is None or (leads and leads.name == own.name):
         return None
-    others = [held for location, held in islice(around.hosts.items(), MOST_HOSTS) if location != place.location]
+    others = [held for location, held in islice(around.hosts.items(), MAX_HOSTS) if location != place.location]
     bridge = place.kinds.get(own.name) == "bridge" and leads is not None  # a bridge serves guests of this host only
     if not bridge and any(shares_subnet(own, place.address, other) for held in others for other in held.interfaces):
         return None

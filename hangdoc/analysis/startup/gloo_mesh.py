@@ -26,6 +26,7 @@ from hangdoc.analysis.startup.advertised_addresses import (
     rank_address,
     unknown_to_gloo,
 )
+from hangdoc.analysis.thresholds import ARRIVED_S, UNANSWERED_S
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.evidence import Connection, Environ, Process, Sockets
 from hangdoc.evidence.network import Firewall, InterfaceAddresses
@@ -34,8 +35,6 @@ from hangdoc.evidence.stacks import making_group
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.formatting import endpoint, fold_hosts
 
-STANDS_S = 5.0  # even a thousand ranks create a group sooner
-UNANSWERED_S = 3.0
 MAX_LINES = 8
 GLOO_THREAD = "gloo"
 
@@ -134,7 +133,7 @@ class MeshDetector(Detector[MeshFacts, MeshJob]):
                 if key in attempts
                 else None,
                 ended=key in ended,
-                stuck=True if in_vain and key in making and (making[key] >= STANDS_S) else None,
+                stuck=True if in_vain and key in making and (making[key] >= ARRIVED_S) else None,
             )
         return facts, _job(case, facts, unseen_ranks, around, entries, lacking, met)
 

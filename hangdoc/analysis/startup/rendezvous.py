@@ -14,15 +14,14 @@ from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.ranks.world import WorldJob
+from hangdoc.analysis.thresholds import ARRIVED_S, SETTING_UP_S
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.discovery.launcher import Launch, launch_of
 from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Stacks, Variable, limits
 from hangdoc.formatting import endpoint, fold_ranks, name_ranks
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
-UNANSWERED_S = 3.0  # an older connection attempt is not merely slow
-SETTING_UP_S = 30.0  # typical time from the start of a process to its rendezvous
-SEEN_S = 5.0  # after a shorter standstill, it may have arrived just now
+MAX_WAIT_S = 1e7  # a longer wait is a wrong clock
 Timed = tuple[str, dict[str, Variable]]  # a frame's function, its variables by name
 ELASTIC = "torch/distributed/elastic/"
 RENDEZVOUS = "_rendezvous"  # torchelastic's name of the rendezvous, in the frame with the start time
@@ -45,7 +44,7 @@ class Arrival:
     def long_s(self) -> float:
         """Probable wait: since SETTING_UP_S after the start of the process, if it has not moved while watched."""
         seen = self.waited_s or 0.0
-        return max(seen, (self.age_s or 0.0) - SETTING_UP_S) if seen >= SEEN_S else seen
+        return max(seen, (self.age_s or 0.0) - SETTING_UP_S) if seen >= ARRIVED_S else seen
 
     @property
     def unresolved(self) -> bool:
@@ -152,7 +151,7 @@ def _rendezvous(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
         now = datetime.fromisoformat(shots[-1].time.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return None
-    return now - start if 0 <= now - start < 1e7 else None
+    return now - start if 0 <= now - start < MAX_WAIT_S else None
 
 
 def _entered(frames: Sequence[Timed]) -> float | None:

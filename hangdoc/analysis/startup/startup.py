@@ -15,12 +15,9 @@ from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.config_skew import SettingsJob
 from hangdoc.analysis.startup.gloo_mesh import MeshJob
-from hangdoc.analysis.startup.rendezvous import UNANSWERED_S, Arrival, RollCall, arrival, assembles, roll_call
+from hangdoc.analysis.startup.rendezvous import Arrival, RollCall, arrival, assembles, roll_call
+from hangdoc.analysis.thresholds import PATIENCE_ELSEWHERE_S, PATIENCE_S, UNANSWERED_S
 from hangdoc.evidence import Holder, RankEvidence
-
-HERE_S = 6.0  # patience if the missing ranks belong on this host and none is on its way
-ELSEWHERE_S = 20.0  # patience if they may be on unseen hosts, each started in its own time
-UNREACHED_S = 6.0  # patience if no connection succeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +155,18 @@ def _in_vain(case: Case, roll: RollCall, seen: Mapping[Key, Arrival], waiting: M
         return False  # a rank is still busy with something else
     if any(_cut_off(one) for one in waiting.values()):
         return True
-    if case.job(SettingsJob).sizes and all(_waited(one, HERE_S) for one in waiting.values()):
+    if case.job(SettingsJob).sizes and all(_waited(one, PATIENCE_S) for one in waiting.values()):
         return True
     if roll.coming or roll.lacking == 0:
         return False
     if roll.here and roll.lacking:
-        return min(one.waited_s or 0.0 for one in waiting.values()) >= HERE_S
-    return min(one.long_s for one in waiting.values()) >= ELSEWHERE_S
+        return min(one.waited_s or 0.0 for one in waiting.values()) >= PATIENCE_S
+    return min(one.long_s for one in waiting.values()) >= PATIENCE_ELSEWHERE_S
 
 
 def _cut_off(one: Arrival) -> bool:
     """True if it has reached no peer for long."""
-    return _trouble(one) is not None and _waited(one, UNREACHED_S)
+    return _trouble(one) is not None and _waited(one, PATIENCE_S)
 
 
 def _waited(one: Arrival, seconds: float) -> bool:
@@ -186,7 +183,7 @@ def _trouble(one: Arrival) -> str | None:
         return "silent"
     if one.refused:
         return None if one.meeting.kin else "refused"  # the rank that serves the store is on its way
-    return "unreached" if one.long_s >= ELSEWHERE_S else None
+    return "unreached" if one.long_s >= PATIENCE_ELSEWHERE_S else None
 
 
 def _unnamed(one: Arrival) -> bool:

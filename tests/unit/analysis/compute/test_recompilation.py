@@ -78,9 +78,26 @@ def test_facts_of_recurrent_compilation(stage: Stage) -> None:
         loop="for step, x in enumerate(loader):",
         before=6,
         reason="tensor 'x' size mismatch at index 1. expected 8, actual 8",
+        kind="shape",
         shapes=("x: 4 x 8, 4 x 9",),
         advancing=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (GUARD, "shape"),
+        ("0/1: tensor 'L['x']' stride mismatch at index 0. expected 8, actual 1", "shape"),
+        ("0/2: L['x'].size()[0] == 8", "shape"),
+        ("0/2: Eq(s0, 8)", "shape"),
+        ("0/2: L['depth'] == 4", "value"),
+        ("0/2: tensor 'L['x']' dtype mismatch. expected Float, actual Half", "value"),
+        ("", None),
+    ],
+)
+def test_kind_of_recompilation(stage: Stage, reason: str, kind: str | None) -> None:
+    assert judged(stage, [compiles(7, reason), compiles(8, reason)]).kind == kind
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,26 @@ def test_memory_limit_nearest_to_usage() -> None:
     assert (rank.memory_limit_file, rank.memory_full) == (MEMORY, 1.0)
     assert [rank.memory_hits, rank.refaults, rank.memory_stall] == pytest.approx([10.0, 100.0, 0.5])
     assert rank.memory_stall_of == "its cgroup"
+
+
+@pytest.mark.parametrize(
+    ("faults", "blocked", "faulting"),
+    [
+        (400, True, True),  # 100 per second
+        (400, False, True),
+        (40, True, False),  # 10 per second, and in state D all the time: it waits for something else
+        (0, False, False),
+        (None, True, None),
+    ],
+)
+def test_faulting_if_page_faults_explain_the_time_blocked(
+    faults: int | None, blocked: bool, faulting: bool | None
+) -> None:
+    thread = ThreadCpu(100, "python", "D" if blocked else "S", 1.0, run_delay_s=0.0)
+    ranks = [{"cpu": replace(process(100), threads=(thread,)), "cgroup": Cgroup((), (), "/g", major_faults=0)}]
+    later = [ranks[0] | {"cgroup": Cgroup((), (), "/g", major_faults=faults)}]
+    (rank,), _ = derived(ranks, later)
+    assert rank.faulting is faulting
 
 
 def test_neighbours_count_on_the_rank_s_own_cores_only() -> None:

@@ -16,6 +16,7 @@ def train(root):
     dist.barrier()
 """
 SMALL, LARGE, ALIKE = ("/data/sample", 4), ("/data/full", 201), ("/data/part-b", 5)
+TINY, LARGE_TOO = ("/data/empty", 1), ("/data/full-b", 190)
 STEP, END, READ = 3, 4, 2
 
 
@@ -43,6 +44,9 @@ def at(line: int, folder: tuple[str, int], environ: Mapping[str, str] | None = N
         ([at(END, SMALL), at(STEP, LARGE)], [0]),  # both wait: the rank with less data
         ([at(STEP, SMALL), at(END, ALIKE)], []),  # one shard each
         ([at(STEP, LARGE), at(END, LARGE)], []),
+        ([at(STEP, LARGE), at(STEP, LARGE), at(END, SMALL), at(READ, TINY)], [2, 3]),  # three folders
+        ([at(STEP, LARGE), at(STEP, LARGE_TOO), at(STEP, LARGE), at(END, SMALL)], [3]),  # shards of one size, but one
+        ([at(STEP, SMALL), at(STEP, ALIKE), at(READ, LARGE)], []),  # each rank has a folder of its own
     ],
 )
 def test_outliers(stage: Stage, ranks: Sequence[At], odd: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from msgspec.structs import replace
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.network.data_connections import DataConnection
-from hangdoc.analysis.network.interfaces import SLOW_BYTES, WIRELESS_LIMIT, faster, format_interface, narrow, slow_below
+from hangdoc.analysis.network.interfaces import faster, format_interface, narrow, slow_below
+from hangdoc.analysis.thresholds import SLOW_BYTES
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Target
 
 ETH0 = Interface("eth0", ("10.0.0.1",), "ethernet", True, True, 1500, 10_000, networks=("10.0.0.1/24",))
@@ -58,7 +60,7 @@ def test_a_shaper_only_slows_what_is_sent() -> None:
         (ETH0, ETH0, SLOW_BYTES),
         (replace(ETH0, speed_mbit=1000), ETH0, 125e6),
         (OLD, ETH0, SLOW_BYTES),
-        (ETH0, WLAN0, WIRELESS_LIMIT),
+        (ETH0, WLAN0, inf),
     ],
 )
 def test_slow_below(mine: Interface, theirs: Interface, expected: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
-from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _blocked_in
+from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _by_frames, _by_line
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
@@ -102,7 +102,29 @@ SITE = "load (train.py:7)"
     ],
 )
 def test_blocked_in(stack: StackFacts, doing: str | None) -> None:
-    assert _blocked_in(stack) == doing
+    assert (_by_frames(stack) or _by_line(stack)) == doing
+
+
+@pytest.mark.parametrize(
+    ("native", "text", "doing"),
+    [
+        ("__futex_abstimed_wait_common <- sem_wait <- PyThread_acquire_lock_timed", "state.update(x)", "lock"),
+        ("__open64 <- _io_FileIO___init___impl", "config = Config.of(path)", "reads"),
+        ("read <- _Py_read", "parse(file)", "reads"),
+        ("wait_for_device <- calibrate", "with lock: calibrate()", "native"),
+        ("clock_nanosleep <- time_sleep", "wait_a_bit()", "native"),
+        ("_PyEval_EvalFrameDefault <- PyEval_EvalCode", "f(x)", None),
+    ],
+)
+def test_native_frames_come_before_the_source_line(native: str, text: str, doing: str | None) -> None:
+    stack = StackFacts("idle", None, SITE, leaf=SITE, text=text, native_leaf=native)
+    assert (_by_frames(stack), _by_line(stack)) == (doing, None)
+
+
+def test_threads_waiting_for_one_another_in_python_wait_for_no_lock() -> None:
+    native = "__futex_abstimed_wait_common <- PyThread_acquire_lock_timed"
+    stack = StackFacts("idle", "get", SITE, leaf="get (queue.py:171)", native_leaf=native)
+    assert (_by_frames(stack), _by_line(stack)) == (None, None)
 
 
 def test_no_facts_without_dumps_or_a_matching_line() -> None:
