@@ -9,11 +9,9 @@ from difflib import SequenceMatcher
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.facts import Facts
-from hangdoc.analysis.ranks.call_path import is_library, variables_of
-from hangdoc.analysis.ranks.call_path_cache import chain_in
+from hangdoc.analysis.ranks.call_path import Frames, is_library, variables_of
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
-from hangdoc.analysis.ranks.judged_thread import thread_of
-from hangdoc.analysis.ranks.phases import Chain
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Frame, Source, Variable
 from hangdoc.incident.timeline import Member, member
@@ -102,20 +100,21 @@ def _waits(case: Case, place: _Place) -> bool:
 
 def _places(case: Case, keys: Collection[Key]) -> tuple[_Place, ...]:
     """Places of the ranks, largest first; ranks without a stack have none."""
-    groups: dict[Chain, list[Key]] = defaultdict(list)
+    groups: dict[Frames, list[Key]] = defaultdict(list)
     for key in keys:
-        found = thread_of(case, key)
-        if found is not None and found[1].frames:
-            groups[tuple(one for one in chain_in(case, found[1]) if not one[3])].append(key)
-    return tuple(_place(case, groups[chain]) for chain in sorted(groups, key=lambda chain: -len(groups[chain])))
+        thread = judged_thread(case, key)
+        if thread and thread.path.frames:
+            groups[thread.path.python].append(key)
+    return tuple(_place(case, found) for found in sorted(groups.values(), key=len, reverse=True))
 
 
 def _place(case: Case, keys: Sequence[Key]) -> _Place:
     """A place shows one of its ranks, with native frames if possible."""
-    threads = [found for key in keys if (found := thread_of(case, key))]
-    stacks, stack = next((one for one in threads if one[0].native), threads[0])
+    threads = [thread for key in keys if (thread := judged_thread(case, key))]
+    thread = next((one for one in threads if any(frame.native for frame in one.stack.frames)), threads[0])
+    stack = thread.stack
     frames = tuple(frame for frame in stack.frames[::-1] if not (frame.native and frame.function.startswith("0x")))
-    variables = tuple(variables_of(frame, stacks.globals) for frame in frames)
+    variables = tuple(variables_of(frame, thread.module) for frame in frames)
     return _Place(tuple(keys), frames, variables, stack.left_out)
 
 

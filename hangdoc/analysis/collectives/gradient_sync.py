@@ -59,7 +59,7 @@ def _facts(case: Case, key: Key, data: Sequence[Connection]) -> GradientSyncFact
     if not looks:
         return UNSEEN
     own = own_steps(looks)
-    known: dict[int, str | None] = case.once("wrapped", dict)  # by identity: ranks share steps
+    known: dict[Step, str | None] = case.once("wrapped", dict)  # ranks with the same variables share steps
     wraps = [(step, wrapped) for step in own if (wrapped := _wrapped(step, known))]
     code = case.once(("sync", activities(looks)), lambda: _code(looks, own))
     return GradientSyncFacts(
@@ -125,15 +125,15 @@ def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> f
 
 
 def _in_backward(look: Look) -> bool:
-    return any(step.function == "_engine_run_backward" for step in look.path)
+    return any(step.function == "_engine_run_backward" for step in look.path.steps)
 
 
-def _wrapped(step: Step, known: dict[int, str | None]) -> str | None:
+def _wrapped(step: Step, known: dict[Step, str | None]) -> str | None:
     """The variable of a frame that holds a wrapped model."""
-    if id(step) not in known:
+    if step not in known:
         texts = [(v.name, v.text) for v in step.variables.values() if " at " in v.text]
-        known[id(step)] = next((name for name, text in texts if WRAPPER.search(text)), None)
-    return known[id(step)]
+        known[step] = next((name for name, text in texts if WRAPPER.search(text)), None)
+    return known[step]
 
 
 def _bypass(step: Step) -> str | None:
@@ -158,7 +158,7 @@ def _uncalled(step: Step, wrapped: str) -> str | None:
 
 
 def _format_site(step: Step) -> str:
-    return f"{step.function} ({step.short.rsplit('/', 1)[-1]})"
+    return f"{step.function} ({step.base})"
 
 
 ANALYSIS = GradientSyncAnalysis()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
-from hangdoc.analysis.ranks.call_path import is_library
-from hangdoc.analysis.ranks.call_path_cache import python_chain, thread_named
+from hangdoc.analysis.ranks.call_path import CallPath, Frames, Thread, is_library, per_path, threads_of
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Frame, ProcessGroup, ProcessGroups, Source, Stack, Stacks, Variable, limits
+from hangdoc.evidence import Frame, ProcessGroup, ProcessGroups, Stack, Variable, limits
 
 _DISTRIBUTED = "/torch/distributed/"
 _C10D = "/torch/distributed/distributed_c10d.py"
@@ -26,7 +26,7 @@ _STARTS = ("isend", "irecv", "P2POp", "batch_isend_irecv")
 _BUFFER = "UnboundBuffer::wait"  # gloo: waits for a send or receive started earlier
 _TEARDOWN = ("destroy_process_group", "abort_process_group")
 
-Native = Mapping[int, Sequence[str]]  # native functions, by the identity of the interned Python frames above them
+Native = Mapping[Frames, Sequence[str]]  # native functions, by the Python frames above them
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,16 @@ def waits(case: Case) -> dict[Key, Wait]:
 
 def _native(case: Case, stack: Mapping[Key, StackFacts]) -> Native:
     """Native functions by the Python stack above them; native frames are captured on one rank per stack."""
-    found: dict[int, tuple[str, ...]] = {}
+    found: dict[Frames, tuple[str, ...]] = {}
     for key, facts in stack.items():
-        if facts.native:
-            thread = thread_named(case.record(key, "stacks"), facts.thread)
-            chain = id(python_chain(case, thread))
-            if chain not in found:
-                found[chain] = tuple([frame.function for frame in thread.frames if frame.native])
+        if facts.native and (thread := judged_thread(case, key)):
+            found.setdefault(thread.path.python, _native_functions(thread.path))
     return found
+
+
+@per_path
+def _native_functions(path: CallPath) -> tuple[str, ...]:
+    return tuple([function for function, _, _, native in path.frames if native])
 
 
 def c10d_frame(stack: Stack) -> Frame | None:
@@ -119,22 +121,20 @@ def _group(case: Case, known: ProcessGroup) -> Group:
 
 
 def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native: Native) -> Wait:
-    stacks, groups = case.record(key, "stacks"), _groups(case, key)
-    known = {group.address: _group(case, group) for group in groups}
-    if not isinstance(stacks, Stacks) or not stacks.threads:
+    thread = judged_thread(case, key)
+    if thread is None:
         return Wait(facts.phase == "p2p", facts.op, None)
-    stack = thread_named(stacks, facts.thread)
+    known = {group.address: _group(case, group) for group in _groups(case, key)}
+    stack = thread.stack
     frame = c10d_frame(stack)
     if frame is None:
         if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # DDP's reducer
             return Wait(False, facts.op, default)
-        return _without_c10d_frame(
-            stack, facts, known, case.record(key, "source"), native.get(id(python_chain(case, stack)), ())
-        )
+        return _without_c10d_frame(thread.path, facts, known, native.get(thread.path.python, ()))
     found = _group_of_frame(frame, known, default)
     argument = _variable(frame, _GROUPS)
-    label = _label(argument.address, stack, stacks.globals or ()) if argument and argument.kind != "none" else None
-    threads = _threads(stacks.threads, stack, frame, known, default, found) if found else 1
+    label = _label(argument.address, stack, thread.module or ()) if argument and argument.kind != "none" else None
+    threads = _threads(threads_of(case, key), thread, frame, known, default, found) if found else 1
     if facts.phase != "p2p":
         return Wait(False, facts.op, found, label, threads=threads)
     number, inner = _number(frame, _GLOBAL), _number(frame, _LOCAL)
@@ -146,20 +146,17 @@ def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native
     return Wait(True, facts.op, found, label, peer, anyone, sends, _number(frame, ("tag",)), threads)
 
 
-def _without_c10d_frame(
-    stack: Stack, facts: StackFacts, known: GroupsByAddress, source: Source | None, native: Sequence[str]
-) -> Wait:
+def _without_c10d_frame(path: CallPath, facts: StackFacts, known: GroupsByAddress, native: Sequence[str]) -> Wait:
     """A wait without a c10d frame: for an asynchronous operation, or in MPI. A rank's only group is its group."""
     of_torch = facts.op in ("wait", "wait_tensor") or any(name.startswith(("c10d::", "gloo::")) for name in native)
     only = next(iter(known.values())) if len(known) == 1 and of_torch else None
-    started_before = any(_BUFFER in name for name in native) or _starts_p2p(stack, source)
+    started_before = any(_BUFFER in name for name in native) or _starts_p2p(path)
     return Wait(facts.phase == "p2p" or started_before, facts.op, only)
 
 
-def _starts_p2p(stack: Stack, source: Source | None) -> bool:
+def _starts_p2p(path: CallPath) -> bool:
     """True if the user's function starts sends or receives: then its wait is probably for those."""
-    own = next((f for f in stack.frames if not f.native and not is_library(f.file)), None)
-    place = source.places.get(f"{own.file}:{own.line}") if source is not None and own is not None else None
+    place = path.steps[path.own[-1]].place if path.own else None
     return any(name.rpartition(".")[2] in _STARTS for name in (place.around if place is not None else ()))
 
 
@@ -174,10 +171,10 @@ def _group_of_frame(frame: Frame, known: GroupsByAddress, default: Group | None)
 
 
 def _threads(
-    threads: Sequence[Stack], stack: Stack, frame: Frame, known: GroupsByAddress, default: Group | None, group: Group
+    threads: Sequence[Thread], own: Thread, frame: Frame, known: GroupsByAddress, default: Group | None, group: Group
 ) -> int:
-    """Number of threads in an operation of `group`; `stack`, in `frame`, is one of them unless it leaves the group."""
-    rest = sum([_in_group(thread, known, default, group) for thread in threads if thread is not stack])
+    """Number of threads in an operation of `group`; `own`, in `frame`, is one of them unless it leaves the group."""
+    rest = sum([_in_group(thread.stack, known, default, group) for thread in threads if thread is not own])
     return rest + (frame.function not in _TEARDOWN)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.ranks.call_path import Step
 from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
 from hangdoc.analysis.thresholds import MIN_LOOKS, USUAL
 
@@ -62,10 +63,10 @@ def _usual_shapes(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
     looks = looks_at(case, key)
     if len(looks) < MIN_LOOKS:
         return {}
-    stories = [id(look.path) for look in looks]
+    threads = [look.thread for look in looks]
     shapes: dict[Name, dict[tuple[int, ...], int]] = {}
     for look in distinct(looks):
-        times = stories.count(id(look.path))
+        times = threads.count(look.thread)
         for name, shape in _shapes(case, look):
             seen = shapes.setdefault(name, {})
             seen[shape] = seen.get(shape, 0) + times
@@ -77,12 +78,12 @@ def _usual_shapes(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
 
 
 def _shapes(case: Case, look: Look) -> Iterator[NamedShape]:
-    known: dict[int, list[NamedShape]] = case.once("shapes", dict)  # by identity: identical ranks share steps
+    known: dict[Step, list[NamedShape]] = case.once("shapes", dict)  # ranks with the same variables share steps
     for step in look.own:
-        found = known.get(id(step))
+        found = known.get(step)
         if found is None:
             held = [(v.name, v.tensor.shape) for v in step.variables.values() if v.tensor is not None]
-            found = known[id(step)] = [((step.function, name), shape) for name, shape in held if shape]
+            found = known[step] = [((step.function, name), shape) for name, shape in held if shape]
         yield from found
 
 

@@ -118,7 +118,7 @@ def _busiest(case: Case, key: Key) -> str | None:
 
 
 def _busiest_sites(looks: Sequence[Look]) -> str | None:
-    computing = [look.path[-1] for look in looks if look.phase == "compute" and look.path]
+    computing = [look.path.steps[-1] for look in looks if look.phase == "compute" and look.path.steps]
     names = Counter("code of torch.compile" if COMPILED.search(step.file) else step.site for step in computing)
     return ", ".join(name for name, _ in names.most_common(MAX_KERNELS)) or None
 

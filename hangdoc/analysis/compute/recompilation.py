@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.ranks.call_path import Step, is_library, user_step
+from hangdoc.analysis.ranks.call_path import Step
 from hangdoc.analysis.ranks.conditions import targets
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, looks_at
@@ -70,7 +70,7 @@ def _facts(case: Case, key: Key) -> RecompilationFacts:
         return NEVER
     around = [(look, step) for look in compiling if (step := _loop_step(look)) is not None]
     iterations = {iteration for _, step in around if (iteration := _iteration(step))}
-    own = user_step(compiling[-1].path) if compiling else None
+    own = compiling[-1].path.user
     recompilations = [found for look in compiling if (found := _recompiled(look))]
     reason = recompilations[-1][1] if recompilations else None
     shapes = _shapes([step for _, step in around])
@@ -96,7 +96,7 @@ def _recompiled(look: Look) -> tuple[int, str] | None:
 
     For example `0/3: tensor 'x' size mismatch at index 1. ...`.
     """
-    for step in look.path:
+    for step in look.thread:
         reason = step.variables.get("recompile_reason") if "/torch/_dynamo/" in step.file else None
         if reason and (found := RECOMPILED.match(reason.text.strip('"').replace('\\"', "'"))):
             return int(found[1]) + 1, found[2].partition("  #")[0]
@@ -111,7 +111,7 @@ def _kind(reason: str | None, shapes: Sequence[str]) -> str | None:
 
 def _loop_step(look: Look) -> Step | None:
     """The outermost user frame inside a loop: usually the training loop."""
-    own = [step for step in look.path if not is_library(step.file) and step.place and step.place.loops]
+    own = [step for step in look.own if step.place and step.place.loops]
     return own[0] if own else None
 
 

@@ -12,11 +12,10 @@ from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
-from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.cpu_clocks import clocks, usage_between
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.progress import Look, ProgressJob, looks_at
+from hangdoc.analysis.ranks.progress import Look, ProgressJob, distinct, looks_at
 from hangdoc.analysis.thresholds import PACE_LOOKS, SLICE_S, SPINS_WAITING, WATCHED_S
 from hangdoc.evidence import Process
 
@@ -144,15 +143,15 @@ def _moved(case: Case, key: Key) -> list[bool]:
     known: dict[Key, list[bool]] = case.once("moved", dict)
     if key not in known:
         looks = looks_at(case, key)
-        positions = {id(look.path): _position(look) for look in {id(look.path): look for look in looks}.values()}
-        known[key] = [positions[id(a.path)] != positions[id(b.path)] for a, b in pairwise(looks)]
+        positions = {look.thread: _position(look) for look in distinct(looks)}
+        known[key] = [positions[a.thread] != positions[b.thread] for a, b in pairwise(looks)]
     return known[key]
 
 
 def _position(look: Look) -> tuple[object, ...]:
     """Lines of the user's own code, and the numbers in all frames."""
-    lines = tuple([(step.function, step.line) for step in look.path if not is_library(step.file)])
-    numbers = tuple(v.number for step in look.path for _, v in sorted(step.variables.items()) if v.number is not None)
+    lines = tuple([look.path.lines[depth] for depth in look.path.own])
+    numbers = tuple(v.number for step in look.thread for _, v in sorted(step.variables.items()) if v.number is not None)
     return lines, numbers
 
 

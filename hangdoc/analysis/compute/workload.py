@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.compute.wait_time import WaitingRanks
-from hangdoc.analysis.ranks.call_path import is_library
+from hangdoc.analysis.ranks.call_path import CallPath, is_library, per_path
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
-from hangdoc.analysis.ranks.progress import Look, looks_at
+from hangdoc.analysis.ranks.progress import looks_at
 from hangdoc.analysis.thresholds import HALF, MIN_LOOKS, MORE_WORK, USUAL
 from hangdoc.evidence import Variable
 
@@ -52,8 +52,8 @@ def _sizes(case: Case, key: Key) -> dict[Name, float]:
     """Usual size of each of a rank's variables over the looks."""
     seen: dict[Name, list[float]] = {}
     for look in looks_at(case, key):
-        for step in look.path:
-            for variable in () if is_library(step.file) else step.variables.values():
+        for step in look.own:
+            for variable in step.variables.values():
                 size = _size(variable)
                 if size is not None:
                     seen.setdefault((step.function, variable.name, size[0]), []).append(size[1])
@@ -81,24 +81,24 @@ def same_code(case: Case, key: Key) -> bool | None:
     """
     looks = {rank: looks_at(case, rank) for rank in case.ranks}
     waiters = case.once("waiting ranks", lambda: WaitingRanks(looks.values()))
-    chains = case.once("chains by rank", lambda: {rank: {_chain(look) for look in looks[rank]} for rank in looks})
-    ranks_at = case.once("ranks by chain", lambda: Counter(chain for rank in chains.values() for chain in rank))
+    places = case.once("places by rank", lambda: {rank: {_place(look.path) for look in looks[rank]} for rank in looks})
+    ranks_at = case.once("ranks by place", lambda: Counter(place for rank in places.values() for place in rank))
     own = looks[key]
     waited_for = [
-        _chain(look)
+        _place(look.path)
         for look in own
         if look.phase not in WAITING and 2 * waiters.at(look.at_s - own[0].at_s) > len(looks) - 1
     ]
     if len(waited_for) < MIN_LOOKS - 1:
         return None
-    return sum(ranks_at[chain] > (chain in chains[key]) for chain in waited_for) >= HALF * len(waited_for)
+    return sum(ranks_at[place] > (place in places[key]) for place in waited_for) >= HALF * len(waited_for)
 
 
-def _chain(look: Look) -> tuple[tuple[str, str, int], ...]:
-    """Call chain down to the innermost user code, with lines; lines inside a model or a library are ignored."""
-    own = [number for number, step in enumerate(look.path) if not is_library(step.file)]
-    chain, in_model = [], False
-    for step in look.path[: own[-1] + 1] if own else ():
+@per_path
+def _place(path: CallPath) -> tuple[tuple[str, str, int], ...]:
+    """The call path down to the innermost user code; lines inside a model or a library are ignored."""
+    found, in_model = [], False
+    for step in path.steps[: path.own[-1] + 1] if path.own else ():
         in_model = in_model or MODEL in step.file
-        chain.append((step.file, step.function, 0 if in_model or is_library(step.file) else step.line))
-    return tuple(chain)
+        found.append((step.file, step.function, 0 if in_model or is_library(step.file) else step.line))
+    return tuple(found)

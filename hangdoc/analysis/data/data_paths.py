@@ -87,7 +87,7 @@ def _path_variables(case: Case, key: Key) -> Iterator[tuple[str, str]]:
     for step in own_steps(looks_at(case, key)):
         for variable in step.variables.values():
             if "/" in variable.text and (match := PATH.match(variable.text)):
-                where = f"{step.function} ({step.short.rsplit('/', 1)[-1]})"
+                where = f"{step.function} ({step.base})"
                 yield f"{variable.name} in {where}", match[1].rstrip("/") or "/"
 
 

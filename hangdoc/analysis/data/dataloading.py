@@ -9,20 +9,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.data.workers import LOADER, is_importing, is_loading, user_line, waits_for_helpers, worker_story
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
-from hangdoc.analysis.ranks.call_path import Code, Step
+from hangdoc.analysis.ranks.call_path import CallPath, Step, per_path
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.progress import Look, ProgressFacts, activities, looks_at
 from hangdoc.analysis.thresholds import GAP_S, MOSTLY
 from hangdoc.evidence import Process, Sockets, Source, Stacks
 
 STARTS = re.compile(r"^(__init__|_get_iterator|__iter__|_reset|start)$")  # functions in loader files that start workers
+FETCHES = frozenset({"fetch", "_next_data", "__next__"})  # functions in loader files that get a batch
 ENDS = "_shutdown_workers"  # function in loader files that waits for finished workers
 PREPARES = re.compile(r"/datasets/(arrow_dataset|dataset_dict|iterable_dataset|builder|load)\.py|/tokenizers/")
 
@@ -66,7 +66,7 @@ def _facts(case: Case, key: Key, awaited: bool) -> DataLoadingFacts:
     if code.loading or workers:
         return _derive(case, key, code, workers, awaited)
     # Ranks that were at the same places, and never in a loader, share their facts.
-    return case.once(("inputs", id(code), awaited), lambda: _derive(case, key, code, (), awaited))
+    return case.once((code, awaited), lambda: _derive(case, key, code, (), awaited))
 
 
 def _derive(
@@ -94,9 +94,9 @@ def _derive(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Code:
-    """Summary of the code that a rank was seen in."""
+    """Summary of the code that a rank was seen in; ranks that did the same throughout share one object."""
 
     loading: tuple[int, ...]  # indices of the looks that found it in its loader
     preparing: int  # number of looks that found it preparing a data set
@@ -104,8 +104,8 @@ class _Code:
 
 
 def _code(looks: Sequence[Look]) -> _Code:
-    loading = tuple(at for at, look in enumerate(looks) if _in_loader(look.code))
-    return _Code(loading, sum(_prepares(look.code) for look in looks), tuple(_by_itself(looks)))
+    loading = tuple(at for at, look in enumerate(looks) if _in_loader(look.path))
+    return _Code(loading, sum(_prepares(look.path) for look in looks), tuple(_by_itself(looks)))
 
 
 def _waits(case: Case, key: Key) -> bool:
@@ -119,21 +119,18 @@ def _sleeps(case: Case, key: Key) -> bool:
     return any(thread.tid == key[1] and "nanosleep" in (thread.wchan or "") for thread in threads)
 
 
-@lru_cache(maxsize=1024)
-def _in_loader(code: Code) -> bool:
+@per_path
+def _in_loader(path: CallPath) -> bool:
     """In its loader, but neither starting nor ending its workers."""
-    inside = [function for file, function in code if LOADER.search(file)]
-    starting = any(map(STARTS.search, inside)) and not waits_for_helpers(code) and not _fetches(code)
+    inside = [step.function for step in path.steps if LOADER.search(step.file)]
+    fetches = not FETCHES.isdisjoint(inside)
+    starting = any(map(STARTS.search, inside)) and not waits_for_helpers(path) and not fetches
     return bool(inside) and not starting and ENDS not in inside
 
 
-def _fetches(code: Code) -> bool:
-    return any(function in ("fetch", "_next_data", "__next__") and LOADER.search(file) for file, function in code)
-
-
-@lru_cache(maxsize=1024)
-def _prepares(code: Code) -> bool:
-    return (waits_for_helpers(code) and not is_loading(code)) or any(PREPARES.search(file) for file, _ in code)
+@per_path
+def _prepares(path: CallPath) -> bool:
+    return (waits_for_helpers(path) and not is_loading(path)) or any(PREPARES.search(s.file) for s in path.steps)
 
 
 def _gaps(case: Case, key: Key, loading: Sequence[Look]) -> list[tuple[Look, float]]:
@@ -164,7 +161,7 @@ def _without_first_batch(case: Case, key: Key, gaps: Sequence[tuple[Look, float]
 
 def _batch_s(looks: Sequence[Look]) -> float | None:
     """Seconds per batch, from the fastest loop counter outside the loader's frames."""
-    if looks[0].path is looks[-1].path:
+    if looks[0].thread is looks[-1].thread:
         return None
     first, last = _counters(looks[0]), _counters(looks[-1])
     grown = max((last[name] - first[name] for name in last if name in first), default=0.0)
@@ -173,11 +170,7 @@ def _batch_s(looks: Sequence[Look]) -> float | None:
 
 def _counters(look: Look) -> dict[str, float]:
     """Loop counters outside the loader's frames, by function and name."""
-    if not look.activity.counters:
-        return {}
-    files = [step.file for step in look.path]
-    inside = next((at for at, file in enumerate(files) if _is_loader_file(file)), len(files))
-    steps = [(look.path[at], name) for at, name in look.activity.counters if at < inside]
+    steps = [(look.thread[depth], name) for depth, name in _outer_counters(look.path)]
     return {
         f"{step.function}.{name}": variable.number
         for step, name in steps
@@ -185,9 +178,10 @@ def _counters(look: Look) -> dict[str, float]:
     }
 
 
-@lru_cache(maxsize=1024)
-def _is_loader_file(file: str) -> bool:
-    return bool(LOADER.search(file))
+@per_path
+def _outer_counters(path: CallPath) -> Sequence[tuple[int, str]]:
+    inside = next((depth for depth, step in enumerate(path.steps) if LOADER.search(step.file)), len(path.steps))
+    return [(depth, name) for depth, name in path.counters if depth < inside]
 
 
 def _most_frequent(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | None, float | None]:
@@ -203,9 +197,10 @@ def _most_frequent(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None,
 
 def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[None, Step]]:
     """User code that the loader called in the rank itself."""
-    for look in (look for look in looks if is_loading(look.code)):
-        inside = [i for i, step in enumerate(look.path) if LOADER.search(step.file)]
-        own = user_line(look.path[inside[0] + 1 :])
+    for look in (look for look in looks if is_loading(look.path)):
+        steps = look.path.steps
+        inside = next(depth for depth, step in enumerate(steps) if LOADER.search(step.file))
+        own = user_line(steps[inside + 1 :])
         if own is not None:
             yield None, own
 

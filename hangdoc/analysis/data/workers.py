@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.network.links import NetworkJob
-from hangdoc.analysis.ranks.call_path import CallPath, Code, Step, call_path, is_library
+from hangdoc.analysis.ranks.call_path import CallPath, Step, Steps, Thread, frames_of, is_library, per_path
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import ACTIVE_BYTES, ACTIVE_S, BUSY_HELPER, RECENT_S, STALL_S, STILL_S
@@ -81,7 +80,7 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
     workers = workers_of(case, key, recent)
     shown = min(workers, key=lambda w: (KINDS.index(w.kind), -w.cores), default=None)
     stack = case.facts(StackFacts)[key]
-    frame = _frame(looks[-1].path)
+    frame = _frame(looks[-1].path.steps)
     # In subprocess.py a rank waits for another program; elsewhere it waits for workers of its own.
     awaited = [w for w in workers if w.own or "(subprocess.py" in (frame or "")]
     stuck = waits and not stack.waits and _cannot_go_on(case, key, waiting_s or 0.0, recent, awaited)
@@ -92,7 +91,7 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
         count=len(workers),
         waits=waits,
         waiting_s=waiting_s,
-        share=sum(waits_for_helpers(look.code) or is_loading(look.code) for look in looks) / len(looks),
+        share=sum(waits_for_helpers(look.path) or is_loading(look.path) for look in looks) / len(looks),
         frame=frame,
         active=len(active),
         busy=sum(worker.cores >= BUSY_HELPER for worker in workers),
@@ -117,26 +116,26 @@ def is_stall(case: Case, watched_s: float) -> bool:
     return watched_s >= STALL_S or (watched_s >= STILL_S and idle_s >= STALL_S)
 
 
-@lru_cache(maxsize=1024)
-def waits_for_helpers(code: Code) -> bool:
+@per_path
+def waits_for_helpers(path: CallPath) -> bool:
     """A frame inside the innermost user frame waits for helpers."""
-    for file, function in reversed(code):
-        if WAITS.search(f"{file}:{function}"):
+    for step in reversed(path.steps):
+        if WAITS.search(name_of(step)):
             return True
-        if not is_library(file):
+        if not is_library(step.file):
             return False
     return False
 
 
-@lru_cache(maxsize=1024)
-def is_loading(code: Code) -> bool:
+@per_path
+def is_loading(path: CallPath) -> bool:
     """A frame belongs to a data loader."""
-    return any(LOADER.search(file) for file, _ in code)
+    return any(LOADER.search(step.file) for step in path.steps)
 
 
-def _frame(story: CallPath) -> str | None:
+def _frame(steps: Steps) -> str | None:
     """The frame that shows the reason for the wait: the loader's, else the innermost waiting frame."""
-    waiting = [step for step in story if WAITS.search(name_of(step))]
+    waiting = [step for step in steps if WAITS.search(name_of(step))]
     loading = [step for step in waiting if LOADER.search(step.file)]
     return (loading or waiting)[-1].site if waiting else None
 
@@ -145,7 +144,7 @@ def _waiting_s(looks: Sequence[Look]) -> float | None:
     """Seconds for which all looks up to the newest found the rank waiting. None: the newest did not."""
     since = None
     for look in reversed(looks):
-        if not waits_for_helpers(look.code):
+        if not waits_for_helpers(look.path):
             break
         since = look.at_s
     return None if since is None else looks[-1].at_s - since
@@ -193,7 +192,7 @@ class Worker:
     cores: float  # cores used
     kind: str  # one of KINDS
     own: bool  # created by multiprocessing; false: another program that the rank started
-    steps: CallPath  # call path of its main thread, from where it became a worker
+    steps: Steps  # call path of its main thread, from where it became a worker
 
 
 def workers_of(case: Case, key: Key, recent: Sequence[tuple[float, Io]]) -> list[Worker]:
@@ -253,7 +252,7 @@ def _is_blocked(call: FileCall, recent: Sequence[tuple[float, Io]]) -> bool:
     return all(any((c.tid, c.call, c.path, c.switches) == same for c in io.calls) for _, io in recent)
 
 
-def _kind(helper: Helper, active: bool, locked: bool, blocked: bool, steps: CallPath) -> str:
+def _kind(helper: Helper, active: bool, locked: bool, blocked: bool, steps: Steps) -> str:
     if helper.state in "Tt":
         return "stopped"
     if helper.state in "ZX":
@@ -282,7 +281,7 @@ def _stacks(case: Case, key: Key, since_s: float) -> tuple[dict[int, Sequence[St
     return found, Source(places)
 
 
-def worker_story(threads: Sequence[Stack], source: Source | None) -> CallPath:
+def worker_story(threads: Sequence[Stack], source: Source | None) -> Steps:
     """Call path of the main thread, from where it became a worker: a forked worker keeps its parent's frames."""
     main = next((stack for stack in threads if stack.name == "MainThread"), threads[0] if threads else None)
     if main is None:
@@ -290,15 +289,16 @@ def worker_story(threads: Sequence[Stack], source: Source | None) -> CallPath:
     names = [f"{frame.file}:{frame.function}" for frame in main.frames]
     roots = [i for i, name in enumerate(names) if ROOT.search(name)]
     inner = main.frames[: roots[0] + 1] if roots else main.frames
-    return call_path(Stack(main.tid, main.name, inner), source, None)
+    worker = Stack(main.tid, main.name, inner)
+    return Thread(CallPath(frames_of(worker), source), worker)
 
 
-def is_importing(steps: CallPath) -> bool:
+def is_importing(steps: Steps) -> bool:
     """The worker still imports modules, so it makes no data yet."""
     return any(step.file.startswith("<frozen importlib") for step in steps)
 
 
-def user_line(steps: CallPath) -> Step | None:
+def user_line(steps: Steps) -> Step | None:
     """The innermost step in the user's own code."""
     return next((step for step in reversed(steps) if not is_library(step.file)), None)
 

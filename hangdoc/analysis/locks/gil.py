@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.ranks.call_path import call_path, user_step
-from hangdoc.analysis.ranks.phases import WAITING, chain_of, phase_of
+from hangdoc.analysis.ranks.call_path import threads_of
+from hangdoc.analysis.ranks.phases import WAITING, phase_of
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.stack import process_context
 from hangdoc.analysis.thresholds import BUSY_THREAD, FULL_CORE, HEAP_GROWTH, MIN_LOOKS, SPINS_S, STILL_S
@@ -58,9 +58,10 @@ def _facts(case: Case, key: Key) -> GilFacts:
     stacks = case.record(key, "stacks")
     if not isinstance(stacks, Stacks) or not stacks.threads or case.ranks[key].alive is False:
         return UNSEEN
-    owner = next((stack for stack in stacks.threads if stack.holds_gil), None)
-    if owner is None:
+    holder = next((thread for thread in threads_of(case, key) if thread.stack.holds_gil), None)
+    if holder is None:
         return FREE
+    owner, path = holder.stack, holder.path
     looks = [(at, seen) for at, seen in case.series(key, "stacks") if isinstance(seen, Stacks) and seen.threads]
     since = looks[-1][0]
     for count, (at, before) in enumerate(reversed(looks)):
@@ -72,7 +73,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
     asleep = _asleep(processes, owner.tid)
     spins = _spins(processes, owner.tid)
     native = _native(owner)
-    phase = _phase(case, key, stacks, owner)
+    phase = phase_of(path, process_context(case, key, None, stacks))[0]
     regex = any(REGEX.match(frame.function) for frame in native)
     confirmed = regex or _foreign(native) if native else None
     stuck = (
@@ -85,7 +86,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
     )
     if not stuck:
         return FREE
-    user = user_step(call_path(owner, case.record(key, "source"), stacks.globals))
+    user = path.user
     thread = _thread(processes[-1][1], owner.tid)
     return GilFacts(
         stuck=True,
@@ -131,11 +132,6 @@ def _share(processes: Sequence[tuple[float, Process]], used: Sequence[float]) ->
 
 def _thread(process: Process, tid: int) -> ThreadCpu | None:
     return next((thread for thread in process.threads if thread.tid == tid), None)
-
-
-def _phase(case: Case, key: Key, stacks: Stacks, owner: Stack) -> str:
-    story = call_path(owner, case.record(key, "source"), stacks.globals)
-    return phase_of(chain_of(owner), story, process_context(case, key, None, stacks))[0]
 
 
 def _native(owner: Stack) -> tuple[Frame, ...]:

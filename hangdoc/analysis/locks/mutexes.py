@@ -7,16 +7,16 @@ it. Without a known holder, the lock is dead if every other thread of the proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.ranks.call_path import Step, call_path, is_library, user_step
+from hangdoc.analysis.ranks.call_path import CallPath, threads_of
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import MIN_LOOKS, STILL_S, UNDISTURBED
-from hangdoc.evidence import Process, Source, Stack, Stacks
+from hangdoc.evidence import Process, Stack, Stacks
 from hangdoc.evidence.locks import Locks, LockWait
 
 RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put", "submit", "__exit__"})
@@ -52,7 +52,7 @@ def _facts(case: Case, key: Key) -> MutexFacts:
         return UNSEEN
     if not locks.waits or case.ranks[key].alive is False or not (parked := _parked(case, key)):
         return FREE
-    threads = Threads(stacks, locks, parked, _call_paths(stacks, case.record(key, "source")))
+    threads = Threads(stacks, locks, parked, {t.stack.tid: t.path for t in threads_of(case, key)})
     stack = case.facts(StackFacts)[key]
     dead = dict(threads.dead())
     main = next((s.tid for s in stacks.threads if s.name == "MainThread"), stacks.threads[0].tid)
@@ -76,7 +76,7 @@ class Threads:
     stacks: Stacks
     locks: Locks
     parked: frozenset[int]  # threads that have not run for STILL_S, in a wait that only their own process can end
-    call_paths: Mapping[int, Sequence[Step]]  # by thread, outermost frame first
+    paths: Mapping[int, CallPath]  # by thread
     waits: dict[int, LockWait] = field(default_factory=dict)  # by thread
 
     def __post_init__(self) -> None:
@@ -129,7 +129,8 @@ class Threads:
         """An idle library thread, or a thread that sleeps in a loop and releases nothing in any of its functions."""
         if any(holding.tid == stack.tid for holding in self.locks.holdings):
             return False
-        own = [step for step in self.call_paths[stack.tid] if not is_library(step.file)]
+        path = self.paths[stack.tid]
+        own = [path.steps[depth] for depth in path.own]
         if not own:
             return not stack.active
         last = own[-1].place
@@ -155,12 +156,8 @@ class Threads:
         return next((s.name for s in self.stacks.threads if s.tid == tid and s.name), None) or f"thread {tid}"
 
     def _site(self, tid: int) -> str:
-        step = user_step(self.call_paths[tid])
+        step = self.paths[tid].user
         return step.site if step else "?"
-
-
-def _call_paths(stacks: Stacks, source: Source | None) -> dict[int, list[Step]]:
-    return {stack.tid: call_path(stack, source, stacks.globals) for stack in stacks.threads}
 
 
 def _parked(case: Case, key: Key) -> frozenset[int]:

@@ -1,15 +1,26 @@
-"""Call path of a thread: its Python frames, with the source around each line and the variables of each frame."""
+"""Call path of a thread, and apart from it the variables of its frames.
+
+A case interns call paths: equal paths are one object, compared and hashed by identity. Facts of a path alone are
+derived once a path, whatever the number of ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import NamedTuple, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, wraps
+from operator import attrgetter
+from typing import Any, TypeVar, overload
 
-from hangdoc.evidence import Frame, Place, Source, Stack, Variable
+from hangdoc.analysis import Case, Key
+from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Variable
 
 ROOT_FUNCTIONS = ("<module>",)
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchinductor_")
+
+Frames = tuple[tuple[str, str, int | None, bool], ...]  # innermost first: function, file, line, native
+T = TypeVar("T")
+_FRAME = attrgetter("function", "file", "line", "native")
 
 
 class FrameVariables(Mapping[str, Variable]):
@@ -17,7 +28,7 @@ class FrameVariables(Mapping[str, Variable]):
 
     __slots__ = ("sequence",)
 
-    def __init__(self, sequence: Sequence[Variable]) -> None:
+    def __init__(self, sequence: Sequence[Variable] = ()) -> None:
         self.sequence = sequence
 
     def __getitem__(self, name: str) -> Variable:
@@ -39,114 +50,187 @@ class FrameVariables(Mapping[str, Variable]):
         return self.sequence
 
 
-class Step(NamedTuple):  # cheaper to construct than a frozen dataclass; there are many
-    """One frame of a call path."""
+@dataclass(slots=True, eq=False)  # a frozen dataclass takes longer to construct; there are many
+class Step:
+    """One Python frame of a call path."""
 
     function: str
     file: str
     line: int
-    short: str
-    place: Place | None
-    variables: FrameVariables
+    place: Place | None = None
+    variables: FrameVariables = field(default_factory=FrameVariables)
+
+    @property
+    def base(self) -> str:
+        """Its file, without the folder."""
+        return self.file.rsplit("/", 1)[-1]
 
     @property
     def site(self) -> str:
-        return f"{self.function} ({self.short.rsplit('/', 1)[-1]}:{self.line})"
+        return f"{self.function} ({self.base}:{self.line})"
 
 
-CallPath = Sequence[Step]  # outermost first
-Code = tuple[tuple[str, str], ...]  # file and function of each step: equal on ranks that run the same code
-Plan = tuple[tuple[int, Place | None], ...]  # indices of the frames of a path, outermost first, and their source
-Known = dict[int, Step]  # by the identity of the frame a step is made of; the frame must stay alive
+Steps = Sequence[Step]  # outermost first
 
 
-class LazyCallPath(Sequence[Step]):
-    """A call path that builds its steps on first access: for most ranks nobody reads them."""
+@dataclass(frozen=True, eq=False)
+class CallPath:
+    """The frames of a thread without their variables, and the source around their lines."""
 
-    __slots__ = ("_known", "_module", "_stack", "_steps", "plan")
+    frames: Frames
+    source: Source | None = None
+    derived: dict[Callable[[CallPath], Any], Any] = field(default_factory=dict)  # see `per_path`
+    _steps: dict[tuple[int, int], Step] = field(default_factory=dict)  # by depth and identity of the variables
 
-    def __init__(self, plan: Plan, stack: Stack, module: Sequence[Variable] | None, known: Known) -> None:
-        self.plan, self._stack, self._module, self._known = plan, stack, module, known
-        self._steps: list[Step] | None = None
+    @cached_property
+    def indices(self) -> tuple[int, ...]:
+        """The frames of its steps, outermost first: Python frames, without those that launch the user's script."""
+        python = [i for i, (_, _, line, native) in enumerate(self.frames) if not native and line is not None][::-1]
+        return tuple(python[next((n for n, i in enumerate(python) if not _launches(self.frames[i][1])), 0) :])
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Its steps without variables, outermost first."""
+        frames, places = [self.frames[i] for i in self.indices], self.source.places if self.source else {}
+        return tuple([Step(name, file, line or 0, places.get(f"{file}:{line}")) for name, file, line, _ in frames])
+
+    @cached_property
+    def python(self) -> Frames:
+        """Its Python frames: equal on ranks at the same lines, whatever their native frames and sources."""
+        return tuple([frame for frame in self.frames if not frame[3] and frame[2] is not None])
+
+    @cached_property
+    def lines(self) -> tuple[tuple[str, int], ...]:
+        """Function and line of each step."""
+        return tuple([(step.function, step.line) for step in self.steps])
+
+    @cached_property
+    def own(self) -> tuple[int, ...]:
+        """Indices of the steps in user code."""
+        return tuple([depth for depth, step in enumerate(self.steps) if not is_library(step.file)])
+
+    @cached_property
+    def counters(self) -> tuple[tuple[int, str], ...]:
+        """Loop counters in user code: index of the step, name."""
+        places = [(depth, place) for depth in self.own if (place := self.steps[depth].place)]
+        return tuple([(depth, name) for depth, place in places for loop in place.loops for name in loop.counters])
+
+    @property
+    def user(self) -> Step | None:
+        """The innermost step in user code, else the innermost step."""
+        return self.steps[self.own[-1] if self.own else -1] if self.steps else None
+
+    def step(self, depth: int, variables: Sequence[Variable]) -> Step:
+        """A step with these variables; ranks with the same variables share one object."""
+        if not variables:
+            return self.steps[depth]
+        at = depth, id(variables)  # the step keeps them alive
+        found = self._steps.get(at)
+        if found is None:
+            bare = self.steps[depth]
+            found = Step(bare.function, bare.file, bare.line, bare.place, FrameVariables(variables))
+            self._steps[at] = found
+        return found
+
+
+def per_path(derive: Callable[[CallPath], T]) -> Callable[[CallPath], T]:
+    """Derive a fact of a call path once a path."""
+
+    @wraps(derive)
+    def derived(path: CallPath) -> T:
+        if derive not in path.derived:
+            path.derived[derive] = derive(path)
+        found: T = path.derived[derive]
+        return found
+
+    return derived
+
+
+class Thread(Sequence[Step]):
+    """A thread in one look: its call path with its variables. Steps are made on first access: most are never read."""
+
+    __slots__ = ("_made", "module", "path", "stack")
+
+    def __init__(self, path: CallPath, stack: Stack, module: Sequence[Variable] | None = None) -> None:
+        self.path, self.stack, self.module = path, stack, module
+        self._made: Steps | None = None
 
     def variables(self, depth: int) -> Sequence[Variable]:
         """The variables of one step."""
-        return variables_of(self._stack.frames[self.plan[depth][0]], self._module)
+        return variables_of(self.stack.frames[self.path.indices[depth]], self.module)
 
-    def is_same(self, other: LazyCallPath) -> bool:
-        """True if both paths consist of the same objects, step by step."""
-        own, peer = self._stack.frames, other._stack.frames
-        if self.plan is other.plan and self._module is other._module:
-            return all(own[i] is peer[i] for i, _ in self.plan)
-        return len(self.plan) == len(other.plan) and all(
-            own[i] is peer[j] and place is there and self.variables(depth) is other.variables(depth)
-            for depth, ((i, place), (j, there)) in enumerate(zip(self.plan, other.plan, strict=True))
-        )
+    def is_same(self, other: Thread) -> bool:
+        """True if both are on the same path, with the same objects for variables."""
+        own, peer = self.stack.frames, other.stack.frames
+        same = self.path is other.path and self.module is other.module
+        return same and all(own[i] is peer[i] for i in self.path.indices)
 
-    def beside(self, other: LazyCallPath) -> Iterator[tuple[Sequence[Variable], Sequence[Variable]]]:
-        """For each step that is not the same object in both paths: its variables, here and there."""
-        own, peer = self._stack.frames, other._stack.frames
-        same_module = self._module is other._module
-        for (i, _), (j, _) in zip(self.plan, other.plan, strict=True):
+    def beside(self, other: Thread) -> Iterator[tuple[Sequence[Variable], Sequence[Variable]]]:
+        """For each step that is not the same object in both threads: its variables, here and there."""
+        own, peer = self.stack.frames, other.stack.frames
+        same_module = self.module is other.module
+        for i, j in zip(self.path.indices, other.path.indices, strict=True):
             here, there = own[i], peer[j]
             if here is not there or not same_module:
-                yield variables_of(here, self._module), variables_of(there, other._module)
+                yield variables_of(here, self.module), variables_of(there, other.module)
 
-    def _made(self) -> list[Step]:
-        if self._steps is None:
-            self._steps = build_path(self.plan, self._stack, self._module, self._known)
-        return self._steps
+    @property
+    def steps(self) -> Steps:
+        if self._made is None:
+            self._made = [self.path.step(depth, self.variables(depth)) for depth in range(len(self))]
+        return self._made
 
     @overload
     def __getitem__(self, at: int) -> Step: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Step]: ...
-    def __getitem__(self, at: int | slice) -> Step | Sequence[Step]:
-        return self._made()[at]
+    def __getitem__(self, at: slice) -> Steps: ...
+    def __getitem__(self, at: int | slice) -> Step | Steps:
+        return self.steps[at]
 
     def __iter__(self) -> Iterator[Step]:
-        return iter(self._made())
+        return iter(self.steps)
 
     def __len__(self) -> int:
-        return len(self.plan)
+        return len(self.path.indices)
 
 
-def call_path(stack: Stack, source: Source | None, module: Sequence[Variable] | None) -> list[Step]:
-    """The call path of a thread: its Python frames, outermost first, without the interpreter's start-up frames."""
-    return build_path(plan(stack, source), stack, module, {})
+def thread_in(case: Case, stack: Stack, stacks: Stacks, source: Source | None) -> Thread:
+    """A thread of `stacks`, a record of the case; the call paths of a case are interned."""
+    known: dict[tuple[Frames, int], CallPath] = case.once("call paths", dict)
+    at = frames_of(stack), id(source.places) if source else 0  # the path keeps its source alive
+    path = known.get(at)
+    if path is None:
+        path = known[at] = CallPath(at[0], source)
+    return Thread(path, stack, stacks.globals)
 
 
-def plan(stack: Stack, source: Source | None) -> Plan:
-    """The frames of a call path; equal for ranks at the same lines of the same source."""
-    places = source.places if source else {}
-    python = [(i, frame) for i, frame in enumerate(stack.frames) if not frame.native and frame.line is not None][::-1]
-    first = next((n for n, (_, frame) in enumerate(python) if not _launching(frame.file)), 0)
-    return tuple([(i, places.get(f"{frame.file}:{frame.line}")) for i, frame in python[first:]])
+def threads_of(case: Case, key: Key) -> Sequence[Thread]:
+    """The threads of a rank when it was last seen; empty if its stacks were not seen."""
+    known: dict[Key, Sequence[Thread]] = case.once("threads", dict)
+    found = known.get(key)
+    if found is None:
+        stacks, source = case.record(key, "stacks"), case.record(key, "source")
+        threads = stacks.threads if isinstance(stacks, Stacks) else ()
+        found = known[key] = [thread_in(case, stack, stacks, source) for stack in threads]
+    return found
 
 
-def build_path(plan: Plan, stack: Stack, module: Sequence[Variable] | None, known: Known) -> list[Step]:
-    """The call path of a plan; reuses steps from `known` if they are made of the same objects."""
-    frames, path = stack.frames, []
-    for i, place in plan:
-        frame = frames[i]
-        variables = frame.variables or variables_of(frame, module)
-        step = known.get(id(frame))
-        if step is None or step.place is not place or step.variables.sequence is not variables:
-            named = FrameVariables(variables)
-            step = Step(frame.function, frame.file, frame.line or 0, frame.short or frame.file, place, named)
-            known[id(frame)] = step
-        path.append(step)
-    return path
+def named(threads: Sequence[Thread], name: str | None) -> Thread:
+    """The thread with this name, else the first one."""
+    for thread in threads:
+        if thread.stack.name == name:
+            return thread
+    return threads[0]
+
+
+def frames_of(stack: Stack) -> Frames:
+    """The frames of a thread without their variables."""
+    return tuple(map(_FRAME, stack.frames))
 
 
 def variables_of(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Variable]:
     """The variables of a frame; for the script's top level without any, those of `module`."""
     return frame.variables or (module if frame.function in ROOT_FUNCTIONS else None) or ()
-
-
-def code_of(path: CallPath) -> Code:
-    """File and function of each step, regardless of lines and variables."""
-    return tuple([(step.file, step.function) for step in path])
 
 
 @lru_cache(maxsize=4096)
@@ -155,18 +239,7 @@ def is_library(file: str) -> bool:
     return any(part in file for part in LIBRARIES) or file.startswith("<")
 
 
-def own_of(path: CallPath) -> list[Step]:
-    """The steps in user code."""
-    return [step for step in path if not is_library(step.file)]
-
-
-def user_step(path: CallPath) -> Step | None:
-    """The innermost step in user code, else the innermost step."""
-    own = own_of(path)
-    return own[-1] if own else (path[-1] if path else None)
-
-
 @lru_cache(maxsize=4096)
-def _launching(file: str) -> bool:
+def _launches(file: str) -> bool:
     """True for runpy, multiprocessing.spawn and the like: launch code above the user's script."""
     return file.startswith("<frozen runpy") or "/multiprocessing/" in file or file.endswith("runpy.py")

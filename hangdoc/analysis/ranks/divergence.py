@@ -10,10 +10,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
-from hangdoc.analysis.ranks.judged_thread import comparison_key, lines_of, names_in, path_of, variables_at
+from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, Steps, Thread, is_library, per_path
+from hangdoc.analysis.ranks.judged_thread import comparison_key, judged_thread, names_in
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
-from hangdoc.analysis.ranks.phases import Chain
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Loop, Variable
 
@@ -89,17 +88,18 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
 
     def derive(self, case: Case) -> tuple[dict[Key, DivergenceFacts], DivergenceJob]:
         stack = case.facts(StackFacts)
-        sides = _sides(case, _cohorts(case, stack))
+        sides = _sides(_cohorts(case, stack))
         facts = dict.fromkeys(case.ranks, DivergenceFacts())
         if not sides:
             return facts, DivergenceJob(0, (), (), False)
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
-        reference = Reference(case, [key for cohort in sides[0] for key in cohort.keys])
+        reference = Reference(case, sides[0])
         for number, side in enumerate(sides):
             size = _size(side)
             for cohort in side:
                 known: dict[Hashable, DivergenceFacts] = {}
-                same = number == 0 and cohort.lines == reference.lines  # then there is nothing to compare
+                # On the same lines there is nothing to compare.
+                same = number == 0 and cohort.thread.path.python == reference.thread.path.python
                 for key in cohort.keys:
                     variables = None if same else comparison_key(case, key, reference.names)
                     if variables not in known:
@@ -115,40 +115,41 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Ranks on the same lines with equal `stack` facts."""
+    """Ranks on the same lines in the same operation."""
 
     keys: list[Key]
-    lines: Chain
-    facts: StackFacts
+    thread: Thread  # of the first of them
+    op: str | None
+    waits: bool | None
 
 
 Side = Sequence[Cohort]
 
 
 def _cohorts(case: Case, stack: Mapping[Key, StackFacts]) -> list[Cohort]:
-    found: dict[tuple[int, int], Cohort] = {}  # by identity: equal lines are one object
+    found: dict[tuple[Frames, str | None, bool | None], Cohort] = {}
     for key, facts in stack.items():
-        lines = lines_of(case, key)
-        if lines:
-            at = (id(lines), id(facts))
-            if at not in found:
-                found[at] = Cohort([], lines, facts)
-            found[at].keys.append(key)
+        thread = judged_thread(case, key)
+        if thread and thread.path.python:
+            at = thread.path.python, facts.op, facts.waits
+            cohort = found.get(at)
+            if cohort is None:
+                cohort = found[at] = Cohort([], thread, facts.op, facts.waits)
+            cohort.keys.append(key)
     return list(found.values())
 
 
-def _sides(case: Case, cohorts: Sequence[Cohort]) -> list[Side]:
+def _sides(cohorts: Sequence[Cohort]) -> list[Side]:
     """The sides, the reference first."""
     by_signature: dict[tuple[Signature, str | None], list[Cohort]] = {}
     for cohort in cohorts:
-        signature = _signature(path_of(case, cohort.keys[0]))
-        by_signature.setdefault((signature, cohort.facts.op), []).append(cohort)
-    paths = {id(side): path_of(case, side[0].keys[0]) for side in by_signature.values()}
+        signature = _signature(cohort.thread.path)
+        by_signature.setdefault((signature, cohort.op), []).append(cohort)
 
     def priority(side: Side) -> tuple[bool, int, int]:
-        peers = (path for identity, path in paths.items() if identity != id(side))
-        ahead = sum(relate(paths[id(side)], peer).kind in ("in_loop", "behind", "out_of_branch") for peer in peers)
-        return bool(side[0].facts.waits), _size(side), ahead
+        peers = (peer[0].thread for peer in by_signature.values() if peer is not side)
+        ahead = sum(relate(side[0].thread, peer).kind in ("in_loop", "behind", "out_of_branch") for peer in peers)
+        return bool(side[0].waits), _size(side), ahead
 
     return sorted(by_signature.values(), key=priority, reverse=True)
 
@@ -157,25 +158,27 @@ def _size(side: Side) -> int:
     return sum(len(cohort.keys) for cohort in side)
 
 
+@per_path
 def _signature(path: CallPath) -> Signature:
     """The lines in user code and frameworks; lines inside torch vary without meaning."""
-    lines = [(step.file, step.function, step.line) for step in path]
+    lines = [(step.file, step.function, step.line) for step in path.steps]
     return tuple([line for line in lines if "/torch/" not in line[0]] or lines)
 
 
 class Reference:
     """The reference side, and the variables on which its ranks agree."""
 
-    def __init__(self, case: Case, keys: Sequence[Key]) -> None:
-        self.case, self.keys = case, keys
-        self.path, self.lines = path_of(case, keys[0]), lines_of(case, keys[0])
-        self.names = names_in(self.path)
+    def __init__(self, case: Case, side: Side) -> None:
+        self.case, self.keys = case, [key for cohort in side for key in cohort.keys]
+        self.thread = side[0].thread
+        self.names = names_in(self.thread.path)
         self._agreed: dict[tuple[int, str], bool] = {}
 
     def agreed(self, depth: int, label: str) -> bool:
         """True if the number, or the length, is equal on all its ranks."""
         if (depth, label) not in self._agreed:
-            values = (_value(variables_at(self.case, key, depth), label) for key in self.keys)
+            threads = (thread for key in self.keys if (thread := judged_thread(self.case, key)))
+            values = (_value(thread.variables(depth) if depth < len(thread) else (), label) for thread in threads)
             first = next(values)
             self._agreed[depth, label] = all(value == first for value in values)
         return self._agreed[depth, label]
@@ -189,7 +192,7 @@ def _facts(
     stack: Mapping[Key, StackFacts],
     ranks: dict[Key, int | None],
 ) -> DivergenceFacts:
-    own, peer, first = path_of(reference.case, key), reference.path, reference.keys[0]
+    own, peer, first = judged_thread(reference.case, key) or (), reference.thread, reference.keys[0]
     relation = relate(own, peer)
     outlier = number > 0
     inside = _count(relation.loop, peer if relation.kind == "left_loop" else own) if relation.loop else None
@@ -224,7 +227,7 @@ def _facts(
     )
 
 
-def _count(loop: Loop, path: CallPath) -> tuple[str, float] | None:
+def _count(loop: Loop, path: Steps) -> tuple[str, float] | None:
     """Name and value of the loop's counter on the rank that is inside the loop."""
     for step in path:
         if step.place and loop in step.place.loops:
@@ -241,7 +244,7 @@ def _will_arrive(relation: Relation) -> bool | None:
     return relation.own.line <= relation.peer.line or bool(relation.common)
 
 
-def _aligned(a: CallPath, b: CallPath) -> Iterator[tuple[Step, Step]]:
+def _aligned(a: Steps, b: Steps) -> Iterator[tuple[Step, Step]]:
     """Pairs of steps in the same function at the same depth, outermost first."""
     for own, peer in zip(a, b, strict=False):
         if (own.file, own.function) != (peer.file, peer.function):
@@ -249,7 +252,7 @@ def _aligned(a: CallPath, b: CallPath) -> Iterator[tuple[Step, Step]]:
         yield own, peer
 
 
-def _counters(a: CallPath, b: CallPath) -> Iterator[Difference]:
+def _counters(a: Steps, b: Steps) -> Iterator[Difference]:
     """Loop counters that differ between two ranks, of current and past loops; past loops first."""
     found: list[Difference] = []
     for own, peer in _aligned(a, b):
@@ -264,9 +267,9 @@ def _counters(a: CallPath, b: CallPath) -> Iterator[Difference]:
     yield from sorted(found, key=lambda difference: not difference.passed)
 
 
-def _sizes(path: CallPath, reference: Reference) -> Iterator[Difference]:
+def _sizes(path: Steps, reference: Reference) -> Iterator[Difference]:
     """Other numbers and lengths that are equal on the reference side and differ on this rank."""
-    for depth, (own, peer) in enumerate(_aligned(path, reference.path)):
+    for depth, (own, peer) in enumerate(_aligned(path, reference.thread)):
         if is_library(own.file):
             continue
         for name, variable in own.variables.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library
+from hangdoc.analysis.ranks.call_path import Step, Steps, is_library
 from hangdoc.analysis.ranks.conditions import MODEL_PARTS, uniform
 from hangdoc.evidence import Branch, Loop, Place
 
@@ -31,7 +31,7 @@ class Relation:
     common: tuple[Loop, ...] = ()  # loops around both
 
 
-def relate(a: CallPath, b: CallPath) -> Relation:
+def relate(a: Steps, b: Steps) -> Relation:
     """How `a` relates to `b` (see `Relation`)."""
     depth = _divergence_depth(a, b)
     if depth is None:
@@ -46,7 +46,7 @@ def relate(a: CallPath, b: CallPath) -> Relation:
     return _by_callees(found, a, b, depth) if found.kind in ("ahead", "behind", "left_loop", "in_loop") else found
 
 
-def _by_callees(found: Relation, a: CallPath, b: CallPath, depth: int) -> Relation:
+def _by_callees(found: Relation, a: Steps, b: Steps, depth: int) -> Relation:
     """Refine a relation with the functions called below: a loop one of the ranks is in, a condition it passed."""
     peer_loop, own_loop = _in_loop(b[depth + 1 :]), _in_loop(a[depth + 1 :])
     if peer_loop and _has_left(found, "ahead", peer_loop):
@@ -63,7 +63,7 @@ def _by_callees(found: Relation, a: CallPath, b: CallPath, depth: int) -> Relati
     return found
 
 
-def _condition_in(inside: CallPath, loop: Loop) -> Branch | None:
+def _condition_in(inside: Steps, loop: Loop) -> Branch | None:
     """The innermost user-code condition within the loop around the call in which a rank waits."""
     for step in reversed(inside):
         branch = next((b for b in _own_branches(step) if b.line > loop.first), None)
@@ -72,7 +72,7 @@ def _condition_in(inside: CallPath, loop: Loop) -> Branch | None:
     return None
 
 
-def _condition_of(rest: CallPath) -> Branch | None:
+def _condition_of(rest: Steps) -> Branch | None:
     return next((branch for step in rest for branch in _own_branches(step)), None)
 
 
@@ -83,7 +83,7 @@ def _own_branches(step: Step) -> list[Branch]:
     return [b for b in reversed(step.place.branches) if b.test and uniform(b.test, step, None) is False]
 
 
-def _in_loop(rest: CallPath) -> tuple[Step, Loop] | None:
+def _in_loop(rest: Steps) -> tuple[Step, Loop] | None:
     """The outermost of these frames that is inside a loop, and its innermost loop."""
     return next(
         ((step, of_data[-1]) for step in rest if step.place and (of_data := _data_loops(step.place.loops))), None
@@ -107,11 +107,11 @@ def _under_way(inside: tuple[Step, Loop]) -> bool:
     return any(count is not None and count >= 2 for count in counts)
 
 
-def _lines(path: CallPath) -> list[tuple[str, str, int]]:
+def _lines(path: Steps) -> list[tuple[str, str, int]]:
     return [(step.file, step.function, step.line) for step in path]
 
 
-def _divergence_depth(a: CallPath, b: CallPath) -> int | None:
+def _divergence_depth(a: Steps, b: Steps) -> int | None:
     """Depth of the deepest common function before the lines differ; None if nothing differs or nothing is common."""
     common: int | None = None
     for depth, (own, peer) in enumerate(zip(a, b, strict=False)):
@@ -143,7 +143,7 @@ def _by_lines(own: Step, peer: Step, here: Place, there: Place, again: bool) -> 
     return _by_branches(own, peer, here, there, common)
 
 
-def _by_order(calls: Sequence[str], own: CallPath, peer: CallPath) -> str:
+def _by_order(calls: Sequence[str], own: Steps, peer: Steps) -> str:
     """The relation of two ranks in different functions called on one line, from the order of the calls."""
     names = [call.rsplit(".", 1)[-1] for call in calls]
     places = [names.index(rest[0].function) if rest and rest[0].function in names else -1 for rest in (own, peer)]

@@ -7,22 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import yaml
 
-from hangdoc.analysis.ranks.call_path import CallPath, is_library
-from hangdoc.evidence import Stack
+from hangdoc.analysis.ranks.call_path import CallPath, Frames, is_library
 
 PHASES = (
     "collective", "p2p", "compute", "input", "checkpoint", "compile", "startup", "teardown", "idle", "stopped",
     "exited", "unknown",
 )  # fmt: skip
 WAITING = frozenset({"collective", "p2p"})
-
-Chain = tuple[tuple[str, str, int | None, bool], ...]  # frames, innermost first: function, file, line, native
-_FRAME_IDENTITY = attrgetter("function", "file", "line", "native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +70,19 @@ def _rule(row: dict[str, Any]) -> PhaseRule:
     )
 
 
-def chain_of(stack: Stack) -> Chain:
-    """The frames of a thread as a hashable key, equal for ranks on the same lines."""
-    return tuple(map(_FRAME_IDENTITY, stack.frames))
-
-
-def phase_of(chain: Chain, path: CallPath, context: ProcessContext) -> tuple[str, str | None]:
+def phase_of(path: CallPath, context: ProcessContext) -> tuple[str, str | None]:
     """Phase and operation of one thread."""
-    last = path[-1] if path else None
+    last = path.steps[-1] if path.steps else None
     calls = last.place.calls if last and last.place else ()
-    return _phase(chain, calls, bool(last and is_library(last.file)), context)
+    return _phase(path.frames, calls, bool(last and is_library(last.file)), context)
 
 
 @lru_cache(maxsize=1024)  # most ranks repeat another rank's stack, or their own previous one
-def _phase(chain: Chain, calls: tuple[str, ...], in_library: bool, context: ProcessContext) -> tuple[str, str | None]:
+def _phase(frames: Frames, calls: tuple[str, ...], in_library: bool, context: ProcessContext) -> tuple[str, str | None]:
     """Phase and operation, from the frames and from the calls in the innermost Python line."""
     for rule in table():
         if _allowed(rule, context):
-            op = _fit(rule, chain, () if rule.weak and in_library else calls)
+            op = _fit(rule, frames, () if rule.weak and in_library else calls)
             if op is not None:
                 return rule.phase, op
     return ("compute" if context.busy else "idle" if context.busy is False else "unknown"), None
@@ -104,16 +94,16 @@ def _allowed(rule: PhaseRule, context: ProcessContext) -> bool:
     return not ((rule.mpi and not context.mpi) or (rule.group and not context.group))
 
 
-def _fit(rule: PhaseRule, chain: Chain, calls: Sequence[str]) -> str | None:
+def _fit(rule: PhaseRule, frames: Frames, calls: Sequence[str]) -> str | None:
     names: dict[str, str] = {}
     if rule.function or rule.file:
-        python = ((name.rsplit(".", 1)[-1], file) for name, file, _, native in chain if not native)
+        python = ((name.rsplit(".", 1)[-1], file) for name, file, _, native in frames if not native)
         function = next((name for name, file in python if _fits(rule, name, file)), None)
         if function is None:
             return None
         names["function"] = function
     if rule.native:
-        found = next((m for name, _, _, native in chain if native and (m := rule.native.search(name))), None)
+        found = next((m for name, _, _, native in frames if native and (m := rule.native.search(name))), None)
         if found is None:
             return None
         names["1"] = found.group(1) if found.re.groups else ""

@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
-from hangdoc.analysis.ranks.call_path import Code, LazyCallPath, Step, code_of, is_library
-from hangdoc.analysis.ranks.call_path_cache import chain_in, plan_in, thread_named
-from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
+from hangdoc.analysis.ranks.call_path import CallPath, Step, Thread, thread_in
+from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import process_looks
 from hangdoc.analysis.ranks.stack import StackFacts, is_busy, process_context
 from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
-from hangdoc.evidence import Process, Source, Stacks, Variable
+from hangdoc.evidence import Process, Stacks, Variable
 
 COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
 
@@ -61,23 +60,24 @@ class Activity:
 
     phase: str
     op: str | None
-    code: Code
-    lines: tuple[tuple[str, int], ...]  # function and line of each step
-    own: tuple[int, ...]  # indices of the steps in user code
-    counters: tuple[tuple[int, str], ...]  # loop counters in user code: index of the step, name
+    path: CallPath
 
 
 class Look(NamedTuple):
     """One snapshot of the thread that represents a rank."""
 
     at_s: float
-    path: LazyCallPath
+    thread: Thread
     activity: Activity
+
+    @property
+    def path(self) -> CallPath:
+        return self.activity.path
 
     @property
     def own(self) -> Sequence[Step]:
         """The steps in user code."""
-        return [self.path[at] for at in self.activity.own]
+        return [self.thread[depth] for depth in self.path.own]
 
     @property
     def phase(self) -> str:
@@ -86,10 +86,6 @@ class Look(NamedTuple):
     @property
     def op(self) -> str | None:
         return self.activity.op
-
-    @property
-    def code(self) -> Code:
-        return self.activity.code
 
 
 class ProgressAnalysis(Analysis[ProgressFacts, ProgressJob]):
@@ -121,63 +117,41 @@ def looks_at(case: Case, key: Key) -> list[Look]:
 
 def own_steps(looks: Sequence[Look]) -> list[Step]:
     """The steps in user code over all looks, in order, each object once."""
-    return list({id(step): step for look in distinct(looks) for step in look.own}.values())
+    return list(dict.fromkeys(step for look in distinct(looks) for step in look.own))
 
 
 def distinct(looks: Sequence[Look]) -> list[Look]:
-    """The looks without repetitions of the same call path object."""
-    found: dict[int, Look] = {}
+    """The looks without those that saw nothing new."""
+    found: dict[Thread, Look] = {}
     for look in looks:
-        found.setdefault(id(look.path), look)
+        found.setdefault(look.thread, look)
     return list(found.values())
 
 
 def _looks(case: Case, key: Key) -> list[Look]:
-    thread = case.facts(StackFacts)[key].thread
+    name = case.facts(StackFacts)[key].thread
     found: list[Look] = []
-    seen: tuple[object, ...] = ()
+    before: tuple[Any, Any, bool | None] = (None, None, None)
     for shot, rank in case.rounds(key):
         records = rank.records
         stacks, source, process = records.get("stacks"), records.get("source"), records.get("cpu")
         if isinstance(stacks, Stacks) and stacks.threads:
             busy = is_busy(process) if isinstance(process, Process) else None
-            before, seen = seen, (id(stacks), id(source), busy)
-            if seen == before:  # unchanged evidence
-                found.append(Look(shot.at_s, found[-1].path, found[-1].activity))
-            else:
-                context = process_context(case, key, busy, stacks)
-                found.append(_look(case, shot.at_s, stacks, source, thread, context, found[-1] if found else None))
+            if stacks is before[0] and source is before[1] and busy is before[2]:  # unchanged evidence
+                found.append(Look(shot.at_s, found[-1].thread, found[-1].activity))
+                continue
+            before = stacks, source, busy
+            stack = next((stack for stack in stacks.threads if stack.name == name), stacks.threads[0])
+            thread = thread_in(case, stack, stacks, source)
+            if found and thread.is_same(found[-1].thread):
+                thread = found[-1].thread
+            context = process_context(case, key, busy, stacks)
+            found.append(Look(shot.at_s, thread, _activity(case, thread.path, context)))
     return found
 
 
-def _look(
-    case: Case,
-    at_s: float,
-    stacks: Stacks,
-    source: Source | None,
-    thread: str | None,
-    context: ProcessContext,
-    before: Look | None,
-) -> Look:
-    """One look; it shares the call path object with the previous look if nothing changed."""
-    stack = thread_named(stacks, thread)
-    chain, plan = chain_in(case, stack), plan_in(case, stack, source)
-    path = LazyCallPath(plan, stack, stacks.globals, case.once("steps", dict))
-    activity = case.once((id(chain), id(plan), context), lambda: _spot(chain, path, context))
-    return Look(at_s, before.path if before and path.is_same(before.path) else path, activity)
-
-
-def _spot(chain: Chain, path: Sequence[Step], context: ProcessContext) -> Activity:
-    counters = [
-        (at, name)
-        for at, step in enumerate(path)
-        if step.place and not is_library(step.file)
-        for loop in step.place.loops
-        for name in loop.counters
-    ]
-    lines = tuple([(step.function, step.line) for step in path])
-    own = tuple([at for at, step in enumerate(path) if not is_library(step.file)])
-    return Activity(*phase_of(chain, path, context), code_of(path), lines, own, tuple(counters))
+def _activity(case: Case, path: CallPath, context: ProcessContext) -> Activity:
+    return case.once(("activity", path, context), lambda: Activity(*phase_of(path, context), path))
 
 
 def activities(looks: Sequence[Look]) -> tuple[Activity, ...]:
@@ -188,7 +162,7 @@ def activities(looks: Sequence[Look]) -> tuple[Activity, ...]:
 def rank_facts(case: Case, key: Key) -> ProgressFacts:
     """The facts of one rank."""
     looks = looks_at(case, key)
-    changes = [b.at_s for a, b in pairwise(looks) if a.path is not b.path and _differ(a, b)]
+    changes = [b.at_s for a, b in pairwise(looks) if a.thread is not b.thread and _differ(a, b)]
     window = looks[-1].at_s - looks[0].at_s if len(looks) > 1 else None
     last = changes[-1] if changes else looks[0].at_s if looks else None
     seen = activities(looks)
@@ -216,9 +190,9 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
 
 def _differ(a: Look, b: Look) -> bool:
     """True if the lines of the call path or the numbers in its variables differ."""
-    if a.activity is not b.activity and a.activity.lines != b.activity.lines:
+    if a.path is not b.path and a.path.lines != b.path.lines:
         return True
-    return any(_count_on(old, new) for old, new in a.path.beside(b.path))
+    return any(_count_on(old, new) for old, new in a.thread.beside(b.thread))
 
 
 def _count_on(old: Sequence[Variable], new: Sequence[Variable]) -> bool:
@@ -243,7 +217,7 @@ def _numbers(variables: Sequence[Variable]) -> dict[str, float]:
 def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
     """The loop counter that grew most over the looks, and its time per step (s)."""
     grown: dict[str, float] = {}
-    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.path is not b.path]]
+    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.thread is not b.thread]]
     if len(moved) < 2:
         return None, None
     for old, new in pairwise(map(_counters, moved)):
@@ -259,8 +233,8 @@ def _counters(look: Look) -> dict[str, float]:
     """Values of the counters of the user-code loops that a rank is in."""
     return {
         name: variable.number
-        for at, name in look.activity.counters
-        for variable in look.path.variables(at)
+        for depth, name in look.path.counters
+        for variable in look.thread.variables(depth)
         if variable.name == name and variable.number is not None
     }
 
@@ -276,7 +250,7 @@ class _Shares(NamedTuple):
 
 def _shares(seen: Sequence[Activity]) -> _Shares:
     waits, computes, reads = (_share(seen, phases) for phases in (WAITING, COMPUTES, READS))
-    return _Shares(waits, computes, reads, len({activity.lines for activity in seen}))
+    return _Shares(waits, computes, reads, len({activity.path.lines for activity in seen}))
 
 
 def _share(seen: Sequence[Activity], phases: Collection[str]) -> float | None:

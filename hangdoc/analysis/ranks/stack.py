@@ -7,25 +7,15 @@ frames take precedence over a guess from the source line.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.ranks.call_path import CallPath, Plan, Step, user_step
-from hangdoc.analysis.ranks.call_path_cache import (
-    JudgedThread,
-    chain_in,
-    judged_threads,
-    path_in,
-    plan_in,
-    python_chain,
-    thread_named,
-)
-from hangdoc.analysis.ranks.phases import WAITING, Chain, ProcessContext, phase_of
+from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, named, threads_of
+from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
-from hangdoc.evidence import Branch, Environ, Frame, Process, ProcessGroups, Source, Stack, Stacks
+from hangdoc.evidence import Branch, Environ, Frame, Process, ProcessGroups, Stacks
 from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
@@ -71,14 +61,18 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
     """Apply the phase found from one rank's native frames to every rank with the same Python stack."""
     if not any(own.native for own in facts.values()):
         return facts
-    distinct = {id(own): own for own in facts.values()}  # few: ranks with equal facts share one object
-    threads = judged_threads(case)
-    lines = {id(own): id(thread.lines) for key, own in facts.items() if (thread := threads.get(key))}
-    native = {lines[at]: own for at, own in distinct.items() if own.native}
-    for at, own in distinct.items():
-        if not own.native and own.phase != "stopped" and lines.get(at) in native:
-            distinct[at] = _with_phase_of(own, native[lines[at]])
-    return {key: distinct[id(own)] for key, own in facts.items()}
+    lines = {
+        key: named(threads, own.thread).path.python
+        for key, own in facts.items()
+        if own.phase != "exited" and (threads := threads_of(case, key))
+    }
+    native = {lines[key]: own for key, own in facts.items() if own.native}
+    return {
+        key: _with_phase_of(own, native[lines[key]])
+        if key in lines and not own.native and own.phase != "stopped" and lines[key] in native
+        else own
+        for key, own in facts.items()
+    }
 
 
 @lru_cache(maxsize=64)
@@ -90,77 +84,46 @@ def rank_facts(case: Case, key: Key) -> StackFacts:
     """The facts of one rank from its newest records."""
     if case.ranks[key].alive is False:
         return _without_stack("exited", None)
-    facts, at = _last_seen(case, key)
-    if at is not None:
-        stacks: Stacks = case.ranks[key].records["stacks"]
-        judged_threads(case)[key] = JudgedThread(stacks, stacks.threads[at.thread], at.lines, at.plan)
-    return facts
+    return last_seen(case, key)
 
 
 def last_seen(case: Case, key: Key) -> StackFacts:
     """The facts of a rank when it was last seen, even if it has ended since."""
-    return _last_seen(case, key)[0]
-
-
-def _last_seen(case: Case, key: Key) -> tuple[StackFacts, _SharedFacts | None]:
     records = case.ranks[key].records
     process, stacks = records.get("cpu"), records.get("stacks")
     stopped = is_stopped(case, key)
     busy = is_busy(process) if isinstance(process, Process) else None
     if not isinstance(stacks, Stacks) or not stacks.threads:
-        return _without_stack("stopped" if stopped else "unknown", busy), None
-    context = process_context(case, key, busy, stacks)
+        return _without_stack("stopped" if stopped else "unknown", busy)
+    threads, context = threads_of(case, key), process_context(case, key, busy, stacks)
+    paths = tuple([thread.path for thread in threads])
+    names = tuple([thread.stack.name or thread.stack.tid for thread in threads])
+    known: dict[Hashable, tuple[StackFacts, Sequence[int]]] = case.once("stack facts", dict)
+    at = paths, names, context, stopped
+    if at not in known:
+        known[at] = _facts(paths, names, context, stopped)
+    facts, waiting = known[at]
+    if len(waiting) < 2:
+        return facts
     default = _default_group(records.get("groups"))
-    return _from_stacks(case, stacks, records.get("source"), context, stopped, default)
+    groups = {_group(threads[i].stack.frames, default) for i in waiting}
+    return replace(facts, shared_group=len(groups) < len(waiting))
 
 
 def _default_group(groups: ProcessGroups | None) -> int | None:
     return next((group.address for group in groups.groups if group.default), None) if groups else None
 
 
-class _SharedFacts(NamedTuple):
-    """Facts shared by ranks whose threads are all at the same frames."""
-
-    facts: StackFacts
-    waiting: Sequence[int]  # indices of the threads that wait for other ranks
-    thread: int  # index of the thread that represents the rank
-    lines: Chain
-    plan: Plan
-
-
-def _from_stacks(
-    case: Case, stacks: Stacks, source: Source | None, context: ProcessContext, stopped: bool, default: int | None
-) -> tuple[StackFacts, _SharedFacts]:
-    """The facts from the stacks of one rank, derived once for all ranks at the same frames."""
-    chains = [chain_in(case, stack) for stack in stacks.threads]
-    names = tuple([(stack.name or stack.tid) for stack in stacks.threads])
-    identity = (tuple(map(id, chains)), names, id(source.places) if source else None, stacks.native, context, stopped)
-    known: dict[object, _SharedFacts] = case.once("stack facts", dict)
-    at = known.get(identity)
-    if at is None:
-        at = known[identity] = _thread_facts(case, stacks, source, chains, context, stopped)
-    if len(at.waiting) < 2:
-        return at.facts, at
-    groups = {_group(stacks.threads[i].frames, default) for i in at.waiting}
-    return replace(at.facts, shared_group=len(groups) < len(at.waiting)), at
-
-
-def _thread_facts(
-    case: Case,
-    stacks: Stacks,
-    source: Source | None,
-    chains: Sequence[Chain],
-    context: ProcessContext,
-    stopped: bool,
-) -> _SharedFacts:
-    paths = [path_in(case, stack, source, stacks) for stack in stacks.threads]
-    threads = list(zip(stacks.threads, paths, strict=True))
-    phases = [phase_of(chain, path, context) for chain, path in zip(chains, paths, strict=True)]
-    chosen = _main(threads, phases)
-    (stack, path), (phase, op) = threads[chosen], phases[chosen]
+def _facts(
+    paths: Sequence[CallPath], names: Sequence[str | int], context: ProcessContext, stopped: bool
+) -> tuple[StackFacts, Sequence[int]]:
+    """The facts of all ranks with threads of these names at these paths, and the indices of the threads that wait."""
+    phases = [phase_of(path, context) for path in paths]
+    chosen = _main(names, phases)
+    path, name, (phase, op) = paths[chosen], names[chosen], phases[chosen]
     if stopped:
         phase = "stopped"
-    user = user_step(path)
+    user = path.user
     branch = guard(user)
     waiting = [i for i, (phase, _) in enumerate(phases) if phase in WAITING]
     facts = StackFacts(
@@ -174,25 +137,23 @@ def _thread_facts(
         branch=branch.test if branch else None,
         branch_line=branch.line if branch else None,
         waits=phase in WAITING,
-        in_backward=any(step.function == "_engine_run_backward" for step in path),
-        leaf=path[-1].site if path else None,
-        native_leaf=_native_leaf(stack),
-        native=stacks.native,
+        in_backward=any(step.function == "_engine_run_backward" for step in path.steps),
+        leaf=path.steps[-1].site if path.steps else None,
+        native_leaf=_native_leaf(path.frames),
+        native=context.native,
         busy=context.busy,
-        thread=stack.name,
+        thread=name if isinstance(name, str) else None,
         collective_threads=len(waiting),
-        collectives=tuple(_format_operation(*threads[i], phases[i][1]) for i in waiting),
+        collectives=tuple(_format_operation(names[i], paths[i], phases[i][1]) for i in waiting),
         shared_group=False if waiting else None,
         spins=context.busy if phase in WAITING else None,
     )
-    judged = thread_named(stacks, facts.thread)
-    thread = next(i for i, stack in enumerate(stacks.threads) if stack is judged)
-    return _SharedFacts(facts, waiting, thread, python_chain(case, judged), plan_in(case, judged, source))
+    return facts, waiting
 
 
-def _format_operation(stack: Stack, path: CallPath, op: str | None) -> str:
-    user = user_step(path)
-    return f"{op} in {stack.name or f'thread {stack.tid}'}" + (f", {user.site}" if user else "")
+def _format_operation(name: str | int, path: CallPath, op: str | None) -> str:
+    thread = name if isinstance(name, str) else f"thread {name}"
+    return f"{op} in {thread}" + (f", {path.user.site}" if path.user else "")
 
 
 def _group(frames: Sequence[Frame], default: int | None) -> int | None:
@@ -244,9 +205,9 @@ def _of_group(comm: str) -> bool:
     return bool(GROUP_THREADS.search(comm))
 
 
-def _main(threads: Sequence[tuple[Stack, CallPath]], phases: Sequence[tuple[str, str | None]]) -> int:
+def _main(names: Sequence[str | int], phases: Sequence[tuple[str, str | None]]) -> int:
     """Index of the thread that represents the rank: the main one, unless it idles while another works."""
-    main = next((i for i, (stack, _) in enumerate(threads) if stack.name == "MainThread"), 0)
+    main = next((i for i, name in enumerate(names) if name == "MainThread"), 0)
     if phases[main][0] in ("idle", "unknown"):
         works = [i for i, (phase, _) in enumerate(phases) if phase in WAITING or phase in ("input", "checkpoint")]
         if works:
@@ -254,8 +215,8 @@ def _main(threads: Sequence[tuple[Stack, CallPath]], phases: Sequence[tuple[str,
     return main
 
 
-def _native_leaf(stack: Stack) -> str | None:
-    names = [frame.function for frame in stack.frames[:12] if frame.native and not frame.function.startswith("0x")]
+def _native_leaf(frames: Frames) -> str | None:
+    names = [function for function, _, _, native in frames[:12] if native and not function.startswith("0x")]
     return " <- ".join(names[:4]) or None
 
 

@@ -9,15 +9,14 @@ from datetime import datetime
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.network.tcp_counters import least, syn_age_s
-from hangdoc.analysis.ranks.call_path_cache import chain_in
-from hangdoc.analysis.ranks.phases import Chain
+from hangdoc.analysis.ranks.call_path import CallPath, per_path, threads_of
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.ranks.world import WorldJob
 from hangdoc.analysis.thresholds import ARRIVED_S, SETTING_UP_S
 from hangdoc.discovery.environment import on_loopback
 from hangdoc.discovery.launcher import Launch, launch_of
-from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Stacks, Variable, limits
+from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Variable, limits
 from hangdoc.formatting import endpoint, fold_ranks, name_ranks
 
 ASSEMBLING = frozenset({"init_process_group", "rendezvous", "store"})  # operations of phase startup, see phases.yaml
@@ -177,20 +176,18 @@ def _left(case: Case, key: Key, frames: Sequence[Timed]) -> float | None:
 
 def _frames(case: Case, key: Key) -> list[Timed]:
     """The frames of torchelastic: their variables hold start times and deadlines."""
-    stacks = case.record(key, "stacks")
-    threads = stacks.threads if isinstance(stacks, Stacks) else ()
     return [
         (frame.function, {v.name: v for v in frame.variables or ()})
-        for thread in threads
-        if _in_elastic(case, chain_in(case, thread))
-        for frame in thread.frames
+        for thread in threads_of(case, key)
+        if _in_elastic(thread.path)
+        for frame in thread.stack.frames
         if ELASTIC in frame.file
     ]
 
 
-def _in_elastic(case: Case, chain: Chain) -> bool:
-    # By identity: the case has one chain for each call path.
-    return case.once(("in elastic", id(chain)), lambda: any(ELASTIC in file for _, file, _, _ in chain))
+@per_path
+def _in_elastic(path: CallPath) -> bool:
+    return any(ELASTIC in file for _, file, _, _ in path.frames)
 
 
 # --- who is missing -------------------------------------------------------------------------------

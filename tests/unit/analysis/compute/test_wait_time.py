@@ -8,7 +8,7 @@ import pytest
 
 from hangdoc.analysis import Case
 from hangdoc.analysis.compute.wait_time import WaitingRanks, WaitTime, moves_throughout, wait_time
-from hangdoc.analysis.ranks.call_path import LazyCallPath
+from hangdoc.analysis.ranks.call_path import CallPath, Thread
 from hangdoc.analysis.ranks.progress import Activity, Look
 from hangdoc.evidence import Process, Stack, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number
@@ -75,13 +75,11 @@ def test_unknown_with_too_few_looks(stage: Stage, tmp_path: Path) -> None:
     assert seen(stage, *[look(False, 0.1 * i, 0.0, i, "R") for i in range(5)])[1] is None
 
 
-NOWHERE = LazyCallPath((), Stack(1, None, ()), None, {})
+NOWHERE = Thread(CallPath(()), Stack(1, None, ()))
 
 
 def looks(at_s: float, phases: str) -> list[Look]:
-    activities = {
-        phase: Activity(name, None, (), (), (), ()) for phase, name in (("w", "collective"), ("c", "compute"))
-    }
+    activities = {phase: Activity(name, None, NOWHERE.path) for phase, name in (("w", "collective"), ("c", "compute"))}
     return [Look(at_s + i, NOWHERE, activities[phase]) for i, phase in enumerate(phases)]
 
 

@@ -21,7 +21,7 @@ MINE = {
     "args": Variable("args", "<Namespace at 0x1>", kind="object"),
 }
 OTHER = {**MINE, "seen": Variable("seen", "4", number=4, kind="int")}
-STEP = Step("train", "job.py", 5, "job.py", Place("", LOOPS, (), (), 1, 9), FrameVariables(tuple(MINE.values())))
+STEP = Step("train", "job.py", 5, Place("", LOOPS, (), (), 1, 9), FrameVariables(tuple(MINE.values())))
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> ParsedSource:
 
 
 def call_path(module: ParsedSource, *calls: tuple[str, int]) -> list[Step]:
-    return [
-        Step(function, "job.py", line, "job.py", module.place(line), FrameVariables(())) for function, line in calls
-    ]
+    return [Step(function, "job.py", line, module.place(line)) for function, line in calls]
 
 
 MAIN, TRAIN = ("main", 19), "train"
@@ -81,8 +79,8 @@ def test_relation(
 
 
 def test_without_source_nothing_is_claimed() -> None:
-    here = [Step("main", "job.py", 20, "job.py", None, FrameVariables(()))]
-    there = [Step("main", "job.py", 19, "job.py", None, FrameVariables(()))]
+    here = [Step("main", "job.py", 20)]
+    there = [Step("main", "job.py", 19)]
     assert relate(here, there) == Relation("apart", here[0], there[0])
 
 
@@ -125,9 +123,9 @@ def test_ranks_do_not_diverge_at_a_librarys_condition(tmp_path: Path, line: int)
     library = "/v/lib/python3.11/site-packages/framework/loop.py"
 
     def advance(line: int) -> Step:
-        return Step("advance", library, line, "loop.py", framework.place(line), FrameVariables(()))
+        return Step("advance", library, line, framework.place(line))
 
-    hook = Step("on_batch_end", "job.py", 9, "job.py", hooks.place(9), FrameVariables(()))
+    hook = Step("on_batch_end", "job.py", 9, hooks.place(9))
     found = relate([advance(line)], [advance(6), hook])
     assert (found.kind, found.branch and found.branch.test) == ("out_of_branch", "trainer.is_global_zero")
     assert relate([advance(6), hook], [advance(line)]).kind == "in_branch"
@@ -163,7 +161,7 @@ def fit(loader):
 def test_a_rank_before_a_loop_that_is_under_way(tmp_path: Path, caller: int, step: float, kind: str) -> None:
     module = parsed(ROUNDS, tmp_path / "job.py")
     inside = call_path(module, ("fit", caller), ("epoch", 4))
-    inside[1] = inside[1]._replace(variables=FrameVariables((Variable("step", str(step), number=step, kind="int"),)))
+    inside[1].variables = FrameVariables((Variable("step", str(step), number=step, kind="int"),))
     mine = call_path(module, ("fit", caller), ("epoch", 2))
     assert relate(mine, inside).kind == kind
     assert relate(inside, mine).kind == {"left_loop": "in_loop", "behind": "ahead"}[kind]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.ranks.call_path_cache import chain_in
-from hangdoc.analysis.ranks.judged_thread import comparison_key, lines_of, path_of, variables_at
+from hangdoc.analysis.ranks.call_path import CallPath, per_path
+from hangdoc.analysis.ranks.judged_thread import comparison_key, judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Branch, Frame, Loop, Place, RankEvidence, Source, Stack, Stacks, Target, Variable
 
@@ -36,18 +36,45 @@ def case(*ranks: tuple[list[Variable], list[Variable]]) -> Case:
     return found
 
 
-def test_equal_lines_are_one_object_and_variables_stay_per_rank() -> None:
+def test_equal_paths_are_one_object_and_variables_stay_per_rank() -> None:
     found = case(([number("n", 1)], []), ([number("n", 2)], []))
-    first, second = found.ranks
-    stacks = [found.record(key, "stacks").threads[0] for key in found.ranks]
-    assert chain_in(found, stacks[0]) is chain_in(found, stacks[1])
-    assert lines_of(found, first) is lines_of(found, second)
-    assert [frame[0] for frame in lines_of(found, first)] == ["wait", "train"]
-    for key, value in ((first, 1), (second, 2)):
-        assert [step.function for step in path_of(found, key)] == ["train", "wait"]
-        assert path_of(found, key)[0].variables["n"].number == value
-        assert [variable.number for variable in variables_at(found, key, 0)] == [value]
-        assert path_of(found, key)[0] is path_of(found, key)[0]
+    first, second = (judged_thread(found, key) for key in found.ranks)
+    assert first is not None
+    assert second is not None
+    assert first.path is second.path
+    assert [function for function, *_ in first.path.python] == ["wait", "train"]
+    for thread, value in ((first, 1), (second, 2)):
+        assert [step.function for step in thread] == ["train", "wait"]
+        assert thread[0].variables["n"].number == value
+        assert [variable.number for variable in thread.variables(0)] == [value]
+        assert thread[0] is thread[0]
+        assert not thread.path.steps[0].variables
+    assert first[1] is second[1]  # without variables
+
+
+def test_equal_frames_with_other_source_are_another_path() -> None:
+    """Two hosts may have different checkouts; their ranks are at the same lines nevertheless."""
+    found = case(([], []), ([], []))
+    found.ranks["here", 1].records["source"] = Source({})  # type: ignore[index]
+    first, second = (judged_thread(found, key) for key in found.ranks)
+    assert first is not None
+    assert second is not None
+    assert first.path is not second.path
+    assert first.path.python == second.path.python
+    assert (first[1].place, second[1].place) == (SOURCE.places["/lib/python3.11/x.py:3"], None)
+
+
+def test_a_fact_of_a_path_is_derived_once() -> None:
+    asked: list[CallPath] = []
+
+    @per_path
+    def depth(path: CallPath) -> int:
+        asked.append(path)
+        return len(path.steps)
+
+    found = case(([], []), ([], []))
+    assert [depth(thread.path) for key in found.ranks if (thread := judged_thread(found, key))] == [2, 2]
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
