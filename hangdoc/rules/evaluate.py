@@ -411,14 +411,18 @@ class View:
                 groups = {path[0] for path in asked.reads}
                 for rank in scope.members(asked, "ranks").unknown:
                     for group in groups & self._gaps.get(id(rank), frozenset()):
-                        found.setdefault(" or ".join(sorted(self.facts.seen_by[group])), {})[id(rank)] = rank
+                        found.setdefault(self._probes_of(group), {})[id(rank)] = rank
         return "; ".join(f"{probes} of {_named(ranks.values())} not seen" for probes, ranks in sorted(found.items()))
 
     def lacking_evidence(self, condition: Condition, ranks: Sequence[Any]) -> list[str]:
-        """The probes (`io or aftermath`) that have not seen one of the ranks, and that the condition depends on."""
+        """The probes (`cpu or stacks`) that have not seen one of the ranks, and that the condition depends on."""
         groups = {path[0] for path in condition.reads}
         lacking = {group for rank in ranks for group in groups & self._gaps.get(id(rank), frozenset())}
-        return sorted({" or ".join(sorted(self.facts.seen_by[group])) for group in lacking})
+        return sorted(set(map(self._probes_of, lacking)))
+
+    def _probes_of(self, group: str) -> str:
+        """The probes that see a fact group; what a job left behind is no probe."""
+        return " or ".join(sorted(self.facts.seen_by[group] - {"aftermath"}))
 
     @cached_property
     def _kinds(self) -> Kinds:
