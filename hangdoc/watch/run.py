@@ -77,7 +77,8 @@ def _decide(
         inspected.add(job)
         session.inspect()
         return None
-    done = has_ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and not may_be_stuck(facts))
+    decided = facts.job.stall.progressed and not may_be_stuck(facts)
+    done = has_ended(facts) or elapsed >= LIMIT_S or (elapsed >= WATCH_S and decided)
     return judge.verdict(facts) if done else None
 
 

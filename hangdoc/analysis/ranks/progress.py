@@ -21,6 +21,7 @@ from hangdoc.evidence import Process, Source, Stacks, Variable
 
 SHORTEST_S = 0.002  # per iteration: a faster counter does not count training steps
 COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
+WORKS = COMPUTES | READS | {"checkpoint"}
 MIN_RECENT = 6  # looks, at least, from which the current step time is computed
 
 
@@ -42,6 +43,7 @@ class ProgressFacts:
     counter: str | None  # the fastest loop counter in user code: "step"
     period_s: float | None  # time per step, from that counter
     recent_s: float | None = None  # the same in the newest third of the window
+    completed: bool | None = None  # it left a collective, send or receive between two looks; None: fewer than two looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,16 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         counter=counter,
         period_s=period,
         recent_s=period if len(recent) == len(looks) else _step(recent)[1],
+        completed=any(map(_has_completed, looks, looks[1:])) if len(looks) > 1 else None,
     )
+
+
+def _has_completed(before: Look, after: Look) -> bool:
+    """True if a rank left a collective for work or another collective: one that only sleeps may be about to retry."""
+    old, new = before.activity, after.activity
+    if before.phase not in WAITING or old is new or old.lines == new.lines:
+        return False
+    return after.phase in WORKS or after.phase in WAITING
 
 
 def _differ(a: Look, b: Look) -> bool:
