@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive
@@ -15,8 +16,10 @@ from hangdoc.rules.evaluate import FAILED, evaluate
 from hangdoc.rules.library import Library
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
-LONG_S = 60.0  # an idle rank may keep other ranks waiting for this long, for a request or the next file
+# A rank may keep other ranks waiting for this long: an idle one for a request or the next file, a busy one to evaluate.
+LONG_S = {"idle": 60.0, "compute": 300.0, "unknown": 300.0}
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
+PROGRESS_PROBES = ("stacks", "source", "cpu", "sockets", "io", "locks")  # probes that show whether a rank progresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Judge:
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
         note = _note(facts, status, findings) or (_step_time_note(facts, usual_s) if status == "slow" else "")
+        if status == "healthy" and (doubts := _not_ruled_out(self.library, considered)):
+            note = f"{note}; cannot rule out {doubts}"
         unseen = (*_unseen(facts), *_failed(considered))
         return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered)
 
@@ -73,7 +78,7 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
         return "failed"
     if facts.job.exit.well:
         return "healthy"
-    unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed
+    unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed or not stall.progressed
     if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts):
         return "unknown"
     return "healthy"
@@ -151,7 +156,7 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         if facts.job.dumps.moving:
             return "the dumps show no stall: every rank was still moving from call to call when they were written"
         none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
-        return _exit_note(facts) or none or _absent_note(facts) or "too little evidence for a verdict"
+        return _exit_note(facts) or none or _absent_note(facts) or _unproved_note(facts)
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
@@ -173,25 +178,56 @@ def _step_time_note(facts: Facts, usual_s: float | None) -> str:
 
 
 def _absent(facts: Facts) -> list[RankFacts]:
-    """Idle ranks that have kept other ranks waiting for long; they may never continue."""
+    """Ranks that make no step and have kept other ranks waiting for long; they may never continue."""
     stall = facts.job.stall
-    if not stall.idle or not stall.waiting or (stall.seconds or 0.0) < LONG_S:
+    waited_s = (stall.seconds if stall.idle else facts.job.network.idle_s) or 0.0
+    if not stall.waiting:
         return []
-    return [rank for rank in facts.ranks if rank.stack.phase == "idle"]
+    stepless = [rank for rank in facts.ranks if stall.idle or rank.progress.period_s is None]
+    return [rank for rank in stepless if waited_s >= LONG_S.get(rank.stack.phase, inf)]
 
 
 def _absent_note(facts: Facts) -> str:
     absent = _absent(facts)
     if not absent:
         return ""
-    waited = seconds(facts.job.stall.seconds or 0.0)
+    waited = seconds(facts.job.stall.seconds or facts.job.network.idle_s or 0.0)
     sites = ", ".join(dict.fromkeys(rank.stack.site for rank in absent if rank.stack.site))
     where = f" at {sites}" if sites else ""
+    doing = {"idle": "idle", "compute": "computing"}.get(absent[0].stack.phase, "busy")
     many = len(absent) > 1
     return (
-        f"{name_processes(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, idle{where}; "
+        f"{name_processes(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, {doing}{where}; "
         f"hangdoc cannot tell whether {'they' if many else 'it'} will continue"
     )
+
+
+def _unproved_note(facts: Facts) -> str:
+    """Why the job may not be called healthy, although nothing was found."""
+    window_s = facts.job.progress.window_s
+    if window_s is None or facts.job.stall.progressed:
+        return "too little evidence for a verdict"
+    living = [rank for rank in facts.ranks if rank.alive is not False]
+    unproved = [rank for rank in living if rank.stall.progressed is False] or living
+    lacking: dict[tuple[int, ...], list[str]] = {}
+    for probe in PROGRESS_PROBES:
+        lacking.setdefault(tuple(i for i, rank in enumerate(living) if probe not in rank.seen), []).append(probe)
+    unseen = [
+        f"{', '.join(probes)} of {name_processes([living[i] for i in ranks])} not seen"
+        for ranks, probes in lacking.items()
+        if ranks
+    ]
+    return "; ".join([f"no progress seen on {name_processes(unproved)} in {seconds(window_s)}", *unseen])
+
+
+def _not_ruled_out(library: Library, considered: Sequence[Considered]) -> str:
+    """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated."""
+    stepping = {one.id for one in library.playbooks if one.envelope.status in ("slow", "diverging")}
+    unknown: dict[str, list[str]] = {}
+    for one in considered:
+        if one.outcome == "unknown" and one.playbook in stepping:
+            unknown.setdefault(one.why, []).append(one.playbook)
+    return ", ".join(f"{', '.join(ids)} ({why})" for why, ids in unknown.items())
 
 
 def _no_ranks(facts: Facts) -> bool:

@@ -64,14 +64,15 @@ class Coverage:
     def missing(self, asked: Iterable[tuple[Condition, Sequence[Any]]]) -> Mapping[str, str]:
         """Of conditions that are unknown of some ranks, the probes that would decide, each with a sentence.
 
-        `io or aftermath`: `io or aftermath of ranks 0-3 not seen`.
+        `cpu or stacks`: `cpu or stacks of ranks 0-3 not seen`. What a job left behind (`aftermath`) is no probe.
         """
         found: dict[str, dict[int, Any]] = {}
         for condition, ranks in asked:
             groups = {path[0] for path in condition.reads}
             for rank in ranks:
                 for group in groups & self._gaps.get(id(rank), _NONE):
-                    found.setdefault(" or ".join(sorted(self._seen_by[group])), {})[id(rank)] = rank
+                    probes = " or ".join(sorted(self._seen_by[group] - {"aftermath"}))
+                    found.setdefault(probes, {})[id(rank)] = rank
         return {probes: _not_seen(probes, ranks.values()) for probes, ranks in sorted(found.items())}
 
 

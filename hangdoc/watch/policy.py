@@ -73,7 +73,8 @@ class Once:
         if needs_inspection(facts) and not self.inspected:
             self.inspected = True
             return CloserLook()
-        enough = elapsed_s >= ONCE_LIMIT_S or (elapsed_s >= ONCE_S and not may_be_stuck(facts))
+        decided = facts.job.stall.progressed and not may_be_stuck(facts)
+        enough = elapsed_s >= ONCE_LIMIT_S or (elapsed_s >= ONCE_S and decided)
         return "judge" if enough or has_ended(facts) else "wait"
 
 

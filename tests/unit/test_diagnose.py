@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import playbooks
+from hangdoc.evidence import Io
+from hangdoc.evidence.locks import Locks
 from hangdoc.recording.recorder import read
 from tests.support.judge import judge
 from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
@@ -23,7 +25,9 @@ def train(loader):
     for step, batch in enumerate(loader):
         loss(batch).backward()
 """
-IDLE = At((("serve", 5),), [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")])
+QUEUE = [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")]
+IDLE = At((("serve", 5),), QUEUE, records={"io": Io(), "locks": Locks()})
+UNEXPLAINED = At((("serve", 5),), QUEUE)
 WAITING = in_c10d("broadcast", ("serve", 6))
 
 
@@ -45,9 +49,37 @@ def test_ranks_that_wait_for_an_idle_one(stage: Stage, every_s: float, status: s
     assert verdict.note.startswith(note)
 
 
-def test_a_healthy_job_says_its_step(stage: Stage) -> None:
+def test_a_healthy_job_says_its_step_and_what_was_not_seen(stage: Stage) -> None:
     looks = [[in_backward(("train", 10), variables={"train": [number("step", n)]})] * 2 for n in range(5)]
-    assert judge().verdict(stage.facts(*looks)).note == "a step every 1 s"
+    verdict = judge().verdict(stage.facts(*looks))
+    assert verdict.status == "healthy"
+    assert verdict.note == (
+        "a step every 1 s; cannot rule out cpu-throttled, memory-pressure (cgroup of ranks 0-1 not seen), "
+        "ddp-bypassed, packet-loss, slow-link (sockets of ranks 0-1 not seen), slow-input (io of ranks 0-1 not seen)"
+    )
+
+
+def test_a_wait_for_an_unknown_reason_is_not_healthy(stage: Stage) -> None:
+    verdict = judge().verdict(stage.facts(*[[UNEXPLAINED, WAITING]] * 4, every_s=5.0))
+    assert verdict.status == "unknown"
+    assert verdict.note == "no progress seen on rank 0 in 15 s; sockets, io, locks of ranks 0-1 not seen"
+
+
+def test_a_spin_is_no_progress(stage: Stage) -> None:
+    spins = [At((("serve", 4),), state="R", cpu_s=n * 5.0) for n in range(4)]
+    verdict = judge().verdict(stage.facts(*[[spin, WAITING] for spin in spins], every_s=5.0))
+    assert verdict.status == "unknown"
+    assert verdict.note.startswith("no progress seen on rank 0 in 15 s")
+
+
+def test_a_rank_at_a_debuggers_prompt_is_stopped(stage: Stage) -> None:
+    prompt = At((("serve", 5),), [(f, "/usr/lib/python3.11/pdb.py") for f in ("cmdloop", "interaction")])
+    verdict = judge().verdict(stage.facts(*[[prompt, WAITING]] * 4, every_s=5.0))
+    (finding,) = verdict.findings
+    assert (verdict.status, finding.playbook) == ("stalled", "stopped-process")
+    assert finding.summary == (
+        "Rank 0 is at the prompt of a debugger, opened at serve (job.py:5); rank 1 waits for it."
+    )
 
 
 @pytest.mark.parametrize(("usual_s", "before"), [(None, ""), (0.01, "; it took 10 ms before"), (1000.0, "")])

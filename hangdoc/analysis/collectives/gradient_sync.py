@@ -48,6 +48,7 @@ UNSEEN = GradientSyncFacts()
 
 class GradientSyncAnalysis(Analysis[GradientSyncFacts, None]):
     rank_facts = GradientSyncFacts
+    seen_by = ("source", "aftermath")
 
     def derive(self, case: Case) -> tuple[dict[Key, GradientSyncFacts], None]:
         data = data_connections(case)

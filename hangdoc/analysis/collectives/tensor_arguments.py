@@ -79,18 +79,23 @@ def _often(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dic
 def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
     """The ranks that are in the same call on the same process group now.
 
-    Empty if a rank of the group waits elsewhere: its peers wait for that rank, and may be at different tensors.
+    Empty if a rank of the group waits elsewhere: its peers wait for that rank, and may be at different tensors. A rank
+    in an unknown group may be in any.
     """
     stack, group = case.facts(StackFacts), case.facts(WaitGraphFacts)
     there = {
-        key: (*handed[-1][0], group[key].name)
+        key: (*handed[-1][0], name)
         for key, handed in seen.items()
-        if handed and stack[key].waits and stack[key].site == handed[-1][0][0]
+        if handed and stack[key].waits and stack[key].site == handed[-1][0][0] and (name := group[key].name)
     }
     call, times = Counter(there.values()).most_common(1)[0] if there else (None, 0)
     if call is None or times < 2:
         return {}
-    elsewhere = (k for k, facts in stack.items() if facts.waits and there.get(k) != call and group[k].name == call[-1])
+    elsewhere = (
+        key
+        for key, facts in stack.items()
+        if facts.waits and there.get(key) != call and group[key].name in (call[-1], None)
+    )
     return {key: seen[key][-1] for key in there if there[key] == call} if next(elsewhere, None) is None else {}
 
 

@@ -45,6 +45,7 @@ class PrecisionFacts:
 
 class PrecisionAnalysis(Analysis[PrecisionFacts, None]):
     rank_facts = PrecisionFacts
+    seen_by = ("environ", "aftermath")  # variables decide which units are used
 
     def derive(self, case: Case) -> tuple[dict[Key, PrecisionFacts], None]:
         hosts = {shot.host: shot.records["host"] for shot in case.history if "host" in shot.records}

@@ -56,6 +56,7 @@ NEVER = RecompilationFacts(share=0.0, again=False, iterations=0, advancing=False
 
 class RecompilationAnalysis(Analysis[RecompilationFacts, None]):
     rank_facts = RecompilationFacts
+    seen_by = ("source", "aftermath")
 
     def derive(self, case: Case) -> tuple[dict[Key, RecompilationFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None

@@ -64,6 +64,7 @@ UNSEEN = WorkerFacts()
 
 class WorkersDetector(Detector[WorkerFacts, None]):
     rank_facts = WorkerFacts
+    seen_by = ("io", "aftermath")
 
     def derive(self, case: Case) -> tuple[dict[Key, WorkerFacts], None]:
         return {key: _facts(case, key) for key in case.ranks}, None

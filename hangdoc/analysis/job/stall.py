@@ -3,6 +3,8 @@
 Stalled means: no rank makes progress AND some rank waits. A rank that computes makes progress, whatever it computes. A
 rank that sleeps or waits for something outside the job (a request, the next file) before it joins its peers is idle,
 not stuck. Other analyses may know better (see `blocking`).
+
+A job that is not stalled is not yet healthy: that takes proof of progress on every rank. A poll is no progress.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
-from hangdoc.analysis.network.links import NetworkJob
+from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.analysis.startup.startup import StartupJob
-from hangdoc.analysis.thresholds import BUSY_CORES, IDLE_CORES, STILL_LOOKS, STILL_S
+from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
+from hangdoc.analysis.thresholds import BUSY_CORES, IDLE_CORES, STILL_LOOKS, STILL_S, WORKED_S
+
+# Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
+OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
+EXPLAIN_WAITS = frozenset({"io", "locks"})  # probes that show what another wait is for
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -27,7 +33,12 @@ class StallFacts:
     """One rank's part in a stall."""
 
     still: bool | None  # its stack did not change over the last looks; None: too few looks
-    works: bool | None  # it makes progress: it computes, or waits for something outside the job that can still come
+    # It makes progress: it computes, or waits for something outside the job that can still come. None: the evidence
+    # that decides was not seen.
+    works: bool | None
+    # Progress was seen: a step, a completed collective, bytes between ranks, or work. None: it waits for its peers, so
+    # that theirs counts.
+    progressed: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,7 @@ class StallJob:
     idle: bool  # nothing changes, but a rank makes progress: it is idle before it joins its peers
     settled: bool  # watched long enough to decide; false if bytes moved a moment ago and have stopped since
     hidden: int  # number of living ranks whose stacks could not be seen
+    progressed: bool  # progress was seen on every rank, other than those that wait for such a rank
 
 
 class StallAnalysis(Analysis[StallFacts, StallJob]):
@@ -59,7 +71,7 @@ class StallAnalysis(Analysis[StallFacts, StallJob]):
         moving = False if network.dead_links else network.moving
         works = any(facts.works for facts in ranks.values())
         still = complete and all(facts.still for facts in seen)
-        blocked = still and (waiting > 0 or bool(stuck)) and not works
+        blocked = still and (waiting > 0 or bool(stuck)) and all(facts.works is False for facts in ranks.values())
         stalled = blocked and moving is not True
         return ranks, StallJob(
             stalled=stalled,
@@ -69,7 +81,13 @@ class StallAnalysis(Analysis[StallFacts, StallJob]):
             idle=still and works and not any(facts.still is False for facts in ranks.values()),
             settled=complete and not (blocked and moving is True and (_idle_s(case) or 0.0) >= STILL_S),
             hidden=sum(facts.waits is None for facts in stack.values()),
+            progressed={True} <= {facts.progressed for facts in ranks.values()} <= {True, None},
         )
+
+
+def _waits_for_peers(case: Case, key: Key) -> bool:
+    """True if a rank waits for other ranks, in a collective or on its way into the job."""
+    return bool(case.facts(StackFacts)[key].waits or case.facts(StartupFacts)[key].waits)
 
 
 def _standing_s(case: Case) -> float | None:
@@ -112,17 +130,42 @@ def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
 def _facts(case: Case, key: Key, stuck: bool, advancing: bool) -> StallFacts:
     stack = case.facts(StackFacts)[key]
     progress = case.facts(ProgressFacts)[key]
-    position = case.facts(DivergenceFacts)[key]
     if stack.phase in ("stopped", "exited") or stuck:
-        return StallFacts(True, False)
+        return StallFacts(True, False, False)
     if progress.looks == 0:  # stacks not readable: use its CPU time
         quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_CORES
-        return StallFacts(quiet, None if quiet is None else not quiet)
-    uses_cpu = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES
-    arriving = stack.phase == "idle" and position.will_arrive is True
-    works = (uses_cpu and not stack.waits) or arriving or advancing
+        return StallFacts(quiet, None if quiet is None else not quiet, False)
+    computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and not stack.waits
+    arriving = stack.phase == "idle" and case.facts(DivergenceFacts)[key].will_arrive is True
+    works = computes or arriving or advancing or (None if _undecided(case, key) else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
-    return StallFacts(still if progress.looks >= STILL_LOOKS else None, works)
+    steps = progress.period_s is not None or progress.completed or case.facts(NetworkFacts)[key].moving
+    worked = (computes and progress.changed) or advancing or (arriving and _explained(case, key))
+    progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
+    return StallFacts(
+        still if progress.looks >= STILL_LOOKS else None,
+        works,
+        None if not progressed and _waits_for_peers(case, key) else progressed,
+    )
+
+
+def _undecided(case: Case, key: Key) -> bool:
+    """True if a probe is missing that would show whether a rank that does not wait for its peers works."""
+    stack = case.facts(StackFacts)[key]
+    if stack.phase == "teardown" or _waits_for_peers(case, key) or case.job(AftermathJob).post_mortem:
+        return False
+    records = case.ranks[key].records
+    if stack.phase == "idle" and stack.op not in OUTSIDE and "io" not in records:
+        return True  # it may wait for a process that works
+    comparable = case.facts(DivergenceFacts)[key].will_arrive is not None or all(
+        case.record(other, "source") is not None for other in case.ranks
+    )
+    return case.facts(ProgressFacts)[key].cpu_share is None or not comparable
+
+
+def _explained(case: Case, key: Key) -> bool:
+    """True if it is known what an idle rank waits for."""
+    return case.facts(StackFacts)[key].op in OUTSIDE or case.ranks[key].records.keys() >= EXPLAIN_WAITS
 
 
 ANALYSIS = StallAnalysis()

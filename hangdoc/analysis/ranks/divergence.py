@@ -56,6 +56,7 @@ class DivergenceJob:
     reference: tuple[int, ...]  # ranks of the reference side
     outlier: tuple[int, ...]  # ranks of the other sides
     tied: bool  # another side is as large as the reference
+    uncertain: bool  # ranks that were not seen could make another side as large as the reference
 
 
 MUST_DIFFER = (
@@ -91,7 +92,7 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
         sides = _sides(_cohorts(case, stack))
         facts = dict.fromkeys(case.ranks, DivergenceFacts())
         if not sides:
-            return facts, DivergenceJob(0, (), (), False)
+            return facts, DivergenceJob(0, (), (), False, False)
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
         reference = Reference(case, sides[0])
         for number, side in enumerate(sides):
@@ -105,11 +106,13 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
                     if variables not in known:
                         known[variables] = _facts(key, number, size, reference, stack, ranks)
                     facts[key] = known[variables]
+        unseen = _unseen(case)
         return facts, DivergenceJob(
             sides=len(sides),
             reference=_numbers(reference.keys, ranks),
             outlier=_numbers([key for side in sides[1:] for cohort in side for key in cohort.keys], ranks),
             tied=len(sides) > 1 and _size(sides[1]) == _size(sides[0]),
+            uncertain=len(sides) > 1 and 0 < unseen >= _size(sides[0]) - _size(sides[1]),
         )
 
 
@@ -156,6 +159,13 @@ def _sides(cohorts: Sequence[Cohort]) -> list[Side]:
 
 def _size(side: Side) -> int:
     return sum(len(cohort.keys) for cohort in side)
+
+
+def _unseen(case: Case) -> int:
+    """Number of living ranks that could be on any side: their stacks, or the source of these, were not seen."""
+    records = [rank.records for rank in case.ranks.values() if rank.alive is not False]
+    needed = {"stacks"}.union(*[record.keys() & {"source"} for record in records])
+    return sum(not needed <= record.keys() for record in records)
 
 
 @per_path

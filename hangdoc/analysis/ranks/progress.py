@@ -20,6 +20,7 @@ from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
 from hangdoc.evidence import Process, Stacks, Variable
 
 COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
+WORKS = COMPUTES | READS | {"checkpoint"}
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class ProgressFacts:
     counter: str | None  # the fastest loop counter in user code: "step"
     period_s: float | None  # time per step, from that counter
     recent_s: float | None = None  # the same in the newest third of the window
+    completed: bool | None = None  # it left a collective, send or receive between two looks; None: fewer than two looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,15 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         counter=counter,
         period_s=period,
         recent_s=period if len(recent) == len(looks) else _step(recent)[1],
+        completed=any(map(_has_completed, looks, looks[1:])) if len(looks) > 1 else None,
     )
+
+
+def _has_completed(before: Look, after: Look) -> bool:
+    """True if a rank left a collective for work or another collective: one that only sleeps may be about to retry."""
+    if before.phase not in WAITING or before.activity is after.activity or before.path.lines == after.path.lines:
+        return False
+    return after.phase in WORKS or after.phase in WAITING
 
 
 def _differ(a: Look, b: Look) -> bool:

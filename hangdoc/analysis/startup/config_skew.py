@@ -118,15 +118,14 @@ def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
 def _options(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     commands = {key: one.command for key in keys if isinstance(one := case.record(key, "cpu"), Process)}
     given = {command: options(command) for command in set(commands.values())}
-    values_of = {key: given.get(commands.get(key, ()), {}) for key in keys}
-    for name in sorted({name for every in values_of.values() for name in every}):
+    values_of = {key: given[commands[key]] if key in commands else None for key in keys}
+    for name in sorted({name for every in values_of.values() for name in every or ()}):
         plain = name.lower().replace("-", "_").replace(".", "_")
         if OWN.search(plain) and not re.fullmatch(r"(?:world|nnodes|nproc)\w*", plain):
             continue
         if STEERS.search(plain) or _is_used(case, keys, plain):
-            yield from _difference(
-                f"--{name}", {key: every.get(name, "not given") for key, every in values_of.items()}, "option"
-            )
+            values = {key: None if every is None else every.get(name, "not given") for key, every in values_of.items()}
+            yield from _difference(f"--{name}", values, "option")
 
 
 def _variables(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,19 @@ COMPUTES = StackFacts("compute", waits=False)
 STILL = ProgressFacts(9, 4.0, False, 4.0, 9, None, 0.0, None, None, None, 1, None, None)
 
 
-def judged(stacks: list[StackFacts], moving: bool, idle_s: float, cpu_share: float = 0.0) -> StallJob:
+def case(stacks: list[StackFacts], progress: list[dict[str, Any]]) -> Case:
     keys = [("here", 100 + i) for i in range(len(stacks))]
-    case = Case([], {key: RankEvidence(Target(key[1], 1, "here", i), True, {}) for i, key in enumerate(keys)})
-    case.give(StackFacts, dict(zip(keys, stacks, strict=True)))
-    case.give(ProgressFacts, dict.fromkeys(keys, replace(STILL, cpu_share=cpu_share)))
-    case.give(DivergenceFacts, dict.fromkeys(keys, DivergenceFacts()))
-    case.give_job(NetworkJob(True, moving=moving, idle_s=idle_s))
-    return case.job(StallJob)
+    found = Case([], {key: RankEvidence(Target(key[1], 1, "here", i), True, {}) for i, key in enumerate(keys)})
+    found.give(StackFacts, dict(zip(keys, stacks, strict=True)))
+    found.give(ProgressFacts, {key: replace(STILL, **own) for key, own in zip(keys, progress, strict=True)})
+    found.give(DivergenceFacts, dict.fromkeys(keys, DivergenceFacts()))
+    return found
+
+
+def judged(stacks: list[StackFacts], moving: bool, idle_s: float, cpu_share: float = 0.0) -> StallJob:
+    found = case(stacks, [{"cpu_share": cpu_share}] * len(stacks))
+    found.give_job(NetworkJob(True, moving=moving, idle_s=idle_s))
+    return found.job(StallJob)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,23 @@ def judged(stacks: list[StackFacts], moving: bool, idle_s: float, cpu_share: flo
 def test_stall(stacks: list[StackFacts], moving: bool, idle_s: float, stalled: bool, settled: bool) -> None:
     found = judged(stacks, moving, idle_s, cpu_share=0.9 if COMPUTES in stacks else 0.0)
     assert (found.stalled, found.settled) == (stalled, settled)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "progressed"),
+    [
+        ({"period_s": 0.5}, {"period_s": 0.5}, True),
+        ({"completed": True}, {"completed": True}, True),
+        ({"cpu_share": 0.9, "changed": True}, {"cpu_share": 0.9, "changed": True}, True),
+        ({"cpu_share": 0.9}, {"cpu_share": 0.9}, False),  # CPU time in one place may be a spin
+        ({"changed": True}, {"changed": True}, False),  # and a change without CPU time, a poll
+        ({"period_s": 0.5}, {}, False),
+    ],
+)
+def test_progress(first: dict[str, Any], second: dict[str, Any], progressed: bool) -> None:
+    assert case([COMPUTES, COMPUTES], [first, second]).job(StallJob).progressed is progressed
+
+
+@pytest.mark.parametrize(("first", "progressed"), [({"period_s": 0.5}, True), ({}, False)])
+def test_a_rank_that_waits_for_a_peer_progresses_with_it(first: dict[str, Any], progressed: bool) -> None:
+    assert case([COMPUTES, WAITS], [first, {}]).job(StallJob).progressed is progressed
