@@ -1,1 +1,1 @@
-"""Playbooks: schema, expressions and templates, loading, evaluation over facts. No rule knows a specific failure."""
+"""Playbooks: schema, conditions and templates, loading, evaluation over facts. No rule knows a specific failure."""

@@ -5,7 +5,7 @@ The library takes 20 us for a term: 10,000 ranks one by one would take a minute.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -22,11 +22,11 @@ class Columns:
     `gaps`: the fact groups that were not seen of each. `groups`: fields that most may share, such as fact groups.
     """
 
-    def __init__(self, things: Sequence[Any], gaps: Sequence[frozenset[str]], groups: Iterable[str] = ()) -> None:
+    def __init__(self, things: Sequence[Any], gaps: Sequence[frozenset[str]], groups: Collection[str] = ()) -> None:
         self.things = things
         self._gaps = gaps
         self._columns: dict[Path, list[Any]] = {}
-        first = things[: 4 * MAX_SHARED]
+        first = things[: 4 * MAX_SHARED] if groups else ()
         maybe = [name for name in groups if len({id(getattr(thing, name)) for thing in first}) <= MAX_SHARED]
         ids = {name: list(map(id, map(attrgetter(name), things))) for name in maybe}
         self._shared = {name: column for name, column in ids.items() if len(set(column)) <= MAX_SHARED}
@@ -102,5 +102,5 @@ def _by_truth(
     """The places where the condition is true and where it is unknown, decided once for each set of them."""
     found: dict[bool | None, list[Places]] = {True: [], None: [], False: []}
     for places in alike:
-        found[condition.truth(things[min(places)], scope)].append(places)
+        found[condition.truth(things[next(iter(places))], scope)].append(places)
     return set().union(*found[True]), set().union(*found[None])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
@@ -21,6 +22,40 @@ from hangdoc import formatting
 def test_ranks(ranks: list[int], folded: str, named: str) -> None:
     assert formatting.fold_ranks(ranks) == folded
     assert formatting.name_ranks(ranks) == named
+
+
+@dataclass(frozen=True)
+class Process:
+    rank: int
+    pid: int
+
+
+@pytest.mark.parametrize(
+    ("processes", "named"),
+    [
+        ([], "no rank"),
+        ([(1, 101), (0, 100)], "ranks 0-1"),
+        ([(-1, 101), (-1, 100)], "pid 101, 100"),
+        ([(2, 102), (-1, 101)], "rank 2 and pid 101"),
+        ([(2, 102), (-1, -1)], "rank 2 and an unnamed process"),
+        ([(-1, -1), (-1, -1)], "2 unnamed processes"),
+    ],
+)
+def test_processes(processes: list[tuple[int, int]], named: str) -> None:
+    assert formatting.name_processes(Process(*one) for one in processes) == named
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "more", "text"),
+    [
+        ("stack", ["cpu", "stacks"], [], "did you mean `stacks`?"),
+        ("MOSTLI", ["cpu"], ["MOSTLY"], "did you mean `MOSTLY`?"),
+        ("zzz", ["stacks", "cpu"], ["MOSTLY"], "known are cpu, stacks"),
+        ("zzz", [], [], "known are none"),
+    ],
+)
+def test_suggestions(name: str, known: list[str], more: list[str], text: str) -> None:
+    assert formatting.suggestion(name, known, more) == text
 
 
 def test_folded_ranks_unfold_to_themselves() -> None:

@@ -65,6 +65,7 @@ def test_what_a_finding_explains_is_dropped(
 ) -> None:
     assert outcome(tmp_path, *layered) == (kept, why)
     assert outcome(tmp_path / "in another order", *reversed(layered)) == (kept, why)
+    assert len({layer for id, layer, _ in layered if id in kept}) == 1, "findings are sorted without their layer"
 
 
 def test_without_a_layer_a_playbook_is_a_symptom(tmp_path: Path) -> None:
