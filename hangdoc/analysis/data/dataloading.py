@@ -123,8 +123,7 @@ def _sleeps(case: Case, key: Key) -> bool:
 def _in_loader(path: CallPath) -> bool:
     """In its loader, but neither starting nor ending its workers."""
     inside = [step.function for step in path.steps if LOADER.search(step.file)]
-    fetches = not FETCHES.isdisjoint(inside)
-    starting = any(map(STARTS.search, inside)) and not waits_for_helpers(path) and not fetches
+    starting = any(map(STARTS.search, inside)) and not waits_for_helpers(path) and FETCHES.isdisjoint(inside)
     return bool(inside) and not starting and ENDS not in inside
 
 

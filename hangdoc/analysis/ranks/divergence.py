@@ -130,16 +130,18 @@ Side = Sequence[Cohort]
 
 
 def _cohorts(case: Case, stack: Mapping[Key, StackFacts]) -> list[Cohort]:
-    found: dict[tuple[Frames, str | None, bool | None], Cohort] = {}
+    by_lines: dict[tuple[Frames, str | None, bool | None], Cohort] = {}
+    by_path: dict[tuple[CallPath, str | None, bool | None], Cohort] = {}  # few are looked up by their lines
     for key, facts in stack.items():
         thread = judged_thread(case, key)
         if thread and thread.path.python:
-            at = thread.path.python, facts.op, facts.waits
-            cohort = found.get(at)
+            at = thread.path, facts.op, facts.waits
+            cohort = by_path.get(at)
             if cohort is None:
-                cohort = found[at] = Cohort([], thread, facts.op, facts.waits)
+                new = Cohort([], thread, facts.op, facts.waits)
+                cohort = by_path[at] = by_lines.setdefault((thread.path.python, facts.op, facts.waits), new)
             cohort.keys.append(key)
-    return list(found.values())
+    return list(by_lines.values())
 
 
 def _sides(cohorts: Sequence[Cohort]) -> list[Side]:
