@@ -52,9 +52,9 @@ class Observation:
 class Probe(Protocol):
     """A kind of evidence.
 
-    `record` is the type of record it returns, per rank or for the host (`scope`). Probes run by ascending `order`; one
-    that needs another probe's record has the higher order. A `steady` probe sees what hardly changes: it runs once,
-    and again when a stall is examined. `observe` never raises; it reports failures in `unseen`.
+    `record` is the type it returns, per rank or for the host (`scope`). Probes run by ascending `order`; one that
+    needs another probe's record has the higher order. A `steady` probe sees what hardly changes: it runs once, and
+    again when a stall is examined. `observe` never raises; it reports failures in `unseen`.
     """
 
     name: str

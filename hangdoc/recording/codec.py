@@ -57,6 +57,8 @@ def decode(kind: type[T], value: Any) -> T:
             return msgspec.convert(_with_nulls(info, value), kind, str_keys=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half of a surrogate pair in a key
         raise BadRecord(f"{kind.__name__}: {error}") from None
+    except SystemError:  # msgspec before 0.21 raises it for an integer beyond every float
+        raise BadRecord(f"{kind.__name__}: a number is out of range") from None
     except RecursionError:
         raise BadRecord(f"{kind.__name__}: nested too deeply") from None
 

@@ -8,13 +8,13 @@ whom the whole evidence does not blame.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.evidence import Snapshot, Target
 from hangdoc.recording.recorder import read

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -20,6 +21,8 @@ from hangdoc.system import procfs
 from tests.support.fake_ranks import GLOO, STORE, node, running
 from tests.support.paths import ROOT
 from tests.support.polling import until
+
+PACKAGES = f"{ROOT}:{Path(msgspec.__file__).parents[1]}"  # for the system's Python
 
 
 def port() -> int:
@@ -446,7 +449,7 @@ def test_a_process_of_another_user_is_reported(tmp_path: Path) -> None:
             user=65534,
             group=65534,
             extra_groups=[],
-            env={"PYTHONPATH": str(ROOT)},
+            env={"PYTHONPATH": PACKAGES},
             capture_output=True,
             text=True,
             check=False,
@@ -536,7 +539,7 @@ def test_hidden_processes_are_no_absent_job(value: str, tmp_path: Path) -> None:
         script = 'mount -t proc -o "hidepid=$1" proc /proc && exec "$2" -B -c "$3" "$4"'
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", script, "sh", value, python, looker, str(pids["r0"])],
-            env={"PATH": os.defpath, "PYTHONPATH": str(ROOT)},
+            env={"PATH": os.defpath, "PYTHONPATH": PACKAGES},
             capture_output=True,
             text=True,
             timeout=30,

@@ -193,6 +193,14 @@ def test_a_part_that_was_never_sent_is_an_error() -> None:
         Decoder(kinds()).snapshot("n1", replace(answer, parts={}))
 
 
+def test_a_part_of_another_type_is_an_error() -> None:
+    answer = Encoder().answer(1, snapshots(CAPTURES[0])[0], {})
+    entry = answer.ranks[0]
+    lying = replace(entry, records={**entry.records, "stacks": entry.target})
+    with pytest.raises(ValueError, match=r"part \d+ is a Target, not a Stacks"):
+        Decoder(kinds()).snapshot("n1", replace(answer, ranks=(lying,)))
+
+
 def test_a_record_of_an_unknown_probe_is_skipped() -> None:
     shot = snapshots(CAPTURES[0])[-1]
     answer = Encoder().answer(1, shot, {})

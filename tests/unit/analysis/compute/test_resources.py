@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis import Case
 from hangdoc.analysis.compute.resources import ANALYSIS, ResourcesFacts, ResourcesJob
