@@ -323,6 +323,8 @@ _CALL_NAME = re.compile(
 _SOURCE_NAME = re.compile(
     rf"{_WORDS}|[A-Z0-9]_KEY\b|\blog_?in\b|authenticate|unlock|(?<![a-z])auth(?![a-z])", re.IGNORECASE
 )
+# A name, and an attribute of it that is no call: `token.kind` is about a token of text, `password.value` a password.
+_NAMED = re.compile(r"([A-Za-z_]\w*)(?=(\.[A-Za-z_]\w*\b(?!\())?)")
 _DIGITS_GIVEN = re.compile(r"(\b\w*(?:passw|passphrase|passcode|secret)\w*\s*(?:=|==|:)\s*)(\d{4,})\b", re.IGNORECASE)
 
 
@@ -373,7 +375,9 @@ def _literals(text: str) -> str:
 
 def _arms(between: str) -> bool:
     """True if code names a secret, so the next literal may be its value: `password=`, `login(`."""
-    return any(secrecy(name) or _CALL_NAME.fullmatch(name) for name in re.findall(r"[A-Za-z_]\w*", between))
+    return any(
+        secrecy(found[1]) > bool(found[2]) or _CALL_NAME.fullmatch(found[1]) for found in _NAMED.finditer(between)
+    )
 
 
 def _is_name(before: str, after: str) -> bool:

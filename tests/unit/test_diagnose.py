@@ -78,7 +78,7 @@ def test_a_rank_at_a_debuggers_prompt_is_stopped(stage: Stage) -> None:
     (finding,) = verdict.findings
     assert (verdict.status, finding.playbook) == ("stalled", "stopped-process")
     assert finding.summary == (
-        "Rank 0 is at the prompt of a debugger, opened at serve (job.py:5); rank 1 waits for it."
+        "Rank 0 is at the prompt of a debugger, opened at serve (job.py:5); meanwhile rank 1 waits in broadcast."
     )
 
 

@@ -48,12 +48,12 @@ def test_a_playbook_that_applies(way: Way, capsys: pytest.CaptureFixture[str]) -
     assert cli.run(arguments("uneven-batches", UNEVEN)) == code
     text = capsys.readouterr().out
     tree = text[text.index("uneven-batches  yes\n") :]
-    assert re.search(r"^├── when: job\.stall\.stalled and any\(uneven\)", tree, re.MULTILINE)
-    assert re.search(r"─ any\(uneven\)  yes\n", tree)
-    assert re.search(r'─ left: minority and divergence\.relation == "left_loop"  rank 2\n', tree)
+    assert re.search(r"^├── when: job\.stall\.stalled and none\(conditional\)", tree, re.MULTILINE)
+    assert re.search(r"─ any\(by_stacks\)  yes\n", tree)
+    assert re.search(r'─ left: trusted and divergence\.relation == "left_loop"  rank 2\n', tree)
     assert re.search(r"─ divergence\.outlier = false on ranks 0-1\n.*─ divergence\.outlier = true on rank 2\n", tree)
     assert re.search(r"─ peers: stack\.waits and divergence\.outlier == false  ranks 0-1\n", tree)
-    assert re.search(r"─ confidence\.raise\.0\.if: any\(left or still_in\)  yes\n", tree)
+    assert re.search(r"─ confidence\.raise\.0\.if: any\(one_left\)  yes\n", tree)
     assert len(re.findall(r"─ left: ", tree)) == 1, "a selection is written out once"
 
 
