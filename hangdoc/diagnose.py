@@ -19,7 +19,8 @@ from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 # A rank may keep other ranks waiting for this long: an idle one for a request or the next file, a busy one to evaluate.
 LONG_S = {"idle": 60.0, "compute": 300.0, "unknown": 300.0}
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
-PROGRESS_PROBES = ("stacks", "source", "cpu", "sockets", "io", "locks")  # probes that show whether a rank progresses
+# Probes that show whether a rank progresses.
+PROGRESS_PROBES = ("stacks", "source", "cpu", "sockets", "io", "locks", "lockfile")
 
 
 @dataclass(frozen=True, slots=True)

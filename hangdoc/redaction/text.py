@@ -324,7 +324,7 @@ _SOURCE_NAME = re.compile(
     rf"{_WORDS}|[A-Z0-9]_KEY\b|\blog_?in\b|authenticate|unlock|(?<![a-z])auth(?![a-z])", re.IGNORECASE
 )
 # A name, and an attribute of it that is no call: `token.kind` is about a token of text, `password.value` a password.
-_NAMED = re.compile(r"([A-Za-z_]\w*)(?=(\.[A-Za-z_]\w*\b(?!\())?)")
+_NAMED = re.compile(r"([A-Za-z_]\w*)(?=((?:\[[^\[\]]{0,60}\])?\.[A-Za-z_]\w*\b(?!\())?)")
 _DIGITS_GIVEN = re.compile(r"(\b\w*(?:passw|passphrase|passcode|secret)\w*\s*(?:=|==|:)\s*)(\d{4,})\b", re.IGNORECASE)
 
 

@@ -163,7 +163,7 @@ class _Parser:
     def _inner(self, start: int, end: int) -> tuple[Kind, Condition]:
         """The condition within a quantifier: over links if it names one of their selections, else over ranks."""
         pairs = zip(self._tokens[start - 1 : end], self._tokens[start:end], strict=False)
-        names = {token.word for before, token in pairs if token.kind == "name" and before.word != "."}
+        names = {after.word for before, after in pairs if after.kind == "name" and before.word != "."}
         kind: Kind = "links" if names & self._selections.links.keys() else "ranks"
         if start == end:
             raise RuleError("a quantifier without a condition", "name a selection: `any(waiting)`")

@@ -8,7 +8,7 @@ import pytest
 
 import playbooks
 from hangdoc.evidence import Io
-from hangdoc.evidence.locks import Locks
+from hangdoc.evidence.locks import LockFile, Locks
 from hangdoc.recording.recorder import read
 from tests.support.judge import judge
 from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
@@ -26,7 +26,7 @@ def train(loader):
         loss(batch).backward()
 """
 QUEUE = [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")]
-IDLE = At((("serve", 5),), QUEUE, records={"io": Io(), "locks": Locks()})
+IDLE = At((("serve", 5),), QUEUE, records={"io": Io(), "locks": Locks(), "lockfile": LockFile()})
 UNEXPLAINED = At((("serve", 5),), QUEUE)
 WAITING = in_c10d("broadcast", ("serve", 6))
 
@@ -62,7 +62,7 @@ def test_a_healthy_job_says_its_step_and_what_was_not_seen(stage: Stage) -> None
 def test_a_wait_for_an_unknown_reason_is_not_healthy(stage: Stage) -> None:
     verdict = judge().verdict(stage.facts(*[[UNEXPLAINED, WAITING]] * 4, every_s=5.0))
     assert verdict.status == "unknown"
-    assert verdict.note == "no progress seen on rank 0 in 15 s; sockets, io, locks of ranks 0-1 not seen"
+    assert verdict.note == "no progress seen on rank 0 in 15 s; sockets, io, locks, lockfile of ranks 0-1 not seen"
 
 
 def test_a_spin_is_no_progress(stage: Stage) -> None:

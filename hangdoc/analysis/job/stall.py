@@ -16,6 +16,7 @@ from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
+from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
@@ -25,7 +26,7 @@ from hangdoc.analysis.thresholds import BUSY_CORES, IDLE_CORES, STILL_LOOKS, STI
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
-EXPLAIN_WAITS = frozenset({"io", "locks"})  # probes that show what another wait is for
+EXPLAIN_WAITS = frozenset({"io", "locks", "lockfile"})  # probes that show what another wait is for
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class StallAnalysis(Analysis[StallFacts, StallJob]):
         stack, network = case.facts(StackFacts), case.job(NetworkJob)
         presumed = {key for key, facts in case.facts(AftermathFacts).items() if facts.stuck}
         stuck, advancing = {*stuck_ranks(case), *presumed}, advancing_ranks(case)
-        ranks = {key: _facts(case, key, key in stuck, key in advancing) for key in case.ranks}
+        awaited = any(_waits_to_meet(case, key) for key in case.ranks)
+        ranks = {key: _facts(case, key, key in stuck, key in advancing, awaited) for key in case.ranks}
         waiting = sum(bool(facts.waits) for facts in stack.values())
         seen = [facts for facts in ranks.values() if facts.still is not None]
         complete = bool(seen) and len(seen) == len(ranks)
@@ -85,9 +87,14 @@ class StallAnalysis(Analysis[StallFacts, StallJob]):
         )
 
 
-def _waits_for_peers(case: Case, key: Key) -> bool:
-    """True if a rank waits for other ranks, in a collective or on its way into the job."""
+def _waits_to_meet(case: Case, key: Key) -> bool:
+    """True if a rank waits for its peers to join it, in a collective or in the job."""
     return bool(case.facts(StackFacts)[key].waits or case.facts(StartupFacts)[key].waits)
+
+
+def _waits_for_peers(case: Case, key: Key) -> bool:
+    """True if a rank waits for its peers, to join it or to release a lock file."""
+    return _waits_to_meet(case, key) or case.facts(LockFileFacts)[key].path is not None
 
 
 def _standing_s(case: Case) -> float | None:
@@ -127,7 +134,8 @@ def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
     )
 
 
-def _facts(case: Case, key: Key, stuck: bool, advancing: bool) -> StallFacts:
+def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) -> StallFacts:
+    """`awaited`: a rank of the job waits for its peers to join it."""
     stack = case.facts(StackFacts)[key]
     progress = case.facts(ProgressFacts)[key]
     if stack.phase in ("stopped", "exited") or stuck:
@@ -140,7 +148,8 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool) -> StallFacts:
     works = computes or arriving or advancing or (None if _undecided(case, key) else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
     steps = progress.period_s is not None or progress.completed or case.facts(NetworkFacts)[key].moving
-    worked = (computes and progress.changed) or advancing or (arriving and _explained(case, key))
+    expects = stack.phase == "idle" and (arriving or not awaited) and _explained(case, key)
+    worked = (computes and progress.changed) or advancing or expects
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(
         still if progress.looks >= STILL_LOOKS else None,
