@@ -30,8 +30,6 @@ class DataPathFacts:
     outlier: bool | None = None  # it reads another folder than most ranks; on a tie, the waited-for or smaller side
     folder: str | None = None  # the folder that this rank reads
     entries: int | None = None  # number of entries in it
-    folder_others: str | None = None  # the folder on the other side
-    entries_others: int | None = None  # number of entries in that folder
     name: str | None = None  # source of the path: "root in run (train.py)", or "open files"
     variable: str | None = None  # environment variable that differs and points to the folder
     value: str | None = None  # its value on this rank; None: not set
@@ -125,14 +123,12 @@ def _facts(
     case: Case, key: Key, name: str, places: Mapping[Key, Place], outliers: frozenset[Key], other: Key, parted: bool
 ) -> DataPathFacts:
     """Facts of one rank, compared with `other`, a rank of the other side."""
-    (folder, entries), (folder_others, entries_others) = places[key], places[other]
-    variable = _environment_variable(case, key, other, folder, folder_others)
+    folder, entries = places[key]
+    variable = _environment_variable(case, key, other, folder, places[other][0])
     return DataPathFacts(
         outlier=key in outliers,
         folder=folder,
         entries=entries,
-        folder_others=folder_others,
-        entries_others=entries_others,
         name=name,
         variable=variable,
         value=_environment(case, key).get(variable) if variable else None,

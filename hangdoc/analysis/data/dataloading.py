@@ -39,7 +39,6 @@ class DataLoadingFacts:
     prepare_share: float | None = None  # share of the looks with helpers, or a library, preparing a data set for it
     where: str | None = None  # most frequent line of user code that makes the data: "f (data.py:31)"
     text: str | None = None  # source line at that site
-    where_share: float | None = None  # share of that function among all looks at user code that makes the data
     worker: int | None = None  # PID of the worker at that site; None: the rank itself
     awaited: bool | None = None  # another rank spends most of its time waiting for other ranks
     advancing: bool | None = None  # it is in a timed sleep in its loader
@@ -75,7 +74,7 @@ def _derive(
     looks = looks_at(case, key)
     loading = [looks[at] for at in code.loading]
     made = [*code.made, *workers]
-    worker, step, share = _most_frequent(made) if made else (None, None, None)
+    worker, step = _most_frequent(made)
     gaps = _gaps(case, key, loading)
     starved_s = max(_without_first_batch(case, key, gaps), default=0.0) if gaps else None
     batch_s = _batch_s(looks) if loading else None
@@ -87,7 +86,6 @@ def _derive(
         prepare_share=code.preparing / len(looks),
         where=step.site if step else None,
         text=step.place.text if step and step.place else None,
-        where_share=share,
         worker=worker,
         awaited=awaited,
         advancing=(bool(loading) and loading[-1] is looks[-1] and _sleeps(case, key)) or None,
@@ -183,15 +181,14 @@ def _outer_counters(path: CallPath) -> Sequence[tuple[int, str]]:
     return [(depth, name) for depth, name in path.counters if depth < inside]
 
 
-def _most_frequent(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | None, float | None]:
-    """Most frequent function: its most frequent process and line, and the function's share of the looks."""
+def _most_frequent(made: Sequence[tuple[int | None, Step]]) -> tuple[int | None, Step | None]:
+    """Process and line at which the most frequent function was seen most often."""
     if not made:
-        return None, None, None
-    functions = Counter((step.file, step.function) for _, step in made)
-    function, often = functions.most_common(1)[0]
+        return None, None
+    function, _ = Counter((step.file, step.function) for _, step in made).most_common(1)[0]
     inside = [(pid, step) for pid, step in made if (step.file, step.function) == function]
     worker, site = Counter((pid, step.site) for pid, step in inside).most_common(1)[0][0]
-    return worker, next(step for pid, step in inside if (pid, step.site) == (worker, site)), often / len(made)
+    return worker, next(step for pid, step in inside if (pid, step.site) == (worker, site))
 
 
 def _by_itself(looks: Sequence[Look]) -> Iterator[tuple[None, Step]]:

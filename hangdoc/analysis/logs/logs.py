@@ -80,7 +80,6 @@ class LogsJob:
     tied: bool = False  # two different collectives were called by equally many ranks
     expected: int | None = None  # ranks that the rendezvous waited for
     come: int | None = None  # ranks that had joined when the rendezvous gave up
-    meet: str | None = None  # address of the rendezvous
     # Errors in lines of no known rank; the same meaning as in LogsFacts.
     port: str | None = None  # port that was already in use
     lacks: str | None = None  # interface that is configured but missing
@@ -198,7 +197,6 @@ def _job_facts(job: _Findings) -> LogsJob:
         tied=any(mismatch.tied for mismatch in job.mismatches),
         expected=rendezvous.expected,
         come=rendezvous.joined,
-        meet=rendezvous.endpoint,
         **rendezvous.unattributed,
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),

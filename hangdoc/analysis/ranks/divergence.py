@@ -24,7 +24,6 @@ class DivergenceFacts:
     """One rank compared with the reference side; None: its stacks were not seen, or the field does not apply."""
 
     side: int | None = None  # number of its side; 0 is the reference
-    side_size: int | None = None  # ranks on its side
     outlier: bool | None = None  # it is not on the reference side
     relation: str | None = None  # `path_comparison.Relation.kind`, seen from this rank; "same" on the reference side
     parted: str | None = None  # its line in the function where they diverged: "main (train.py:31)"
@@ -35,7 +34,6 @@ class DivergenceFacts:
     loop_count: float | None = None  # its value on the side that is still in the loop
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
-    guarded: bool | None = None  # this rank is the one in the branch
     will_arrive: bool | None = None  # it can still reach the line where the reference waits; None: unknown
     passed: bool | None = None  # `counter` counts a loop that this rank has left
     counter: str | None = None  # a loop counter that differs from the reference
@@ -53,7 +51,6 @@ class DivergenceJob:
     """The sides of the job."""
 
     sides: int  # number of sides: distinct lines at which ranks are
-    reference: tuple[int, ...]  # ranks of the reference side
     outlier: tuple[int, ...]  # ranks of the other sides
     tied: bool  # another side is as large as the reference
     uncertain: bool  # ranks that were not seen could make another side as large as the reference
@@ -92,11 +89,10 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
         sides = _sides(_cohorts(case, stack))
         facts = dict.fromkeys(case.ranks, DivergenceFacts())
         if not sides:
-            return facts, DivergenceJob(0, (), (), False, False)
+            return facts, DivergenceJob(0, (), False, False)
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
         reference = Reference(case, sides[0])
         for number, side in enumerate(sides):
-            size = _size(side)
             for cohort in side:
                 known: dict[Hashable, DivergenceFacts] = {}
                 # On the same lines there is nothing to compare.
@@ -104,12 +100,11 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
                 for key in cohort.keys:
                     variables = None if same else comparison_key(case, key, reference.names)
                     if variables not in known:
-                        known[variables] = _facts(key, number, size, reference, stack, ranks)
+                        known[variables] = _facts(key, number, reference, stack, ranks)
                     facts[key] = known[variables]
         unseen = _unseen(case)
         return facts, DivergenceJob(
             sides=len(sides),
-            reference=_numbers(reference.keys, ranks),
             outlier=_numbers([key for side in sides[1:] for cohort in side for key in cohort.keys], ranks),
             tied=len(sides) > 1 and _size(sides[1]) == _size(sides[0]),
             uncertain=len(sides) > 1 and 0 < unseen >= _size(sides[0]) - _size(sides[1]),
@@ -199,7 +194,6 @@ class Reference:
 def _facts(
     key: Key,
     number: int,
-    size: int,
     reference: Reference,
     stack: Mapping[Key, StackFacts],
     ranks: dict[Key, int | None],
@@ -214,7 +208,6 @@ def _facts(
     length = next((d for d in sizes if counter is None or d.name != counter.name), None)
     return DivergenceFacts(
         side=number,
-        side_size=size,
         outlier=outlier,
         relation=relation.kind if outlier else "same",
         parted=relation.own.site if relation.own else None,
@@ -225,7 +218,6 @@ def _facts(
         loop_count=inside[1] if inside else None,
         branch=relation.branch.test if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
-        guarded=relation.kind in ("in_branch", "other_arm") if relation.branch else None,
         will_arrive=_will_arrive(relation) if outlier else None,
         passed=counter.passed if counter else None,
         counter=counter.name if counter else None,

@@ -23,10 +23,7 @@ class ProcessFacts:
     tracer_pid: int | None
     exit: str | None  # how the process ended: "signal 9 (SIGKILL)"; None: it runs, or unknown
     wchan: str | None  # kernel function the main thread sleeps in
-    blocked: bool | None  # a thread is in uninterruptible sleep (state D)
-    threads: int | None  # number of threads
     rss_bytes: int | None  # resident memory
-    affinity: int | None  # number of cores it may run on
     nice: int | None
     tracer_command: str | None = None  # command line of the tracer
 
@@ -43,7 +40,7 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
     process = case.record(key, "cpu")
     end = case.ranks[key].exit
     if not isinstance(process, Process) or case.ranks[key].alive is False:
-        return ProcessFacts(None, None, None, None, end, None, None, None, None, None, None)
+        return ProcessFacts(None, None, None, None, end, None, None, None)
     main = next((t for t in process.threads if t.tid == process.pid), None)
     return ProcessFacts(
         state=process.state,
@@ -52,10 +49,7 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
         tracer_pid=process.tracer_pid or None,
         exit=end,
         wchan=main.wchan if main else None,
-        blocked="D" in [t.state for t in process.threads],
-        threads=len(process.threads),
         rss_bytes=process.rss_bytes,
-        affinity=len(process.affinity) if process.affinity is not None else None,
         nice=process.nice,
         tracer_command=process.tracer_command,
     )

@@ -19,8 +19,8 @@ from hangdoc.analysis.ranks.stack import StackFacts, is_busy, process_context
 from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
 from hangdoc.evidence import Process, Stacks, Variable
 
-COMPUTES, READS = frozenset({"compute"}), frozenset({"input"})
-WORKS = COMPUTES | READS | {"checkpoint"}
+COMPUTES = frozenset({"compute"})
+WORKS = frozenset({"compute", "input", "checkpoint"})
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -36,10 +36,8 @@ class ProgressFacts:
     cpu_share: float | None  # CPU used by the process: 1.0 is one core
     wait_share: float | None  # share of looks in which it waited for other ranks
     compute_share: float | None  # share of looks in which it computed
-    input_share: float | None  # share of looks in which it waited for input
     sites: int  # distinct call paths (by line) it was seen on
-    counter: str | None  # the fastest loop counter in user code: "step"
-    period_s: float | None  # time per step, from that counter
+    period_s: float | None  # time per step, by the loop counter in user code that grew most
     recent_s: float | None = None  # the same in the newest third of the window
     completed: bool | None = None  # it left a collective, send or receive between two looks; None: fewer than two looks
 
@@ -51,7 +49,6 @@ class ProgressJob:
     looks: int  # looks at the rank with the fewest
     window_s: float | None  # of the rank watched for the shortest time
     changed: bool | None  # any rank changed; None: no rank was seen twice
-    all_changed: bool | None  # every rank changed
     period_s: float | None  # time per step of the slowest rank
     recent_s: float | None = None  # the same in the newest third of the window
 
@@ -103,7 +100,6 @@ class ProgressAnalysis(Analysis[ProgressFacts, ProgressJob]):
             looks=min((facts.looks for facts in ranks.values()), default=0),
             window_s=min(windows, default=None),
             changed=any(facts.changed for facts in known) if known else None,
-            all_changed=all(facts.changed for facts in known) if known else None,
             period_s=max((facts.period_s for facts in known if facts.period_s is not None), default=None),
             recent_s=max((facts.recent_s for facts in known if facts.recent_s is not None), default=None),
         )
@@ -169,7 +165,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
     last = changes[-1] if changes else looks[0].at_s if looks else None
     seen = activities(looks)
     shares = case.once(("shares", seen), lambda: _shares(seen))
-    counter, period = _step(looks)
+    period_s = _period_s(looks)
     recent = looks[-max(int(WATCHED_LOOKS), len(looks) // 3) :]
     ended = [b - a for a, b in pairwise([looks[0].at_s, *changes])] if changes else []
     return ProgressFacts(
@@ -182,11 +178,9 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         cpu_share=_cpu_share(case, key),
         wait_share=shares.waits,
         compute_share=shares.computes,
-        input_share=shares.reads,
         sites=shares.sites,
-        counter=counter,
-        period_s=period,
-        recent_s=period if len(recent) == len(looks) else _step(recent)[1],
+        period_s=period_s,
+        recent_s=period_s if len(recent) == len(looks) else _period_s(recent),
         completed=any(map(_has_completed, looks, looks[1:])) if len(looks) > 1 else None,
     )
 
@@ -224,19 +218,17 @@ def _numbers(variables: Sequence[Variable]) -> dict[str, float]:
     return {v.name: v.number for v in variables if v.number is not None}
 
 
-def _step(looks: Sequence[Look]) -> tuple[str | None, float | None]:
-    """The loop counter that grew most over the looks, and its time per step (s)."""
+def _period_s(looks: Sequence[Look]) -> float | None:
+    """Time per step (s), by the loop counter that grew most over the looks."""
     grown: dict[str, float] = {}
     moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.thread is not b.thread]]
     if len(moved) < 2:
-        return None, None
+        return None
     for old, new in pairwise(map(_counters, moved)):
         for name, value in new.items():
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
     seconds = looks[-1].at_s - looks[0].at_s
-    periods = {name: seconds / steps for name, steps in grown.items() if 0 < steps <= seconds / MIN_STEP_S}
-    name = min(periods, key=lambda n: periods[n], default="")
-    return (name, periods[name]) if name else (None, None)
+    return min((seconds / steps for steps in grown.values() if 0 < steps <= seconds / MIN_STEP_S), default=None)
 
 
 def _counters(look: Look) -> dict[str, float]:
@@ -254,13 +246,12 @@ class _Shares(NamedTuple):
 
     waits: float | None
     computes: float | None
-    reads: float | None
     sites: int
 
 
 def _shares(seen: Sequence[Activity]) -> _Shares:
-    waits, computes, reads = (_share(seen, phases) for phases in (WAITING, COMPUTES, READS))
-    return _Shares(waits, computes, reads, len({activity.path.lines for activity in seen}))
+    sites = len({activity.path.lines for activity in seen})
+    return _Shares(_share(seen, WAITING), _share(seen, COMPUTES), sites)
 
 
 def _share(seen: Sequence[Activity], phases: Collection[str]) -> float | None:

@@ -35,7 +35,6 @@ class StackFacts:
     line: int | None = None
     text: str | None = None  # its source line
     branch: str | None = None  # condition of the innermost `if` around that line
-    branch_line: int | None = None
     waits: bool | None = None  # in a collective, send or receive; None: its stacks were not seen
     in_backward: bool = False  # in a backward pass
     leaf: str | None = None  # innermost Python frame: "wait (threading.py:355)"
@@ -135,7 +134,6 @@ def _facts(
         line=user.line if user else None,
         text=user.place.text if user and user.place else None,
         branch=branch.test if branch else None,
-        branch_line=branch.line if branch else None,
         waits=phase in WAITING,
         in_backward=any(step.function == "_engine_run_backward" for step in path.steps),
         leaf=path.steps[-1].site if path.steps else None,

@@ -81,7 +81,6 @@ class UnseenRank:
 class MeshJob:
     """The group as a whole."""
 
-    making: int = 0  # ranks that are creating the group now
     pending: bool = False  # they have not waited long enough to be stuck
     met: bool | None = None  # they have the addresses of their peers; None: unknown
     far: bool = False  # the ranks are on several hosts
@@ -205,7 +204,6 @@ def _job(
         for rank, place in unseen_ranks.items()
     ]
     return MeshJob(
-        making=len(making),
         pending=bool(making) and not any(one.stuck for one in facts.values()),
         met=met,
         far=around.far,

@@ -119,10 +119,9 @@ def test_site_in_the_rank_itself(stage: Stage) -> None:
     own = [Frame(name, str(stage.path), line, stage.path.name) for name, line in (("rub", 9), ("clean", 2))]
     main = [Frame("train", str(stage.path), 5, stage.path.name)]
     facts = seen(stage, [_standing(stage, [*own, *frames, *main])] * 4)
-    assert (facts.where, facts.text, facts.where_share, facts.worker) == (
+    assert (facts.where, facts.text, facts.worker) == (
         "rub (job.py:9)",
         "return sample * 2",
-        1.0,
         None,
     )
 
@@ -142,11 +141,10 @@ def test_most_frequent_function_with_its_line_and_worker(stage: Stage) -> None:
         return replace(waiting(), children=[(pid, (Stack(pid, "MainThread", frames),))])
 
     facts = seen(stage, [look(201, 2), look(202, 2), look(202, 2), look(202, 9, "rub")])
-    assert (facts.worker, facts.where, facts.text, facts.where_share) == (
+    assert (facts.worker, facts.where, facts.text) == (
         202,
         "clean (job.py:2)",
         "return rub(sample)",
-        0.75,
     )
 
 

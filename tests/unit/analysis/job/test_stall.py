@@ -17,7 +17,7 @@ from hangdoc.evidence import RankEvidence, Target
 
 WAITS = StackFacts("collective", waits=True)
 COMPUTES = StackFacts("compute", waits=False)
-STILL = ProgressFacts(9, 4.0, False, 4.0, 9, None, 0.0, None, None, None, 1, None, None)
+STILL = ProgressFacts(9, 4.0, False, 4.0, 9, None, 0.0, None, None, 1, None)
 
 
 def case(stacks: list[StackFacts], progress: list[dict[str, Any]]) -> Case:
