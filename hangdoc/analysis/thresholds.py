@@ -13,13 +13,13 @@ class Threshold(float):
 
     __slots__ = ("source", "unit")
 
+    unit: str
+    source: str
+
     def __new__(cls, value: float, unit: str, source: str) -> Threshold:
         self = super().__new__(cls, value)
         self.unit, self.source = unit, source
         return self
-
-    unit: str
-    source: str
 
 
 # --- shares of the looks or of the time -----------------------------------------------------------

@@ -55,7 +55,7 @@ def _explained(library: Library, fired: Sequence[str]) -> dict[str, str]:
     `fired`: best first. An explained one still explains others.
 
     Causes explain violated contracts and symptoms, and those explain symptoms; `explains` adds to that, and also turns
-    it round. There is no circle: see `loader.load`.
+    it round. There is no circle: `library` refuses it.
     """
     edges = {id: {other for other in fired if library.explains(id, other)} for id in fired}
     explained = set().union(*edges.values())
