@@ -19,6 +19,7 @@ class View:
         self.facts = facts
         self.coverage = Coverage(facts)
         links = facts.job.network.links
+        self.places: Mapping[Kind, set[int]] = {"ranks": set(range(len(facts.ranks))), "links": set(range(len(links)))}
         fields = facts.ranks[0].__dataclass_fields__ if facts.ranks else ()
         groups = [name for name in fields if name not in facts.deferred]
         self.columns: Mapping[Kind, Columns] = {
@@ -35,14 +36,11 @@ class PlaybookScope(Mapping[str, Any]):
         lacking = view.coverage.lacking(playbook.envelope.needs).places
         self._view, self._selections = view, playbook.selections
         self.job = {"job": facts.job}
-        self._places: Mapping[Kind, set[int]] = {
-            "ranks": set(range(len(facts.ranks))).difference(lacking),
-            "links": set(range(len(view.columns["links"].things))),
-        }
+        self._places = {**view.places, "ranks": view.places["ranks"].difference(lacking)} if lacking else view.places
         self._members: dict[int, Members] = {}
         self._made: dict[str, Any] = {
             **self.job,
-            OBSERVED: tuple([facts.ranks[i] for i in sorted(self._places["ranks"])]),
+            OBSERVED: tuple([facts.ranks[i] for i in sorted(self._places["ranks"])]) if lacking else facts.ranks,
             UNOBSERVED: tuple([facts.ranks[i] for i in lacking]),
         }
 

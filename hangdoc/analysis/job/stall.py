@@ -166,10 +166,14 @@ def _undecided(case: Case, key: Key) -> bool:
     records = case.ranks[key].records
     if stack.phase == "idle" and stack.op not in OUTSIDE and "io" not in records:
         return True  # it may wait for a process that works
-    comparable = case.facts(DivergenceFacts)[key].will_arrive is not None or all(
-        case.record(other, "source") is not None for other in case.ranks
-    )
-    return case.facts(ProgressFacts)[key].cpu_share is None or not comparable
+    if case.facts(ProgressFacts)[key].cpu_share is None:
+        return True
+    return case.facts(DivergenceFacts)[key].will_arrive is None and not _every_source(case)
+
+
+def _every_source(case: Case) -> bool:
+    """True if the source of every rank was seen."""
+    return case.once("every source", lambda: all(case.record(key, "source") is not None for key in case.ranks))
 
 
 def _explained(case: Case, key: Key) -> bool:

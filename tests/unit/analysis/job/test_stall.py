@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hangdoc.analysis import Case
+from hangdoc.analysis import Case, Key
 from hangdoc.analysis.job.stall import StallJob
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
@@ -20,9 +20,10 @@ COMPUTES = StackFacts("compute", waits=False)
 STILL = ProgressFacts(9, 4.0, False, 4.0, 9, None, 0.0, None, None, 1, None)
 
 
-def case(stacks: list[StackFacts], progress: list[dict[str, Any]]) -> Case:
+def case(stacks: list[StackFacts], progress: list[dict[str, Any]], **records: Any) -> Case:
     keys = [("here", 100 + i) for i in range(len(stacks))]
-    found = Case([], {key: RankEvidence(Target(key[1], 1, "here", i), True, {}) for i, key in enumerate(keys)})
+    ranks = {key: RankEvidence(Target(key[1], 1, "here", i), True, dict(records)) for i, key in enumerate(keys)}
+    found = Case([], ranks)
     found.give(StackFacts, dict(zip(keys, stacks, strict=True)))
     found.give(ProgressFacts, {key: replace(STILL, **own) for key, own in zip(keys, progress, strict=True)})
     found.give(DivergenceFacts, dict.fromkeys(keys, DivergenceFacts()))
@@ -67,3 +68,19 @@ def test_progress(first: dict[str, Any], second: dict[str, Any], progressed: boo
 @pytest.mark.parametrize(("first", "progressed"), [({"period_s": 0.5}, True), ({}, False)])
 def test_a_rank_that_waits_for_a_peer_progresses_with_it(first: dict[str, Any], progressed: bool) -> None:
     assert case([COMPUTES, WAITS], [first, {}]).job(StallJob).progressed is progressed
+
+
+def test_the_sources_of_all_ranks_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the job, not once for each rank: a job has 10,000."""
+    found = case([COMPUTES] * 50, [{"cpu_share": 0.0}] * 50, source=[])
+    reads = 0
+    read = Case.record
+
+    def counted(self: Case, key: Key, probe: str) -> Any:
+        nonlocal reads
+        reads += probe == "source"
+        return read(self, key, probe)
+
+    monkeypatch.setattr(Case, "record", counted)
+    found.job(StallJob)
+    assert 0 < reads <= 2 * len(found.ranks)
