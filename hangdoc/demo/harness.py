@@ -18,12 +18,15 @@ from pathlib import Path
 
 import psutil
 
+from hangdoc.system import programs
+
 MARK = "HANGDOC_TRIAL"  # environment variable inherited by every process of a trial
+MOST_STACKS = 32  # processes whose stacks an error shows
 GRACE_S = 10.0  # for a self-launched job to tear down what it built (network namespaces)
 
 
 class TrialError(Exception):
-    """The job did not do what the trial waited for; the message ends with the tail of its log."""
+    """The job did not do what the trial waited for; the message ends with the tail of its log, and where it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +128,25 @@ class Trial:
         while not (found := look()):
             self.check()
             if time.monotonic() > deadline:
-                raise TrialError(f"{complaint} after {timeout:.0f} s\n{self._tail()}")
+                raise TrialError(f"{complaint} after {timeout:.0f} s\n{self._tail()}\n{self._stacks()}")
             time.sleep(0.2)
         return str(found)
 
     def _tail(self) -> str:
         return "\n".join(self.text().splitlines()[-60:])  # torchrun's failure summary is long
+
+    def _stacks(self) -> str:
+        """Python stacks of its processes, for whoever asks later why it did not come further."""
+        binary = programs.py_spy()
+        return "\n".join(_stack(binary, process.pid) for process in self.processes()[:MOST_STACKS] if binary)
+
+
+def _stack(py_spy: str, pid: int) -> str:
+    try:
+        done = subprocess.run([py_spy, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return f"PID {pid}: py-spy did not answer"
+    return (done.stdout or done.stderr).decode(errors="replace")
 
 
 def command(script: Path, ranks: int, args: Sequence[str] = (), launcher: str = "torchrun") -> list[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from hangdoc.demo.harness import Trial, running
 from tests.support.paths import HUNG
+from tests.support.started import started
 
 
 @pytest.fixture(scope="session")
 def hung() -> Iterator[Trial]:
     """Two ranks: rank 1 has left the loop, rank 0 waits for its gradients."""
-    with running(HUNG / "leaves_early.py", 2) as trial:
-        trial.wait_log(r"step 10", 90)
+    with started(partial(running, HUNG / "leaves_early.py", 2), "step 10") as trial:
         trial.wait_still(3)
         yield trial

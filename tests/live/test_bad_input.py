@@ -17,6 +17,7 @@ import time
 import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.support.cli import HANGDOC
 from tests.support.paths import HEALTHY, ROOT
 from tests.support.process_state import assert_untouched
 from tests.support.requirements import commands, met
+from tests.support.started import started
 
 NOBODY = 65534
 SITE = "train (leaves_early.py"  # where rank 0 of the hung job waits
@@ -135,9 +137,8 @@ def test_no_ranks_at_all() -> None:
 
 
 def test_job_that_dies_while_watched() -> None:
-    with running(HEALTHY / "steady.py", 2) as dying:
-        dying.wait_log("loss", 90)
-        watch = started("watch", "--once", "--pids", dying.launcher_pid)
+    with started(partial(running, HEALTHY / "steady.py", 2), "loss") as dying:
+        watch = launched("watch", "--once", "--pids", dying.launcher_pid)
         told_until(watch, "watching 2 ranks")
         time.sleep(1.5)
         for process in dying.processes():
@@ -333,7 +334,7 @@ def on_terminal(*arguments: object, interrupt_on: str = "") -> tuple[int, str]:
 # --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
-def started(*arguments: object) -> subprocess.Popen[str]:
+def launched(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*HANGDOC, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env=environment(), start_new_session=True,
@@ -358,7 +359,7 @@ def told_until(process: subprocess.Popen[str], words: str) -> None:
 )
 def test_ctrl_c_at_any_moment(hung: Trial, words: str, after_s: float) -> None:
     """Typed on a terminal it reaches the whole process group, helpers included."""
-    process = started("watch", "--once", "--pids", hung.launcher_pid)
+    process = launched("watch", "--once", "--pids", hung.launcher_pid)
     try:
         told_until(process, words)
         time.sleep(after_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.support import reproducers
+from tests.support.started import started
 
 WATCHES = 3
 
@@ -12,8 +13,7 @@ WATCHES = 3
 def test_watches_at_once_name_no_other_cause() -> None:
     """Where one may not take its dumps because another does, it may not be able to tell."""
     job = reproducers.broken("lock-deadlock")
-    with job.running() as trial:
-        trial.wait_log("loss", 90)
+    with started(job.running, "loss") as trial:
         trial.wait_still(3)
         with ThreadPoolExecutor(WATCHES) as pool:
             results = list(pool.map(lambda _: reproducers.diagnose(job, trial), range(WATCHES)))

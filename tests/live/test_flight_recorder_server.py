@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from hangdoc.demo.harness import running
 from tests.support.cli import watch_once
 from tests.support.paths import HUNG
+from tests.support.started import started
 from tests.support.testbeds.network import free_port
 
 
 def test_what_the_recorder_holds_is_told() -> None:
-    with running(HUNG / "leaves_early.py", 2, ("--debug-port", str(free_port()))) as job:
-        job.wait_log("step 10", 60)
+    with started(partial(running, HUNG / "leaves_early.py", 2, ("--debug-port", str(free_port()))), "step 10") as job:
         job.wait_still(3)
         best = watch_once(job.launcher_pid, "--ask", "recorder").verdict["findings"][0]
         told = [line["text"] for line in best["evidence"] if line["probe"] == "recorder"]

@@ -8,6 +8,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from hangdoc.demo.harness import running
 from tests.support.cli import hangdoc, watch_once
 from tests.support.paths import HEALTHY
+from tests.support.started import started
 from tests.support.testbeds import network
 
 pytestmark = pytest.mark.quiet
@@ -77,8 +79,8 @@ def test_nothing_fires(pair: tuple[Case, Case]) -> None:
 def check(case: Case) -> None:
     if case.script == "between_hosts":
         network.require()
-    with running(HEALTHY / f"{case.script}.py", case.ranks, case.args, launcher=case.launcher) as job:
-        job.wait_log(case.until, 90)
+    run = partial(running, HEALTHY / f"{case.script}.py", case.ranks, case.args, launcher=case.launcher)
+    with started(run, case.until) as job:
         time.sleep(case.pause_s)
         before = job.text()
         said = watch_once(job.launcher_pid)
@@ -93,8 +95,8 @@ def check(case: Case) -> None:
 
 def test_job_between_two_inputs_goes_on_unharmed() -> None:
     """Nothing fires while it waits for the next request, and it serves that one."""
-    with running(HEALTHY / "waits_for_request.py", 2) as job:
-        port = int(job.wait_log(r"port \d+", 60).split()[1])
+    with started(partial(running, HEALTHY / "waits_for_request.py", 2), r"port \d+") as job:
+        port = int(job.wait_log(r"port \d+", 1).split()[1])
         job.wait_log(r"done 50", 60)
         time.sleep(6)
         said = watch_once(job.launcher_pid)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 from hangdoc.demo.harness import Trial, TrialError, running
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
+from tests.support.started import started
 
 WORKER = """
 import os, subprocess, sys, time
@@ -57,6 +59,31 @@ def test_orphans_of_a_dead_job_are_ended(script: Path) -> None:
         pids = [process.pid for process in job.processes()]
         assert len(pids) == 1
     assert alive(pids) == []
+
+
+FIRST_HANGS = """
+import pathlib, sys, time
+seen = pathlib.Path(sys.argv[1])
+def hang_here():
+    time.sleep(600)
+if not seen.exists():
+    seen.touch()
+    hang_here()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_job_that_hangs_before_anybody_looks_is_run_once_more(tmp_path: Path) -> None:
+    """And the warning says where it hung."""
+    file = tmp_path / "job.py"
+    file.write_text(FIRST_HANGS)
+    run = partial(running, file, 1, [str(tmp_path / "seen")], launcher="self")
+    with (
+        pytest.warns(UserWarning, match=r"no 'ready' in the log after 2 s\n(.*\n)*.*hang_here"),
+        started(run, "ready", 2),
+    ):
+        pass
 
 
 def test_exception_ends_the_job(script: Path) -> None:

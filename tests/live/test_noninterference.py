@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,7 @@ from hangdoc.demo.harness import Trial, running
 from tests.support.cli import HANGDOC, watch_once
 from tests.support.paths import HEALTHY, ROOT
 from tests.support.process_state import Watcher, assert_untouched, traces, watched
+from tests.support.started import started
 
 pytestmark = pytest.mark.quiet
 
@@ -24,8 +26,7 @@ WATCH = [*HANGDOC, "watch", "--pids"]
 
 @pytest.fixture(scope="module")
 def steady() -> Iterator[Trial]:
-    with running(HEALTHY / "steady.py", 2) as trial:
-        trial.wait_log("loss", 90)
+    with started(partial(running, HEALTHY / "steady.py", 2), "loss") as trial:
         yield trial
 
 

@@ -15,6 +15,7 @@ from hangdoc.demo.harness import carrying
 from hangdoc.verdict import CLASSES
 from tests.support import reproducers
 from tests.support.cli import hangdoc
+from tests.support.started import started
 from tests.support.testbeds import network
 
 STOPS = "stopped-process"  # the only one that stops a rank by itself
@@ -55,8 +56,7 @@ def test_reproducer_is_diagnosed(id: str) -> None:
     job = reproducers.broken(id)
     if job.cls == "network":
         network.require()
-    with job.running() as trial:
-        trial.wait_log(r"loss", 90)
+    with started(job.running, "loss") as trial:
         result = reproducers.diagnose(job, trial)
         assert result.problems() == {}, result.told()
         assert result.best["links"] or not names_links(job), result.told()

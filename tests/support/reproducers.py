@@ -21,6 +21,7 @@ from hangdoc.demo.harness import Trial, TrialError
 from hangdoc.rules.schema import Id, Pattern, Reproducer, Start
 from tests.support.cli import watch_once, watching
 from tests.support.paths import DATA
+from tests.support.started import started
 
 EXIT = {"stalled": 2, "failed": 2, "slow": 1, "diverging": 1}  # as DESIGN.md has them
 EXPECTED = DATA / "expected"
@@ -115,8 +116,7 @@ class Result:
 
 def run(job: reproducer.BrokenJob) -> Result:
     """Start it and judge it once it has gone wrong; raises TrialError where it does not run."""
-    with job.running() as trial:
-        trial.wait_log(r"loss", 90)
+    with started(job.running, "loss") as trial:
         return diagnose(job, trial)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from hangdoc.demo import reproducer
 from tests.support import reproducers
 from tests.support.paths import ROOT
+from tests.support.started import started
 from tests.tools.anonymize import here, rewrite
 
 MOST_BYTES = 100_000
@@ -18,8 +19,7 @@ MOST_BYTES = 100_000
 def capture(id: str) -> str:
     """Run, wait until it hangs, record until it is diagnosed; returns what was said."""
     job = reproducers.broken(id)
-    with tempfile.TemporaryDirectory() as name, job.running() as trial:
-        trial.wait_log(r"loss", 90)
+    with tempfile.TemporaryDirectory() as name, started(job.running, "loss") as trial:
         for _ in range(6):
             folder = Path(name) / "incident"
             result = reproducers.diagnose(job, trial, "--record", str(folder))
