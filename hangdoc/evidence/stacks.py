@@ -35,6 +35,7 @@ class Loop(Record, frozen=True):
     last: int  # last line of the body, without an `else` part
     header: str  # its source text, shortened
     counters: tuple[str, ...]  # loop targets, and names that the body increments
+    exits: tuple[str, ...] = ()  # conditions under which the body leaves the loop early, by `break` or `return`
 
 
 class Branch(Record, frozen=True):

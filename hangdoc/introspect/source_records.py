@@ -12,6 +12,10 @@ from hangdoc.redaction.text import redact_source
 WIDTH = 120  # characters kept of a line or an expression
 
 
+def _loop(first: int, last: int, header: str, counters: Iterable[str], exits: Iterable[str]) -> Loop:
+    return Loop(first, last, redacted_source(header), tuple(map(_cut, counters)), tuple(map(redacted_source, exits)))
+
+
 def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
     """Places by line, from an answer of `line_context.places`; equal parts are shared."""
     same: dict[Any, Any] = {}
@@ -20,12 +24,7 @@ def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
         return same.setdefault(item, item)
 
     def loops(rows: Iterable[Any]) -> tuple[Loop, ...]:
-        found: tuple[Loop, ...] = interned(
-            tuple(
-                interned(Loop(first, last, redacted_source(header), tuple(map(_cut, counters))))
-                for first, last, header, counters in rows
-            )
-        )
+        found: tuple[Loop, ...] = interned(tuple(interned(_loop(*row)) for row in rows))
         return found
 
     functions = {

@@ -19,7 +19,10 @@ KEYWORDS = frozenset(
 )
 RANK_DEPENDENT = re.compile(r"rank|is_main|is_master|is_primary|is_leader|is_global_zero|process_index", re.IGNORECASE)
 TIME_OR_RANDOM = re.compile(r"^(time|datetime|random|secrets|uuid)\b|\brandom\b|monotonic|perf_counter")
-
+# The same on every rank of a job, although it names the rank: whether the job is distributed at all.
+DISTRIBUTED = re.compile(
+    r"[\w.\[\]'\"]*rank[\w.()]*\s*(?:(?:==|!=|>)\s*-1\b|>=\s*0\b|is\s+(?:not\s+)?None\b)", re.IGNORECASE
+)
 JOB_WIDE = re.compile(r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count)$")
 # parts of a model: a loop over them has the same number of iterations on every rank
 MODEL_PARTS = re.compile(r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers)\b")
@@ -35,14 +38,20 @@ def uniform(test: str, step: Step, there: Mapping[str, Variable] | None) -> bool
     loops = step.place.loops if step.place else ()
     counters = {name for loop in loops for name in loop.counters}
     bound = {name for loop in loops for name in targets(loop.header)} - counters
-    known = [_agrees(name, counters, bound, step.variables, there) for name in _names(test)]
+    known = [_agrees(name, counters, bound, step.variables, there) for name in names(test)]
     if False in known:
         return False
     return None if None in known else True
 
 
-def _names(test: str) -> list[str]:
-    return [name for name in NAME.findall(test) if name not in KEYWORDS]
+def parts_by_rank(test: str) -> bool:
+    """True if the condition asks which rank it is: `rank == 0`, `is_main_process`."""
+    return any(RANK_DEPENDENT.search(name) and not JOB_WIDE.search(name) for name in names(test))
+
+
+def names(test: str) -> list[str]:
+    """The dotted names in an expression."""
+    return [name for name in NAME.findall(DISTRIBUTED.sub("True", test)) if name not in KEYWORDS]
 
 
 def targets(header: str) -> set[str]:

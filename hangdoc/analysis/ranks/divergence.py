@@ -32,8 +32,12 @@ class DivergenceFacts:
     loop_line: int | None = None  # line of that header
     loop_counter: str | None = None  # counter of that loop
     loop_count: float | None = None  # its value on the side that is still in the loop
+    exit: str | None = None  # condition under which a side left that loop before its last iteration
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
+    outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
+    outer_count: float | None = None  # its value on this rank
+    outer_count_other: float | None = None  # its value on the reference side
     will_arrive: bool | None = None  # it can still reach the line where the reference waits; None: unknown
     passed: bool | None = None  # `counter` counts a loop that this rank has left
     counter: str | None = None  # a loop counter that differs from the reference
@@ -203,6 +207,7 @@ def _facts(
     outlier = number > 0
     inside = _count(relation.loop, peer if relation.kind == "left_loop" else own) if relation.loop else None
     counter = next(_counters(own, peer), None) if outlier else None
+    laps = relation.laps if outlier else None
     own_ranks = (ranks[key], ranks[first])  # a variable that holds the rank differs by design
     sizes = (d for d in _sizes(own, reference) if (d.here, d.there) != own_ranks) if outlier else iter(())
     length = next((d for d in sizes if counter is None or d.name != counter.name), None)
@@ -216,8 +221,12 @@ def _facts(
         loop_line=relation.loop.first if relation.loop else None,
         loop_counter=inside[0] if inside else None,
         loop_count=inside[1] if inside else None,
+        exit=relation.exit,
         branch=relation.branch.test if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
+        outer=laps.counter if laps else None,
+        outer_count=laps.own if laps else None,
+        outer_count_other=laps.peer if laps else None,
         will_arrive=_will_arrive(relation) if outlier else None,
         passed=counter.passed if counter else None,
         counter=counter.name if counter else None,

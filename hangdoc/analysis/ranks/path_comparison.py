@@ -6,12 +6,25 @@ one left a loop that the peer is still in, one took a branch, or one is simply f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis.ranks.call_path import Step, Steps, is_library
-from hangdoc.analysis.ranks.conditions import MODEL_PARTS, uniform
-from hangdoc.evidence import Branch, Loop, Place
+from hangdoc.analysis.ranks.conditions import MODEL_PARTS, names, parts_by_rank, targets, uniform
+from hangdoc.evidence import Branch, Loop, Place, Variable
+
+COUNTED = re.compile(r"\bin\s+(?:\w+\.)?t?range\(")
+COUNTS_DOWN = re.compile(r"\breversed\(|range\([^()]*,\s*-\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Laps:
+    """Iterations of a loop around both ranks: of the outermost in which they differ, else of the innermost counted."""
+
+    counter: str
+    own: float
+    peer: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +41,9 @@ class Relation:
     peer: Step | None = None  # b's frame there
     loop: Loop | None = None  # the loop that one of them has left
     branch: Branch | None = None  # that only one is in; or, within `loop`, the condition around the call that waits
-    common: tuple[Loop, ...] = ()  # loops around both
+    common: tuple[Loop, ...] = ()  # loops around both, in the function where they diverged
+    exit: str | None = None  # the condition under which one of them left `loop` before its last iteration
+    laps: Laps | None = None  # in the loops around both, in any function; None: no counter is visible
 
 
 def relate(a: Steps, b: Steps) -> Relation:
@@ -43,7 +58,100 @@ def relate(a: Steps, b: Steps) -> Relation:
     found = _by_lines(own, peer, own.place, peer.place, again)
     if found.kind == "other_call":
         found = replace(found, kind=_by_order(own.place.calls, a[depth + 1 :], b[depth + 1 :]))
-    return _by_callees(found, a, b, depth) if found.kind in ("ahead", "behind", "left_loop", "in_loop") else found
+    if found.kind in ("ahead", "behind", "left_loop", "in_loop"):
+        found = _by_callees(found, a, b, depth)
+    found = replace(found, laps=_laps(a[: depth + 1], b[: depth + 1]))
+    return _by_laps(found, a[depth:], b[depth:]) if found.kind in ("left_loop", "in_loop") else found
+
+
+def _laps(a: Steps, b: Steps) -> Laps | None:
+    """The laps of two ranks that are in the same functions."""
+    found = None
+    for own, peer in zip(a, b, strict=True):
+        if own.place and peer.place:
+            loops = own.place.loops
+            for loop in loops[: _common_prefix([at.first for at in loops], [at.first for at in peer.place.loops])]:
+                found = _laps_of(loop, own, peer) or found
+                if found and found.own != found.peer:
+                    return found
+    return found
+
+
+def _laps_of(loop: Loop, own: Step, peer: Step) -> Laps | None:
+    """By the loop's target; else by the names that its body increments, if they agree on who is ahead."""
+    if COUNTS_DOWN.search(loop.header):
+        return None
+    named = [name for name in loop.counters if name in targets(loop.header)]
+    laps = [
+        Laps(name, here.number, there.number)
+        for name in named or loop.counters
+        if (here := own.variables.get(name)) and (there := peer.variables.get(name))
+        if here.number is not None and there.number is not None
+    ]
+    ahead = {(lap.own > lap.peer) - (lap.own < lap.peer) for lap in laps}
+    return laps[0] if len(ahead) == 1 else None
+
+
+def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
+    """Correct a relation by a nested loop, `a` and `b` from the function on where they diverged.
+
+    A rank that is past the nested loop has left it earlier than its peers, unless these are a lap ahead in the loops
+    around both, or only this rank may enter the call in which it waits. Then they went on without that call.
+    """
+    outside, inside, late, early = (
+        (a, b, "in_branch", "behind") if found.kind == "left_loop" else (b, a, "out_of_branch", "ahead")
+    )
+    lap = 0.0
+    if found.laps:
+        lap = found.laps.own - found.laps.peer if outside is a else found.laps.peer - found.laps.own
+    if lap > 0 or (found.laps and lap == 0):
+        return found
+    branch = _parting_condition(outside, inside[0], overtaken=lap < 0)
+    if branch:
+        return replace(found, kind=late, loop=None, branch=branch)
+    if lap < 0:
+        return replace(found, kind=early, loop=None, branch=None)
+    return replace(found, exit=_early_exit(found.loop, outside, inside) if found.loop else None)
+
+
+def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
+    """The condition under which a rank left a counted loop that its peers are still in.
+
+    A loop over data may just have fewer iterations. A condition with the same result on every rank parts none.
+    """
+    if not COUNTED.search(loop.header):
+        return None
+    step = next((step for step in inside if step.place and loop in step.place.loops), None)
+    if step is None:
+        return None
+    own = outside[0].variables if outside[0].function == step.function else None
+    bounds = [name for name in names(loop.header.partition(" in ")[2]) if name in step.variables]
+    if own is not None and any(name in own and own[name].length != step.variables[name].length for name in bounds):
+        return None
+    if any(uniform(name, step, own) is False for name in bounds):
+        return None
+    return next((test for test in loop.exits if " None" not in test and not _equal(test, step, own)), None)
+
+
+def _equal(test: str, step: Step, peer: Mapping[str, Variable] | None) -> bool:
+    """True if every name in a condition is a number that is equal on both ranks."""
+    roots = {name.split(".")[0] for name in names(test)}
+    pairs = [(step.variables.get(root), peer.get(root) if peer else None) for root in roots]
+    return all(here and there and here.number is not None and here.number == there.number for here, there in pairs)
+
+
+def _parting_condition(outside: Steps, inside: Step, overtaken: bool) -> Branch | None:
+    """The condition under which a rank waits and its peers do not: by its rank; if overtaken, any that may differ."""
+    shared = set(inside.place.branches) if inside.place else set()
+    branches = [
+        (branch, step)
+        for step in reversed(outside)
+        for branch in reversed(step.place.branches if step.place else ())
+        if branch.test and branch not in shared
+    ]
+    by_rank = (b for b, step in branches if parts_by_rank(b.test) and "/torch/" not in step.file)
+    other = (b for b, step in branches if overtaken and not is_library(step.file) and not uniform(b.test, step, None))
+    return next(by_rank, None) or next(other, None)
 
 
 def _by_callees(found: Relation, a: Steps, b: Steps, depth: int) -> Relation:

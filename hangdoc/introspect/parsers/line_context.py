@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MAX_CALLS = 60  # of a function, and as many collectives
 MAX_LOOPS = 100  # that end before a line: the last ones
 MAX_COUNTERS = 8  # of a loop
+MAX_EXITS = 4  # of a loop
 NEAR = 100  # lines before and after, in the same function, answered as well: the next round may need them
 SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})  # all ranks must pass tensors of one size and dtype
 RANGES = frozenset({"range", "trange", "itertools.count", "count"})
@@ -113,7 +114,8 @@ class Module:
         if loop not in self._loops:
             header = short(self.text[loop.lineno - 1])
             counters = [short(name) for name in sorted(_counters(loop))[:MAX_COUNTERS]]
-            self._loops[loop] = [loop.lineno, _body_last(loop), header, counters]
+            exits = list(dict.fromkeys(short(ast.unparse(test)) for test in _exits(loop.body)))[:MAX_EXITS]
+            self._loops[loop] = [loop.lineno, _body_last(loop), header, counters, exits]
         return self._loops[loop]
 
     def _test(self, statement: ast.If | ast.Try) -> str:
@@ -194,6 +196,17 @@ def _counters(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and ast.unparse(node.value) == "1":
             names.add(node.target.id)
     return names
+
+
+def _exits(body: list[ast.stmt], test: ast.expr | None = None, nested: bool = False) -> Iterator[ast.expr]:
+    """Innermost conditions around each `break` and `return` of a loop's body; those of nested loops only `return`."""
+    for statement in body:
+        if test and (isinstance(statement, ast.Return) or (isinstance(statement, ast.Break) and not nested)):
+            yield test
+        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inner = nested or isinstance(statement, _LOOPS)
+            for part in _bodies(statement):
+                yield from _exits(part, statement.test if isinstance(statement, ast.If) else test, inner)
 
 
 def _same_loop(body: list[ast.stmt]) -> Iterator[ast.AST]:

@@ -165,3 +165,78 @@ def test_a_rank_before_a_loop_that_is_under_way(tmp_path: Path, caller: int, ste
     mine = call_path(module, ("fit", caller), ("epoch", 2))
     assert relate(mine, inside).kind == kind
     assert relate(inside, mine).kind == {"left_loop": "in_loop", "behind": "ahead"}[kind]
+
+
+EPOCHS = """\
+def fit(rank, loader, epochs):
+    bad = 0
+    for epoch in range(epochs):
+        for batch in loader:
+            all_reduce(batch)
+        if rank == 0:
+            barrier()
+        if rank != -1:
+            gather()
+        if bad > 2:
+            break
+        finish(epoch)
+    barrier()
+
+def finish(epoch):
+    if epoch % 5:
+        return
+    save(epoch)
+
+def save(epoch):
+    barrier()
+"""
+INNER = ("fit", 5)
+
+
+@pytest.mark.parametrize(
+    ("mine", "here", "there", "kind", "condition"),
+    [
+        ([("fit", 7)], 1, 2, "in_branch", "rank == 0"),  # its peers are an epoch ahead: they did not call it
+        ([("fit", 7)], None, None, "in_branch", "rank == 0"),  # nor could they, whatever the epoch
+        ([("fit", 7)], 1, 1, "left_loop", None),  # in one epoch: it ran fewer batches
+        ([("fit", 9)], 1, 2, "behind", None),  # `rank != -1` holds on every rank: nothing shows why
+        ([("fit", 9)], None, None, "left_loop", None),
+        ([("fit", 12), ("finish", 18), ("save", 21)], 1, 2, "behind", None),
+        ([("fit", 12), ("finish", 18), ("save", 21)], 2, 1, "left_loop", None),
+    ],
+)
+def test_a_rank_past_a_loop_is_compared_by_the_loops_around_both(
+    tmp_path: Path, mine: list[tuple[str, int]], here: int | None, there: int | None, kind: str, condition: str | None
+) -> None:
+    module = parsed(EPOCHS, tmp_path / "job.py")
+    own, peer = call_path(module, *mine), call_path(module, INNER)
+    own[0].variables, peer[0].variables = numbers(epoch=here), numbers(epoch=there)
+    found, mirrored = relate(own, peer), relate(peer, own)
+    assert (found.kind, found.branch and found.branch.test) == (kind, condition)
+    assert mirrored.kind == {"in_branch": "out_of_branch", "left_loop": "in_loop", "behind": "ahead"}[kind]
+    assert mirrored.branch == found.branch
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "test"),
+    [
+        ({"bad": 3, "epochs": 9}, {"bad": 0, "epochs": 9}, "bad > 2"),
+        ({"bad": 0, "epochs": 9}, {"bad": 0, "epochs": 9}, None),  # equal on both: it parted nobody
+        ({"bad": 3, "epochs": 4}, {"bad": 0, "epochs": 9}, None),  # it had fewer epochs to run
+        ({}, {}, "bad > 2"),
+    ],
+)
+def test_a_counted_loop_is_left_early(
+    tmp_path: Path, here: dict[str, int], there: dict[str, int], test: str | None
+) -> None:
+    module = parsed(EPOCHS, tmp_path / "job.py")
+    own, peer = call_path(module, ("fit", 13)), call_path(module, INNER)
+    own[0].variables, peer[0].variables = numbers(**here), numbers(**there)
+    found = relate(own, peer)
+    assert (found.kind, found.loop and found.loop.first, found.exit) == ("left_loop", 3, test)
+    assert relate(peer, own).exit == test
+
+
+def numbers(**values: int | None) -> FrameVariables:
+    known = {name: value for name, value in values.items() if value is not None}
+    return FrameVariables([Variable(name, str(value), number=value, kind="int") for name, value in known.items()])
