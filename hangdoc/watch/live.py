@@ -49,7 +49,8 @@ class WatchedJob:
     """What the live watch has reported about one job so far."""
 
     state: str = "new"  # new | stalled | failed | slow | ...: the last reported status
-    since_s: float = 0.0  # when the stall began, not when it was reported
+    since_s: float = 0.0  # when the stall began
+    reported_s: float = 0.0  # when it was reported
     rhythm_s: float = 0.0  # longest pause so far that ended by itself
     step_s: float | None = None  # shortest step time while healthy
     calm: bool = False  # no change is expected soon
@@ -123,7 +124,7 @@ class Live:
         was_stalled = watched.state == "stalled"
         if is_stuck(facts, _patience_s(facts, watched)) and not was_stalled:
             self._report_stall(job, facts, watched)
-        elif was_stalled and facts.job.stall.settled and not facts.job.stall.stalled:
+        elif was_stalled and not facts.job.stall.stalled and self._has_resumed(job, facts, watched):
             self.emit(_event("recovered", job=job, seconds=round(self.session.at_s - watched.since_s, 1)))
             watched.state = "new"
             if self.session.keep:
@@ -157,12 +158,24 @@ class Live:
 
     def _report_stall(self, job: str, facts: Facts, watched: WatchedJob) -> None:
         seconds = facts.job.stall.seconds
-        watched.since_s = self.session.at_s - (seconds or 0.0)
+        watched.since_s, watched.reported_s = self.session.at_s - (seconds or 0.0), self.session.at_s
         self.emit(_event("stall", job=job, seconds=seconds))
         examined, _ = follow(Examination().decide, self.session, self.judge, job, facts)
         watched.last = self.judge.verdict(examined)
         watched.state = "stalled"
         self._report(watched.last)
+
+    def _has_resumed(self, job: str, facts: Facts, watched: WatchedJob) -> bool:
+        """True if the job has made progress since its stall was reported.
+
+        A rank that spins or polls works now and then, while its peers wait in the same collective as before.
+        """
+        if not facts.job.stall.settled:
+            return False
+        since = self.judge.facts(self.session.snapshots(job, watched.reported_s))
+        waited = [rank.progress for rank in since.ranks if rank.progress.wait_share]
+        stepped = any(progress.completed or progress.period_s is not None for progress in waited)
+        return since.job.stall.progressed and (stepped or not waited)
 
     def _inspect_if_quiet(self, job: str, facts: Facts, watched: WatchedJob) -> Facts:
         """The facts, after one inspection in each quiet period that is longer than those before.

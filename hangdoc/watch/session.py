@@ -40,6 +40,7 @@ class _Round:
     """One round of one job: a snapshot from each host."""
 
     number: int
+    at_s: float  # time.monotonic() here; a snapshot has the clock of its host
     snapshots: tuple[Snapshot, ...]
 
 
@@ -63,14 +64,14 @@ class Session:
         """Rounds kept for a job."""
         return len(self.history[job])
 
-    def snapshots(self, job: str) -> tuple[Snapshot, ...]:
-        """The history of a job, oldest first, including the last state of each rank that died."""
+    def snapshots(self, job: str, since_s: float = 0.0) -> tuple[Snapshot, ...]:
+        """The history of a job from `since_s` on, oldest first, including the last state of each rank that died."""
         history = self.history[job]
         first = history[0].number if history else 0
         lost = {shot.host for shot in history[-1].snapshots if is_lost(shot)} if history else set()
         died = (shot for number, shot in self._died.get(job, {}).values() if number < first)
         # Old snapshots of a lost host are stale, and so is the old loss of a host that is back.
-        past = (shot for earlier in list(history)[:-1] for shot in earlier.snapshots)
+        past = (shot for earlier in list(history)[:-1] if earlier.at_s >= since_s for shot in earlier.snapshots)
         current = [shot for shot in past if shot.host not in lost and not is_lost(shot)]
         current += history[-1].snapshots if history else ()
         return (*died, *current)
@@ -121,7 +122,7 @@ class Session:
                 del died[key]
             parts = (of_job(shot, job) for shot in shots)
             relevant = tuple(part for part in parts if part.ranks or part.unseen or part.elsewhere)
-            history.append(_Round(self._rounds, relevant))
+            history.append(_Round(self._rounds, self.at_s, relevant))
         if self.keep:
             for shot in shots:
                 self.keep.snapshot(shot)

@@ -32,10 +32,14 @@ class Look:
     standing_s: float | None = None
     phase: str = "compute"
     dead: int | None = None  # PID of another rank, which is gone
+    completed: bool | None = None  # it has left a collective; None: unless it is stalled
+    progressed: bool = True
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
+        stall.progressed = self.progressed
         progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, pause_s=None, standing_s=self.standing_s)
+        progress.wait_share, progress.completed = 0.5, not self.stalled if self.completed is None else self.completed
         exits = SimpleNamespace(fault=False, fault_s=None, well=not self.alive)
         rank = SimpleNamespace(
             rank=0,
@@ -79,8 +83,8 @@ class Session:
     def look(self) -> None:
         self.at_s += 10.0
 
-    def snapshots(self, job: str) -> Any:
-        if not self.examined:
+    def snapshots(self, job: str, since_s: float = 0.0) -> Any:
+        if not self.examined and not since_s:
             self.shown = self.looks.pop(0).facts()
         self.examined = False
         return self.shown
@@ -131,6 +135,18 @@ OVER = Look(alive=False)
         (  # of a rank too little is seen yet, as another agent has just come to answer for it
             [Look(), Look("stalled", True, 12.0), Look("unknown", settled=False), Look("stalled", True, 32.0), Look()],
             ["healthy", "stall", "verdict stalled", "recovered 42.0"],
+        ),
+        (  # a rank spins or polls now and then, and nobody has left the collective
+            [
+                Look(),
+                Look("stalled", True, 12.0),
+                *[Look("unknown", step_s=None, completed=False), Look("stalled", True, 32.0)] * 3,
+            ],
+            ["healthy", "stall", "verdict stalled"],
+        ),
+        (  # work was seen, but no step of the job
+            [Look(), Look("stalled", True, 12.0), *[Look("unknown", progressed=False)] * 3],
+            ["healthy", "stall", "verdict stalled"],
         ),
         ([Look(), Look("stalled", True, 5.0, dead_links=1)], ["healthy", "stall", "verdict stalled"]),  # no mere pause
         ([Look(), Look("unknown", idle=True)], ["healthy", "verdict unknown"]),
