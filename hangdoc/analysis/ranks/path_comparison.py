@@ -115,15 +115,19 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
 
 
 def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
-    """The condition under which a rank left a counted loop that its peers are still in.
+    """The condition under which a rank left a counted loop around the loop that its peers are in: early stopping.
 
     A loop over data may just have fewer iterations. A condition with the same result on every rank parts none.
     """
     if not COUNTED.search(loop.header):
         return None
-    step = next((step for step in inside if step.place and loop in step.place.loops), None)
-    if step is None:
+    depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
+    if depth is None:
         return None
+    step = inside[depth]
+    innermost = step.place is not None and step.place.loops[-1] == loop
+    if innermost and not _in_loop(inside[depth + 1 :]):
+        return None  # the loop over the batches
     own = outside[0].variables if outside[0].function == step.function else None
     bounds = [name for name in names(loop.header.partition(" in ")[2]) if name in step.variables]
     if own is not None and any(name in own and own[name].length != step.variables[name].length for name in bounds):
