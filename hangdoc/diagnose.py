@@ -161,8 +161,13 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     period = facts.job.progress.period_s
     if period is not None:
         return f"a step every {seconds(period)}"
+    return _activities(facts.ranks)
+
+
+def _activities(ranks: Sequence[RankFacts]) -> str:
+    """What the ranks do, those that do the same together."""
     doing: dict[str, list[RankFacts]] = {}
-    for rank in facts.ranks:
+    for rank in ranks:
         doing.setdefault(_doing(rank), []).append(rank)
     activities = sorted(doing.items(), key=lambda item: -len(item[1]))
     return "; ".join(f"{name_processes(ranks)}: {what}" for what, ranks in activities)
@@ -218,7 +223,10 @@ def _unproved_note(facts: Facts) -> str:
         for ranks, probes in lacking.items()
         if ranks
     ]
-    return "; ".join([f"no progress seen on {name_processes(unproved)} in {seconds(window_s)}", *unseen])
+    stood = f"no progress seen on {name_processes(unproved)} in {seconds(window_s)}"
+    return "; ".join([stood, *unseen, _activities([rank for rank in living if "stacks" in rank.seen])]).removesuffix(
+        "; "
+    )
 
 
 def _not_ruled_out(library: Library, considered: Sequence[Considered]) -> str:

@@ -62,7 +62,10 @@ def test_a_healthy_job_says_its_step_and_what_was_not_seen(stage: Stage) -> None
 def test_a_wait_for_an_unknown_reason_is_not_healthy(stage: Stage) -> None:
     verdict = judge().verdict(stage.facts(*[[UNEXPLAINED, WAITING]] * 4, every_s=5.0))
     assert verdict.status == "unknown"
-    assert verdict.note == "no progress seen on rank 0 in 15 s; sockets, io, locks, lockfile of ranks 0-1 not seen"
+    assert verdict.note == (
+        "no progress seen on rank 0 in 15 s; sockets, io, locks, lockfile of ranks 0-1 not seen; "
+        "rank 0: idle wait at serve (job.py:5); rank 1: collective broadcast at serve (job.py:6)"
+    )
 
 
 def test_a_spin_is_no_progress(stage: Stage) -> None:

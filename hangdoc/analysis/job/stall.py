@@ -22,10 +22,11 @@ from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
-from hangdoc.analysis.thresholds import BUSY_CORES, IDLE_CORES, STILL_LOOKS, STILL_S, WORKED_S
+from hangdoc.analysis.thresholds import BUSY_CORES, EXPECTED_S, IDLE_CORES, STILL_LOOKS, STILL_S, WORKED_S
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
+READS = frozenset({"input", "read", "readinto", "readline", "recv"})  # what they wait for may never come
 EXPLAIN_WAITS = frozenset({"io", "locks", "lockfile"})  # probes that show what another wait is for
 
 
@@ -148,7 +149,7 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     works = computes or arriving or advancing or (None if _undecided(case, key) else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
     steps = progress.period_s is not None or progress.completed or case.facts(NetworkFacts)[key].moving
-    expects = stack.phase == "idle" and (arriving or not awaited) and _explained(case, key)
+    expects = stack.phase == "idle" and (arriving or not awaited) and _expects(case, key)
     worked = (computes and progress.changed) or advancing or expects
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(
@@ -176,8 +177,13 @@ def _every_source(case: Case) -> bool:
     return case.once("every source", lambda: all(case.record(key, "source") is not None for key in case.ranks))
 
 
-def _explained(case: Case, key: Key) -> bool:
-    """True if it is known what an idle rank waits for."""
+def _expects(case: Case, key: Key) -> bool:
+    """True if it is known what an idle rank waits for, and that is likely to come.
+
+    A read that returns nothing is no progress, and neither is any wait for which the job has been idle for long.
+    """
+    if case.facts(StackFacts)[key].op in READS or (_idle_s(case) or 0.0) >= EXPECTED_S:
+        return False
     return case.facts(StackFacts)[key].op in OUTSIDE or case.ranks[key].records.keys() >= EXPLAIN_WAITS
 
 

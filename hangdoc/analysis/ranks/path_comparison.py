@@ -274,6 +274,8 @@ def _by_branches(own: Step, peer: Step, here: Place, there: Place, common: tuple
         return Relation("other_arm", own, peer, branch=own_branch, common=common)
     if peer_branch and peer_branch.leaves and own.line > peer_branch.line:
         return Relation("other_arm", own, peer, branch=peer_branch, common=common)
+    own_branch = _certain(own_branch, here.branches[forks:], own, peer)
+    peer_branch = _certain(peer_branch, there.branches[forks:], peer, own)
     if own_branch and own_branch.test:
         return Relation("in_branch", own, peer, branch=own_branch, common=common)
     if peer_branch and peer_branch.test:
@@ -281,6 +283,11 @@ def _by_branches(own: Step, peer: Step, here: Place, there: Place, common: tuple
     if own.line == peer.line:
         return Relation("other_call", own, peer, common=common)
     return Relation("ahead" if own.line > peer.line else "behind", own, peer, common=common)
+
+
+def _certain(first: Branch | None, branches: Sequence[Branch], step: Step, peer: Step) -> Branch | None:
+    """The outermost branch at which ranks are seen to diverge, else the first at which they may."""
+    return next((b for b in branches if b.test and uniform(b.test, step, peer.variables) is False), first)
 
 
 def _may_diverge(branch: Branch, step: Step, peer: Step) -> bool:
