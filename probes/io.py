@@ -16,8 +16,9 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, Unseen
+from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, Process, Stacks, ThreadCpu, Unseen
 from hangdoc.introspect.memory import Memory, Unreadable
+from hangdoc.introspect.polled import polled, polls
 from hangdoc.redaction.text import redact
 from hangdoc.system import pipes, procfs, syscalls
 from hangdoc.system.mounts import LOCAL, Mount, mount_of, mounts
@@ -36,6 +37,8 @@ NO_DATA = re.compile(
     r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/shm|opt/(conda|venv))(/|$)|/(site|dist)-packages(/|$)|/lib/python3"
     r"|\.(py|pyc|pyd|so|egg|pth|log|out|err|lock)(\.\d+)*$|/(memfd|SYSV|\[)| \(deleted\)$|/torch_\w+$|^/$"
 )
+TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console|hvc\d+)$")  # of somebody who types; /dev/ptmx is a program's end
+_WAKES = re.compile(r"(socket|pipe):|anon_inode:\[eventfd")  # with such a descriptor an event loop wakes itself
 _NO_STALL = LOCAL | {"hugetlbfs", "devpts", "proc", "sysfs", "mqueue"}
 _PATH_MAX = 4096
 _PAGE = 4096
@@ -205,9 +208,13 @@ def _identity(call: FileCall) -> tuple[int, str, str]:
 
 def _file_calls(process: Process, helpers: Iterable[Helper]) -> Iterator[FileCall]:
     """File calls of a rank's sleeping threads and of its helpers' main threads."""
+    # A library that edits the line waits in select before it reads. Without a terminal, there is nothing to look for.
+    typed = TERMINAL.match(procfs.link(f"/proc/{process.pid}/fd/0") or "")
     for thread in process.threads:
         if thread.state in "SD" and (thread.state == "D" or syscalls.is_on_file(thread.syscall)):
             yield from _file_call(process.pid, thread.tid, thread.state, thread.wchan, thread.voluntary)
+        elif typed and polls(thread.syscall):
+            yield from _terminal_wait(process.pid, thread)
     for helper in helpers:
         if helper.state == "D" or helper.sleeps == "file":
             wchan = procfs.text(f"/proc/{helper.pid}/wchan")
@@ -241,6 +248,18 @@ def _file_call(pid: int, tid: int, state: str, wchan: str | None, switches: int 
         mount=mount.point if mount else None,
         filesystem=mount.filesystem if mount else None,
     )
+
+
+def _terminal_wait(pid: int, thread: ThreadCpu) -> Iterator[FileCall]:
+    """The wait of a thread that only a terminal can end."""
+    call = syscalls.current_call(pid, thread.tid)
+    descriptors = polled(pid, call) if call else ()
+    paths = {fd: procfs.link(f"/proc/{pid}/fd/{fd}") or "" for fd in descriptors}
+    terminals = [fd for fd, path in paths.items() if TERMINAL.match(path)]
+    others = [path for fd, path in paths.items() if fd not in terminals]
+    if terminals and (not others or (len(others) == 1 and _WAKES.match(others[0]))):
+        fd = terminals[0]
+        yield FileCall(pid, thread.tid, "poll", paths[fd], "terminal", thread.state, fd, False, thread.wchan)
 
 
 def _opens_to_write(call: syscalls.Call) -> bool:
@@ -282,6 +301,8 @@ def _kind(pid: int, fd: int | None, path: str, mount: Mount | None) -> str:
     if not path.startswith("/"):
         prefix = path.partition(":")[0]
         return prefix if prefix in ("pipe", "socket") else "other"
+    if TERMINAL.match(path):
+        return "terminal"
     if mount is None or mount.filesystem not in LOCAL:
         return "unknown" if fd is None else "device" if path.startswith("/dev/") else "file"
     try:

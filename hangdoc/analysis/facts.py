@@ -29,6 +29,7 @@ from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.data.prompts import PromptFacts
 from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.analysis.fast_dataclass import fast_dataclass
@@ -101,6 +102,7 @@ class RankFacts:
     recompilation: RecompilationFacts
     pace: StragglerFacts
     workers: WorkerFacts
+    prompt: PromptFacts
     storage: StorageFacts
     dataloading: DataLoadingFacts
     data_paths: DataPathFacts

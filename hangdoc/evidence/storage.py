@@ -47,13 +47,13 @@ class Peer(Record, frozen=True):
 
 
 class FileCall(Record, frozen=True):
-    """A system call on a file that blocks a thread."""
+    """A system call on a file that blocks a thread, or one that waits for a terminal alone."""
 
     pid: int  # a rank or a helper of it
     tid: int
-    call: str  # read | write | open | stat | list | sync | close | change | fault: a page of a mapped file
+    call: str  # read | write | open | stat | list | sync | close | change | poll | fault: a page of a mapped file
     path: str  # path in the process's mount namespace, or "pipe:[4711]"
-    kind: str  # file | fifo | pipe | socket | directory | device | other | unknown
+    kind: str  # file | fifo | pipe | socket | directory | terminal | device | other | unknown
     state: str  # S: interruptible, D: uninterruptible sleep
     fd: int | None = None  # None: the call takes a path
     writes: bool = False  # a write, an open for writing, or a sync

@@ -66,6 +66,7 @@ class Call:
     kind: str  # read write sync open stat list close change | time poll lock child | other
     names: str  # how it names its file: fd | path | path_at | ""
     arguments: tuple[int, ...]
+    number: int = -1  # -1: in no call
 
     @property
     def bounded(self) -> bool:
@@ -96,4 +97,4 @@ def current_call(pid: int, tid: int) -> Call | None:
     kind, names = _TABLE.get(number, ("other", ""))
     if number in _SELECTS and not arguments[0] and arguments[4]:  # a sleep, as time.sleep of Python 3.10
         kind = "time"
-    return Call(kind, names, arguments)
+    return Call(kind, names, arguments, number)

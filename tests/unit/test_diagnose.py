@@ -75,13 +75,13 @@ def test_a_spin_is_no_progress(stage: Stage) -> None:
     assert verdict.note.startswith("no progress seen on rank 0 in 15 s")
 
 
-def test_a_rank_at_a_debuggers_prompt_is_stopped(stage: Stage) -> None:
+def test_a_rank_at_the_prompt_of_a_debugger_waits_for_a_person(stage: Stage) -> None:
     prompt = At((("serve", 5),), [(f, "/usr/lib/python3.11/pdb.py") for f in ("cmdloop", "interaction")])
     verdict = judge().verdict(stage.facts(*[[prompt, WAITING]] * 4, every_s=5.0))
     (finding,) = verdict.findings
-    assert (verdict.status, finding.playbook) == ("stalled", "stopped-process")
+    assert (verdict.status, finding.playbook) == ("stalled", "waiting-for-input")
     assert finding.summary == (
-        "Rank 0 is at the prompt of a debugger, opened at serve (job.py:5); meanwhile rank 1 waits in broadcast."
+        "Rank 0 waits at a debugger prompt, opened at serve (job.py:5); meanwhile rank 1 waits in broadcast."
     )
 
 

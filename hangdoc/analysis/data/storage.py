@@ -24,7 +24,7 @@ HANDS_OUT = re.compile(r"broadcast|scatter|recv|irecv|bcast")
 # Operations in which a thread waits for another thread; only then do its process's other threads matter.
 FOR_THREADS = re.compile(r"^(wait|_wait_for_tstate_lock|get|join|acquire|result)$")
 REMOTE = re.compile(r"nfs|cifs|smb|fuse|lustre|ceph|gpfs|beegfs|gluster|9p|afs|virtiofs|orangefs|pvfs")
-TERMINAL = re.compile(r"^/dev/(pts/|tty|null|zero|u?random|nvidia|fuse)")
+TERMINAL = re.compile(r"^/dev/(pts/|tty|console$|hvc|null|zero|u?random|nvidia|fuse)")
 
 
 @dataclass(frozen=True, slots=True)

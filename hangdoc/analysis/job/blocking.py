@@ -10,6 +10,7 @@ from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts
 from hangdoc.analysis.compute.recompilation import RecompilationFacts
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.data.prompts import PromptFacts
 from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.analysis.locks.gil import GilFacts
@@ -45,6 +46,7 @@ BLOCKING: tuple[type[MayBlock], ...] = (
     LogsFacts,
     MeshFacts,
     MutexFacts,
+    PromptFacts,
     StartupFacts,
     StorageFacts,
 )

@@ -117,6 +117,60 @@ def test_a_thread_that_computes_is_in_no_call() -> None:
         assert Watch(program).round().calls == ()
 
 
+ON_TERMINAL = """
+import pty, select, socket
+os.dup2(pty.openpty()[1], 0)
+pair = socket.socketpair()
+idle, wake = os.pipe()[0], pair[0]
+def wait(poll, *fds):
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    poll.poll()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "call"),
+    [
+        ("os.read(0, 1)", "read"),
+        ("input()", "read"),
+        ("open(os.ttyname(0)).read()", "read"),
+        ("select.select([0], [], [])", "poll"),  # as readline does
+        ("wait(select.poll(), 0)", "poll"),
+        ("wait(select.epoll(), 0, wake)", "poll"),  # as an event loop does
+    ],
+)
+def test_a_wait_for_a_terminal(code: str, call: str) -> None:
+    with started("-c", READY + ON_TERMINAL + code) as program:
+        at_rest(program.pid)
+        (seen,) = Watch(program).round().calls
+    assert (seen.pid, seen.tid, seen.call, seen.kind, seen.writes) == (
+        program.pid,
+        program.pid,
+        call,
+        "terminal",
+        False,
+    )
+    assert seen.path.startswith("/dev/pts/")
+    assert seen.fd == 0 or "ttyname" in code
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "select.select([0], [], [], 60)",  # ends by itself
+        "select.select([idle], [], [])",
+        "select.select([0, idle, wake], [], [])",  # a server that takes commands as well
+        "wait(select.epoll(), 0, wake, idle)",
+        "wait(select.poll(), wake)",
+    ],
+)
+def test_a_wait_that_something_else_ends(code: str) -> None:
+    with started("-c", READY + ON_TERMINAL + code) as program:
+        at_rest(program.pid)
+        assert Watch(program).round().calls == ()
+
+
 def needs_fuse(function: Any) -> Any:
     missing = os.geteuid() != 0 or not os.path.exists("/dev/fuse")
     return pytest.mark.skipif(missing, reason="a mount needs root and /dev/fuse")(function)

@@ -1,8 +1,9 @@
-"""Rows come out of a pipe in bursts two seconds apart, a thread of each rank listens at a FIFO for commands, and a
-checkpoint takes five seconds to an uploader that takes its time.
+"""Rows come out of a pipe in bursts two seconds apart, threads of each rank listen at a FIFO and at a terminal for
+commands, and a checkpoint takes five seconds to an uploader that takes its time.
 """
 
 import os
+import pty
 import struct
 import subprocess
 import sys
@@ -34,6 +35,12 @@ def listen(path, asked):
             asked.extend(commands)
 
 
+def type_in(asked):
+    _, terminal = pty.openpty()
+    os.dup2(terminal, 0)
+    asked.extend(sys.stdin)
+
+
 def rows(feeder):
     while True:
         data = feeder.stdout.read(512 * 4)
@@ -58,6 +65,7 @@ def main():
     fifo = os.path.join(tempfile.mkdtemp(), "commands")
     os.mkfifo(fifo)
     threading.Thread(target=listen, args=(fifo, asked), daemon=True).start()
+    threading.Thread(target=type_in, args=(asked,), daemon=True).start()
     model = DDP(nn.Sequential(nn.Linear(16, 1024), nn.ReLU(), nn.Linear(1024, 480), nn.ReLU(), nn.Linear(480, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     feeder = subprocess.Popen([sys.executable, "-c", FEEDER], stdout=subprocess.PIPE)
