@@ -1,0 +1,145 @@
+"""Analysis `differences`: how a minority of the ranks was started or configured differently, whatever it means.
+
+Compared are scripts, versions, command lines, configuration objects, the environment and the working folder. A value
+that is distinct on each rank is so by design, and so are those in `by_design`. Unlike `settings`, no rule reads this:
+it is shown where no rule explains a stall.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.startup.by_design import differs_by_design
+from hangdoc.analysis.startup.config_skew import MAX_VALUE, OPTION, Difference, format_difference, options
+from hangdoc.evidence import Environ, Process, Stacks, Target, Variable
+from hangdoc.evidence.software import Configuration, Versions
+
+MOST = 5  # differences shown
+MOST_GROUPS = 4  # distinct values of a difference; more are no two ways to start a job
+# What is compared, and its place in the order: the nearer to the code, the more it explains.
+KINDS = ("script", "version", "option", "configuration", "constant", "variable", "place")
+_NUMBER = re.compile(r"\d+")
+_CONSTANT = re.compile(r"[A-Z][A-Z0-9_]+")
+_SCALARS = frozenset({"int", "float", "bool", "str"})
+
+
+@dataclass(frozen=True, slots=True)
+class DifferencesJob:
+    """Differences between the ranks, those of a minority first: "--accum = 2 on ranks 0-2, 3 on rank 3"."""
+
+    lines: tuple[str, ...] = ()
+
+
+class DifferencesAnalysis(Analysis[None, DifferencesJob]):
+    job_facts = DifferencesJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, None], DifferencesJob]:
+        alive = [key for key, one in case.ranks.items() if one.alive is not False and one.target.role == "rank"]
+        if len(alive) < 2:
+            return {}, DifferencesJob()
+        parted = {key for key in alive if case.facts(DivergenceFacts)[key].outlier}
+        found = sorted(_differences(case, alive), key=lambda one: _order(one, parted, len(alive)))
+        once = {(_plain(one.name), one.outlier): one for one in reversed(found)}  # --lr is args.lr, too
+        shown = [one for one in found if once[_plain(one.name), one.outlier] is one][:MOST]
+        return {}, DifferencesJob(tuple(format_difference(case, one) for one in shown))
+
+
+def _order(one: Difference, parted: set[Key], ranks: int) -> tuple[bool, bool, int, int, str]:
+    """Those of a minority first, then those of the ranks that left the others' path."""
+    tie = 2 * len(one.outlier) >= ranks
+    return tie, one.outlier != parted, KINDS.index(one.kind), len(one.outlier), one.name
+
+
+def _differences(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
+    settings = {key: dict(_settings(case, key)) for key in keys}
+    names = dict.fromkeys(name for each in settings.values() for name in each)
+    whole = {kind: [key for key in keys if any(one == kind for one, _ in settings[key])] for kind in KINDS}
+    for kind, name in names:
+        if differs_by_design(name) or len(whole[kind]) < len(keys):  # not seen on every rank
+            continue
+        absent = {"option": "not given", "variable": "not set"}.get(kind)
+        values = {key: settings[key].get((kind, name), absent) for key in keys}
+        known = {key: value for key, value in values.items() if value is not None}
+        if len(known) == len(keys) and (outlier := _minority(case, known)):
+            yield Difference(name, {key: value[:MAX_VALUE] for key, value in known.items()}, kind, outlier)
+
+
+def _minority(case: Case, values: Mapping[Key, str]) -> frozenset[Key]:
+    """The ranks without the most common value; empty: values are equal, or distinct by design."""
+    often = Counter(values.values())
+    if not 1 < len(often) <= MOST_GROUPS:
+        return frozenset()
+    first = next(iter(values.values()))
+    most = max(often, key=lambda value: (often[value], value == first))
+    if 2 * often[most] < len(values) or len({_own_masked(case.ranks[key].target, v) for key, v in values.items()}) == 1:
+        return frozenset()
+    return frozenset(key for key, value in values.items() if value != most)
+
+
+def _own_masked(target: Target, value: str) -> str:
+    """The value without the rank's own numbers and host: `cuda:1` and `out/rank1` are the same setting on each rank."""
+    own = {str(number) for number in (target.rank, target.local_rank, target.pid) if number is not None}
+    text = _NUMBER.sub(lambda found: "#" if (found[0].lstrip("0") or "0") in own else found[0], value)
+    return text.replace(target.host, "#") if target.host else text
+
+
+# --- what is compared -----------------------------------------------------------------------------
+
+
+def _settings(case: Case, key: Key) -> Iterator[tuple[tuple[str, str], str]]:
+    """The settings of one rank: (kind, name), value."""
+    process, versions = case.record(key, "cpu"), case.record(key, "versions")
+    environ, stacks = case.record(key, "environ"), case.record(key, "stacks")
+    configuration = case.record(key, "configuration")
+    if isinstance(versions, Versions):
+        for name, digest in versions.scripts.items():
+            yield ("script", f"content of {name}"), digest
+        numbers = {"torch": versions.torch, "nccl": versions.nccl, "python": versions.python, **versions.packages}
+        for name, number in numbers.items():
+            yield ("version", f"version of {name}"), number or "none"
+    if isinstance(process, Process):
+        for name, value in _command(process.command):
+            yield ("option", name), value
+        yield ("place", "working folder"), process.cwd or "unknown"
+        yield ("place", "interpreter"), process.executable or "unknown"
+    if isinstance(configuration, Configuration):
+        for name, value in configuration.values.items():
+            yield ("configuration", name), value
+    if isinstance(stacks, Stacks):
+        for variable in stacks.globals or ():
+            if _is_constant(variable):
+                yield ("constant", variable.name), variable.text
+    if isinstance(environ, Environ):
+        for name, value in environ.variables.items():
+            yield ("variable", name), value
+
+
+def _command(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The script, its options and its `key=value` words."""
+    words = command[1:]
+    at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    if at < len(words):
+        yield "script on the command line", words[at]
+    for name, value in options(command).items():
+        yield f"--{name}", value
+    for word in words[at + 1 :]:
+        name, equals, value = word.partition("=")
+        if equals and not OPTION.fullmatch(word) and name.strip("+~").replace(".", "_").isidentifier():  # Hydra
+            yield name.strip("+~"), value
+
+
+def _is_constant(variable: Variable) -> bool:
+    """True for a setting by convention: `BATCH_SIZE = 64` at the top of a script."""
+    return variable.kind in _SCALARS and _CONSTANT.fullmatch(variable.name) is not None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.rpartition(".")[2].lower())
+
+
+ANALYSIS = DifferencesAnalysis()
