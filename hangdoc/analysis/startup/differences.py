@@ -7,6 +7,7 @@ it is shown where no rule explains a stall.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ MOST = 5  # differences shown
 MOST_GROUPS = 4  # distinct values of a difference; more are no two ways to start a job
 # What is compared, and its place in the order: the nearer to the code, the more it explains.
 KINDS = ("script", "version", "option", "configuration", "constant", "variable", "place")
+NAMED = frozenset({"option", "configuration", "constant", "variable"})  # whose names users and tools choose
+ABSENT = {"version": "none", "option": "not given", "variable": "not set"}
 _NUMBER = re.compile(r"\d+")
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]+")
 _SCALARS = frozenset({"int", "float", "bool", "str"})
@@ -44,8 +47,8 @@ class DifferencesAnalysis(Analysis[None, DifferencesJob]):
             return {}, DifferencesJob()
         parted = {key for key in alive if case.facts(DivergenceFacts)[key].outlier}
         found = sorted(_differences(case, alive), key=lambda one: _order(one, parted, len(alive)))
-        once = {(_plain(one.name), one.outlier): one for one in reversed(found)}  # --lr is args.lr, too
-        shown = [one for one in found if once[_plain(one.name), one.outlier] is one][:MOST]
+        once = {_same(one): one for one in reversed(found)}
+        shown = [one for one in found if once[_same(one)] is one][:MOST]
         return {}, DifferencesJob(tuple(format_difference(case, one) for one in shown))
 
 
@@ -58,15 +61,25 @@ def _order(one: Difference, parted: set[Key], ranks: int) -> tuple[bool, bool, i
 def _differences(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     settings = {key: dict(_settings(case, key)) for key in keys}
     names = dict.fromkeys(name for each in settings.values() for name in each)
+    launching = _launching(case, keys)
     whole = {kind: [key for key in keys if any(one == kind for one, _ in settings[key])] for kind in KINDS}
     for kind, name in names:
-        if differs_by_design(name) or len(whole[kind]) < len(keys):  # not seen on every rank
+        if (kind in NAMED and differs_by_design(name)) or len(whole[kind]) < len(keys):  # not seen on every rank
             continue
-        absent = {"option": "not given", "variable": "not set"}.get(kind)
+        absent = ABSENT.get(kind)
         values = {key: settings[key].get((kind, name), absent) for key in keys}
         known = {key: value for key, value in values.items() if value is not None}
-        if len(known) == len(keys) and (outlier := _minority(case, known)):
+        if kind == "variable" and {key for key, value in values.items() if value == absent} <= launching:
+            known = {key: value for key, value in known.items() if key not in launching}
+        if len(known) >= len(keys) - len(launching) and (outlier := _minority(case, known)):
             yield Difference(name, {key: value[:MAX_VALUE] for key, value in known.items()}, kind, outlier)
+
+
+def _launching(case: Case, keys: Sequence[Key]) -> frozenset[Key]:
+    """Ranks that started other ranks, as Lightning does: only their children have the variables of a launcher."""
+    processes = {key: one for key in keys if isinstance(one := case.record(key, "cpu"), Process)}
+    parents = {(host, processes[host, pid].ppid) for host, pid in processes}
+    return frozenset(key for key in keys if key in parents)
 
 
 def _minority(case: Case, values: Mapping[Key, str]) -> frozenset[Key]:
@@ -103,7 +116,7 @@ def _settings(case: Case, key: Key) -> Iterator[tuple[tuple[str, str], str]]:
         for name, number in numbers.items():
             yield ("version", f"version of {name}"), number or "none"
     if isinstance(process, Process):
-        for name, value in _command(process.command):
+        for name, value in _command(process.command, process.cwd or ""):
             yield ("option", name), value
         yield ("place", "working folder"), process.cwd or "unknown"
         yield ("place", "interpreter"), process.executable or "unknown"
@@ -119,12 +132,12 @@ def _settings(case: Case, key: Key) -> Iterator[tuple[tuple[str, str], str]]:
             yield ("variable", name), value
 
 
-def _command(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _command(command: Sequence[str], folder: str) -> Iterator[tuple[str, str]]:
     """The script, its options and its `key=value` words."""
     words = command[1:]
     at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
     if at < len(words):
-        yield "script on the command line", words[at]
+        yield "script", os.path.normpath(os.path.join(folder, words[at]))
     for name, value in options(command).items():
         yield f"--{name}", value
     for word in words[at + 1 :]:
@@ -138,8 +151,10 @@ def _is_constant(variable: Variable) -> bool:
     return variable.kind in _SCALARS and _CONSTANT.fullmatch(variable.name) is not None
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.rpartition(".")[2].lower())
+def _same(one: Difference) -> tuple[str, frozenset[Key]]:
+    """Equal for an option and the configuration value that it sets: `--lr`, `args.lr`."""
+    name = re.sub(r"[^a-z0-9]", "", one.name.rpartition(".")[2].lower()) if one.kind in NAMED else one.name
+    return name, one.outlier
 
 
 ANALYSIS = DifferencesAnalysis()
