@@ -54,12 +54,12 @@ def _calls(body: Iterable[ast.stmt], function: Any, tests: tuple[str, ...]) -> I
             yield from _calls(statement.body, statement, ())
             continue
         if isinstance(statement, ast.If):
-            test = ast.unparse(statement.test)
+            test, otherwise = ast.unparse(statement.test), ast.unparse(ast.UnaryOp(ast.Not(), statement.test))
             yield from _within([statement.test], function, tests)
             yield from _calls(statement.body, function, (*tests, test))
-            yield from _calls(statement.orelse, function, (*tests, f"not ({test})"))
+            yield from _calls(statement.orelse, function, (*tests, otherwise))
             if isinstance(statement.body[-1], LEAVES) and not statement.orelse:
-                tests = (*tests, f"not ({test})")  # the rest of the body runs only then
+                tests = (*tests, otherwise)  # the rest of the body runs only then
             continue
         inner = [part for name in ("body", "orelse", "finalbody") for part in getattr(statement, name, ())]
         inner += [part for handler in getattr(statement, "handlers", ()) for part in handler.body]
