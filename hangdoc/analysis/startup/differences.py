@@ -1,8 +1,8 @@
-"""Analysis `differences`: how a minority of the ranks was started or configured differently, whatever it means.
+"""How a minority of the ranks was started or configured differently, whatever it means.
 
 Compared are scripts, versions, command lines, configuration objects, the environment and the working folder. A value
-that is distinct on each rank is so by design, and so are those in `by_design`. Unlike `settings`, no rule reads this:
-it is shown where no rule explains a stall.
+that is distinct on each rank is so by design, and so are those in `by_design`. No rule reads this, unlike
+`config_skew`: it is shown where no rule explains a stall.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.startup.by_design import differs_by_design
 from hangdoc.analysis.startup.config_skew import MAX_VALUE, OPTION, Difference, format_difference, options
 from hangdoc.evidence import Environ, Process, Stacks, Target, Variable
 from hangdoc.evidence.software import Configuration, Versions
 
-MOST = 5  # differences shown
-MOST_GROUPS = 4  # distinct values of a difference; more are no two ways to start a job
+MAX_LINES = 5
+MAX_GROUPS = 4  # distinct values of a difference; more are no two ways to start a job
 # What is compared, and its place in the order: the nearer to the code, the more it explains.
 KINDS = ("script", "version", "option", "configuration", "constant", "variable", "place")
 NAMED = frozenset({"option", "configuration", "constant", "variable"})  # whose names users and tools choose
@@ -31,25 +30,16 @@ _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]+")
 _SCALARS = frozenset({"int", "float", "bool", "str"})
 
 
-@dataclass(frozen=True, slots=True)
-class DifferencesJob:
+def differences(case: Case) -> tuple[str, ...]:
     """Differences between the ranks, those of a minority first: "--accum = 2 on ranks 0-2, 3 on rank 3"."""
-
-    lines: tuple[str, ...] = ()
-
-
-class DifferencesAnalysis(Analysis[None, DifferencesJob]):
-    job_facts = DifferencesJob
-
-    def derive(self, case: Case) -> tuple[dict[Key, None], DifferencesJob]:
-        alive = [key for key, one in case.ranks.items() if one.alive is not False and one.target.role == "rank"]
-        if len(alive) < 2:
-            return {}, DifferencesJob()
-        parted = {key for key in alive if case.facts(DivergenceFacts)[key].outlier}
-        found = sorted(_differences(case, alive), key=lambda one: _order(one, parted, len(alive)))
-        once = {_same(one): one for one in reversed(found)}
-        shown = [one for one in found if once[_same(one)] is one][:MOST]
-        return {}, DifferencesJob(tuple(format_difference(case, one) for one in shown))
+    alive = [key for key, one in case.ranks.items() if one.alive is not False and one.target.role == "rank"]
+    if len(alive) < 2:
+        return ()
+    parted = {key for key in alive if case.facts(DivergenceFacts)[key].outlier}
+    found = sorted(_differences(case, alive), key=lambda one: _order(one, parted, len(alive)))
+    once = {_same(one): one for one in reversed(found)}
+    shown = [one for one in found if once[_same(one)] is one][:MAX_LINES]
+    return tuple(format_difference(case, one) for one in shown)
 
 
 def _order(one: Difference, parted: set[Key], ranks: int) -> tuple[bool, bool, int, int, str]:
@@ -62,9 +52,10 @@ def _differences(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     settings = {key: dict(_settings(case, key)) for key in keys}
     names = dict.fromkeys(name for each in settings.values() for name in each)
     launching = _launching(case, keys)
-    whole = {kind: [key for key in keys if any(one == kind for one, _ in settings[key])] for kind in KINDS}
+    kinds = [{kind for kind, _ in each} for each in settings.values()]
+    complete = kinds[0].intersection(*kinds)  # seen on every rank
     for kind, name in names:
-        if (kind in NAMED and differs_by_design(name)) or len(whole[kind]) < len(keys):  # not seen on every rank
+        if (kind in NAMED and differs_by_design(name)) or kind not in complete:
             continue
         absent = ABSENT.get(kind)
         values = {key: settings[key].get((kind, name), absent) for key in keys}
@@ -85,7 +76,7 @@ def _launching(case: Case, keys: Sequence[Key]) -> frozenset[Key]:
 def _minority(case: Case, values: Mapping[Key, str]) -> frozenset[Key]:
     """The ranks without the most common value; empty: values are equal, or distinct by design."""
     often = Counter(values.values())
-    if not 1 < len(often) <= MOST_GROUPS:
+    if not 1 < len(often) <= MAX_GROUPS:
         return frozenset()
     first = next(iter(values.values()))
     most = max(often, key=lambda value: (often[value], value == first))
@@ -155,6 +146,3 @@ def _same(one: Difference) -> tuple[str, frozenset[Key]]:
     """Equal for an option and the configuration value that it sets: `--lr`, `args.lr`."""
     name = re.sub(r"[^a-z0-9]", "", one.name.rpartition(".")[2].lower()) if one.kind in NAMED else one.name
     return name, one.outlier
-
-
-ANALYSIS = DifferencesAnalysis()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis.startup.by_design import differs_by_design
-from hangdoc.analysis.startup.differences import DifferencesJob
+from hangdoc.analysis.startup.differences import differences
 from hangdoc.evidence import Process
 from hangdoc.evidence.software import Configuration, Versions
 from tests.support.judge import judge
@@ -26,7 +26,7 @@ def rank(environ: Mapping[str, str] | None = None, **records: object) -> At:
 
 
 def lines(folder: Path, ranks: Sequence[At]) -> tuple[str, ...]:
-    return Stage(SCRIPT, folder).facts(ranks).case.job(DifferencesJob).lines
+    return differences(Stage(SCRIPT, folder).facts(ranks).case)
 
 
 def configured(*values: Mapping[str, str]) -> list[At]:
