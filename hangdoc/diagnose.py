@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive
 from hangdoc.analysis.facts import schema as load_schema
+from hangdoc.analysis.startup.differences import differences
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_processes, name_ranks, seconds
@@ -49,7 +50,15 @@ class Judge:
         if status == "healthy" and (doubts := _not_ruled_out(self.library, considered)):
             note = f"{note}; cannot rule out {doubts}"
         unseen = (*_unseen(facts), *_failed(considered))
-        return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered)
+        differing = self._differences(facts, status, findings)
+        return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered, differing)
+
+    def _differences(self, facts: Facts, status: str, findings: Sequence[Finding]) -> tuple[str, ...]:
+        """How the ranks' settings differ, if nothing explains why the job stands still."""
+        symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
+        explained = any(finding.playbook not in symptoms for finding in findings)
+        wanted = status == "stalled" or (status == "unknown" and facts.job.stall.waiting > 0)
+        return differences(facts.case) if wanted and not explained else ()
 
 
 def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:

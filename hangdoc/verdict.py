@@ -117,3 +117,4 @@ class Verdict:
     unseen: tuple[Unseen, ...] = ()
     note: str = ""  # one sentence about the job, such as its step time; the reason if the status is unknown
     considered: tuple[Considered, ...] = ()
+    differences: tuple[str, ...] = ()  # settings that differ between ranks, if no playbook explains the job

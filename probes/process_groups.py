@@ -28,6 +28,7 @@ _ATTEMPTS = 3  # the process keeps running: read again what changed meanwhile
 _MAX = 512  # groups of a rank
 _VALUE = 16  # offset of the C++ object's address in a pybind11 object
 _RANK_AND_SIZE = (24, 32)  # of rank_ and size_ in c10d::ProcessGroup, after store_; the second with older refcounts
+_USED = 16  # offset of a dict's length
 _BYTES, _BYTES_DATA, _ITEMS = 1 << 27, 32, 24  # flag of bytes, offset of their data; offset of a tuple's items
 
 _Signature = tuple[tuple[int, ...], ...]
@@ -140,7 +141,7 @@ def _sign(memory: Memory, interpreter: Interpreter, addresses: Sequence[int]) ->
 def _entries(memory: Memory, interpreter: Interpreter, address: int) -> list[tuple[int, int]]:
     """All keys and values of a dict. Raises Unreadable, and _Torn while the dict is being rebuilt."""
     entries = read_dict(memory, interpreter, address)
-    if entries is None or len(entries) != memory.word(address + 16):
+    if entries is None or len(entries) != memory.word(address + _USED):
         raise _Torn
     return entries
 
@@ -167,6 +168,7 @@ def _groups(memory: Memory, interpreter: Interpreter, dicts: Mapping[str, int]) 
         world_size=len(default.ranks) if default is not None else limits.parse_count(environ.get("WORLD_SIZE")),
         local_rank=limits.parse_count(environ.get("LOCAL_RANK")),
         master=f"{address}:{port}" if address and port else None,
+        exists=memory.word(dicts[NAMES] + _USED) > 0 if NAMES in dicts else None,
     )
 
 

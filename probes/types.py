@@ -13,7 +13,7 @@ from typing import Any
 
 from hangdoc.evidence import Stacks
 from hangdoc.evidence.software import Types
-from hangdoc.introspect.source_files import Sources
+from hangdoc.introspect.source_files import Sources, own_files
 from hangdoc.introspect.source_records import redacted_source
 from probes import Observation, Request, Tier
 
@@ -37,7 +37,7 @@ class TypesProbe:
 
     def observe(self, request: Request) -> Observation:
         stacks = {target.pid: (request.records or {}).get(target.pid, {}).get("stacks") for target in request.targets}
-        files = {pid: _files(record) for pid, record in stacks.items() if isinstance(record, Stacks)}
+        files = {pid: own_files(record) for pid, record in stacks.items() if isinstance(record, Stacks)}
         found, _ = self._sources.ask({pid: dict.fromkeys(own, (0,)) for pid, own in files.items()})
         return Observation(
             {
@@ -55,17 +55,6 @@ class TypesProbe:
 
 def _numbered_lines(answer: Any) -> Iterator[tuple[int, _Lines]]:
     yield 0, tuple((number, redacted_source(text)) for number, text in answer)
-
-
-def _files(stacks: Stacks) -> dict[str, None]:
-    """User files on the stacks, once each."""
-    frames = (frame for stack in stacks.threads for frame in stack.frames)
-    return {frame.file: None for frame in frames if not frame.native and _own(frame.file)}
-
-
-def _own(file: str) -> bool:
-    library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python3" in file
-    return not library and not file.startswith("<") and "torchinductor" not in file
 
 
 PROBE = TypesProbe()

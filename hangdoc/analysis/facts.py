@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from hangdoc.analysis import Case, Key, load, rounds
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
+from hangdoc.analysis.collectives.membership import MembershipFacts
 from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
 from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
@@ -94,6 +95,7 @@ class RankFacts:
     wait_graph: WaitGraphFacts
     tensors: TensorArgumentFacts
     gradient_sync: GradientSyncFacts
+    membership: MembershipFacts
     recorder: RecorderFacts
     dumps: DumpFacts
     resources: ResourcesFacts

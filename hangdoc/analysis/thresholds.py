@@ -40,6 +40,7 @@ OFTEN = Threshold(0.3, "share of the looks", "chosen: more than the few looks th
 # --- looks and time watched -----------------------------------------------------------------------
 
 BACKWARD_LOOKS = Threshold(2, "looks", "chosen: on a busy host a thread may sleep once for other reasons")
+TRAINING_LOOKS = Threshold(2, "looks", "chosen: one may be a trial step before the job assembles")
 STILL_LOOKS = Threshold(3, "looks", "chosen: two may find the same line of two iterations")
 MIN_LOOKS = Threshold(4, "looks", "chosen: with fewer, one odd look is a quarter or more")
 WATCHED_LOOKS = Threshold(6, "looks", "chosen: with fewer looks, one look more or less decides about a share")

@@ -26,6 +26,20 @@ class ProcessGroups(Record, frozen=True):
     world_size: int | None = None
     local_rank: int | None = None  # from the current os.environ
     master: str | None = None  # address:port, from the current os.environ
+    exists: bool | None = None  # torch.distributed has a process group; None: its tables were not found
+
+
+class JoinCall(Record, frozen=True):
+    """A call in a rank's script that creates the process group."""
+
+    at: str  # "train.py:14"
+    conditions: tuple[str, ...] = ()  # source text of the conditions under which it runs, outermost first
+
+
+class JoinCalls(Record, frozen=True):
+    """Such calls in the files on a rank's stacks (record of probe `joins`)."""
+
+    calls: tuple[JoinCall, ...]
 
 
 class RecordedCall(Record, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hangdoc.evidence.record import Record
 
 
@@ -41,6 +43,14 @@ class Process(Record, frozen=True):
     nice: int | None = None
     children: tuple[ChildProcess, ...] = ()
     system_s: float | None = None  # part of cpu_s spent in the kernel
+
+
+class Channels(Record, frozen=True):
+    """What a rank may share with other processes of its host (record of probe `channels`)."""
+
+    memory: Mapping[str, int]  # bytes of each shared writable mapping, by device and inode: "00:1a:4242"
+    sockets: tuple[str, ...] | None  # connections of its Unix sockets, by both inodes: "812-813"; None: not readable
+    rdma: bool = False  # it has mapped an RDMA adapter
 
 
 class ChildProcess(Record, frozen=True):

@@ -1,6 +1,8 @@
-"""Library versions of a rank, and number types in its source (probes `versions`, `types`)."""
+"""Versions, scripts, configuration and number types of a rank (probes `versions`, `configuration`, `types`)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from hangdoc.evidence.record import Record
 
@@ -17,3 +19,11 @@ class Versions(Record, frozen=True):
     torch: str | None = None
     nccl: str | None = None
     python: str | None = None
+    packages: Mapping[str, str] = {}  # versions of installed packages that shape a training, by name
+    scripts: Mapping[str, str] = {}  # digests of the user's files that it runs, by base name
+
+
+class Configuration(Record, frozen=True):
+    """Small values in configuration objects (record of probe `configuration`)."""
+
+    values: Mapping[str, str]  # "args.lr" -> "0.1"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from hangdoc.evidence import Stacks
 from hangdoc.system import procfs, sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content, read_failure, regular
 
@@ -172,6 +173,17 @@ class Sources(Generic[T]):
         answers: dict[int, T | None] = {**dict.fromkeys(asked), **dict(items)}
         for key, item in answers.items():
             self._kept.put((identity, key), item)
+
+
+def own_files(stacks: Stacks) -> dict[str, None]:
+    """User files on the stacks, once each."""
+    frames = (frame for stack in stacks.threads for frame in stack.frames)
+    return {frame.file: None for frame in frames if not frame.native and _is_own(frame.file)}
+
+
+def _is_own(file: str) -> bool:
+    library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python3" in file
+    return not library and not file.startswith("<") and "torchinductor" not in file
 
 
 def _process(pid: int) -> tuple[int, int]:

@@ -10,9 +10,11 @@ from hangdoc.evidence import Unseen
 from hangdoc.recording.codec import BadRecord, decode
 from hangdoc.verdict import SCHEMA, Considered, Culprit, Finding, Link, RankLine, Verdict
 
+_SAME = ("status", "stalled_for_s", "job", "considered", "unseen", "differences")  # of the same form in both
+
 
 def to_json(verdict: Verdict) -> dict[str, Any]:
-    """The verdict in the form of the contract, with the optional keys `note` and `considered`."""
+    """The verdict in the form of the contract, with the optional keys `note`, `considered` and `differences`."""
     return {
         "schema": SCHEMA,
         "hangdoc": __version__,
@@ -29,6 +31,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
         "unseen": [_unseen(unseen) for unseen in verdict.unseen],
         "note": verdict.note,
         "considered": [_plain(considered) for considered in verdict.considered],
+        "differences": list(verdict.differences),
     }
 
 
@@ -37,7 +40,7 @@ def from_json(value: Any) -> Verdict:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise BadRecord(f"not a verdict: no `schema: {SCHEMA}`")
     given = {
-        **{name: value.get(name) for name in ("status", "stalled_for_s", "job", "considered", "unseen")},
+        **{name: value.get(name) for name in _SAME},
         "note": value.get("note", ""),
         "findings": _each(value.get("findings", []), _read_finding),
     }

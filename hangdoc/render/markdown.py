@@ -40,6 +40,7 @@ def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str]
     ]
     if verdict.note:
         lines += ["", escape(verdict.note)]
+    lines += _section("What differs between the ranks", map(escape, verdict.differences), MOST)
     if first:
         lines += _finding(first, job)
     elif verdict.status != "healthy":

@@ -93,6 +93,17 @@ def _headline(page: Page, verdict: Verdict) -> None:
     page.parts(parts)
     if note:
         page.paragraph(note, 2)
+    _differences(page, verdict)
+
+
+def _differences(page: Page, verdict: Verdict) -> None:
+    """The settings that differ between ranks, if nothing explains the job."""
+    if not verdict.differences:
+        return
+    if verdict.note:
+        page.blank()
+    for i, text in enumerate(verdict.differences):
+        page.row("" if i else "differs", clean(text), LABEL)
 
 
 def _finding(page: Page, finding: Finding, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The kernel's table of TCP sockets of one network namespace: sock_diag with tcp_info, or /proc/PID/net/tcp.
+"""The kernel's tables of sockets of one network namespace: TCP with tcp_info, or /proc/PID/net/tcp; Unix peers.
 
 Uses the standard library on purpose. pyroute2 0.9 unpacks a tcp_info of fixed length whatever the kernel sent, so
 before Linux 5.4 its newest fields contain bytes of the next attribute. It decodes every socket of the host, and we need
@@ -41,6 +41,11 @@ _MESSAGE = struct.Struct("=4B2s2s16s16s12x5I")  # inet_diag_msg of linux/inet_di
 _INODE = struct.Struct("=I")
 _INODE_AT = _HEADER.size + _MESSAGE.size - 4
 _PORT_AT = _HEADER.size + 4
+# unix_diag_req and unix_diag_msg of linux/unix_diag.h
+_UNIX_REQUEST = struct.Struct("=BBH5I")  # family, protocol, padding, states, inode, what to show, cookie
+_ALL_STATES = 0xFFFFFFFF
+_SHOW_PEER, _UNIX_DIAG_PEER = 0x4, 2
+_UNIX_INODE_AT, _UNIX_ATTRIBUTES_AT = _HEADER.size + 4, _HEADER.size + 16
 _ATTRIBUTE = struct.Struct("=HH")
 _PORT = struct.Struct(">H")
 
@@ -93,7 +98,7 @@ class SockDiag:
     def connections(self, inodes: Container[int]) -> Iterator[Fields]:
         """The TCP sockets (IPv4 and IPv6) with one of `inodes`. Raises OSError: refused, or no tcp_diag."""
         for family in (socket.AF_INET, socket.AF_INET6):
-            for message in self._dump(family):
+            for message in self._dump(_tcp_request(family)):
                 if _INODE.unpack_from(message, _INODE_AT)[0] in inodes:
                     yield _decode(message)
 
@@ -101,14 +106,22 @@ class SockDiag:
         """The TCP sockets with local port `port`, listening ones included. Raises OSError as above."""
         wanted = _PORT.pack(port)
         for family in (socket.AF_INET, socket.AF_INET6):
-            for message in self._dump(family):
+            for message in self._dump(_tcp_request(family)):
                 if message[_PORT_AT : _PORT_AT + 2] == wanted:
                     yield _decode(message)
 
-    def _dump(self, family: int) -> Iterator[bytes]:
+    def unix_peers(self, inodes: Container[int]) -> dict[int, int]:
+        """The inode at the other end of each connected Unix socket with one of `inodes`. Raises OSError as above."""
+        found: dict[int, int] = {}
+        for message in self._dump(_UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, 0, 0)):
+            (inode,) = _INODE.unpack_from(message, _UNIX_INODE_AT)
+            if inode in inodes and (peer := _attributes(message, _UNIX_ATTRIBUTES_AT).get(_UNIX_DIAG_PEER)):
+                found[inode] = _INODE.unpack(peer)[0]
+        return found
+
+    def _dump(self, request: bytes) -> Iterator[bytes]:
         """The messages of one dump, with their headers."""
         self._sequence += 1
-        request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), sum(1 << s for s in STATES))
         header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _DUMP, self._sequence, 0)
         self._socket.sendto(header + request, (0, 0))
         while True:
@@ -128,6 +141,10 @@ class SockDiag:
                 yield message
 
 
+def _tcp_request(family: int) -> bytes:
+    return _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), sum(1 << s for s in STATES))
+
+
 def _decode(message: bytes) -> Fields:
     """Fields of a Connection from an inet_diag_msg and its INET_DIAG_INFO attribute."""
     family, state, timer, _, port, peer_port, address, peer, _, received, queued, uid, inode = _MESSAGE.unpack_from(
@@ -145,13 +162,20 @@ def _decode(message: bytes) -> Fields:
         "uid": uid,
         "inode": inode,
     }
-    offset = _HEADER.size + _MESSAGE.size
+    info = _attributes(message, _HEADER.size + _MESSAGE.size).get(_INET_DIAG_INFO)
+    if info is not None and state != 10:
+        fields.update(_tcp_info(info))
+    return fields
+
+
+def _attributes(message: bytes, offset: int) -> dict[int, bytes]:
+    """The attributes of a message from `offset` on, by kind."""
+    found: dict[int, bytes] = {}
     while offset + _ATTRIBUTE.size <= len(message):
         length, kind = _ATTRIBUTE.unpack_from(message, offset)
-        if kind == _INET_DIAG_INFO and state != 10:
-            fields.update(_tcp_info(message[offset + _ATTRIBUTE.size : offset + length]))
+        found[kind] = message[offset + _ATTRIBUTE.size : offset + length]
         offset += (max(length, _ATTRIBUTE.size) + 3) & ~3
-    return fields
+    return found
 
 
 def _tcp_info(raw: bytes) -> Fields:

@@ -68,7 +68,7 @@ class Difference:
 
     name: str
     values: Values
-    kind: str  # size | version | option | variable
+    kind: str  # size | version | option | variable; of `differences`, one of its KINDS
     outlier: frozenset[Key]  # ranks with a minority value
 
 
@@ -88,7 +88,7 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
             facts.update({key: SettingsFacts(key in differences[0].outlier, parted) for key in alive})
         kinds = {one.kind for one in differences}
         return facts, SettingsJob(
-            tuple(_format_difference(case, one) for one in differences),
+            tuple(format_difference(case, one) for one in differences),
             "size" in kinds,
             "version" in kinds,
             bool(diverging),
@@ -209,7 +209,8 @@ def _splits(one: Difference, where: Callable[[Key], object]) -> bool:
     return not inside & outside and None not in inside | outside
 
 
-def _format_difference(case: Case, one: Difference) -> str:
+def format_difference(case: Case, one: Difference) -> str:
+    """`--accum = 2 on ranks 0-1, 3 on rank 2`."""
     by_value: dict[str, list[Key]] = {}
     for key, value in one.values.items():
         by_value.setdefault(value, []).append(key)

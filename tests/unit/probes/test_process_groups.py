@@ -83,7 +83,7 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
     """From before init_process_group to after its end, the rank told by an argument alone."""
     probe = GroupsProbe()
     with job(tmp_path) as ranks:
-        assert [read(probe, rank) for rank in ranks] == [ProcessGroups()] * RANKS
+        assert [read(probe, rank) for rank in ranks] == [ProcessGroups(exists=False)] * RANKS
         for word in ("init", "pairs", "drop", "many", "end", "init"):
             for rank in ranks:
                 rank.tell(word)
@@ -91,6 +91,7 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
                 told, own, size = rank.says()
                 found = read(probe, rank)
                 assert as_told(found) == told
+                assert found.exists is (word != "end")
                 assert len(told) == {"init": 1, "end": 0}.get(word, len(told))
                 if word == "end":
                     assert (found.rank, found.world_size) == (None, None)
@@ -116,7 +117,7 @@ def test_an_environment_set_after_the_start(tmp_path: Path) -> None:
     """/proc/PID/environ is silent; `os.environ` is not."""
     with job(tmp_path, "environ", size=1) as (rank,):
         assert b"RANK" not in Path(f"/proc/{rank.pid}/environ").read_bytes()
-        assert read(GroupsProbe(), rank) == ProcessGroups((), 0, 1, 0, "10.0.0.1:29500")
+        assert read(GroupsProbe(), rank) == ProcessGroups((), 0, 1, 0, "10.0.0.1:29500", exists=False)
 
 
 @every_python

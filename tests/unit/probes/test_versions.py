@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from hangdoc.evidence import Process
 from hangdoc.evidence.software import Versions
+from probes import Request, Tier
 from probes.versions import PROBE, versions_of
 from tests.support.probe_targets import started
 
@@ -71,3 +74,19 @@ def test_a_version_file_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) 
     assert seen.by_pid[program.pid] == Versions(None, None, PYTHON)
     (lack,) = seen.unseen
     assert "version.py could not be read (it is a FIFO, not a regular file)" in lack.why
+
+
+def test_packages_and_scripts(tmp_path: Path) -> None:
+    for name in ("transformers-4.57.1", "NumPy-2.4.6", "unknown_tool-1.0"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    found = mapped(tmp_path, "torch/lib/libtorch_cpu.so")
+    assert found is not None
+    assert found.packages == {"NumPy": "2.4.6", "transformers": "4.57.1"}
+    script = tmp_path / "train.py"
+    script.write_text("import json, time\nprint(json.dumps(1), flush=True)\ntime.sleep(30)\n")
+    with started(str(script)) as program:
+        request = program.request()
+        command = Process(1, 1, 0, "S", ("python", "-u", str(script)), None, None, 1.0, 1.0, 1, ())
+        records = {program.pid: {"cpu": command}}
+        seen = PROBE.observe(Request(request.targets, Tier.EXAMINE, records=records)).by_pid[program.pid]
+    assert seen.scripts == {"train.py": sha256(script.read_bytes()).hexdigest()[:12]}

@@ -358,7 +358,8 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_verdict_contract() -> None:
     told = to_json(VERDICT)
     assert list(told) == [
-        *("schema", "hangdoc", "status", "stalled_for_s", "job", "findings", "unseen", "note", "considered")
+        *("schema", "hangdoc", "status", "stalled_for_s", "job", "findings", "unseen", "note", "considered"),
+        "differences",
     ]
     assert told["stalled_for_s"] == 41.2
     assert list(told["job"]) == ["id", "world_size", "launcher", "hosts", "ranks"]
@@ -380,7 +381,7 @@ def test_other_values_are_bad_records(wrong: object) -> None:
         from_json(wrong)
 
 
-@pytest.mark.parametrize("field", ["status", "job", "findings", "unseen", "considered", "note"])
+@pytest.mark.parametrize("field", ["status", "job", "findings", "unseen", "considered", "note", "differences"])
 def test_a_damaged_verdict_is_a_bad_record(field: str) -> None:
     for wrong in (3, [3], {"a": 3}):
         with pytest.raises(BadRecord):

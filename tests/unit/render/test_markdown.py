@@ -63,3 +63,8 @@ def test_long_hostile_names_do_not_make_long_tickets() -> None:
     outside = re.sub(r"(?<!\\)`[^`\n]*`", "", text)  # in code nothing is markup
     assert not re.search(r"(?<!\\)[<{\[]", outside)
     assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"]
+
+
+def test_differences_have_a_section() -> None:
+    text = ticket(replace(uneven(), findings=(), differences=("--lr = 1 on rank 0, <b> on rank 1",)))
+    assert "## What differs between the ranks\n\n- --lr = 1 on rank 0, \\<b\\> on rank 1\n" in text

@@ -119,3 +119,12 @@ def test_hostile_text_is_shown_literally(console: MakeConsole, colour: bool) -> 
     assert "[bold red]x[/]" in without_colour
     assert ":skull:" in without_colour
     assert ("\x1b[" in text) is colour
+
+
+def test_differences_come_first_under_the_note(console: MakeConsole) -> None:
+    verdict = replace(
+        uneven(), findings=(), note="no playbook matches", differences=("--lr = 1 on rank 0, 2 on rank 1", "A = 3 \x1b")
+    )
+    shown = plain(verdict, console()).splitlines()
+    assert shown[1:5] == ["  no playbook matches", "", "  differs  --lr = 1 on rank 0, 2 on rank 1", "           A = 3"]
+    assert shown[5] == ""
