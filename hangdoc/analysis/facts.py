@@ -20,6 +20,7 @@ from hangdoc.analysis import Case, Key, load, rounds
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
 from hangdoc.analysis.collectives.recorder import RecorderFacts
+from hangdoc.analysis.collectives.reducer import ReducerFacts
 from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
 from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
 from hangdoc.analysis.compute.batch_size import BatchSizeFacts
@@ -93,6 +94,7 @@ class RankFacts:
     wait_graph: WaitGraphFacts
     tensors: TensorArgumentFacts
     gradient_sync: GradientSyncFacts
+    reducer: ReducerFacts
     recorder: RecorderFacts
     dumps: DumpFacts
     resources: ResourcesFacts

@@ -42,6 +42,9 @@ class LogsFacts:
     call: str | None = None  # its call: "ALLREDUCE [1000] Float"
     sizes: bool | None = None  # the operations agree; only sizes or dtypes differ
     overrun: str | None = None  # gloo aborted it because it received too much: "1000 bytes where it expected 996"
+    unfinished: bool | None = None  # DDP raised in forward: the last backward left gradients that were not reduced
+    gradless: str | None = None  # parameters without a gradient, named by DDP: indices "2 3", or names
+    detects: bool | None = None  # DDP says that find_unused_parameters=True is set
     error: str | None = None  # its own exception, no other rank's fault: "ValueError: bad batch"
     error_site: str | None = None  # innermost user frame of that exception
     error_line: str | None = None  # "file:line" of that exception in the log
@@ -146,6 +149,7 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
     mismatch = next((mismatch for mismatch in job.mismatches if rank in mismatch.calls), None)
     watchdog, overrun = last(events, "watchdog_stuck"), last(events, "size_mismatch")
     unmoved = last(events, "would_not_end")
+    unfinished, gradless = last(events, "reduction_unfinished"), last(events, "gradients_missing")
     own = failure.own if failure else None
     facts = LogsFacts(
         timed_out=True if timeout else None,
@@ -159,6 +163,9 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         overrun=(
             f"{overrun.fields['received']} bytes where it expected {overrun.fields['expected']}" if overrun else None
         ),
+        unfinished=True if unfinished else None,
+        gradless=gradless.fields.get("parameters") if gradless else None,
+        detects="detects" in unfinished.fields if unfinished else None,
         error=own.text if own else None,
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
