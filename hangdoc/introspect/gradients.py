@@ -40,14 +40,18 @@ class _TooLarge(Exception):
 def replicated_models(
     memory: Memory, interpreter: Interpreter, variables: Mapping[int, str]
 ) -> tuple[ReplicatedModel, ...]:
-    """The DDP models that these variables, by address, lead to. Raises Unreadable."""
+    """The DDP models that these variables, by address, lead to. Raises Unreadable.
+
+    Each is read twice, and left out if it changed: the process may run.
+    """
     walk = _Walk(memory, interpreter)
     undefined = _undefined(memory)
     found: dict[int, ReplicatedModel | None] = {}
     if undefined is not None:
         for address, kind, name in islice(walk.wrappers(variables), _MODELS):
             if address not in found:
-                found[address] = walk.model(address, kind, name, undefined)
+                first, again = (walk.model(address, kind, name, undefined) for _ in range(2))
+                found[address] = first if first == again else None
     return tuple(model for model in found.values() if model is not None)
 
 

@@ -128,7 +128,7 @@ def _progress(own: Steps, peer: Steps) -> tuple[bool | None, str | None]:
             step = next((f"{name} = {a:g}" for name, (a, b) in counts.items() if a == b), None)
         if there is relation.peer:
             break
-    return True, step
+    return True, step if relation.kind != "left_loop" else None  # it may have left by `break`, before backward
 
 
 def _counts(names: Sequence[str], own: Step, peer: Step) -> Mapping[str, tuple[float, float]]:
