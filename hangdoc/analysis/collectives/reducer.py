@@ -46,7 +46,7 @@ class ReducerAnalysis(Analysis[ReducerFacts, None]):
         }
         replicated = any(models.values()) or any("c10d::Reducer::" in (own.native_leaf or "") for own in stack.values())
         waiting = {key: None for key, own in stack.items() if replicated and _in_reducer(own)}
-        complete = _complete([models.get(key, ()) for key in waiting])
+        complete = _complete([models[key] for key in waiting if key in models])
         peer = judged_thread(case, next(iter(waiting))) if waiting else None
         return {
             key: _facts(
@@ -69,7 +69,7 @@ def _in_reducer(stack: StackFacts) -> bool:
 
 
 def _complete(waiting: Sequence[Sequence[ReplicatedModel]]) -> frozenset[int]:
-    """Numbers of parameters of the models that have all gradients on every rank that waits.
+    """Numbers of parameters of the models that have all gradients on every rank that waits and was read.
 
     The number is what a model has in common on all ranks; variables may have other names.
     """

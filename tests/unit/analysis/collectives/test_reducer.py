@@ -89,6 +89,10 @@ def test_one_waiting_rank_without_a_gradient_is_enough_to_know_nothing(stage: St
     assert facts(stage, waits(7, model(0)), waits(7, model(1)), logs(7, model(3)))[2].missing is None
 
 
+def test_a_waiting_rank_that_was_not_read_does_not_matter(stage: Stage) -> None:
+    assert facts(stage, waits(7, model(0)), waits(7), logs(7, model(3)))[2].missing == 3
+
+
 def test_a_rank_in_another_step_has_not_passed(stage: Stage) -> None:
     """One step behind its peers, it has not reached their backward; counted up already, it may have passed it."""
     assert [rank.passed for rank in facts(stage, waits(7), logs(6))] == [None, False]
