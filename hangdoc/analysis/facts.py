@@ -21,6 +21,7 @@ from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
 from hangdoc.analysis.collectives.membership import MembershipFacts
 from hangdoc.analysis.collectives.recorder import RecorderFacts
+from hangdoc.analysis.collectives.reducer import ReducerFacts
 from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
 from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
 from hangdoc.analysis.compute.batch_size import BatchSizeFacts
@@ -96,6 +97,7 @@ class RankFacts:
     tensors: TensorArgumentFacts
     gradient_sync: GradientSyncFacts
     membership: MembershipFacts
+    reducer: ReducerFacts
     recorder: RecorderFacts
     dumps: DumpFacts
     resources: ResourcesFacts

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from hangdoc.introspect.elf import Image, Symbols, images
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.objects import Objects
+from hangdoc.introspect.objects import MANAGED_DICT, Objects, Type
 
 OLDEST, NEWEST = (3, 10), (3, 14)  # tested versions
 
@@ -24,6 +25,7 @@ _STATE_BYTES = 8192  # searched of a PyInterpreterState outside the runtime
 _ENTRIES = 1 << 16  # of a dict
 _EARLY = 128  # modules; `__main__` is among the first thirty
 _USER_SPACE = range(1 << 16, 1 << 47)
+_MANAGED = 24  # bytes before an object: the address of its dict, from 3.11
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +104,12 @@ def _dicts(memory: Memory, interpreter: Interpreter, words: tuple[int, ...]) -> 
 
 
 def read_dict(memory: Memory, interpreter: Interpreter, address: int) -> list[tuple[int, int]] | None:
-    """Addresses of keys and values, in order of insertion, of a dict with a combined table (as all module dicts).
+    """Addresses of keys and values of a dict; in order of insertion, unless it shares its keys with other dicts.
 
-    None: not such a dict. Raises Unreadable.
+    None: not a dict. Raises Unreadable.
     """
     _, kind, used, _, keys, values = memory.words(address, 6)
-    if kind != interpreter.dict_type or values or not 0 <= used <= _ENTRIES:
+    if kind != interpreter.dict_type or not 0 <= used <= _ENTRIES:
         return None
     if interpreter.version <= (3, 10):  # dk_refcnt dk_size dk_lookup dk_usable dk_nentries
         _, size, _, _, count = memory.words(keys, 5)
@@ -121,7 +123,25 @@ def read_dict(memory: Memory, interpreter: Interpreter, address: int) -> list[tu
         return None
     pairs = struct.Struct("<8x2Q" if stride == 24 else "<2Q")  # a general table has the hash first
     data = memory.read(start, count * stride) if count else b""
-    return [(key, value) for key, value in pairs.iter_unpack(data) if key and value]
+    found = list(pairs.iter_unpack(data))
+    if values and count:  # the table has the keys alone; from 3.13, the values have a header
+        own = memory.words(values + (8 if interpreter.version >= (3, 13) else 0), count)
+        found = [(key, value) for (key, _), value in zip(found, own, strict=True)]
+    return [(key, value) for key, value in found if key and value]
+
+
+def read_attributes(memory: Memory, interpreter: Interpreter, address: int, kind: Type) -> list[tuple[int, int]] | None:
+    """Addresses of the names and values in the `__dict__` of an object; None: it has none yet. Raises Unreadable."""
+    if kind.flags & MANAGED_DICT:
+        near: tuple[int, ...] = (memory.word(address - _MANAGED),)
+    else:
+        near = memory.words(address + 16, max(0, (kind.extent or 0) - 16) // 8)
+    for word in near:
+        if not word & 7 and word in _USER_SPACE:
+            with suppress(Unreadable):
+                if memory.word(word + 8) == interpreter.dict_type:
+                    return read_dict(memory, interpreter, word)
+    return None
 
 
 def lookup(memory: Memory, interpreter: Interpreter, address: int, names: Collection[str]) -> dict[str, int]:

@@ -120,13 +120,26 @@ def _follow(memory: Memory, interpreter: Interpreter, path: Sequence[int]) -> in
     return address
 
 
-def _read(memory: Memory, place: Place) -> tuple[Variable, ...] | None:
-    """The variables; None: the dict is not that of `__main__`. Raises Unreadable."""
-    interpreter = place.interpreter
-    module = dict(read_dict(memory, interpreter, place.modules(memory)) or ()).get(place.key)
+def script_globals(memory: Memory, place: Place) -> dict[int, str]:
+    """The objects in globals of `__main__`, by address, with the name of one variable each. Raises Unreadable."""
+    entries = (_entries(memory, place) or [])[-_LAST_NAMES:]
+    names = Objects(memory, place.interpreter.version).describe(key for key, _ in entries)
+    return {value: name for key, value in entries if key in names and (name := names[key].text)}
+
+
+def _entries(memory: Memory, place: Place) -> list[tuple[int, int]] | None:
+    """Addresses of names and values in the dict of `__main__`. Raises Unreadable."""
+    module = dict(read_dict(memory, place.interpreter, place.modules(memory)) or ()).get(place.key)
     if module is None:
         return None
-    entries = read_dict(memory, interpreter, memory.word(module + MODULE_DICT)) or []
+    return read_dict(memory, place.interpreter, memory.word(module + MODULE_DICT)) or []
+
+
+def _read(memory: Memory, place: Place) -> tuple[Variable, ...] | None:
+    """The variables; None: the dict is not that of `__main__`. Raises Unreadable."""
+    interpreter, entries = place.interpreter, _entries(memory, place)
+    if entries is None:
+        return None
     objects = Objects(memory, interpreter.version)
     seen = objects.describe(
         address for entry in (*entries[:_FIRST_NAMES], *entries[-_LAST_NAMES:]) for address in entry

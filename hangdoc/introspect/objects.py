@@ -22,6 +22,7 @@ _DEEPEST = 16  # bases followed of a type
 # PyTypeObject.tp_flags: Py_TPFLAGS_*_SUBCLASS
 _INT, _LIST, _TUPLE, _STR, _DICT, _TYPE = (1 << bit for bit in (24, 25, 26, 28, 29, 31))
 _INLINE_VALUES = 1 << 2
+HEAP_TYPE = 1 << 9  # a class written in Python
 _NUMPY_NUMBERS = {
     "numpy.int8": "<b", "numpy.int16": "<h", "numpy.int32": "<i", "numpy.int64": "<q", "numpy.uint8": "<B",
     "numpy.uint16": "<H", "numpy.uint32": "<I", "numpy.uint64": "<Q", "numpy.float16": "<e", "numpy.float32": "<f",
@@ -31,7 +32,7 @@ _NUMPY_NUMBERS = {
 # References.
 _BEFORE = 32  # bytes before an object with pointers to its attributes (3.11 and later)
 _OWN = 48 * 8  # most bytes of an object: its slots, the address of its dict, or (3.13) its attributes
-_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT (3.11): pointers before the object
+MANAGED_DICT = 1 << 4  # Py_TPFLAGSMANAGED_DICT (3.11): pointers before the object
 _VALUES = 96 * 8  # bytes read of an attribute table
 _USER_SPACE = range(1 << 16, 1 << 47)
 _MAX = 4096  # objects followed
@@ -228,7 +229,7 @@ def references(memory: Memory, address: int, kind: Type) -> list[int]:
     before, own = memory.peek_many([(address - _BEFORE, _BEFORE), (address, size)])
     if own is None:
         return []
-    if not kind.flags & _MANAGED_DICT:
+    if not kind.flags & MANAGED_DICT:
         before = None
     near = [word & ~1 for word in _words(before or b"")] + [(word + 1) & ~7 for word in _words(before or b"")]
     own_words = _pointers(_words(own))

@@ -35,6 +35,11 @@ _INLINE = 5  # sizes stored inline
 _CUSTOM_SIZES = 2  # TensorImpl::SizesStridesPolicy
 _MAX = 64  # dimensions a tensor can have
 
+# torch::autograd::AutogradMeta: name_ (libstdc++: a short text is in the object), grad_, grad_fn_, grad_accumulator_.
+# grad_fn_, which is null in a parameter, takes one word in 2.13, two before.
+_META_AFTER = (24, 32)  # offset of autograd_meta_ in TensorImpl; the second with older refcounts
+_META_BYTES, _NAME, _SHORT_NAME, _GRADIENT, _ACCUMULATOR = 80, 8, 24, 40, (56, 64)
+
 
 def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:
     """The tensors among the objects of one process, in a few system calls. Raises Unreadable.
@@ -44,6 +49,36 @@ def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:
     addresses = [a for a, item in seen.items() if not _BASES.isdisjoint((item.type.name, *item.type.bases))]
     first, again = _read(memory, addresses), _read(memory, addresses)
     return {address: tensor for address, tensor in first.items() if again.get(address) == tensor}
+
+
+def have_gradients(memory: Memory, addresses: Sequence[int], undefined: int) -> dict[int, bool]:
+    """By parameter: does it have a gradient? Those that never took part in autograd are left out. Raises Unreadable.
+
+    `undefined` is the address of `c10::UndefinedTensorImpl::_singleton`, which stands for "no tensor".
+    """
+    heads = memory.read_many([(address + 16, 16) for address in addresses])
+    pointers = [struct.unpack("<2Q", head) if head is not None else () for head in heads]
+    bodies = iter(memory.read_many([(impl, _IMPL_BYTES) for both in pointers for impl in both]))
+    found: dict[int, tuple[int, bytes]] = {}  # by parameter: its implementation's virtual table, and its body
+    for address, both in zip(addresses, pointers, strict=True):
+        for body in [next(bodies) for _ in both]:
+            if body is not None and _locate(body, address) is not None:
+                found.setdefault(address, (int.from_bytes(body[:8], "little"), body))
+    metas = [(a, struct.unpack_from("<Q", body, at)[0]) for a, (_, body) in found.items() for at in _META_AFTER]
+    read = memory.read_many([(meta, _META_BYTES) for _, meta in metas])
+    gradients = {
+        address: struct.unpack_from("<Q", body, _GRADIENT)[0]
+        for (address, meta), body in zip(metas, read, strict=True)
+        if body is not None
+        and struct.unpack_from("<Q", body, _NAME)[0] == meta + _SHORT_NAME
+        and any(struct.unpack_from("<Q", body, at)[0] for at in _ACCUMULATOR)
+    }
+    tables = memory.read_many([(gradient, 8) for gradient in gradients.values()])
+    return {
+        address: gradient != undefined
+        for (address, gradient), table in zip(gradients.items(), tables, strict=True)
+        if gradient == undefined or (table is not None and int.from_bytes(table, "little") == found[address][0])
+    }
 
 
 def _read(memory: Memory, addresses: Sequence[int]) -> dict[int, Tensor]:

@@ -6,7 +6,7 @@ came first, and which ranks were its victims. `stuck`: a collective timed out on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
@@ -24,6 +24,7 @@ from hangdoc.analysis.logs.hardware_errors import HardwareErrors, hardware_error
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, last, number
 from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, rendezvous_errors
 from hangdoc.evidence import limits
+from hangdoc.evidence.logs import LogEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class LogsFacts:
     call: str | None = None  # its call: "ALLREDUCE [1000] Float"
     sizes: bool | None = None  # the operations agree; only sizes or dtypes differ
     overrun: str | None = None  # gloo aborted it because it received too much: "1000 bytes where it expected 996"
+    unfinished: bool | None = None  # DDP raised in forward: the last backward left gradients that were not reduced
+    gradless: str | None = None  # parameters without a gradient, named by DDP: "head.weight, head.bias", "number 2 3"
     error: str | None = None  # its own exception, no other rank's fault: "ValueError: bad batch"
     error_site: str | None = None  # innermost user frame of that exception
     error_line: str | None = None  # "file:line" of that exception in the log
@@ -77,6 +80,7 @@ class LogsJob:
     outlier_sizes: tuple[Suspect, ...] = ()  # ranks that called the operation with another size and left no evidence
     outlier_call: str | None = None  # the call of the first of them
     overran: bool = False  # gloo aborted a rank because it received too much
+    detects: bool = False  # DDP says that find_unused_parameters=True is set
     tied: bool = False  # two different collectives were called by equally many ranks
     expected: int | None = None  # ranks that the rendezvous waited for
     come: int | None = None  # ranks that had joined when the rendezvous gave up
@@ -159,6 +163,8 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         overrun=(
             f"{overrun.fields['received']} bytes where it expected {overrun.fields['expected']}" if overrun else None
         ),
+        unfinished=True if last(events, "reduction_unfinished") else None,
+        gradless=_gradless(events),
         error=own.text if own else None,
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
@@ -178,6 +184,13 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
     return replace(facts, outlier=rank in mismatch.outliers, call=mismatch.format_call(rank), sizes=mismatch.sizes)
 
 
+def _gradless(events: Sequence[LogEvent]) -> str | None:
+    """Names if DDP printed them, else numbers, in the order of `parameters()`."""
+    found = [event.fields.get("parameters", "") for event in events if event.kind == "gradients_missing"]
+    names = [text for text in found if text[:1].isalpha() or text[:1] == "_"]
+    return names[-1] if names else f"number {found[-1]}" if found else None
+
+
 def _job_facts(job: _Findings) -> LogsJob:
     logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
     absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
@@ -194,6 +207,7 @@ def _job_facts(job: _Findings) -> LogsJob:
         outlier_sizes=tuple(Suspect(rank) for mismatch, rank in unseen if mismatch.sizes),
         outlier_call=next((mismatch.format_call(rank) for mismatch, rank in unseen), None),
         overran=any(True for _ in logs.all("size_mismatch")),
+        detects=any("detects" in event.fields for event in logs.all("reduction_unfinished")),
         tied=any(mismatch.tied for mismatch in job.mismatches),
         expected=rendezvous.expected,
         come=rendezvous.joined,

@@ -168,7 +168,16 @@ def test_a_stall_verdict_does_not_derive_facts_of_slow_jobs() -> None:
 def test_facts_that_only_rules_read_are_derived_when_one_reads_them() -> None:
     (found,) = read(ROOT / "playbooks/uneven-batches/capture.jsonl.zst")
     facts = judge().facts(found.snapshots)
-    assert {*facts.deferred} == {"process", "precision", "gradient_sync", "membership", "batch", "data_paths", "fabric"}
+    assert {*facts.deferred} == {
+        "process",
+        "precision",
+        "gradient_sync",
+        "membership",
+        "reducer",
+        "batch",
+        "data_paths",
+        "fabric",
+    }
     assert facts.case.has(StackFacts)
     assert not facts.case.has(ProcessFacts)
     process: Mapping[Key, ProcessFacts] = {(rank.host, rank.pid): rank.process for rank in facts.ranks}

@@ -6,10 +6,10 @@ import re
 import signal
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 
-from msgspec.structs import replace
+from msgspec.structs import replace as replace_record
 
 from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
@@ -113,6 +113,8 @@ class LogCollector:
                 raised = found.exception
                 self._add_event(origin, "exception", raised.text, matched, line, _exception_fields(raised))
                 self._events_of(origin).offer_stack(1, line.at, found.exception.stacks)
+        elif kind == "gradients_missing" and origin.rank is None:
+            origin = replace(origin, rank=int(fields["rank"]))  # DDP names the rank that raises
         elif kind == "told_to_end":
             self.sigterm_lines[int(fields["pid"])] = matched.number
         elif kind == "would_not_end":
@@ -237,7 +239,7 @@ class LogCollector:
 
 def _mark_teardown(event: LogEvent) -> LogEvent:
     """Mark an exception as caused by the launcher's signal."""
-    return replace(event, fields={**event.fields, TEARDOWN: "yes"})
+    return replace_record(event, fields={**event.fields, TEARDOWN: "yes"})
 
 
 def _exception_fields(exception: LoggedException) -> dict[str, str | None]:
