@@ -25,6 +25,7 @@ from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
 from hangdoc.analysis.compute.batch_size import BatchSizeFacts
 from hangdoc.analysis.compute.precision import PrecisionFacts
 from hangdoc.analysis.compute.recompilation import RecompilationFacts
+from hangdoc.analysis.compute.replicas import ReplicaFacts, ReplicaJob
 from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
@@ -64,6 +65,7 @@ class JobFacts:
     wait_graph: WaitGraphJob
     tensors: TensorArgumentJob
     dumps: DumpJob
+    replicas: ReplicaJob
     resources: ResourcesJob
     network: NetworkJob
     settings: SettingsJob
@@ -95,6 +97,7 @@ class RankFacts:
     gradient_sync: GradientSyncFacts
     recorder: RecorderFacts
     dumps: DumpFacts
+    replicas: ReplicaFacts
     resources: ResourcesFacts
     precision: PrecisionFacts
     batch: BatchSizeFacts
