@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.thresholds import DRIFTED_CHANGES, HALF, PACE_LOOKS, WATCHED_LOOKS
+from hangdoc.analysis.thresholds import DRIFTED_CHANGES, HALF, WATCHED_LOOKS
 from hangdoc.evidence import ProcessGroup, ProcessGroups, Stack, Stacks
 from hangdoc.evidence.parameters import Parameter, Parameters
 
@@ -56,12 +56,14 @@ class _History:
     start: str | None = None
     acquired: dict[str, None] = field(default_factory=dict)  # digests after its first change
     at: dict[int, str] = field(default_factory=dict)  # digest by count of changes
-    together: dict[float, int] = field(default_factory=dict)  # count by look, outside the optimizer
+    counted: dict[float, int] = field(default_factory=dict)  # count by look
+    stepping: set[float] = field(default_factory=set)  # looks within the optimizer
 
     def add(self, at_s: float, parameter: Parameter, steps: bool) -> None:
         for value in parameter.values:
-            if not steps:
-                self.together.setdefault(at_s, value.version)
+            self.counted.setdefault(at_s, value.version)
+            if steps:
+                self.stepping.add(at_s)
             if self.start is None:
                 self.start = value.digest
             elif value.digest != self.start and value.digest:
@@ -247,9 +249,10 @@ def _difference(own: _History, other: _History) -> tuple[int, int]:
     if not own.counts or not other.counts:
         return 0, 0
     equal = sum(own.at[count] != other.at[count] for count in own.at.keys() & other.at.keys())
-    ahead = {count: count - other.together[at_s] for at_s, count in own.together.items() if at_s in other.together}
-    usual = Counter(ahead.values()).most_common(1)
-    drift = max(ahead.values()) - min(ahead.values()) if len(ahead) >= PACE_LOOKS else 0
+    ahead = {at_s: count - other.counted[at_s] for at_s, count in own.counted.items() if at_s in other.counted}
+    settled = {own.counted[at_s]: by for at_s, by in ahead.items() if at_s not in own.stepping | other.stepping}
+    usual = Counter(settled.values()).most_common(1)
+    drift = max(ahead.values()) - min(ahead.values()) if len(ahead) >= WATCHED_LOOKS else 0
     return max(equal, usual[0][1] if usual else 0), drift
 
 
