@@ -1,6 +1,6 @@
 """Training of a small forecaster of made-up load curves, continued from a checkpoint where there is one.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant continued|averaged|helper|plain]
+torchrun --nproc-per-node 3 reproducer.py [--variant continued|averaged|plain]
 """
 
 import argparse
@@ -87,11 +87,10 @@ def train(variant, folder, epochs=20_000, batch_size=32):
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler, drop_last=True)
     model = Forecaster()
     objective = Objective(model)
-    if variant in ("continued", "helper"):
+    if variant == "continued":
         network = DistributedDataParallel(model)
-        if variant == "continued":
-            objective = Objective(network)
-            restore(network.module, folder)
+        objective = Objective(network)
+        restore(network.module, folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
@@ -110,7 +109,7 @@ def train(variant, folder, epochs=20_000, batch_size=32):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("continued", "averaged", "helper", "plain"), default="continued")
+    parser.add_argument("--variant", choices=("continued", "averaged", "plain"), default="continued")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as name:

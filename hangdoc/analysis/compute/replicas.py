@@ -79,7 +79,7 @@ class _History:
 
 _MODEL_CODE = "/torch/nn/modules/module.py"
 _BACKWARD = "_engine_run_backward"
-_COMPARED = 16  # ranks that one rank is compared with
+MAX_COMPARED = 16  # ranks that one rank is compared with
 _Histories = dict[Named, _History]
 
 
@@ -216,7 +216,7 @@ def _comparison(named: Named, held: Mapping[Key, _History]) -> _Comparison:
     sides = _sides(held)
     apart: dict[Key, tuple[int, int]] = {}
     for side in sides:
-        others = [key for other in sides if other is not side for key in other][:_COMPARED]
+        others = [key for other in sides if other is not side for key in other][:MAX_COMPARED]
         for key in side if others else ():
             states, drift = max(_difference(held[key], held[other]) for other in others)
             if states >= WATCHED_LOOKS or drift >= DRIFTED_CHANGES:
