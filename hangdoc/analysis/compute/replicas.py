@@ -111,25 +111,27 @@ def _cohorts(case: Case) -> dict[tuple[str, ...], list[Key]]:
 
     With smaller groups, the ranks may hold parts of one model, and only a wrapper says which hold the same.
     """
+    known = {key: _groups(case, key) for key in case.ranks}
+    split = any(1 < len(group.ranks) < _world(groups) for groups in known.values() for group in groups)
     found: dict[tuple[str, ...], list[Key]] = defaultdict(list)
     for key in case.ranks:
         record = case.record(key, "parameters")
         if isinstance(record, Parameters) and record.parameters and not record.sharded:
-            groups = case.record(key, "groups")
-            known = groups.groups if isinstance(groups, ProcessGroups) else ()
-            replicated = _group(record, known)
-            if replicated is not None:
-                found[key[0], replicated].append(key)
+            own = next((group for group in known[key] if record.wrapper and group.address == record.group), None)
+            if own is not None and not own.default:
+                found[key[0], own.name].append(key)
+            elif own is not None or not split:
+                found[key[0], ""].append(key)
     return found
 
 
-def _group(record: Parameters, known: Sequence[ProcessGroup]) -> str | None:
-    """The name of the process group whose ranks hold the same model; None: unknown."""
-    own = next((group for group in known if group.address == record.group), None) if record.wrapper else None
-    if own is not None:
-        return own.name
-    whole = next((len(group.ranks) for group in known if group.default), None)
-    return None if any(1 < len(group.ranks) < (whole or 0) for group in known) else ""
+def _groups(case: Case, key: Key) -> Sequence[ProcessGroup]:
+    record = case.record(key, "groups")
+    return record.groups if isinstance(record, ProcessGroups) else ()
+
+
+def _world(groups: Sequence[ProcessGroup]) -> int:
+    return next((len(group.ranks) for group in groups if group.default), 0)
 
 
 def _histories(case: Case, key: Key) -> _Histories:
