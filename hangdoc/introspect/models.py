@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hangdoc.introspect.attributes import instance_dicts, read_dicts
+from hangdoc.introspect.instance_dicts import instance_dicts, read_dicts
 from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
 from hangdoc.introspect.objects import Objects, Type, references_of

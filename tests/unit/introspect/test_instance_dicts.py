@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hangdoc.introspect.attributes import instance_dicts, read_dicts
+from hangdoc.introspect.instance_dicts import instance_dicts, read_dicts
 from hangdoc.introspect.memory import Memory
 from hangdoc.introspect.objects import Objects
 from tests.support.probe_targets import every_python, started
