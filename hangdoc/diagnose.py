@@ -47,6 +47,8 @@ class Judge:
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
         note = _note(facts, status, findings) or (_step_time_note(facts, usual_s) if status == "slow" else "")
+        if status in ("healthy", "slow"):
+            note = "; ".join(filter(None, (note, *_nonfinite_notes(facts))))
         if status == "healthy" and (doubts := _not_ruled_out(self.library, considered)):
             note = f"{note}; cannot rule out {doubts}"
         unseen = (*_unseen(facts), *_failed(considered))
@@ -190,6 +192,16 @@ def _step_time_note(facts: Facts, usual_s: float | None) -> str:
         return ""
     before = f"; it took {seconds(usual_s)} before" if usual_s is not None and usual_s < now_s / SLOWER else ""
     return f"a step takes {seconds(now_s)}{before}"
+
+
+def _nonfinite_notes(facts: Facts) -> Iterator[str]:
+    """Parameters that hold NaN or an infinity: the job goes on, and learns nothing."""
+    found: dict[str, list[RankFacts]] = {}
+    for rank in facts.ranks:
+        if rank.replicas.nonfinite:
+            found.setdefault(rank.replicas.nonfinite, []).append(rank)
+    for what, ranks in found.items():
+        yield f"{name_processes(ranks)}: parameter {what}"
 
 
 def _absent(facts: Facts) -> list[RankFacts]:

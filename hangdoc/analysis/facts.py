@@ -27,6 +27,7 @@ from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
 from hangdoc.analysis.compute.batch_size import BatchSizeFacts
 from hangdoc.analysis.compute.precision import PrecisionFacts
 from hangdoc.analysis.compute.recompilation import RecompilationFacts
+from hangdoc.analysis.compute.replicas import ReplicaFacts, ReplicaJob
 from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
@@ -67,6 +68,7 @@ class JobFacts:
     wait_graph: WaitGraphJob
     tensors: TensorArgumentJob
     dumps: DumpJob
+    replicas: ReplicaJob
     resources: ResourcesJob
     network: NetworkJob
     settings: SettingsJob
@@ -100,6 +102,7 @@ class RankFacts:
     reducer: ReducerFacts
     recorder: RecorderFacts
     dumps: DumpFacts
+    replicas: ReplicaFacts
     resources: ResourcesFacts
     precision: PrecisionFacts
     batch: BatchSizeFacts

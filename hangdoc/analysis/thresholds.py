@@ -61,6 +61,9 @@ HELD_S = Threshold(3.0, "s", "chosen: py-spy and CPU limiters stop a process for
 SLICE_S = Threshold(0.5, "s", "chosen: about one look, or two if a step takes as long")
 MIN_GAPS = Threshold(8, "gaps between calls", "chosen: enough to know how long the next call may take")
 OVERDUE = Threshold(2.0, "times the longest gap between calls", "chosen: a call as late as that is not merely slow")
+DRIFTED_CHANGES = Threshold(
+    16, "changes of a parameter", "chosen: replicas in step are one step apart at most, and a step makes 1 to 4"
+)
 MIN_STEP_S = Threshold(0.002, "s per iteration", "chosen: a faster counter does not count training steps")
 
 # --- CPU ------------------------------------------------------------------------------------------

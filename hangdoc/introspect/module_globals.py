@@ -107,6 +107,12 @@ class Globals:
         return (place.interpreter.text if place is not None else None), variables
 
 
+def script_objects(memory: Memory, place: Place) -> list[tuple[int, int]]:
+    """Addresses of names and values of the last globals of `__main__`. Raises Unreadable."""
+    entries = _script_entries(memory, place) or []
+    return entries[-_LAST_NAMES:]
+
+
 def is_group(type_name: str) -> bool:
     """True for the type name of torch's ProcessGroup."""
     return type_name.rpartition(".")[2] == "ProcessGroup"
@@ -120,27 +126,26 @@ def _follow(memory: Memory, interpreter: Interpreter, path: Sequence[int]) -> in
     return address
 
 
+def _script_entries(memory: Memory, place: Place) -> list[tuple[int, int]] | None:
+    """Keys and values of the dict of `__main__`; None: no such module. Raises Unreadable."""
+    interpreter = place.interpreter
+    module = dict(read_dict(memory, interpreter, place.modules(memory)) or ()).get(place.key)
+    return None if module is None else read_dict(memory, interpreter, memory.word(module + MODULE_DICT)) or []
+
+
 def script_globals(memory: Memory, place: Place) -> dict[int, str]:
     """The objects in globals of `__main__`, by address, with the name of one variable each. Raises Unreadable."""
-    entries = (_entries(memory, place) or [])[-_LAST_NAMES:]
+    entries = script_objects(memory, place)
     names = Objects(memory, place.interpreter.version).describe(key for key, _ in entries)
     return {value: name for key, value in entries if key in names and (name := names[key].text)}
 
 
-def _entries(memory: Memory, place: Place) -> list[tuple[int, int]] | None:
-    """Addresses of names and values in the dict of `__main__`. Raises Unreadable."""
-    module = dict(read_dict(memory, place.interpreter, place.modules(memory)) or ()).get(place.key)
-    if module is None:
-        return None
-    return read_dict(memory, place.interpreter, memory.word(module + MODULE_DICT)) or []
-
-
 def _read(memory: Memory, place: Place) -> tuple[Variable, ...] | None:
     """The variables; None: the dict is not that of `__main__`. Raises Unreadable."""
-    interpreter, entries = place.interpreter, _entries(memory, place)
+    entries = _script_entries(memory, place)
     if entries is None:
         return None
-    objects = Objects(memory, interpreter.version)
+    objects = Objects(memory, place.interpreter.version)
     seen = objects.describe(
         address for entry in (*entries[:_FIRST_NAMES], *entries[-_LAST_NAMES:]) for address in entry
     )

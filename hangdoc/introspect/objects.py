@@ -8,7 +8,7 @@ printable name.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoc.introspect.memory import Memory
@@ -20,7 +20,7 @@ _TEXT_BYTES = 256  # of a string's data
 _DEEPEST = 16  # bases followed of a type
 
 # PyTypeObject.tp_flags: Py_TPFLAGS_*_SUBCLASS
-_INT, _LIST, _TUPLE, _STR, _DICT, _TYPE = (1 << bit for bit in (24, 25, 26, 28, 29, 31))
+_INT, _LIST, _TUPLE, _STR, DICT, _TYPE = (1 << bit for bit in (24, 25, 26, 28, 29, 31))
 _INLINE_VALUES = 1 << 2
 HEAP_TYPE = 1 << 9  # a class written in Python
 _NUMPY_NUMBERS = {
@@ -32,7 +32,7 @@ _NUMPY_NUMBERS = {
 # References.
 _BEFORE = 32  # bytes before an object with pointers to its attributes (3.11 and later)
 _OWN = 48 * 8  # most bytes of an object: its slots, the address of its dict, or (3.13) its attributes
-MANAGED_DICT = 1 << 4  # Py_TPFLAGSMANAGED_DICT (3.11): pointers before the object
+MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT (3.11): pointers before the object
 _VALUES = 96 * 8  # bytes read of an attribute table
 _USER_SPACE = range(1 << 16, 1 << 47)
 _MAX = 4096  # objects followed
@@ -131,7 +131,7 @@ class Objects:
         if kind.name == "float" or "float" in kind.bases:
             value: float = struct.unpack_from("<d", head, 16)[0]
             return Seen(kind, "float", value, text=repr(value))
-        for flag, label in ((_LIST, "list"), (_TUPLE, "tuple"), (_DICT, "dict"), (_STR, "str")):
+        for flag, label in ((_LIST, "list"), (_TUPLE, "tuple"), (DICT, "dict"), (_STR, "str")):
             if kind.flags & flag:
                 return Seen(kind, label, length=size if 0 <= size < 1 << 40 else None)
         layout = _NUMPY_NUMBERS.get(kind.name)
@@ -225,18 +225,42 @@ def references(memory: Memory, address: int, kind: Type) -> list[int]:
 
     Stops at the end of the object, if its type shows it: the next bytes may be another object.
     """
-    size = _OWN if kind.extent is None else max(16, min(kind.extent, _OWN))
-    before, own = memory.peek_many([(address - _BEFORE, _BEFORE), (address, size)])
-    if own is None:
-        return []
-    if not kind.flags & MANAGED_DICT:
-        before = None
-    near = [word & ~1 for word in _words(before or b"")] + [(word + 1) & ~7 for word in _words(before or b"")]
-    own_words = _pointers(_words(own))
-    tables = [*_pointers(near), *_tables(memory, [address, *own_words, *_pointers(near)])]
-    blocks = memory.peek_many([(table, _VALUES) for table in dict.fromkeys(tables)])
-    found = [*own_words, *(word for block in blocks if block for word in _pointers(_words(block)))]
-    return list(dict.fromkeys(found))[:_MAX]
+    return references_of(memory, {address: kind}).get(address, [])
+
+
+def references_of(memory: Memory, kinds: Mapping[int, Type]) -> dict[int, list[int]]:
+    """`references` of many objects, in the system calls of one; unreadable objects are left out."""
+    pieces = [(address - _BEFORE, _BEFORE) for address in kinds]
+    pieces += [(address, _size(kind)) for address, kind in kinds.items()]
+    read = memory.peek_many(pieces)
+    words: dict[int, tuple[list[int], list[int]]] = {}  # pointers before the object, and in it
+    for (address, kind), before, own in zip(kinds.items(), read, read[len(kinds) :], strict=False):
+        if own is not None:
+            ahead = _words(before or b"") if kind.flags & MANAGED_DICT else ()
+            near = [word & ~1 for word in ahead] + [(word + 1) & ~7 for word in ahead]
+            words[address] = _pointers(near), _pointers(_words(own))
+    tables = _tables(memory, (word for address, (near, own) in words.items() for word in (address, *own, *near)))
+    wanted = {
+        address: list(dict.fromkeys([*near, *(t for word in (address, *own, *near) for t in tables.get(word, ()))]))
+        for address, (near, own) in words.items()
+    }
+    order = list(dict.fromkeys(table for some in wanted.values() for table in some))
+    blocks = {
+        table: _pointers(_words(block))
+        for table, block in zip(order, memory.peek_many([(table, _VALUES) for table in order]), strict=True)
+        if block
+    }
+    return {
+        address: list(dict.fromkeys([*own, *(word for table in wanted[address] for word in blocks.get(table, ()))]))[
+            :_MAX
+        ]
+        for address, (_, own) in words.items()
+    }
+
+
+def _size(kind: Type) -> int:
+    """Bytes to read of an instance."""
+    return _OWN if kind.extent is None else max(16, min(kind.extent, _OWN))
 
 
 def within(memory: Memory, address: int, hops: int) -> Iterator[list[int]]:
@@ -252,14 +276,14 @@ def within(memory: Memory, address: int, hops: int) -> Iterator[list[int]]:
         yield level
 
 
-def _tables(memory: Memory, addresses: list[int]) -> list[int]:
+def _tables(memory: Memory, addresses: Iterable[int]) -> dict[int, list[int]]:
     """Item tables of the dicts (ma_keys at 32, ma_values at 40) and lists (ob_item at 24) among these objects."""
-    found: list[int] = []
-    for kind, head in Objects(memory).heads(addresses).values():
+    found: dict[int, list[int]] = {}
+    for address, (kind, head) in Objects(memory).heads(addresses).items():
         if kind.name in ("dict", "list"):
             items, keys, values = struct.unpack_from("<3Q", head, 24)
-            found += [keys, values] if kind.name == "dict" else [items]
-    return _pointers(found)
+            found[address] = _pointers([keys, values] if kind.name == "dict" else [items])
+    return found
 
 
 def _words(data: bytes) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Shape, dtype and device of torch tensors, read from memory; nothing runs in the process.
+"""Shape, dtype, device and contents of torch tensors, read from memory; nothing runs in the process.
 
 c10::TensorImpl has no published layout, so each object is checked: its implementation points back to it
 (`pyobj_slot_`), `sizes_and_strides_` follows, and the product of the sizes equals the stored number of elements.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hangdoc.evidence import Tensor
 from hangdoc.introspect.memory import Memory
@@ -38,7 +39,15 @@ _MAX = 64  # dimensions a tensor can have
 # torch::autograd::AutogradMeta: name_ (libstdc++: a short text is in the object), grad_, grad_fn_, grad_accumulator_.
 # grad_fn_, which is null in a parameter, takes one word in 2.13, two before.
 _META_AFTER = (24, 32)  # offset of autograd_meta_ in TensorImpl; the second with older refcounts
-_META_BYTES, _NAME, _SHORT_NAME, _GRADIENT, _ACCUMULATOR = 80, 8, 24, 40, (56, 64)
+_META_HEAD_BYTES, _ACCUMULATOR = 80, (56, 64)
+# Contents: only in the layout of torch 2.13, where the pointer back is at 48. In c10::TensorImpl: storage_,
+# autograd_meta_, version_counter_. In c10::StorageImpl: data_ptr_, size_bytes_; in VersionCounter: version_. In
+# torch::autograd::AutogradMeta: name_ (libstdc++: an empty text points behind its own length), grad_, requires_grad_.
+_STORAGE, _META, _COUNTER, _CHECKED_BACK = 16, 24, 40, 48
+_DATA, _DATA_BYTES, _STORAGE_HEAD = 16, 48, 56
+_VERSION = 16
+_NAME, _NAME_BUFFER, _GRAD, _REQUIRES_GRAD, _META_BYTES = 8, 24, 40, 128, 136
+FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes of an element
 
 
 def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:
@@ -65,12 +74,12 @@ def have_gradients(memory: Memory, addresses: Sequence[int], undefined: int) -> 
             if body is not None and _locate(body, address) is not None:
                 found.setdefault(address, (int.from_bytes(body[:8], "little"), body))
     metas = [(a, struct.unpack_from("<Q", body, at)[0]) for a, (_, body) in found.items() for at in _META_AFTER]
-    read = memory.read_many([(meta, _META_BYTES) for _, meta in metas])
+    read = memory.read_many([(meta, _META_HEAD_BYTES) for _, meta in metas])
     gradients = {
-        address: struct.unpack_from("<Q", body, _GRADIENT)[0]
+        address: struct.unpack_from("<Q", body, _GRAD)[0]
         for (address, meta), body in zip(metas, read, strict=True)
         if body is not None
-        and struct.unpack_from("<Q", body, _NAME)[0] == meta + _SHORT_NAME
+        and struct.unpack_from("<Q", body, _NAME)[0] == meta + _NAME_BUFFER
         and any(struct.unpack_from("<Q", body, at)[0] for at in _ACCUMULATOR)
     }
     tables = memory.read_many([(gradient, 8) for gradient in gradients.values()])
@@ -142,3 +151,63 @@ def _tensor(body: bytes, start: int, far: bytes | None) -> Tensor | None:
     if dtype >= len(DTYPES) or not engaged or not 0 <= device < len(DEVICES):
         return None
     return Tensor(shape, DTYPES[dtype], DEVICES[device])
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Where a tensor of the CPU keeps its elements."""
+
+    tensor: Tensor
+    data: int  # address of the first element; 0: not in the memory of the process, as on a GPU
+    size: int  # bytes from there that belong to it
+    version: int  # address of its 32-bit version
+    gradient: int = 0  # address of its gradient's c10::TensorImpl; 0: none
+    trainable: bool = False  # requires_grad
+
+
+def locate(memory: Memory, addresses: Iterable[int]) -> dict[int, Content]:
+    """The contents of floating-point tensors by object; those with another layout are left out. Raises Unreadable."""
+    wanted = list(dict.fromkeys(addresses))
+    heads = memory.read_many([(address + 16, 8) for address in wanted])
+    impls = {a: int.from_bytes(head, "little") for a, head in zip(wanted, heads, strict=True) if head is not None}
+    bodies = dict(zip(impls, memory.read_many([(impl, _IMPL_BYTES) for impl in impls.values()]), strict=True))
+    located = {a: body for a, body in bodies.items() if body and _locate(body, a) == _CHECKED_BACK + 8}
+    found = _contents(memory, located)
+    metas = memory.read_many([(struct.unpack_from("<Q", located[a], _META)[0], _META_BYTES) for a in found])
+    for (address, content), body, meta in zip(list(found.items()), map(located.get, found), metas, strict=True):
+        if body is not None and meta is not None and _is_meta(struct.unpack_from("<Q", body, _META)[0], meta):
+            (gradient,) = struct.unpack_from("<Q", meta, _GRAD)
+            found[address] = replace(content, gradient=gradient, trainable=meta[_REQUIRES_GRAD] == 1)
+    return found
+
+
+def locate_gradients(memory: Memory, contents: Mapping[int, Content]) -> dict[int, Content]:
+    """The gradients of these tensors, by the tensor's object. Raises Unreadable."""
+    wanted = {address: content for address, content in contents.items() if content.gradient}
+    bodies = memory.read_many([(content.gradient, _IMPL_BYTES) for content in wanted.values()])
+    found = _contents(memory, {a: body for a, body in zip(wanted, bodies, strict=True) if body is not None})
+    return {address: content for address, content in found.items() if content.tensor == wanted[address].tensor}
+
+
+def _contents(memory: Memory, bodies: Mapping[int, bytes]) -> dict[int, Content]:
+    """From bytes of implementations; parameters have few dimensions, so their sizes are inline."""
+    tensors = {address: _tensor(body, _CHECKED_BACK + 8, None) for address, body in bodies.items()}
+    floats = {a: tensor for a, tensor in tensors.items() if tensor is not None and tensor.dtype in FLOATS}
+    storages = memory.read_many([(struct.unpack_from("<Q", bodies[a], _STORAGE)[0], _STORAGE_HEAD) for a in floats])
+    found: dict[int, Content] = {}
+    for (address, tensor), storage in zip(floats.items(), storages, strict=True):
+        counter = struct.unpack_from("<Q", bodies[address], _COUNTER)[0] + _VERSION
+        if tensor.device != "cpu":
+            found[address] = Content(tensor, 0, 0, counter)
+        elif storage is not None:
+            (data,), (held,) = (struct.unpack_from("<Q", storage, offset) for offset in (_DATA, _DATA_BYTES))
+            (offset,) = struct.unpack_from("<q", bodies[address], _CHECKED_BACK + 16 + 16 * _INLINE)
+            width, count = FLOATS[tensor.dtype], math.prod(tensor.shape)
+            if count and (offset + count) * width <= held:
+                found[address] = Content(tensor, data + offset * width, count * width, counter)
+    return found
+
+
+def _is_meta(address: int, meta: bytes) -> bool:
+    """True if this is torch's AutogradMeta of a tensor without a name."""
+    return struct.unpack_from("<2Q", meta, _NAME) == (address + _NAME_BUFFER, 0) and meta[_REQUIRES_GRAD] <= 1

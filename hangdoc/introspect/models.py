@@ -1,0 +1,175 @@
+"""The models of another process: torch's `nn.Module`s and their parameters, found from its variables.
+
+Nothing runs in the process. A module has the dicts `_parameters` and `_modules` among its attributes
+(torch/nn/modules/module.py, which asks for `__dict__` and so has CPython make one).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hangdoc.introspect.instance_dicts import instance_dicts, read_dicts
+from hangdoc.introspect.interpreter import Interpreter
+from hangdoc.introspect.memory import Memory
+from hangdoc.introspect.objects import HEAP_TYPE, Objects, Type, references_of
+
+CPU_S = 0.1  # of one search; it takes 0.006 for a model in a variable, 0.03 for one in an object
+_MODULES = 256  # followed in one search
+_CHILDREN = 8  # followed of one container: of many equal layers, the first, the last and some between
+_NAME = 64  # characters of an attribute or class
+_PLAIN = re.compile(r"\w+")
+_ROOTS = 4  # models of a process
+_HOLDERS = 48  # objects searched for a model, in each of _HOPS
+_HOPS = 2  # from a variable to a model: trainer.strategy.model
+_TENSORS = frozenset({"torch._C.TensorBase", "torch._C._TensorBase"})
+WRAPPERS = frozenset({"DistributedDataParallel"})
+_SHARDS = frozenset({"FullyShardedDataParallel", "FlatParameter", "DTensor"})
+
+Place = tuple[int, ...]  # indexes on the way to a module; its parameters come first
+
+
+@dataclass(slots=True)
+class Found:
+    """What one search has found."""
+
+    parameters: dict[str, int] = field(default_factory=dict)  # object by name, in order of definition
+    wrapper: str | None = None
+    group: int | None = None  # address of the wrapper's process group
+    sharded: str | None = None
+
+
+class _Late(Exception):
+    """It takes too long."""
+
+
+def search(memory: Memory, interpreter: Interpreter, roots: Sequence[tuple[str, int]]) -> Found:
+    """The parameters of the models that these variables lead to; the first variables take precedence.
+
+    Raises Unreadable. What is found is incomplete, and so not returned, if it takes too long.
+    """
+    walk = _Walk(memory, interpreter, time.thread_time() + CPU_S)
+    try:
+        for name, address, kind in walk.models(roots):
+            walk.follow(name, address, kind)
+    except _Late:
+        return Found()
+    return walk.found
+
+
+class _Walk:
+    def __init__(self, memory: Memory, interpreter: Interpreter, until_s: float) -> None:
+        self.memory, self.interpreter, self.until_s = memory, interpreter, until_s
+        self.objects = Objects(memory, interpreter.version)
+        self.found = Found()
+        self.seen: set[int] = set()  # modules
+        self.names: dict[int, str] = {}  # of keys; "": not plain
+        self.models_found = 0
+
+    def models(self, roots: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, Type]]:
+        """Name, address and type of models: variables; while these have no parameters, what variables refer to."""
+        level = {address: name for name, address in reversed(roots)}
+        level = {address: level[address] for _, address in roots}
+        known = set(level)
+        for hop in range(_HOPS + 1):
+            kinds = {address: kind for address, (kind, _) in self.objects.heads(level).items()}
+            models = [(level[address], address, kind) for address, kind in kinds.items() if is_module(kind)]
+            # A wrapper first: the other variables often name parts of it.
+            yield from sorted(models, key=lambda model: model[2].name not in WRAPPERS)
+            if self.found.parameters or hop == _HOPS:
+                return
+            self._check()
+            holders = {address: kind for address, kind in kinds.items() if _may_hold(kind)}
+            near = references_of(self.memory, dict(list(holders.items())[:_HOLDERS]))
+            parts = self.objects.heads(target for targets in near.values() for target in targets if target not in known)
+            level = {
+                target: f"{level[holder]}.{parts[target][0].name[:_NAME]}"
+                for holder, targets in reversed(near.items())
+                for target in targets
+                if target in parts and parts[target][0].flags & HEAP_TYPE
+            }
+            known.update(level)
+
+    def follow(self, name: str, root: int, kind: Type) -> None:
+        """Add the parameters of a model, level by level; a part of a model that was followed adds none."""
+        if root in self.seen or self.models_found >= _ROOTS:
+            return
+        found: dict[Place, tuple[str, int]] = {}
+        level: dict[int, tuple[Place, str, Type]] = {root: ((), name, kind)}
+        while level:
+            self._check()
+            self.seen.update(level)
+            kinds = {module: kind for module, (_, _, kind) in level.items()}
+            attributes = self._attributes(kinds)
+            for module, kind in kinds.items():
+                self._note(kind, attributes.get(module, {}))
+            held = {m: (some.get("_parameters", 0), some.get("_modules", 0)) for m, some in attributes.items()}
+            dicts = read_dicts(self.objects, self.interpreter.version, [a for pair in held.values() for a in pair])
+            self._name(key for entries in dicts.values() for key, _ in entries)
+            types = self.objects.heads(value for entries in dicts.values() for _, value in entries)
+            below: dict[int, tuple[Place, str, Type]] = {}
+            for module, (own, parts) in held.items():
+                place, path, _ = level[module]
+                for index, (key, address) in enumerate(dicts.get(own, ())):
+                    if address in types and _is_tensor(types[address][0]) and self.names[key]:
+                        self._note(types[address][0], {})
+                        own_place = (*place, -1, index)
+                        found[own_place] = f"{path}.{self.names[key]}", address
+                entries = dicts.get(parts, [])
+                for index in evenly(len(entries), _CHILDREN):
+                    key, address = entries[index]
+                    if address in types and is_module(types[address][0]) and address not in self.seen:
+                        below[address] = (*place, index), f"{path}.{self.names[key]}", types[address][0]
+            level = dict(list(below.items())[: max(0, _MODULES - len(self.seen))])
+        self.models_found += bool(found)
+        for place in sorted(found):
+            self.found.parameters.setdefault(*found[place])
+
+    def _attributes(self, kinds: Mapping[int, Type]) -> dict[int, dict[str, int]]:
+        """Attributes by name."""
+        dicts = instance_dicts(self.objects, self.interpreter.version, kinds)
+        entries = read_dicts(self.objects, self.interpreter.version, dicts.values())
+        self._name(key for some in entries.values() for key, _ in some)
+        return {a: {self.names[key]: value for key, value in entries.get(d, ())} for a, d in dicts.items()}
+
+    def _name(self, keys: Iterable[int]) -> None:
+        """Learn the texts of these keys; instances of a class share them."""
+        new = [key for key in keys if key not in self.names]
+        seen = self.objects.describe(new)
+        for key in new:
+            text = seen[key].text if key in seen else None
+            self.names[key] = text if text and len(text) <= _NAME and _PLAIN.fullmatch(text) else ""
+
+    def _note(self, kind: Type, attributes: Mapping[str, int]) -> None:
+        """What the class of a module or parameter says of how ranks share it."""
+        if kind.name in _SHARDS or kind.name.startswith("FSDP"):
+            self.found.sharded = self.found.sharded or kind.name[:_NAME]
+        if kind.name in WRAPPERS and self.found.wrapper is None:
+            self.found.wrapper = kind.name
+            self.found.group = attributes.get("process_group")
+
+    def _check(self) -> None:
+        if time.thread_time() > self.until_s:
+            raise _Late
+
+
+def is_module(kind: Type) -> bool:
+    """True for torch's nn.Module and its subclasses."""
+    return bool(kind.flags & HEAP_TYPE) and "Module" in kind.bases
+
+
+def _is_tensor(kind: Type) -> bool:
+    return not _TENSORS.isdisjoint((kind.name, *kind.bases))
+
+
+def _may_hold(kind: Type) -> bool:
+    return bool(kind.flags & HEAP_TYPE) and _TENSORS.isdisjoint(kind.bases)
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` indexes below `count`, with the first and the last."""
+    if count <= most:
+        return list(range(count))
+    return [index * (count - 1) // (most - 1) for index in range(most)]
