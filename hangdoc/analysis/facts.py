@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangdoc.analysis import Case, Key, load, rounds
+from hangdoc.analysis.collectives.channels import ChannelFacts
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
 from hangdoc.analysis.collectives.membership import MembershipFacts
@@ -95,6 +96,7 @@ class RankFacts:
     tensors: TensorArgumentFacts
     gradient_sync: GradientSyncFacts
     membership: MembershipFacts
+    channels: ChannelFacts
     recorder: RecorderFacts
     dumps: DumpFacts
     resources: ResourcesFacts
