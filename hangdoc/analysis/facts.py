@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangdoc.analysis import Case, Key, load, rounds
+from hangdoc.analysis.collectives.channels import ChannelFacts
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
 from hangdoc.analysis.collectives.membership import MembershipFacts
@@ -100,6 +101,7 @@ class RankFacts:
     gradient_sync: GradientSyncFacts
     membership: MembershipFacts
     reducer: ReducerFacts
+    channels: ChannelFacts
     recorder: RecorderFacts
     dumps: DumpFacts
     replicas: ReplicaFacts

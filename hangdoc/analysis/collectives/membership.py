@@ -1,4 +1,4 @@
-"""Analysis `membership`: is a rank in a process group, and if it is not, does it train and reach its peers otherwise?
+"""Analysis `membership`: is a rank in a process group, and does it train if it is not?
 
 torch.distributed joins nobody by itself: a launcher sets WORLD_SIZE, and the program must call init_process_group. One
 that does so only on a GPU trains on its own elsewhere, without an error.
@@ -6,18 +6,14 @@ that does so only on a GPU trains on its own elsewhere, without an error.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.network import tcp_counters
-from hangdoc.analysis.network.data_connections import OPEN, SERVICES, data_connections
 from hangdoc.analysis.ranks.progress import Look, looks_at
-from hangdoc.analysis.thresholds import SMALL_GRADIENTS, TRAINING_LOOKS
-from hangdoc.evidence import Connection, Environ, ProcessGroups, Sockets, limits
+from hangdoc.analysis.thresholds import TRAINING_LOOKS
+from hangdoc.evidence import Environ, ProcessGroups, limits
 from hangdoc.evidence.collectives import JoinCalls
-from hangdoc.evidence.process import Channels
 
 TRAINS = frozenset({"backward", "optimizer"})  # operations of a rank that changes its parameters
 
@@ -29,8 +25,6 @@ class MembershipFacts:
     joined: bool | None = None  # a process group existed in some look; false: torch had none in each of them
     launched: int | None = None  # WORLD_SIZE that its launcher gave it; None: no rank and size in its environment
     trains: bool | None = None  # it was seen in a loop in which some rank was in backward or an optimizer
-    linked: bool | None = None  # a connection, shared memory or an RDMA adapter leads to another rank
-    bytes_per_s: float | None = None  # on connections to other processes, services on well-known ports left out
     call: str | None = None  # the call in its script that creates the group: "train.py:14"
     guard: str | None = None  # conditions under which that call runs: "torch.cuda.is_available()"
 
@@ -43,11 +37,10 @@ class MembershipAnalysis(Analysis[MembershipFacts, None]):
     seen_by = ("groups",)
 
     def derive(self, case: Case) -> tuple[dict[Key, MembershipFacts], None]:
-        shared = _shared(case)
-        return {key: _facts(case, key, shared) for key in case.ranks}, None
+        return {key: _facts(case, key) for key in case.ranks}, None
 
 
-def _facts(case: Case, key: Key, shared: Counter[tuple[str, str]]) -> MembershipFacts:
+def _facts(case: Case, key: Key) -> MembershipFacts:
     seen = [one.exists or bool(one.groups) or one.exists for one in _groups(case, key)]
     joined = True if True in seen else False if seen and None not in seen else None
     if joined is not False:  # the rest is of interest only without a group
@@ -60,8 +53,6 @@ def _facts(case: Case, key: Key, shared: Counter[tuple[str, str]]) -> Membership
         joined=False,
         launched=_launched(case, key),
         trains=trains if looks else None,
-        linked=_linked(case, key, shared),
-        bytes_per_s=_rate(case, key),
         call=call.at if call else None,
         guard=" and ".join(f"`{one}`" for one in call.conditions) or None if call else None,
     )
@@ -90,47 +81,6 @@ def _launched(case: Case, key: Key) -> int | None:
     if (rank is None or size is None) and isinstance(groups, ProcessGroups):
         rank, size = groups.rank, groups.world_size
     return limits.valid_world_size(size) if rank is not None else None
-
-
-def _linked(case: Case, key: Key, shared: Counter[tuple[str, str]]) -> bool | None:
-    sockets = [one for one in case.distinct(key, "sockets") if isinstance(one, Sockets)]
-    channels = case.record(key, "channels")
-    if any(one.peer_pid not in (None, key[1]) for record in sockets for one in record.connections):
-        return True
-    if data_connections(case).get(key):
-        return True
-    if not isinstance(channels, Channels):
-        return None
-    if channels.rdma or any(shared[key[0], name] > 1 for name in _ends(channels)):
-        return True
-    return False if sockets and channels.sockets is not None else None
-
-
-def _shared(case: Case) -> Counter[tuple[str, str]]:
-    """Number of ranks that hold a segment of memory or an end of a Unix socket, by host and name."""
-    records = ((key, case.record(key, "channels")) for key in case.ranks)
-    return Counter((key[0], name) for key, record in records if isinstance(record, Channels) for name in _ends(record))
-
-
-def _ends(channels: Channels) -> set[str]:
-    """Memory that can hold gradients (a semaphore has a page), and Unix sockets."""
-    return {name for name, size in channels.memory.items() if size > SMALL_GRADIENTS} | {*(channels.sockets or ())}
-
-
-def _rate(case: Case, key: Key) -> float | None:
-    """Bytes/s on connections that may lead to a process that averages gradients; None: not measured."""
-    history = tcp_counters.SocketHistory(case.series(key, "sockets"))
-    if len(history.samples) < 2:
-        return None
-    newest: dict[tcp_counters.Identity, Connection] = {}
-    for at in range(len(history.samples)):  # one that has closed meanwhile counts, too
-        newest |= {name: one for name, one in history.known(at).items() if _may_carry(one)}
-    crossed = tcp_counters.bytes_between(history.known(0), newest.values())
-    return None if crossed is None else crossed / (history.samples[-1][0] - history.samples[0][0])
-
-
-def _may_carry(one: Connection) -> bool:
-    return one.state in OPEN and min(one.local_port, one.remote_port) >= SERVICES
 
 
 ANALYSIS = MembershipAnalysis()

@@ -162,7 +162,7 @@ def test_a_stall_verdict_does_not_derive_facts_of_slow_jobs() -> None:
     facts = judge().facts(found.snapshots)
     assert judge().verdict(facts).status == "stalled"
     missing = {name for name, kind in groups(RankFacts).items() if not facts.case.has(kind)}
-    assert missing >= {"precision", "gradient_sync", "membership", "batch", "data_paths"}
+    assert missing >= {"precision", "gradient_sync", "membership", "channels", "batch", "data_paths"}
 
 
 def test_facts_that_only_rules_read_are_derived_when_one_reads_them() -> None:
@@ -174,6 +174,7 @@ def test_facts_that_only_rules_read_are_derived_when_one_reads_them() -> None:
         "gradient_sync",
         "membership",
         "reducer",
+        "channels",
         "batch",
         "data_paths",
         "fabric",
