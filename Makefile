@@ -10,6 +10,9 @@ OLDEST = $(firstword $(foreach minor,10 11 12,$(shell for python in python3.$(mi
     $(HOME)/.pyenv/versions/3.$(minor).*/bin/python; do \
     $$python -c 'import ensurepip' 2>/dev/null && echo $$python && break; done)) $(PYTHON))
 
+# Real frameworks from PyPI, a few gigabytes: apart from what CI installs.
+FRAMEWORKS := .venv-frameworks
+
 RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
@@ -20,7 +23,7 @@ TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-live hostile slow matrix calm bench post-mortem fuzz lint lowest docs clean
+.PHONY: demo test test-live frameworks hostile slow matrix calm bench post-mortem fuzz lint lowest docs clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -35,8 +38,12 @@ else
 endif
 
 test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, Slurm, networks, hostile targets
-	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet)'
-	$(PYTEST) tests/live -m 'quiet and not selection'
+	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet or frameworks)'
+	$(PYTEST) tests/live -m 'quiet and not (selection or frameworks)'
+
+frameworks: $(FRAMEWORKS)/installed.stamp  ## jobs of real frameworks, and the score; JOB='name or name', KEEP=1 records, OUT=wrong verdicts
+	$(if $(KEEP),KEEP=1) $(if $(OUT),OUT=$(OUT)) $(FRAMEWORKS)/bin/python -m pytest tests/live/frameworks --numprocesses 0 \
+	    $(if $(JOB),-k '$(JOB)')
 
 slow: $(TESTED)  ## the slowest of the unit tests and replays, or of TESTS
 	$(PYTEST) $(or $(TESTS),tests/unit tests/replay) --durations 50
@@ -74,7 +81,7 @@ lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest
 	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal tests/unit
 
 clean:  ## remove what was installed, built and cached
-	rm -rf $(VENV) $(LOWEST) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(FRAMEWORKS) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -98,6 +105,14 @@ $(LOWEST)/lowest.stamp: pyproject.toml tests/tools/lowest.py
 	$(LOWEST)/bin/python tests/tools/lowest.py >$(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install \
 	    --constraint $(LOWEST)/constraints.txt --editable '.[unit]'
+	@touch $@
+
+$(FRAMEWORKS)/installed.stamp: pyproject.toml tests/live/frameworks/requirements.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check --quiet install \
+	    --requirement tests/live/frameworks/requirements.txt --editable '.[unit]'
+	TORCH_EXTENSIONS_DIR=$(FRAMEWORKS)/extensions PATH="$(FRAMEWORKS)/bin:$$PATH" $(FRAMEWORKS)/bin/python -c \
+	    'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
 	@touch $@
 
 $(VENV)/docs.stamp: pyproject.toml | $(BIN)/python

@@ -10,6 +10,7 @@ MARKS = {
     "replay": ("replay",),
     "live": ("live",),
     "live/fleet": ("fleet",),
+    "live/frameworks": ("frameworks", "quiet"),
     "live/hostile": ("hostile", "quiet"),  # a target that eats what it can get leaves nothing to others
 }
 
