@@ -49,7 +49,7 @@ UNDISTURBED = Threshold(2, "intervals between looks", "chosen: a debugger wakes 
 STILL_S = Threshold(2.0, "s", "chosen: a step or a call that is longer is rare in a job of short steps")
 WORKED_S = Threshold(4.0, "s", "chosen: work that makes no step is proof of progress only if it was watched for longer")
 EXPECTED_S = Threshold(
-    60.0, "s", "chosen: what a rank waits for, and its peers with it, comes sooner in a job that works"
+    30.0, "s", "chosen: what a rank waits for, and its peers with it, comes sooner in a job that works"
 )
 STALL_S = Threshold(4.0, "s", "chosen: an ordinary wait for a helper or a file is shorter")
 RECENT_S = Threshold(5.0, "s", "chosen: several looks; activity within them is current")

@@ -24,8 +24,11 @@ DISTRIBUTED = re.compile(
     r"[\w.\[\]'\"]*rank[\w.()]*\s*(?:(?:==|!=|>)\s*-1\b|>=\s*0\b|is\s+(?:not\s+)?None\b)", re.IGNORECASE
 )
 JOB_WIDE = re.compile(r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count)$")
-# parts of a model: a loop over them has the same number of iterations on every rank
-MODEL_PARTS = re.compile(r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers)\b")
+# Parts of a model or of a trainer: a loop over them has the same number of iterations on every rank.
+MODEL_PARTS = re.compile(
+    r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers"
+    r"|(\w+_)?(callbacks|hooks|handlers|plugins|loggers|optimizers|schedulers|metrics))\b"
+)
 
 
 def uniform(test: str, step: Step, there: Mapping[str, Variable] | None) -> bool | None:
