@@ -38,7 +38,7 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("yc", r"\b(?:YC[\w-]{38}|y[0-3]_[\w-]{40,}|t1\.[\w-]{20,}={0,2}\.[\w-]{20,}={0,2})"),  # Yandex
     ("sha256~", r"\bsha256~[\w-]{16,}"),  # OpenShift
     # --- models and data ------------------------------------------------------
-    ("hf_", r"\bhf_\w{8,}"),
+    ("hf_", r"\bhf_(?:(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{8,}|[a-z]{16,})"),  # not a file name: `hf_transformers_lm.py`
     ("api_org_", r"\bapi_org_\w{8,}"),
     (
         "sk-",

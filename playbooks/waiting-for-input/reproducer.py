@@ -44,8 +44,8 @@ class Publisher:
             if norm < 100:
                 breakpoint()
         elif self.variant == "password":
-            token = TOKEN or getpass.getpass("registry token: ")
-            print(f"signed in with {len(token)} characters", flush=True)
+            entered = TOKEN or getpass.getpass("registry PIN: ")
+            print(f"signed in with {len(entered)} characters", flush=True)
         elif self.variant == "program":
             subprocess.run(["sh", "-c", UPLOAD], check=True)
         elif input(f"publish {PUBLISHED[epoch]}? [y/N] ") == "y":

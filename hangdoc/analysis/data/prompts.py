@@ -23,7 +23,7 @@ PROMPTS = {
     "debugger prompt": "debugger",
     "debugger client": "debugger client",
     "interpreter prompt": "interpreter",
-    "password prompt": "password",
+    "password prompt": "no echo",
 }
 TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console|hvc\d+)$")
 CALLS = frozenset({"read", "poll"})
@@ -33,7 +33,7 @@ CALLS = frozenset({"read", "poll"})
 class PromptFacts:
     """The prompt at which one rank waits. None: it waits at none, or was not seen."""
 
-    kind: str | None = None  # debugger | debugger client | interpreter | password | input | read
+    kind: str | None = None  # debugger | debugger client | interpreter | no echo | input | read
     terminal: str | None = None  # the terminal that the kernel shows it waits for: "/dev/pts/3"
     pid: int | None = None  # process at the prompt: the rank, or a helper that it waits for
     helper: str | None = None  # command name of that helper

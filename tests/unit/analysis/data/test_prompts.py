@@ -62,7 +62,7 @@ def prompt(stage: Stage, at: At, *calls: FileCall, of: At | None = None) -> Prom
         (At([ASKS], IN_DEBUGPY), [], "debugger client", None),
         (At([ASKS], IN_IPYTHON), [], "interpreter", None),
         (At([ASKS], [("interact", f"{STDLIB}/code.py")]), [READ], "interpreter", "/dev/pts/3"),
-        (At([ASKS], [("_raw_input", f"{STDLIB}/getpass.py")]), [READ], "password", "/dev/pts/3"),
+        (At([ASKS], [("_raw_input", f"{STDLIB}/getpass.py")]), [READ], "no echo", "/dev/pts/3"),
         (At([ASKS]), [READ], "input", "/dev/pts/3"),
         (At([ASKS]), [POLL], "input", "/dev/pts/3"),
         (At([READS]), [READ], "read", "/dev/pts/3"),
