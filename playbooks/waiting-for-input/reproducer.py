@@ -15,7 +15,7 @@ import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 PUBLISHED = {3: "rc1", 9: "final"}  # epoch -> tag
-TOKEN = os.environ.get("REGISTRY_TOKEN")
+ANSWER = os.environ.get("REGISTRY_TOKEN")
 UPLOAD = 'read -r answer && [ "$answer" = yes ] && echo uploaded'
 
 
@@ -44,7 +44,7 @@ class Publisher:
             if norm < 100:
                 breakpoint()
         elif self.variant == "password":
-            entered = TOKEN or getpass.getpass("registry PIN: ")
+            entered = ANSWER or getpass.getpass("registry PIN: ")
             print(f"signed in with {len(entered)} characters", flush=True)
         elif self.variant == "program":
             subprocess.run(["sh", "-c", UPLOAD], check=True)
