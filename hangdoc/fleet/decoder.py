@@ -228,7 +228,7 @@ def _groups(raw: bytes) -> ProcessGroups:
     if sum(range_length(group.ranks) for group in form.groups) > 2 * MEMBERS_MOST:
         raise ValueError("process groups that are too large")
     groups = tuple(ProcessGroup(g.address, g.name, from_ranges(g.ranks), g.default, g.backend) for g in form.groups)
-    return ProcessGroups(groups, form.rank, form.world_size, form.local_rank, form.master)
+    return ProcessGroups(groups, form.rank, form.world_size, form.local_rank, form.master, form.exists)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hangdoc.evidence import Frame, ProcessGroups, RankEvidence, Snapshot, Stack, Stacks, Target, Variable
+from hangdoc.evidence.parameters import Parameters
 from hangdoc.fleet.protocol import (
     KEEP,
     Answer,
@@ -103,6 +104,8 @@ class Encoder:
     def _form(self, record: Any, of: Target) -> Any:
         if isinstance(record, Stacks):
             return self._stacks(record, self._of(of))
+        if isinstance(record, Parameters) and record.group is not None:
+            return replace(record, group=self._of(of).of(record.group, self._answers))
         return self._groups(record, self._of(of)) if isinstance(record, ProcessGroups) else record
 
     def _of(self, rank: Target) -> AddressNumbers:
@@ -133,7 +136,7 @@ class Encoder:
             GroupForm(objects.of(g.address, self._answers), g.name, to_ranges(g.ranks), g.default, g.backend)
             for g in record.groups
         )
-        return GroupsForm(groups, record.rank, record.world_size, record.local_rank, record.master)
+        return GroupsForm(groups, record.rank, record.world_size, record.local_rank, record.master, record.exists)
 
     def _part(self, value: Any) -> int:
         part = type(value), msgspec.json.encode(value)

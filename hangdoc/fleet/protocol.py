@@ -175,6 +175,7 @@ class GroupsForm(Record, frozen=True):
     world_size: int | None
     local_rank: int | None
     master: str | None
+    exists: bool | None = None
 
 
 def to_ranges(numbers: Sequence[int]) -> Ranges:

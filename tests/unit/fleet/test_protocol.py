@@ -73,6 +73,8 @@ class Named:
         if (groups := records.get("groups")) is not None:
             told = tuple(replace(group, address=name(group.address)) for group in groups.groups)
             records["groups"] = replace(groups, groups=told)
+        if (parameters := records.get("parameters")) is not None and parameters.group is not None:
+            records["parameters"] = replace(parameters, group=name(parameters.group))
         return replace(rank, records=records)
 
 

@@ -304,6 +304,21 @@ LINES: list[tuple[str, str, dict[str, str]]] = [
         "size_mismatch",
         {"received": "1000", "expected": "996"},
     ),
+    (
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.",
+        "reduction_unfinished",
+        {},
+    ),
+    (
+        "Parameter indices which did not receive grad for rank 1: 2 3",
+        "gradients_missing",
+        {"rank": "1", "parameters": "2 3"},
+    ),
+    (
+        "Parameters which did not receive grad for rank 0: head.bias, head.weight",
+        "gradients_missing",
+        {"rank": "0", "parameters": "head.bias, head.weight"},
+    ),
     ("Fatal Python error: Segmentation fault", "fatal_error", {"error": "Segmentation fault"}),
 ]
 
