@@ -22,7 +22,16 @@ from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
-from hangdoc.analysis.thresholds import BUSY_CORES, EXPECTED_S, IDLE_CORES, STILL_LOOKS, STILL_S, WORKED_S
+from hangdoc.analysis.thresholds import (
+    BUSY_CORES,
+    EXPECTED_S,
+    IDLE_CORES,
+    RECENT_S,
+    STILL_LOOKS,
+    STILL_S,
+    WORKED_S,
+)
+from hangdoc.evidence import Sockets
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
@@ -182,9 +191,17 @@ def _expects(case: Case, key: Key) -> bool:
 
     A read that returns nothing is no progress, and neither is any wait for which the job has been idle for long.
     """
-    if case.facts(StackFacts)[key].op in READS or (_idle_s(case) or 0.0) >= EXPECTED_S:
+    silent = case.facts(StackFacts)[key].op in READS and not _receives(case, key)
+    if silent or (_idle_s(case) or 0.0) >= EXPECTED_S:
         return False
     return case.facts(StackFacts)[key].op in OUTSIDE or case.ranks[key].records.keys() >= EXPLAIN_WAITS
+
+
+def _receives(case: Case, key: Key) -> bool:
+    """True if a byte has just arrived on a connection of the rank, as in a download that goes on."""
+    sockets = case.record(key, "sockets")
+    arrived = [one.last_receive_s for one in sockets.connections] if isinstance(sockets, Sockets) else []
+    return any(since is not None and since < RECENT_S for since in arrived)
 
 
 ANALYSIS = StallAnalysis()

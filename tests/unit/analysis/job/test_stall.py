@@ -13,7 +13,7 @@ from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import RankEvidence, Target
+from hangdoc.evidence import Connection, RankEvidence, Sockets, Target
 
 WAITS = StackFacts("collective", waits=True)
 COMPUTES = StackFacts("compute", waits=False)
@@ -84,3 +84,11 @@ def test_the_sources_of_all_ranks_are_read_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Case, "record", counted)
     found.job(StallJob)
     assert 0 < reads <= 2 * len(found.ranks)
+
+
+@pytest.mark.parametrize(("arrived_s", "progressed"), [(0.3, True), (20.0, False), (None, False)])
+def test_a_read_is_progress_while_bytes_arrive(arrived_s: float | None, progressed: bool) -> None:
+    """A download that goes on is work; one that hangs is not."""
+    mirror = Connection("10.0.0.1", 40_000, "10.9.9.9", 443, "established", last_receive_s=arrived_s)
+    reading = StackFacts("idle", op="recv", waits=False)
+    assert case([reading], [{}], sockets=Sockets((mirror,))).job(StallJob).progressed is progressed
