@@ -57,10 +57,11 @@ class Judge:
 
     def _differences(self, facts: Facts, status: str, findings: Sequence[Finding]) -> tuple[str, ...]:
         """How the ranks' settings differ, if nothing explains why the job stands still."""
+        if status != "stalled" and not (status == "unknown" and facts.job.stall.waiting):
+            return ()
         symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
         explained = any(finding.playbook not in symptoms for finding in findings)
-        wanted = status == "stalled" or (status == "unknown" and facts.job.stall.waiting > 0)
-        return differences(facts.case) if wanted and not explained else ()
+        return () if explained else differences(facts.case)
 
 
 def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:

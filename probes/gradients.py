@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 
 from hangdoc.evidence import Stacks, Target, Unseen
-from hangdoc.evidence.gradients import Gradients
+from hangdoc.evidence.parameters import Gradients
 from hangdoc.introspect.gradients import replicated_models
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.module_globals import Places, script_globals

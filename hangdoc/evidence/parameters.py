@@ -1,4 +1,4 @@
-"""Samples of a rank's model parameters, read from its memory (record of probe `parameters`)."""
+"""The parameters of a rank's models and their gradients, read from its memory (probes `parameters`, `gradients`)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,26 @@ class Parameter(Record, frozen=True):
 
 
 class Parameters(Record, frozen=True):
-    """Parameters of the models that a rank trains; none: no model was found."""
+    """Parameters of the models that a rank trains (record of probe `parameters`); none: no model was found."""
 
     parameters: tuple[Parameter, ...] = ()
     wrapper: str | None = None  # class that keeps replicas equal: DistributedDataParallel
     group: int | None = None  # address of the wrapper's process group
     sharded: str | None = None  # class that splits parameters over ranks: FullyShardedDataParallel, DTensor
+
+
+class ReplicatedModel(Record, frozen=True):
+    """A DistributedDataParallel model of a rank, and which of its parameters have a gradient at this moment."""
+
+    name: str  # the variable that leads to it: "model", "trainer"
+    expected: int  # parameters whose gradients DDP reduces, of those that were read
+    missing: int  # of these, parameters without a gradient
+    without: tuple[str, ...] = ()  # names of the first of them: "experts.3.weight"
+    find_unused: bool | None = None  # its find_unused_parameters
+    static_graph: bool | None = None
+
+
+class Gradients(Record, frozen=True):
+    """The replicated models of a rank (record of probe `gradients`); none: its variables lead to no such model."""
+
+    models: tuple[ReplicatedModel, ...] = ()

@@ -11,11 +11,10 @@ import struct
 
 from hangdoc.introspect.interpreter import Interpreter, read_dict
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.objects import Objects
+from hangdoc.introspect.objects import MANAGED_DICT, Objects
 
 MAX = 256  # attributes or items of an object
 
-_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT
 _BASIC_SIZE, _DICT_OFFSET = 32, 288  # in PyTypeObject: tp_basicsize, tp_dictoffset
 _CACHED_KEYS = {(3, 11): 872}  # offset of ht_cached_keys in PyHeapTypeObject
 _CACHED_KEYS_SINCE_312 = 880
@@ -32,7 +31,7 @@ def attributes(memory: Memory, interpreter: Interpreter, address: int) -> dict[s
         offset = memory.word(kind.address + _DICT_OFFSET)
         table = memory.word(address + offset) if 0 < offset < 1 << 16 else 0
         return items(memory, interpreter, table) if table else {}
-    if not kind.flags & _MANAGED_DICT:
+    if not kind.flags & MANAGED_DICT:
         return {}
     table = memory.word(address - 24)
     if version == (3, 11):
@@ -44,31 +43,22 @@ def attributes(memory: Memory, interpreter: Interpreter, address: int) -> dict[s
     if table:
         return items(memory, interpreter, table)
     keys = memory.word(kind.address + _CACHED_KEYS.get(version, _CACHED_KEYS_SINCE_312))
-    return _named(memory, interpreter, _split(memory, interpreter, keys, values)) if keys and values else {}
+    return _named(memory, interpreter, _inline(memory, interpreter, keys, values)) if keys and values else {}
 
 
 def items(memory: Memory, interpreter: Interpreter, address: int) -> dict[str, int]:
     """Addresses of a dict's values, by key, of those whose key is a short ASCII string. Raises as `attributes`."""
-    kind, keys, values = (memory.word(address + offset) for offset in (8, 32, 40))
-    if kind != interpreter.dict_type:
-        return {}
-    entries = _split(memory, interpreter, keys, values) if values else read_dict(memory, interpreter, address)
-    return _named(memory, interpreter, entries or [])
+    return _named(memory, interpreter, read_dict(memory, interpreter, address) or [])
 
 
-def _split(memory: Memory, interpreter: Interpreter, keys: int, values: int) -> list[tuple[int, int]]:
-    """Keys and values of a split table: `keys` are those of the type. Raises Unreadable."""
-    if interpreter.version <= (3, 10):
-        _, size, _, _, count = memory.words(keys, 5)
-        start, stride = keys + 40 + size * (1 if size <= 0xFF else 2), 24
-    else:
-        _, bits, _, count = memory.words(keys, 4)
-        if bits >> 16 & 255 != _SPLIT or bits >> 8 & 255 > 16:
-            raise Unreadable(f"PID {memory.pid}: no split table")
-        start, stride = keys + 32 + (1 << (bits >> 8 & 255)), 16
+def _inline(memory: Memory, interpreter: Interpreter, keys: int, values: int) -> list[tuple[int, int]]:
+    """Names and values of an object without a dict (from 3.11): the type holds the keys. Raises Unreadable."""
+    _, bits, _, count = memory.words(keys, 4)
+    if bits >> 16 & 255 != _SPLIT or bits >> 8 & 255 > 16:
+        raise Unreadable(f"PID {memory.pid}: no split table")
     if not 0 < count <= MAX:
         return []
-    names = struct.iter_unpack("<8xQ8x" if stride == 24 else "<Q8x", memory.read(start, count * stride))
+    names = struct.iter_unpack("<Q8x", memory.read(keys + 32 + (1 << (bits >> 8 & 255)), count * 16))
     found = memory.words(values + (8 if interpreter.version >= (3, 13) else 0), count)
     return [(name, value) for (name,), value in zip(names, found, strict=True) if name and value]
 

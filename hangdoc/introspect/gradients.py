@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import PurePath
 
-from hangdoc.evidence.gradients import ReplicatedModel
+from hangdoc.evidence.parameters import ReplicatedModel
 from hangdoc.introspect.elf import Symbols, images
 from hangdoc.introspect.interpreter import Interpreter, read_attributes, read_dict
 from hangdoc.introspect.local_variables import shorten

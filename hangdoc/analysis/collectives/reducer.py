@@ -15,7 +15,7 @@ from hangdoc.analysis.ranks.call_path import Step, Steps
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.path_comparison import relate
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence.gradients import Gradients, ReplicatedModel
+from hangdoc.evidence.parameters import Gradients, ReplicatedModel
 
 _PAST = ("ahead", "left_loop", "in_branch")
 

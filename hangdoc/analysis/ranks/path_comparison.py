@@ -93,24 +93,22 @@ def _laps_of(loop: Loop, own: Step, peer: Step) -> Laps | None:
 
 
 def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
-    """Correct a relation by a nested loop, `a` and `b` from the function on where they diverged.
+    """Correct `left_loop` and `in_loop` by the loops around both ranks; `a` and `b` from the function of the split on.
 
-    A rank that is past the nested loop has left it earlier than its peers, unless these are a lap ahead in the loops
-    around both, or only this rank may enter the call in which it waits. Then they went on without that call.
+    A rank past a nested loop has left it earlier than its peers, unless they are an iteration ahead in the loops around
+    both, or only this rank may enter the call in which it waits: then they went on without that call.
     """
-    outside, inside, late, early = (
-        (a, b, "in_branch", "behind") if found.kind == "left_loop" else (b, a, "out_of_branch", "ahead")
-    )
-    lap = 0.0
+    outside, inside = (a, b) if found.kind == "left_loop" else (b, a)
+    lead = 0.0  # iterations by which the rank past the loop is ahead
     if found.laps:
-        lap = found.laps.own - found.laps.peer if outside is a else found.laps.peer - found.laps.own
-    if lap > 0 or (found.laps and lap == 0):
-        return found
-    branch = _parting_condition(outside, inside[0], overtaken=lap < 0)
-    if branch:
-        return replace(found, kind=late, loop=None, branch=branch)
-    if lap < 0:
-        return replace(found, kind=early, loop=None, branch=None)
+        lead = (found.laps.own - found.laps.peer) * (1 if outside is a else -1)
+    if lead < 0 or not found.laps:
+        branch = _parting_condition(outside, inside[0], overtaken=lead < 0)
+        if branch:
+            kind = "in_branch" if outside is a else "out_of_branch"
+            return replace(found, kind=kind, loop=None, branch=branch)
+        if lead < 0:
+            return replace(found, kind="behind" if outside is a else "ahead", loop=None, branch=None)
     return replace(found, exit=_early_exit(found.loop, outside, inside) if found.loop else None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hangdoc.evidence.gradients import Gradients, ReplicatedModel
+from hangdoc.evidence.parameters import Gradients, ReplicatedModel
 from hangdoc.introspect import gradients
 from hangdoc.introspect.gradients import replicated_models
 from hangdoc.introspect.interpreter import find

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from hangdoc.analysis.collectives.reducer import ReducerFacts
-from hangdoc.evidence.gradients import Gradients, ReplicatedModel
+from hangdoc.evidence.parameters import Gradients, ReplicatedModel
 from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\

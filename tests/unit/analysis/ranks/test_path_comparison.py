@@ -237,6 +237,26 @@ def test_a_counted_loop_is_left_early(
     assert relate(peer, own).exit == test
 
 
+SWEEP = """\
+def sweep(trials):
+    for trial in range(trials):
+        for epoch in range(9):
+            for batch in loader:
+                all_reduce(batch)
+            if bad > 2:
+                break
+        barrier()
+"""
+
+
+def test_a_loop_around_both_does_not_hide_an_early_exit(tmp_path: Path) -> None:
+    module = parsed(SWEEP, tmp_path / "job.py")
+    own, peer = call_path(module, ("sweep", 8)), call_path(module, ("sweep", 5))
+    own[0].variables, peer[0].variables = numbers(trial=1, bad=3), numbers(trial=1, bad=0)
+    found = relate(own, peer)
+    assert (found.kind, found.exit) == ("left_loop", "bad > 2")
+
+
 def numbers(**values: int | None) -> FrameVariables:
     known = {name: value for name, value in values.items() if value is not None}
     return FrameVariables([Variable(name, str(value), number=value, kind="int") for name, value in known.items()])
