@@ -49,11 +49,8 @@ class GradientsProbe:
 
     def _read(self, target: Target, variables: Mapping[int, str]) -> Gradients | None:
         """The record of one process; None: unknown interpreter. Raises Unreadable."""
-        process, memory = (target.pid, target.start_ticks), Memory(target.pid)
-        if self._places.hopeless(process):
-            return None
-        place = self._places.find(process, memory)
-        self._places.note(process, place)
+        memory = Memory(target.pid)
+        place = self._places.of((target.pid, target.start_ticks), memory)
         if place is None:
             return None
         return Gradients(replicated_models(memory, place.interpreter, {**variables, **script_globals(memory, place)}))

@@ -95,10 +95,9 @@ class ParametersProbe:
         early = known.looks < _EARLY and not known.found.parameters
         due = early or known.looks in _SEARCHES or known.looks % _SEARCH_AGAIN == 0
         known.looks += 1
-        if not due or self._places.hopeless(process):
+        if not due:
             return known
-        place = self._places.find(process, memory)
-        self._places.note(process, place)
+        place = self._places.of(process, memory)
         known.readable = place is not None
         if place is not None:
             found = models.search(memory, place.interpreter, list(_roots(memory, place, stacks)))

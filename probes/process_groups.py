@@ -88,10 +88,7 @@ class GroupsProbe:
 
     def _read(self, process: Process, memory: Memory) -> ProcessGroups | None:
         """The record of one process; None: unknown interpreter. Raises Unreadable."""
-        if self._places.hopeless(process):
-            return None
-        place = self._places.find(process, memory)
-        self._places.note(process, place)
+        place = self._places.of(process, memory)
         if place is None:
             return None
         known = self._known.get(process)

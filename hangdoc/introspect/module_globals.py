@@ -61,6 +61,14 @@ class Places:
         """The place; None: unknown interpreter. Raises Unreadable."""
         return self._places.get(process) or self._search(memory)
 
+    def of(self, process: Process, memory: Memory) -> Place | None:
+        """The place, recorded; None: unknown interpreter, or it has failed too often. Raises Unreadable."""
+        if self.hopeless(process):
+            return None
+        place = self.find(process, memory)
+        self.note(process, place)
+        return place
+
     def note(self, process: Process, place: Place | None) -> None:
         """Record a verified place; None: a failed attempt."""
         if place is None:
