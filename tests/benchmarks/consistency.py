@@ -27,7 +27,7 @@ BETWEEN_S = 3.0  # the longest pause between two questions
 
 
 def answers(job: reproducer.BrokenJob, times: int, draw: random.Random) -> Iterator[str]:
-    """Playbook, class, culprits and confidence of each answer, and what is wrong with it."""
+    """Playbook and culprits of each answer, and what is wrong with it."""
     with started(job.running, "loss") as trial:
         if job.goes_on:
             time.sleep(reproducer.UNDER_WAY_S)
@@ -39,7 +39,7 @@ def answers(job: reproducer.BrokenJob, times: int, draw: random.Random) -> Itera
             result = reproducers.Result(job, said.verdict, said.code, 0.0)
             wrong = [kind for kind in ("status", "class", "culprits") if kind in result.problems()]
             culprits = [culprit["rank"] for culprit in result.best.get("culprits", ())]
-            what = f"{result.said} {culprits} {result.best.get('confidence', '')}".rstrip()
+            what = f"{result.said} {culprits}"
             yield f"{what}, WRONG in {', '.join(wrong)}" if wrong else what
 
 
