@@ -21,7 +21,7 @@ from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-_MAY_TRANSFER = frozenset({"collective", "p2p", "idle"})
+_MAY_TRANSFER = frozenset({"collective", "p2p", "idle", "unknown"})
 HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # wake up now and then on an idle rank
 
 

@@ -24,12 +24,12 @@ def transfers_of(case: Case, key: Key) -> Transfers:
     return record if isinstance(record, Transfers) else NO_TRANSFERS
 
 
-def awaited(thread: Thread, pending: Sequence[Transfer]) -> Sequence[Transfer]:
+def awaited(thread: Thread, pending: Sequence[Transfer]) -> list[Transfer]:
     """The pending transfers of which the thread waits for one; empty: it waits for something else, or for none."""
     directions = {match[1] for name, _, _, native in thread.path.frames if native and (match := _NATIVE.search(name))}
     held = _held(thread, pending)
     if not directions and not held and not _started_here(thread.path):
-        return ()
+        return []
     likely = held or pending
     return [one for one in likely if not directions or ("Send" if one.sends else "Recv") in directions]
 
