@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.collectives.wait_targets import Group, Posted, Wait, posted, waits
 from hangdoc.analysis.ranks.call_path import Thread
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import ProcessGroups, limits
@@ -60,7 +61,7 @@ class WaitGraphJob:
     groups: int  # distinct groups in which a rank waits
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
     mixed: bool  # the cycle contains both collectives and sends or receives
-    parted: tuple[int, ...]  # ranks of which one broke the cycle's order, of sends and receives; empty: any rank of it
+    parted: tuple[int, ...]  # of the cycle: the pair whose send and receive cannot match, or one rank; empty: unknown
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
@@ -108,7 +109,8 @@ class GroupAnalysis(Analysis[WaitGraphFacts, WaitGraphJob]):
         cache = FactsCache(graph)
         places = {numbers[key]: thread for key in found if key in numbers and (thread := judged_thread(case, key))}
         facts = {key: cache.of(numbers.get(key, UNKNOWN), found.get(key)) for key in case.ranks}
-        return facts, _job(graph, places)
+        outliers = {numbers[key] for key, own in case.facts(DivergenceFacts).items() if own.outlier and key in numbers}
+        return facts, _job(graph, places, outliers)
 
 
 def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts], started: Started) -> WaitGraph:
@@ -122,16 +124,19 @@ def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts], sta
     return WaitGraph(waiting, started, members, matched, edges, _ranks(roots), behind, blocked_on)
 
 
-def _job(graph: WaitGraph, places: Mapping[int, Thread]) -> WaitGraphJob:
+def _job(graph: WaitGraph, places: Mapping[int, Thread], outliers: Collection[int]) -> WaitGraphJob:
     crossed = [members.crossed_by for members in graph.members.values() if members.crossed_by]
     collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
     cycle = _ranks(cycle_nodes(graph.edges))
     mixed = len({graph.waiting[rank].p2p for rank in cycle}) > 1
+    # Which half of a pair is missing is unknown, unless the minority went on to a collective.
+    minority = [graph.waiting[rank] for rank in cycle if rank in outliers]
+    known = mixed and bool(minority) and not any(wait.p2p for wait in minority)
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
         mixed=mixed,
-        parted=() if mixed else _parted(cycle, graph, places),
+        parted=() if known else _parted(cycle, graph, places),
         roots=graph.roots,
         crossed=bool(crossed),
         crossed_by=min(crossed, default=None),
@@ -286,24 +291,24 @@ def _parted(cycle: Collection[int], graph: WaitGraph, places: Mapping[int, Threa
         frozenset([rank, wait.peer])
         for rank, wait in graph.waiting.items()
         if wait.p2p and wait.peer is not None and wait.peer in _ranks(graph.edges[rank])
-        if _cannot_match(rank, wait, graph.started, places)
+        if _cannot_match(rank, wait, graph, places)
     }
     common = frozenset[int]().union(*pairs).intersection(*pairs)
     return tuple(sorted(common)) if common and not common.isdisjoint(cycle) else ()
 
 
-def _cannot_match(rank: int, wait: Wait, started: Started, places: Mapping[int, Thread]) -> bool:
-    """True if the peer is past this call in its loops, or made the counterpart with another tag or for another rank."""
-    if _has_other_tag(rank, wait, started):
+def _cannot_match(rank: int, wait: Wait, graph: WaitGraph, places: Mapping[int, Thread]) -> bool:
+    """True if the peer is in a collective, past this call in its loops, or in its counterpart for another tag or rank."""
+    peer = wait.peer if wait.peer is not None else UNKNOWN
+    if _has_other_tag(rank, wait, graph.started) or (peer in graph.waiting and not graph.waiting[peer].p2p):
         return True
-    own, peer = places.get(rank), places.get(wait.peer if wait.peer is not None else UNKNOWN)
-    if own is None or peer is None:
+    here, there = places.get(rank), places.get(peer)
+    if here is None or there is None:
         return False
-    ahead = _lead(peer, own)
-    if ahead != 0 or peer.path.lines != own.path.lines:
-        return ahead is not None and ahead > 0
-    instead = started.get(wait.peer if wait.peer is not None else UNKNOWN, ())
-    return any(one.sends != wait.sends and one.peer not in (rank, None) for one in instead)
+    lead = _lead(there, here)
+    if lead != 0 or there.path.lines != here.path.lines:
+        return lead is not None and lead > 0
+    return any(one.sends != wait.sends and one.peer not in (rank, None) for one in graph.started.get(peer, ()))
 
 
 def _lead(peer: Thread, own: Thread) -> float | None:
