@@ -298,7 +298,7 @@ def _parted(cycle: Collection[int], graph: WaitGraph, places: Mapping[int, Threa
 
 
 def _cannot_match(rank: int, wait: Wait, graph: WaitGraph, places: Mapping[int, Thread]) -> bool:
-    """True if the peer is in a collective, past this call in its loops, or in its counterpart for another tag or rank."""
+    """True if the peer is in a collective, past this call in its loops, or called it with another tag or rank."""
     peer = wait.peer if wait.peer is not None else UNKNOWN
     if _has_other_tag(rank, wait, graph.started) or (peer in graph.waiting and not graph.waiting[peer].p2p):
         return True

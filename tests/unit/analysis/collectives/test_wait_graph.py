@@ -237,6 +237,10 @@ def pending(peer: int, sends: bool = False, tag: int = 0) -> Transfer:
             id="all send first",
         ),
         pytest.param(
+            [At(), At(), waiting(0, line=30)], [(2,), (2,), (0,)], (0, 2), (0, 2), id="a receive without its send"
+        ),
+        pytest.param([At(line=30), waiting(0), waiting(1)], [(1, 2), (0,), (1,)], (0, 1, 2), (), id="one went on"),
+        pytest.param(
             [waiting(1, True, steps=5), waiting(0, True)], [(1,), (0,)], (0, 1), (), id="no counter to compare"
         ),
     ],
