@@ -21,6 +21,7 @@ from hangdoc.analysis.collectives.channels import ChannelFacts
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
 from hangdoc.analysis.collectives.membership import MembershipFacts
+from hangdoc.analysis.collectives.pipeline import PipelineFacts, PipelineJob
 from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.collectives.reducer import ReducerFacts
 from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
@@ -67,6 +68,7 @@ class JobFacts:
     world: WorldJob
     exit: ExitJob
     wait_graph: WaitGraphJob
+    pipeline: PipelineJob
     tensors: TensorArgumentJob
     dumps: DumpJob
     replicas: ReplicaJob
@@ -97,6 +99,7 @@ class RankFacts:
     divergence: DivergenceFacts
     exit: ExitFacts
     wait_graph: WaitGraphFacts
+    pipeline: PipelineFacts
     tensors: TensorArgumentFacts
     gradient_sync: GradientSyncFacts
     membership: MembershipFacts

@@ -9,17 +9,22 @@ the graph has no edge: such a group is `crossed`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.collectives.wait_targets import Group, Wait, waits
+from hangdoc.analysis.collectives.wait_targets import Group, Posted, Wait, posted, waits
+from hangdoc.analysis.ranks.call_path import Thread
+from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import ProcessGroups, limits
 
 Node = int | Group  # a rank, or the wait shared by all ranks in a collective of one group
 Edges = Mapping[Node, frozenset[Node]]  # node -> what it waits for
+Started = Mapping[int, frozenset[Posted]]  # by rank: sends and receives that wait for their counterpart
+LISTED = 4  # sends and receives of a rank
 UNKNOWN = -1  # stands for an unknown rank number
 N = TypeVar("N", bound=Hashable)
 
@@ -38,6 +43,9 @@ class WaitGraphFacts:
     op: str | None  # the operation it waits in
     p2p: bool | None  # the operation is a send or receive; None: it does not wait
     peer: int | None  # p2p: the rank it sends to or receives from
+    call: str | None  # p2p: "send to rank 1 (tag 7)"; None: unknown
+    started: str | None  # all its sends and receives that wait for their counterpart: "receive from rank 0 and ..."
+    other_tag: bool | None  # p2p: the peer has started the counterpart, but with another tag
     matched: bool | None  # p2p with a known peer: the peer runs the counterpart, so the transfer is slow or broken
     waits_for: tuple[int, ...]  # ranks this one waits for
     waited_by: tuple[int, ...]  # ranks that wait for this one
@@ -53,6 +61,7 @@ class WaitGraphJob:
     groups: int  # distinct groups in which a rank waits
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
     mixed: bool  # the cycle contains both collectives and sends or receives
+    parted: tuple[int, ...]  # of the cycle: the pair whose send and receive cannot match, or one rank; empty: unknown
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
@@ -77,7 +86,9 @@ class WaitGraph:
     """All waiting ranks, by rank number, and what follows from their waits."""
 
     waiting: Mapping[int, Wait]
+    started: Started
     members: Mapping[Group, Members]
+    matched: frozenset[int]  # ranks whose send or receive meets its counterpart
     edges: Edges
     roots: tuple[int, ...]
     waited_by: Mapping[int, tuple[int, ...]]
@@ -93,29 +104,39 @@ class GroupAnalysis(Analysis[WaitGraphFacts, WaitGraphJob]):
         found = waits(case)
         stack = case.facts(StackFacts)
         seen = {number: stack[key] for key, number in numbers.items() if stack[key].waits is not None}
-        graph = _wait_graph({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen)
+        started = {numbers[key]: own for key, own in posted(case).items() if key in numbers}
+        graph = _wait_graph({numbers[key]: wait for key, wait in found.items() if key in numbers}, seen, started)
         cache = FactsCache(graph)
+        places = {numbers[key]: thread for key in found if key in numbers and (thread := judged_thread(case, key))}
         facts = {key: cache.of(numbers.get(key, UNKNOWN), found.get(key)) for key in case.ranks}
-        return facts, _job(graph)
+        outliers = {numbers[key] for key, own in case.facts(DivergenceFacts).items() if own.outlier and key in numbers}
+        return facts, _job(graph, places, outliers)
 
 
-def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts]) -> WaitGraph:
+def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts], started: Started) -> WaitGraph:
     groups = {wait.group for wait in waiting.values() if wait.group is not None}
     members = {group: _members(group, waiting, seen) for group in groups}
-    edges = _edges(waiting, members)
+    matched = frozenset(rank for rank, wait in waiting.items() if wait.p2p and _matched(rank, wait, waiting, started))
+    edges = _edges(waiting, members, matched)
     roots = _roots(edges, waiting, seen)
     blocked_on = _blocked_on(waiting, edges, roots)
-    return WaitGraph(waiting, members, edges, _ranks(roots), _waited_by(waiting, edges, members), blocked_on)
+    behind = _waited_by(waiting, edges, members)
+    return WaitGraph(waiting, started, members, matched, edges, _ranks(roots), behind, blocked_on)
 
 
-def _job(graph: WaitGraph) -> WaitGraphJob:
+def _job(graph: WaitGraph, places: Mapping[int, Thread], outliers: Collection[int]) -> WaitGraphJob:
     crossed = [members.crossed_by for members in graph.members.values() if members.crossed_by]
     collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
     cycle = _ranks(cycle_nodes(graph.edges))
+    mixed = len({graph.waiting[rank].p2p for rank in cycle}) > 1
+    # Which half of a pair is missing is unknown, unless the minority went on to a collective.
+    minority = [graph.waiting[rank] for rank in cycle if rank in outliers]
+    known = mixed and bool(minority) and not any(wait.p2p for wait in minority)
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
-        mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
+        mixed=mixed,
+        parted=() if known else _parted(cycle, graph, places),
         roots=graph.roots,
         crossed=bool(crossed),
         crossed_by=min(crossed, default=None),
@@ -153,13 +174,15 @@ def _members(group: Group, waiting: Mapping[int, Wait], seen: Mapping[int, Stack
     return Members(tuple(sorted(present)), tuple(sorted(absent)), tuple(sorted(hidden)), crossed)
 
 
-def _edges(waiting: Mapping[int, Wait], members: Mapping[Group, Members]) -> dict[Node, frozenset[Node]]:
+def _edges(
+    waiting: Mapping[int, Wait], members: Mapping[Group, Members], matched: frozenset[int]
+) -> dict[Node, frozenset[Node]]:
     """Who waits for whom; ranks in a collective share one node, which keeps the graph of a large job small."""
     edges: dict[Node, frozenset[Node]] = {}
     into: dict[int, frozenset[Node]] = {}  # by identity: equal groups are one object
     for rank, wait in waiting.items():
         if wait.p2p:
-            known = wait.peer is not None and wait.peer != rank and not _matched(rank, wait, waiting)
+            known = wait.peer is not None and wait.peer != rank and rank not in matched
             edges[rank] = frozenset([wait.peer]) if known and wait.peer is not None else frozenset()
         elif wait.group is not None:
             if id(wait.group) not in into:
@@ -169,10 +192,10 @@ def _edges(waiting: Mapping[int, Wait], members: Mapping[Group, Members]) -> dic
     return edges
 
 
-def _matched(rank: int, wait: Wait, waiting: Mapping[int, Wait]) -> bool:
-    """True if the peer runs the counterpart of this send or receive."""
+def _matched(rank: int, wait: Wait, waiting: Mapping[int, Wait], started: Started) -> bool:
+    """True if the peer runs the counterpart of this send or receive, or has started it before."""
     peer = waiting.get(wait.peer) if wait.peer is not None else None
-    return (
+    runs = (
         peer is not None
         and peer.p2p
         and peer.sends is not None
@@ -180,6 +203,10 @@ def _matched(rank: int, wait: Wait, waiting: Mapping[int, Wait]) -> bool:
         and (peer.peer == rank or peer.anyone)
         and peer.group == wait.group
         and (peer.tag == wait.tag or None in (peer.tag, wait.tag))
+    )
+    return runs or any(
+        one.sends != wait.sends and one.peer in (rank, None) and one.group == wait.group and wait.tag in (one.tag, None)
+        for one in (started.get(wait.peer, ()) if wait.peer is not None else ())
     )
 
 
@@ -258,6 +285,51 @@ def _waited_by(
     return {rank: parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts))) for rank, parts in found.items()}
 
 
+def _parted(cycle: Collection[int], graph: WaitGraph, places: Mapping[int, Thread]) -> tuple[int, ...]:
+    """The pair whose transfers cannot match, or the one rank that all such pairs have in common."""
+    pairs = {
+        frozenset([rank, wait.peer])
+        for rank, wait in graph.waiting.items()
+        if wait.p2p and wait.peer is not None and wait.peer in _ranks(graph.edges[rank])
+        if _cannot_match(rank, wait, graph, places)
+    }
+    common = frozenset[int]().union(*pairs).intersection(*pairs)
+    return tuple(sorted(common)) if common and not common.isdisjoint(cycle) else ()
+
+
+def _cannot_match(rank: int, wait: Wait, graph: WaitGraph, places: Mapping[int, Thread]) -> bool:
+    """True if the peer is in a collective, past this call in its loops, or called it with another tag or rank."""
+    peer = wait.peer if wait.peer is not None else UNKNOWN
+    if _has_other_tag(rank, wait, graph.started) or (peer in graph.waiting and not graph.waiting[peer].p2p):
+        return True
+    here, there = places.get(rank), places.get(peer)
+    if here is None or there is None:
+        return False
+    lead = _lead(there, here)
+    if lead != 0 or there.path.lines != here.path.lines:
+        return lead is not None and lead > 0
+    return any(one.sends != wait.sends and one.peer not in (rank, None) for one in graph.started.get(peer, ()))
+
+
+def _lead(peer: Thread, own: Thread) -> float | None:
+    """How far one thread is ahead of another: the first difference of the counters of their loops; None: unknown."""
+    lead: float | None = None
+    for there, here in zip(peer, own, strict=False):
+        if (there.function, there.file) != (here.function, here.file) or there.place is None or here.place is None:
+            break
+        for far, near in zip(there.place.loops, here.place.loops, strict=False):
+            if far.first != near.first or not far.counters:
+                return lead
+            counts = [step.variables.get(far.counters[0]) for step in (there, here)]
+            numbers = [count.number for count in counts if count is not None and count.number is not None]
+            if len(numbers) == 2 and numbers[0] != numbers[1]:
+                return numbers[0] - numbers[1]
+            lead = 0 if len(numbers) == 2 else lead
+        if there.line != here.line:
+            break
+    return lead
+
+
 def _ranks(nodes: frozenset[Node]) -> tuple[int, ...]:
     return tuple(sorted(node for node in nodes if isinstance(node, int)))
 
@@ -295,13 +367,36 @@ def _facts(rank: int, wait: Wait | None, graph: WaitGraph) -> WaitGraphFacts:
         op=wait.op if wait else None,
         p2p=wait.p2p if wait else None,
         peer=wait.peer if wait else None,
-        matched=_matched(rank, wait, graph.waiting) if wait is not None and wait.peer is not None else None,
+        call=_call(Posted(wait.sends, wait.peer, wait.tag, group)) if wait and wait.sends is not None else None,
+        started=_started(graph.started.get(rank, frozenset())),
+        other_tag=_has_other_tag(rank, wait, graph.started) if wait is not None and wait.peer is not None else None,
+        matched=rank in graph.matched if wait is not None and wait.peer is not None else None,
         waits_for=members.absent if collective else _ranks(graph.edges.get(rank, frozenset())),
         waited_by=graph.waited_by.get(rank, ()),
         blocked_on=graph.blocked_on.get(rank, ()),
         crossed=bool(members.crossed_by) if group and collective else None,
         threads=wait.threads if wait and group else None,
     )
+
+
+def _has_other_tag(rank: int, wait: Wait, started: Started) -> bool:
+    own = Posted(bool(wait.sends), rank, wait.tag, wait.group)
+    others = started.get(wait.peer, frozenset()) if wait.peer is not None else ()
+    return wait.tag is not None and any(
+        one.sends != own.sends and one.peer == rank and one.group == own.group and one.tag != own.tag for one in others
+    )
+
+
+def _started(calls: frozenset[Posted]) -> str | None:
+    texts = sorted({_call(one) for one in calls})
+    more = [f"{len(texts) - LISTED} more"] if len(texts) > LISTED else []
+    return " and ".join([*texts[:LISTED], *more]) or None
+
+
+def _call(one: Posted) -> str:
+    """A send or receive as text; tag 0 is torch's default."""
+    peer = f"rank {one.peer}" if one.peer is not None else "any rank"
+    return f"{'send to' if one.sends else 'receive from'} {peer}" + (f" (tag {one.tag:g})" if one.tag else "")
 
 
 def _listed(group: Group, members: Members) -> tuple[int, ...]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, Thread, is_library, per_path, threads_of
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.transfers import awaited, transfers_of
 from hangdoc.evidence import Frame, ProcessGroup, ProcessGroups, Stack, Variable, limits
 
 _DISTRIBUTED = "/torch/distributed/"
@@ -59,12 +61,31 @@ class Wait:
     threads: int = 1  # threads of the rank in an operation of this group
 
 
+class Posted(NamedTuple):
+    """A send or receive that a rank has started."""
+
+    sends: bool
+    peer: int | None  # global rank; None: any
+    tag: float | None  # None: unknown
+    group: Group | None
+
+
 def waits(case: Case) -> dict[Key, Wait]:
     """The wait of every rank that waits for other ranks."""
     stack = case.facts(StackFacts)
     default = _default_group(case)
     native = _native(case, stack)
     return {key: _wait(case, key, facts, default, native) for key, facts in stack.items() if facts.waits}
+
+
+def posted(case: Case) -> dict[Key, frozenset[Posted]]:
+    """The sends and receives that each rank has started and that wait for their counterpart."""
+    found: dict[Key, frozenset[Posted]] = {}
+    for key in case.ranks:
+        if pending := transfers_of(case, key).pending:
+            known = {group.address: _group(case, group) for group in _groups(case, key)}
+            found[key] = frozenset(Posted(one.sends, one.peer, one.tag, known.get(one.group)) for one in pending)
+    return found
 
 
 def _native(case: Case, stack: Mapping[Key, StackFacts]) -> Native:
@@ -130,7 +151,8 @@ def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native
     if frame is None:
         if facts.phase == "collective" and facts.in_backward and facts.op != "wait":  # DDP's reducer
             return Wait(False, facts.op, default)
-        return _without_c10d_frame(thread.path, facts, known, native.get(thread.path.python, ()))
+        transfer = _transfer(case, key, thread, facts, known)
+        return transfer or _without_c10d_frame(thread.path, facts, known, native.get(thread.path.python, ()))
     found = _group_of_frame(frame, known, default)
     argument = _variable(frame, _GROUPS)
     label = _label(argument.address, stack, thread.module or ()) if argument and argument.kind != "none" else None
@@ -144,6 +166,19 @@ def _wait(case: Case, key: Key, facts: StackFacts, default: Group | None, native
     anyone = not sends and inner is None and number is None and _variable(frame, ("src",)) is not None
     peer = int(number) if number is not None else None
     return Wait(True, facts.op, found, label, peer, anyone, sends, _number(frame, ("tag",)), threads)
+
+
+def _transfer(case: Case, key: Key, thread: Thread, facts: StackFacts, known: GroupsByAddress) -> Wait | None:
+    """The wait for a send or receive that was started before; None: for none, or for something else."""
+    waited = awaited(thread, transfers_of(case, key).pending) if facts.phase == "p2p" else ()
+    if not waited:
+        return None
+    one, *more = waited
+    if any(
+        (other.sends, other.peer, other.tag, other.group) != (one.sends, one.peer, one.tag, one.group) for other in more
+    ):
+        return Wait(True, facts.op, None)
+    return Wait(True, facts.op, known.get(one.group), None, one.peer, one.peer is None, one.sends, one.tag)
 
 
 def _without_c10d_frame(path: CallPath, facts: StackFacts, known: GroupsByAddress, native: Sequence[str]) -> Wait:

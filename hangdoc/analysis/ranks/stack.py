@@ -15,11 +15,13 @@ from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, named, threads_of
 from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
+from hangdoc.analysis.ranks.transfers import awaited, transfers_of
 from hangdoc.evidence import Branch, Environ, Frame, Process, ProcessGroups, Stacks
 from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
+_MAY_TRANSFER = frozenset({"collective", "p2p", "idle", "unknown"})
 HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # wake up now and then on an idle rank
 
 
@@ -53,7 +55,8 @@ class StackAnalysis(Analysis[StackFacts, None]):
     seen_by = ("stacks", "aftermath")
 
     def derive(self, case: Case) -> tuple[dict[Key, StackFacts], None]:
-        return _with_native_phases({key: rank_facts(case, key) for key in case.ranks}, case), None
+        facts = _with_native_phases({key: rank_facts(case, key) for key in case.ranks}, case)
+        return _with_transfers(facts, case), None
 
 
 def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
@@ -72,6 +75,16 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
         else own
         for key, own in facts.items()
     }
+
+
+def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
+    """Name the send or receive of each rank that waits for one in `Work.wait()`."""
+    for key, own in facts.items():
+        pending = transfers_of(case, key).pending if own.phase in _MAY_TRANSFER else ()
+        if pending and (waited := awaited(named(threads_of(case, key), own.thread), pending)):
+            ops = {"isend" if one.sends else "irecv" for one in waited}
+            facts[key] = replace(own, phase="p2p", op=" or ".join(sorted(ops)), waits=True)
+    return facts
 
 
 @lru_cache(maxsize=64)

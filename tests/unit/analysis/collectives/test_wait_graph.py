@@ -16,6 +16,7 @@ import pytest
 from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.evidence import (
     Frame,
+    Loop,
     Place,
     ProcessGroup,
     ProcessGroups,
@@ -27,6 +28,7 @@ from hangdoc.evidence import (
     Target,
     Variable,
 )
+from hangdoc.evidence.transfers import Transfer, Transfers
 from hangdoc.watch.sampler import Sampler
 from probes import Tier, load
 from tests.support import requirements
@@ -52,6 +54,8 @@ class At:
     around: tuple[str, ...] = ()
     alive: bool = True
     seen: bool = True
+    started: tuple[Transfer, ...] = ()  # pending sends and receives
+    steps: int | None = None  # counter of the loop around the call
 
 
 def number(name: str, value: int | None) -> Variable:
@@ -62,6 +66,7 @@ def stacks(at: At) -> Stacks:
     group = Variable("group", "<ProcessGroup>", True, kind="object", address=at.group)
     arguments = (group if at.group else number("group", None), *(number(*pair) for pair in at.numbers))
     named = [Variable("mine", "<ProcessGroup>", kind="object", address=at.group), number("x", 1)] if at.group else []
+    named += [number("step", at.steps)] if at.steps is not None else []
     frames = [Frame("train", "/job/train.py", at.line, variables=tuple(named))]
     if at.function:
         frames.insert(0, Frame(at.function, at.file, 100, variables=arguments if at.variables else None))
@@ -78,8 +83,10 @@ def facts(*ranks: At, subgroups: tuple[tuple[int, ...], ...] = (), groups: bool 
         records: dict[str, Any] = {"groups": ProcessGroups(tuple(known), rank, len(ranks))} if groups else {}
         if at.seen and at.alive:
             called = (at.text.partition("(")[0],)
-            place = Place(at.text, (), (), called, around=(*called, *at.around), function_first=1, function_last=50)
+            loops = (Loop(1, 40, "for step in steps", ("step",)),) if at.steps is not None else ()
+            place = Place(at.text, loops, (), called, around=(*called, *at.around), function_first=1, function_last=50)
             records |= {"stacks": stacks(at), "source": Source({f"/job/train.py:{at.line}": place})}
+            records |= {"transfers": Transfers((DEFAULT,), at.started)}
         target = Target(100 + rank, 1, "here", rank, world_size=len(ranks))
         evidence.append(RankEvidence(target, at.alive, records))
     return derive([Snapshot("here", 0.0, "t", tuple(evidence))], schema())
@@ -171,6 +178,89 @@ def test_who_waits_for_whom(
 )
 def test_a_cycle_closed_by_a_collective(ranks: list[At], mixed: bool) -> None:
     assert facts(*ranks).job.wait_graph.mixed is mixed
+
+
+def waiting(peer: int, sends: bool = False, tag: int = 0, started: tuple[Transfer, ...] = (), **more: Any) -> At:
+    """`req.wait()` for a send or receive; `started`: what is pending beside it."""
+    own = Transfer(sends, peer, tag, DEFAULT, ("req",))
+    return At("", text="req.wait()", started=(own, *started), **more)
+
+
+def pending(peer: int, sends: bool = False, tag: int = 0) -> Transfer:
+    return Transfer(sends, peer, tag, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "waits_for", "cycle", "parted"),
+    [
+        pytest.param([waiting(1), waiting(0)], [(1,), (0,)], (0, 1), (), id="both receive"),
+        pytest.param([waiting(1), waiting(0, sends=True)], [(), ()], (), (), id="a matched transfer"),
+        pytest.param(
+            [waiting(1, started=(pending(1, True),)), waiting(0, started=(pending(0, True),))],
+            [(), ()],
+            (),
+            (),
+            id="the counterparts were started before",
+        ),
+        pytest.param([waiting(1), At(started=(pending(0, True),))], [(), (0,)], (), (), id="before a collective"),
+        pytest.param([waiting(1, True, 3), waiting(0, False, 4)], [(1,), (0,)], (0, 1), (0, 1), id="different tags"),
+        pytest.param(
+            [waiting(1, True, 3), waiting(2, True, 4, (pending(0, False, 4),)), waiting(1, False, 3)],
+            [(1,), (2,), (1,)],
+            (1, 2),
+            (1,),
+            id="different tags on both sides of a rank",
+        ),
+        pytest.param(
+            [waiting(2, True, steps=20), waiting(0, True, steps=21), waiting(1, True, steps=22)],
+            [(2,), (0,), (1,)],
+            (0, 1, 2),
+            (0, 2),
+            id="the peer is past this step",
+        ),
+        pytest.param(
+            [
+                waiting(1, started=(pending(1, True),), steps=5),
+                waiting(2, started=(pending(2, True),), steps=4),
+                waiting(0, started=(pending(0, True),), steps=4),
+            ],
+            [(1,), (2,), (0,)],
+            (0, 1, 2),
+            (2,),
+            id="a wrong peer",
+        ),
+        pytest.param(
+            [waiting(1, True, steps=5), waiting(0, True, steps=5), waiting(1, True, steps=5)],
+            [(1,), (0,), (1,)],
+            (0, 1),
+            (),
+            id="all send first",
+        ),
+        pytest.param(
+            [At(), At(), waiting(0, line=30)], [(2,), (2,), (0,)], (0, 2), (0, 2), id="a receive without its send"
+        ),
+        pytest.param([At(line=30), waiting(0), waiting(1)], [(1, 2), (0,), (1,)], (0, 1, 2), (), id="one went on"),
+        pytest.param(
+            [waiting(1, True, steps=5), waiting(0, True)], [(1,), (0,)], (0, 1), (), id="no counter to compare"
+        ),
+    ],
+)
+def test_waits_for_what_was_started_before(
+    ranks: list[At], waits_for: list[tuple[int, ...]], cycle: tuple[int, ...], parted: tuple[int, ...]
+) -> None:
+    found = facts(*ranks)
+    assert [rank.wait_graph.waits_for for rank in found.ranks] == waits_for
+    assert (found.job.wait_graph.cycle, found.job.wait_graph.parted) == (cycle, parted)
+
+
+def test_calls_are_named() -> None:
+    many = tuple(pending(peer, True) for peer in range(2, 8))
+    first, second = facts(waiting(1, True, 3), waiting(0, False, 4, many)).ranks
+    assert (first.stack.phase, first.stack.op, first.wait_graph.call) == ("p2p", "isend", "send to rank 1 (tag 3)")
+    assert second.wait_graph.started == (
+        "receive from rank 0 (tag 4) and send to rank 2 and send to rank 3 and send to rank 4 and 3 more"
+    )
+    assert (first.wait_graph.other_tag, second.wait_graph.other_tag) == (True, True)
 
 
 def test_the_group_is_named() -> None:
