@@ -17,7 +17,9 @@ TARGETS = re.compile(r"^(?:async )?for (.+?) in ")
 KEYWORDS = frozenset(
     {"and", "or", "not", "in", "is", "None", "True", "False", "if", "else", "len", "int", "bool", "any"}
 )
-RANK_DEPENDENT = re.compile(r"rank|is_main|is_master|is_primary|is_leader|is_global_zero|process_index", re.IGNORECASE)
+RANK_DEPENDENT = re.compile(
+    r"rank|is_(?:main|master|primary|leader|chief|coordinator|global_zero)|process_(?:index|zero)", re.IGNORECASE
+)
 TIME_OR_RANDOM = re.compile(r"^(time|datetime|random|secrets|uuid)\b|\brandom\b|monotonic|perf_counter")
 # The same on every rank of a job, although it names the rank: whether the job is distributed at all.
 DISTRIBUTED = re.compile(

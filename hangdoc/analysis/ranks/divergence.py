@@ -6,7 +6,9 @@ Every rank on another side is an outlier, and its relation to the reference says
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
@@ -14,7 +16,7 @@ from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, Steps, Thre
 from hangdoc.analysis.ranks.judged_thread import comparison_key, judged_thread, names_in
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Loop, Variable
+from hangdoc.evidence import Branch, Loop, Variable
 
 Signature = tuple[tuple[str, str, int], ...]
 
@@ -35,6 +37,7 @@ class DivergenceFacts:
     exit: str | None = None  # condition under which a side left that loop before its last iteration
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
+    branch_site: str | None = None  # function and line of that condition: "report (train.py:49)"
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
     outer_count_other: float | None = None  # its value on the reference side
@@ -48,6 +51,7 @@ class DivergenceFacts:
     size_other: float | None = None  # its value on the reference side
     same_operation: bool | None = None  # it waits in the same operation as the reference
     same_site: bool | None = None  # it is at the same line of user code as the reference
+    inner: str | None = None  # its innermost library frame, if its line of user code is also on another side's path
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class DivergenceJob:
     tied: bool  # another side is as large as the reference
     uncertain: bool  # ranks that were not seen could make another side as large as the reference
 
+
+CORE = re.compile(r"/(?:site|dist)-packages/torch/|/lib/python3[.\d]*/(?!(?:site|dist)-packages/)|^<")  # no framework
 
 MUST_DIFFER = (
     "rank",
@@ -96,15 +102,17 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
             return facts, DivergenceJob(0, (), False, False)
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
         reference = Reference(case, sides[0])
+        shared = _shared_lines(sides)
         for number, side in enumerate(sides):
             for cohort in side:
                 known: dict[Hashable, DivergenceFacts] = {}
                 # On the same lines there is nothing to compare.
                 same = number == 0 and cohort.thread.path.python == reference.thread.path.python
+                inner = _inner(cohort.thread.path, shared)
                 for key in cohort.keys:
                     variables = None if same else comparison_key(case, key, reference.names)
                     if variables not in known:
-                        known[variables] = _facts(key, number, reference, stack, ranks)
+                        known[variables] = _facts(key, number, reference, stack, ranks, inner)
                     facts[key] = known[variables]
         unseen = _unseen(case)
         return facts, DivergenceJob(
@@ -176,6 +184,30 @@ def _signature(path: CallPath) -> Signature:
     return tuple([line for line in lines if "/torch/" not in line[0]] or lines)
 
 
+def _shared_lines(sides: Sequence[Side]) -> Collection[Signature]:
+    """Call paths down to a line of user code, that more than one side has in common."""
+    found: Counter[Signature] = Counter()
+    for side in sides:
+        found.update({prefix for one in side for prefix in _down_to_own(one.thread.path)})
+    return {prefix for prefix, count in found.items() if count > 1}
+
+
+@per_path
+def _down_to_own(path: CallPath) -> Sequence[Signature]:
+    """The call path down to each line of user code, outermost first."""
+    lines = [(step.file, step.function, step.line) for step in path.steps]
+    return [tuple(lines[: depth + 1]) for depth in path.own]
+
+
+def _inner(path: CallPath, shared: Collection[Signature]) -> str | None:
+    """The innermost frame in a framework, if ranks of another side are at the same line of user code."""
+    own = _down_to_own(path)
+    if not own or own[-1] not in shared:
+        return None
+    below = path.steps[path.own[-1] + 1 :]
+    return next((step.site for step in reversed(below) if not CORE.search(step.file)), None)
+
+
 class Reference:
     """The reference side, and the variables on which its ranks agree."""
 
@@ -201,6 +233,7 @@ def _facts(
     reference: Reference,
     stack: Mapping[Key, StackFacts],
     ranks: dict[Key, int | None],
+    inner: str | None,
 ) -> DivergenceFacts:
     own, peer, first = judged_thread(reference.case, key) or (), reference.thread, reference.keys[0]
     relation = relate(own, peer)
@@ -222,8 +255,9 @@ def _facts(
         loop_counter=inside[0] if inside else None,
         loop_count=inside[1] if inside else None,
         exit=relation.exit,
-        branch=relation.branch.test if relation.branch else None,
+        branch=_condition(relation.branch) if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
+        branch_site=_site_of(relation.branch, (*own, *peer)) if relation.branch else None,
         outer=laps.counter if laps else None,
         outer_count=laps.own if laps else None,
         outer_count_other=laps.peer if laps else None,
@@ -237,7 +271,18 @@ def _facts(
         size_other=length.there if length else None,
         same_operation=stack[key].op == stack[first].op and bool(stack[key].waits),
         same_site=stack[key].site == stack[first].site and stack[key].file == stack[first].file,
+        inner=inner,
     )
+
+
+def _condition(branch: Branch) -> str:
+    """What holds in this arm."""
+    return f"not ({branch.test})" if branch.arm == "else" and branch.test else branch.test
+
+
+def _site_of(branch: Branch, steps: Steps) -> str | None:
+    step = next((step for step in steps if step.place and branch in (*step.place.branches, *step.place.guards)), None)
+    return f"{step.function} ({step.base}:{branch.line})" if step else None
 
 
 def _count(loop: Loop, path: Steps) -> tuple[str, float] | None:

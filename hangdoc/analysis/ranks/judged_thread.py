@@ -62,4 +62,4 @@ def _named_in(place: Place | None) -> frozenset[str]:
     if place is None:
         return frozenset()
     counters = [name for loop in (*place.loops, *place.passed) for name in loop.counters]
-    return frozenset(counters).union(*(NAME.findall(branch.test) for branch in place.branches))
+    return frozenset(counters).union(*(NAME.findall(branch.test) for branch in (*place.branches, *place.guards)))
