@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, Steps, Thread, is_library, per_path
+from hangdoc.analysis.ranks.conditions import negated, parts_by_rank
 from hangdoc.analysis.ranks.judged_thread import comparison_key, judged_thread, names_in
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -38,6 +39,8 @@ class DivergenceFacts:
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
     branch_site: str | None = None  # function and line of that condition: "report (train.py:49)"
+    branch_in_framework: bool | None = None  # a framework decides by that condition, and calls no user code there
+    by_rank: bool | None = None  # that condition asks for the rank: "rank == 0"
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
     outer_count_other: float | None = None  # its value on the reference side
@@ -238,6 +241,7 @@ def _facts(
     own, peer, first = judged_thread(reference.case, key) or (), reference.thread, reference.keys[0]
     relation = relate(own, peer)
     outlier = number > 0
+    arm = _within(relation.branch, own, peer) if relation.branch else ()
     inside = _count(relation.loop, peer if relation.kind == "left_loop" else own) if relation.loop else None
     counter = next(_counters(own, peer), None) if outlier else None
     laps = relation.laps if outlier else None
@@ -257,7 +261,9 @@ def _facts(
         exit=relation.exit,
         branch=_condition(relation.branch) if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
-        branch_site=_site_of(relation.branch, (*own, *peer)) if relation.branch else None,
+        branch_site=f"{arm[0].function} ({arm[0].base}:{relation.branch.line})" if relation.branch and arm else None,
+        branch_in_framework=all(is_library(step.file) for step in arm) if arm else None,
+        by_rank=parts_by_rank(relation.branch.test) if relation.branch else None,
         outer=laps.counter if laps else None,
         outer_count=laps.own if laps else None,
         outer_count_other=laps.peer if laps else None,
@@ -277,12 +283,16 @@ def _facts(
 
 def _condition(branch: Branch) -> str:
     """What holds in this arm."""
-    return f"not ({branch.test})" if branch.arm == "else" and branch.test else branch.test
+    return negated(branch.test) if branch.arm == "else" and branch.test else branch.test
 
 
-def _site_of(branch: Branch, steps: Steps) -> str | None:
-    step = next((step for step in steps if step.place and branch in (*step.place.branches, *step.place.guards)), None)
-    return f"{step.function} ({step.base}:{branch.line})" if step else None
+def _within(branch: Branch, *paths: Steps) -> Steps:
+    """The steps from the one in this arm on."""
+    for path in paths:
+        for depth, step in enumerate(path):
+            if step.place and branch in (*step.place.branches, *step.place.guards):
+                return path[depth:]
+    return ()
 
 
 def _count(loop: Loop, path: Steps) -> tuple[str, float] | None:
