@@ -58,7 +58,7 @@ calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raise
 	$(BENCHMARK) calm --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
-	missed=0; for script in stack_merge many_ranks logs verdict_time look_cost footprint; do \
+	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost footprint; do \
 	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
 
 post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report on what is left in OUT

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from hangdoc.analysis.compute.loss import nonfinite_loss
 from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive, where
 from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.analysis.startup.differences import differences
@@ -41,6 +42,10 @@ class Judge:
         """The verdict on these facts; `usual_s`: step time while the job was healthy."""
         with gc_paused():
             return self._verdict(facts, usual_s)
+
+    def doubts(self, verdict: Verdict) -> str:
+        """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated; "" if none."""
+        return _not_ruled_out(self.library, verdict.considered)
 
     def _verdict(self, facts: Facts, usual_s: float | None) -> Verdict:
         findings, considered = evaluate(self.library, facts, self.slow)
@@ -196,13 +201,15 @@ def _step_time_note(facts: Facts, usual_s: float | None) -> str:
 
 
 def _nonfinite_notes(facts: Facts) -> Iterator[str]:
-    """Parameters that hold NaN or an infinity: the job goes on, and learns nothing."""
+    """Losses and parameters that hold NaN or an infinity: the job goes on, and learns nothing."""
     found: dict[str, list[RankFacts]] = {}
     for rank in facts.ranks:
+        if loss := nonfinite_loss(facts.case, (rank.host, rank.pid)):
+            found.setdefault(loss, []).append(rank)
         if rank.replicas.nonfinite:
-            found.setdefault(rank.replicas.nonfinite, []).append(rank)
+            found.setdefault(f"parameter {rank.replicas.nonfinite}", []).append(rank)
     for what, ranks in found.items():
-        yield f"{name_processes(ranks)}: parameter {what}"
+        yield f"{name_processes(ranks)}: {what}"
 
 
 def _absent(facts: Facts) -> list[RankFacts]:
@@ -252,7 +259,6 @@ def _unproved_note(facts: Facts) -> str:
 
 
 def _not_ruled_out(library: Library, considered: Sequence[Considered]) -> str:
-    """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated."""
     stepping = {one.id for one in library.playbooks if one.envelope.status in ("slow", "diverging")}
     unknown: dict[str, list[str]] = {}
     for one in considered:

@@ -20,7 +20,7 @@ from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.models import Found, evenly
 from hangdoc.introspect.module_globals import Place, Places, Process, script_objects
 from hangdoc.introspect.objects import Objects
-from hangdoc.introspect.tensors import FLOATS, Content, locate, locate_gradients
+from hangdoc.introspect.tensors import FLOATS, Content, locate, locate_gradients, nonfinite
 from probes import Observation, Request, Tier
 
 TRAINABLE, FROZEN = 4, 2  # parameters read of a rank
@@ -33,8 +33,6 @@ _ROOTS = 256  # variables
 _SEARCHES, _SEARCH_AGAIN, _EARLY = frozenset({1, 3, 7}), 20, 12
 _MODEL_CODE = "/torch/nn/modules/module.py"  # from here inwards, variables name parts of a model
 _DIGEST = 6  # bytes
-_EXPONENTS = {"float16": ("H", 0x7C00), "bfloat16": ("H", 0x7F80), "float32": ("I", 0x7F800000)}
-_DOUBLE = ("Q", 0x7FF << 52)
 
 
 @dataclass(slots=True)
@@ -218,7 +216,7 @@ def _record(
                 content.trainable,
                 tuple(dict.fromkeys(_values(name, content.tensor.dtype, samples))),
                 gradients.get(name, ""),
-                _nonfinite(next((s[name][1] for s in reversed(samples) if name in s), b""), content.tensor.dtype),
+                nonfinite(next((s[name][1] for s in reversed(samples) if name in s), b""), content.tensor.dtype),
             )
             for name, content in contents.items()
         ),
@@ -240,16 +238,6 @@ def _digest(data: bytes, dtype: str) -> str:
     if data == data[:width] * (len(data) // width):
         return ""
     return blake2b(data, digest_size=_DIGEST).hexdigest()
-
-
-def _nonfinite(data: bytes, dtype: str) -> str:
-    """nan or inf if an element is: all bits of its exponent are set, and for inf no other except the sign."""
-    code, exponent = _EXPONENTS.get(dtype, _DOUBLE)
-    width = FLOATS[dtype]
-    words = struct.unpack(f"<{len(data) // width}{code}", data)
-    fraction = (exponent & -exponent) - 1
-    special = [word & fraction for word in words if word & exponent == exponent]
-    return "" if not special else "nan" if any(special) else "inf"
 
 
 PROBE = ParametersProbe()

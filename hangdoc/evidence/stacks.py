@@ -13,6 +13,7 @@ class Tensor(Record, frozen=True):
     shape: tuple[int, ...]
     dtype: str  # torch name without prefix: float32, bfloat16, int64, ...
     device: str  # cpu, cuda, ...
+    nonfinite: str = ""  # nan or inf: the value of a single element on the CPU
 
 
 class Variable(Record, frozen=True):

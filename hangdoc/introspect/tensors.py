@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from hangdoc.evidence import Tensor
 from hangdoc.introspect.memory import Memory
 from hangdoc.introspect.objects import Seen
@@ -48,6 +50,9 @@ _DATA, _DATA_BYTES, _STORAGE_HEAD = 16, 48, 56
 _VERSION = 16
 _NAME, _NAME_BUFFER, _GRAD, _REQUIRES_GRAD, _META_BYTES = 8, 24, 40, 128, 136
 FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes of an element
+_EXPONENTS = {"float16": ("H", 0x7C00), "bfloat16": ("H", 0x7F80), "float32": ("I", 0x7F800000)}
+_DOUBLE = ("Q", 0x7FF << 52)
+_SCALARS = 16  # single elements of a process whose values are read
 
 
 def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:
@@ -57,7 +62,33 @@ def read_tensors(memory: Memory, seen: Mapping[int, Seen]) -> dict[int, Tensor]:
     """
     addresses = [a for a, item in seen.items() if not _BASES.isdisjoint((item.type.name, *item.type.bases))]
     first, again = _read(memory, addresses), _read(memory, addresses)
-    return {address: tensor for address, tensor in first.items() if again.get(address) == tensor}
+    tensors = {address: tensor for address, tensor in first.items() if again.get(address) == tensor}
+    single = [a for a, t in tensors.items() if math.prod(t.shape) == 1 and t.dtype in FLOATS and t.device == "cpu"]
+    values = _scalars(memory, single[:_SCALARS])
+    return {a: structs.replace(t, nonfinite=values[a]) if values.get(a) else t for a, t in tensors.items()}
+
+
+def nonfinite(data: bytes, dtype: str) -> str:
+    """nan or inf if an element is: all bits of its exponent are set, and for inf no other except the sign."""
+    code, exponent = _EXPONENTS.get(dtype, _DOUBLE)
+    words = struct.unpack(f"<{len(data) // FLOATS[dtype]}{code}", data)
+    fraction = (exponent & -exponent) - 1
+    special = [word & fraction for word in words if word & exponent == exponent]
+    return "" if not special else "nan" if any(special) else "inf"
+
+
+def _scalars(memory: Memory, addresses: Sequence[int]) -> dict[int, str]:
+    """What `nonfinite` says of tensors with one element; those that moved meanwhile are left out. Raises Unreadable."""
+    if not addresses:
+        return {}
+    found = {a: content for a, content in locate(memory, addresses).items() if content.data}
+    values = memory.read_many([(content.data, FLOATS[content.tensor.dtype]) for content in found.values()])
+    again = locate(memory, found)
+    return {
+        address: nonfinite(value, content.tensor.dtype)
+        for (address, content), value in zip(found.items(), values, strict=True)
+        if value is not None and again.get(address) == content
+    }
 
 
 def have_gradients(memory: Memory, addresses: Sequence[int], undefined: int) -> dict[int, bool]:

@@ -8,11 +8,14 @@ from typing import Literal
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.thresholds import MOSTLY, OFTEN
 from hangdoc.diagnose import Judge
+from hangdoc.verdict import Verdict
 from hangdoc.watch.session import Session
 
 PATIENCE_S = 4.0  # a shorter standstill may be an ordinary pause
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
+ONCE_SOON_S = 4.5  # `--once` may call a job healthy after this long
 ONCE_S = 9.0  # `--once` gives its verdict after this long if nothing stalls
 ONCE_LIMIT_S = 14.0  # `--once` never watches longer
 
@@ -74,14 +77,32 @@ class Once:
             self.inspected = True
             return CloserLook()
         decided = facts.job.stall.progressed and not may_be_stuck(facts)
-        enough = elapsed_s >= ONCE_LIMIT_S or (elapsed_s >= ONCE_S and decided)
-        return "judge" if enough or has_ended(facts) else "wait"
+        due_s = ONCE_LIMIT_S if not decided else ONCE_SOON_S if is_even(facts) else ONCE_S
+        return "judge" if elapsed_s >= due_s or has_ended(facts) else "wait"
+
+    def accepts(self, judge: Judge, verdict: Verdict, facts: Facts, elapsed_s: float) -> bool:
+        """False if a longer watch may show more: patterns take time, and so does what is still undecided."""
+        if self.examination is not None or elapsed_s >= ONCE_S or has_ended(facts):
+            return True
+        return verdict.status == "healthy" and not verdict.findings and not judge.doubts(verdict)
 
 
 def is_stuck(facts: Facts, patience_s: float) -> bool:
     """True if the job has been stalled for at least `patience_s`."""
     stall = facts.job.stall
     return bool(stall.stalled) and (stall.seconds or 0.0) >= patience_s
+
+
+def is_even(facts: Facts) -> bool:
+    """True if the ranks hold the same parameters, and each computes or waits for its peers, as much as the others.
+
+    Nothing slows such a job down but its own work.
+    """
+    if not all(rank.replicas.apart is False for rank in facts.ranks):
+        return False
+    shares = [(rank.progress.compute_share or 0.0, rank.progress.wait_share or 0.0) for rank in facts.ranks]
+    waits = [wait for _, wait in shares]
+    return all(sum(both) >= MOSTLY for both in shares) and max(waits, default=0.0) - min(waits, default=0.0) < OFTEN
 
 
 def is_quiet(facts: Facts) -> bool:

@@ -17,7 +17,7 @@ from hangdoc.formatting import fold_hosts
 from hangdoc.recording.recorder import Recorder
 from hangdoc.verdict import Verdict
 from hangdoc.watch.live import Event, Live
-from hangdoc.watch.policy import ONCE_LIMIT_S, Once, Policy, follow
+from hangdoc.watch.policy import ONCE_LIMIT_S, Once, follow
 from hangdoc.watch.sampler import Sampler
 from hangdoc.watch.session import Session, WatchOptions, jobs_of
 from hangdoc.watch.sources import LocalSource
@@ -43,7 +43,7 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
             for job, policy in sorted(undecided.items()):
                 if session.round_count(job) < STILL_LOOKS and elapsed_s < ONCE_LIMIT_S:
                     continue  # too early for any fact, and facts of thousands of ranks take seconds
-                if verdict := _verdict(session, judge, job, partial(policy.decide, elapsed_s=elapsed_s)):
+                if verdict := _verdict(session, judge, job, policy, elapsed_s):
                     verdicts[job] = verdict
                     del undecided[job]
         for verdict in verdicts.values():
@@ -52,10 +52,12 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
     return tuple(verdicts[job] for job in sorted(verdicts))
 
 
-def _verdict(session: Session, judge: Judge, job: str, policy: Policy) -> Verdict | None:
+def _verdict(session: Session, judge: Judge, job: str, once: Once, elapsed_s: float) -> Verdict | None:
     """The verdict on a job; None: it is too early."""
+    policy = partial(once.decide, elapsed_s=elapsed_s)
     facts, decided = follow(policy, session, judge, job, judge.facts(session.snapshots(job)))
-    return judge.verdict(facts) if decided else None
+    verdict = judge.verdict(facts) if decided else None
+    return verdict if verdict and once.accepts(judge, verdict, facts, elapsed_s) else None
 
 
 def watch(

@@ -20,7 +20,7 @@ class Marked(torch.Tensor):
 
 def make(rng):
     shape = [rng.randint(0, 4) for _ in range(rng.randint(0, 8))]
-    tensor = torch.empty(shape, dtype=rng.choice(DTYPES), device=rng.choice(("cpu", "cpu", "meta")))
+    tensor = torch.zeros(shape, dtype=rng.choice(DTYPES), device=rng.choice(("cpu", "cpu", "meta")))
     way = rng.randrange(7)
     if way == 0 and tensor.dim() > 1:
         tensor = tensor.transpose(0, -1)
@@ -40,6 +40,7 @@ def make(rng):
 def hold(tensors, arrays, others):
     batch, weight, logits, labels = torch.ones(8, 3), torch.nn.Parameter(torch.ones(5, 2)), tensors[0], arrays[0]
     scalar, nested = torch.tensor(3), torch.nested.nested_tensor([torch.ones(3), torch.ones(4)])
+    loss = torch.tensor([0.0, float("nan")], dtype=torch.bfloat16)[1:]
     report = {
         "tensors": [(id(t), list(t.shape), str(t.dtype)[6:], t.device.type) for t in tensors],
         "arrays": [(id(a), len(a)) for a in arrays],
@@ -47,7 +48,7 @@ def hold(tensors, arrays, others):
     }
     print(json.dumps(report), flush=True)
     time.sleep(1000)
-    return batch, weight, logits, labels, scalar
+    return batch, weight, logits, labels, scalar, loss
 
 
 def churn():

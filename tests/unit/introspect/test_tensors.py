@@ -55,6 +55,7 @@ def test_locals_carry_their_tensors(program: Program) -> None:
     assert variables["weight"].text.startswith("Parameter(")
     assert variables["scalar"].tensor == Tensor((), "int64", "cpu")
     assert variables["scalar"].length is None
+    assert variables["loss"].tensor == Tensor((1,), "bfloat16", "cpu", "nan")
     assert variables["nested"].tensor is None  # its sizes are not where a plain tensor has them
     assert variables["labels"].length == program.said["arrays"][0][1]
 

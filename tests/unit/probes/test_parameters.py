@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.evidence.parameters import Parameter, Parameters, Value
+from hangdoc.introspect import tensors
 from probes import Observation, Request, Tier, parameters
 from probes.parameters import SAMPLE, ParametersProbe
 from probes.stacks import StacksProbe
@@ -76,7 +77,7 @@ def test_the_parameters_are_what_the_process_says(program: Program) -> None:
 )  # fmt: skip
 def test_nan_and_infinity(dtype: str, word: str, said: str) -> None:
     zero = bytes(len(word) // 2)
-    assert parameters._nonfinite(zero + bytes.fromhex(word) + zero, dtype) == said
+    assert tensors.nonfinite(zero + bytes.fromhex(word) + zero, dtype) == said
 
 
 def test_equal_elements_prove_nothing() -> None:
