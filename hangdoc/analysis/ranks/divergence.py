@@ -33,6 +33,7 @@ class DivergenceFacts:
     parted_other: str | None = None  # the reference's line in that function
     loop: str | None = None  # header of the loop that one side has left: "for step, batch in enumerate(loader):"
     loop_line: int | None = None  # line of that header
+    loop_site: str | None = None  # function and line of that header: "fit (trainer.py:214)"
     loop_counter: str | None = None  # counter of that loop
     loop_count: float | None = None  # its value on the side that is still in the loop
     exit: str | None = None  # condition under which a side left that loop before its last iteration
@@ -256,6 +257,7 @@ def _facts(
         parted_other=relation.peer.site if relation.peer else None,
         loop=relation.loop.header if relation.loop else None,
         loop_line=relation.loop.first if relation.loop else None,
+        loop_site=_site_of(relation.loop, own, peer) if relation.loop else None,
         loop_counter=inside[0] if inside else None,
         loop_count=inside[1] if inside else None,
         exit=relation.exit,
@@ -293,6 +295,11 @@ def _within(branch: Branch, *paths: Steps) -> Steps:
             if step.place and branch in (*step.place.branches, *step.place.guards):
                 return path[depth:]
     return ()
+
+
+def _site_of(loop: Loop, *paths: Steps) -> str | None:
+    steps = (step for path in paths for step in path if step.place and loop in step.place.loops)
+    return next((f"{step.function} ({step.base}:{loop.first})" for step in steps), None)
 
 
 def _count(loop: Loop, path: Steps) -> tuple[str, float] | None:
