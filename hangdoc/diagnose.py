@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from hangdoc.analysis.compute.loss import nonfinite_loss
-from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive
+from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive, where
 from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.analysis.startup.differences import differences
 from hangdoc.evidence import Snapshot, Unseen
@@ -116,7 +116,7 @@ def _job(facts: Facts) -> Job:
                 r.host,
                 r.stack.phase,
                 r.stack.op,
-                r.stack.site,
+                where(r),
             )
             for r in facts.ranks
         ),
@@ -302,4 +302,5 @@ def _exit_note(facts: Facts) -> str:
 def _doing(rank: RankFacts) -> str:
     stack = rank.stack
     what = f"{stack.phase} {stack.op}" if stack.op and stack.op != stack.phase else stack.phase
-    return f"{what} at {stack.site}" if stack.site else what
+    site = where(rank)
+    return f"{what} at {site}" if site else what

@@ -19,6 +19,7 @@ from typing import Any
 
 from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
 from hangdoc.evidence.locks import LockFile, LockFileHolder
+from hangdoc.introspect.frames import main_stack
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.module_globals import Places
 from hangdoc.introspect.objects import Objects, within
@@ -81,7 +82,7 @@ class LockFileProbe:
         return Observation(found)
 
     def _wait(self, target: Target, stacks: Stacks, records: Mapping[str, Any]) -> _Wait | None:
-        main = next((stack for stack in stacks.threads if stack.name == "MainThread"), stacks.threads[0])
+        main = main_stack(stacks.threads)
         kernel = _in_kernel(target.pid, records.get("cpu"), main.tid)
         if kernel:
             return _Wait("kernel", (kernel,))

@@ -17,7 +17,7 @@ from typing import Any
 
 from hangdoc.evidence import Frame, Helper, Io, Process, Stack, Stacks, Target, Tensor, Unseen, Variable
 from hangdoc.introspect import local_variables, py_spy
-from hangdoc.introspect.frames import short_name
+from hangdoc.introspect.frames import main_stack, short_name
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.module_globals import Globals
 from hangdoc.introspect.objects import Objects, Seen
@@ -292,7 +292,7 @@ def _waits_for_helpers(pid: int, request: Request) -> bool:
     stacks = next((rank.records.get("stacks") for rank in ranks if rank.target.pid == pid), None)
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return False
-    main = next((stack for stack in stacks.threads if stack.name == "MainThread"), stacks.threads[0])
+    main = main_stack(stacks.threads)
     return any(_HELPER_WAITS.search(f"{frame.file}:{frame.function}") for frame in main.frames if not frame.native)
 
 

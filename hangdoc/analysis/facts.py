@@ -132,6 +132,12 @@ class RankFacts:
     stall: StallFacts
 
 
+def where(rank: RankFacts) -> str | None:
+    """The rank's line of user code; where ranks of another side are at it too, the library frame that differs first."""
+    site, inner = rank.stack.site, rank.divergence.inner
+    return f"{inner}, called at {site}" if inner and site else site
+
+
 class _Rank(RankFacts):
     """A rank of a case."""
 

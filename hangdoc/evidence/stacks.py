@@ -68,6 +68,7 @@ class Place(Record, frozen=True):
     passed: tuple[Loop, ...] = ()  # loops of the same function that ended before this line
     around: tuple[str, ...] = ()  # dotted names called anywhere in the enclosing function
     hands: tuple[CollectiveArgument, ...] = ()  # variables that the enclosing function passes to collectives
+    guards: tuple[Branch, ...] = ()  # each `if` before this line that would have left its function or iteration
 
 
 class Frame(Record, frozen=True):

@@ -27,6 +27,11 @@ def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
         found: tuple[Loop, ...] = interned(tuple(interned(_loop(*row)) for row in rows))
         return found
 
+    def arms(rows: Iterable[Any]) -> tuple[Branch, ...]:
+        made = (interned(Branch(line, arm, redacted_source(test), leaves)) for line, arm, test, leaves in rows)
+        found: tuple[Branch, ...] = interned(tuple(made))
+        return found
+
     functions = {
         first: (
             last,
@@ -37,25 +42,21 @@ def places_of(answer: Any) -> Iterator[tuple[int, Place]]:
     }
     for line, place in answer["places"].items():
         if place is not None:
-            first, text, around, branches, calls, passed = place
+            first, text, around, branches, calls, passed, guards = place
             last, called, hands = functions[first]
             yield (
                 int(line),
                 Place(
                     text=redacted_source(text),
                     loops=loops(around),
-                    branches=interned(
-                        tuple(
-                            interned(Branch(line, arm, redacted_source(test), leaves))
-                            for line, arm, test, leaves in branches
-                        )
-                    ),
+                    branches=arms(branches),
                     calls=interned(tuple(map(redacted_source, calls))),
                     function_first=first,
                     function_last=last,
                     passed=loops(passed),
                     around=called,
                     hands=hands,
+                    guards=arms(guards),
                 ),
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from hangdoc.analysis.facts import Facts, RankFacts
+from hangdoc.analysis.facts import Facts, RankFacts, where
 from hangdoc.rules.library import Library, Playbook
 from hangdoc.rules.scope import PlaybookScope, View
 from hangdoc.rules.time_limit import TooSlow, allowance, cpu_s
@@ -172,7 +172,7 @@ def _culprits(playbook: Playbook, scope: Mapping[str, Any]) -> tuple[Culprit, ..
 
 
 def _culprit(rank: RankFacts) -> Culprit:
-    site = rank.stack.site or rank.exit.site or rank.dumps.site
+    site = where(rank) or rank.exit.site or rank.dumps.site
     return Culprit(_number(rank.rank), rank.pid if rank.pid > 0 else None, rank.host, site)
 
 

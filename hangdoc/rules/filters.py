@@ -9,6 +9,7 @@ import jinja2.filters
 from jinja2 import Undefined
 from jinja2.exceptions import TemplateRuntimeError
 
+from hangdoc.analysis.facts import where
 from hangdoc.evidence.record import field_names
 from hangdoc.formatting import fold_hosts, fold_ranks, name_processes, percent, seconds, size
 
@@ -105,7 +106,8 @@ def _standing(ranks: Iterable[Any]) -> str:
     groups: dict[str, list[Any]] = {}
     for rank in ranks:
         doing = rank.stack.op or rank.stack.phase
-        groups.setdefault(f"{doing} at {rank.stack.site}" if rank.stack.site else doing, []).append(rank)
+        site = where(rank)
+        groups.setdefault(f"{doing} at {site}" if site else doing, []).append(rank)
     if len(groups) == 1:
         return next(iter(groups))
     return ", ".join(f"{doing} on {name_processes(group)}" for doing, group in groups.items())

@@ -64,6 +64,11 @@ class ExitFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class DivergenceFacts:
+    inner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AftermathJob:
     doubt: str = ""
 
@@ -82,9 +87,10 @@ class Group:
 
 
 STACK, STORAGE = Group("stack", StackFacts, seen_by=("stacks",)), Group("storage", StorageFacts, seen_by=("io",))
+DIVERGENCE = Group("divergence", DivergenceFacts)
 STALL, NETWORK = Group("stall", None, StallJob), Group("network", None, NetworkJob)
 EXIT, DUMPS, AFTERMATH = Group("exit", ExitFacts), Group("dumps", ExitFacts), Group("aftermath", None, AftermathJob)
-SCHEMA = schema((STACK, STORAGE, EXIT, DUMPS, STALL, NETWORK, AFTERMATH))
+SCHEMA = schema((STACK, STORAGE, DIVERGENCE, EXIT, DUMPS, STALL, NETWORK, AFTERMATH))
 
 
 def facts(
@@ -108,6 +114,7 @@ def facts(
             job=job,
             stack=stack or StackFacts(),
             storage=written or StorageFacts(),
+            divergence=DivergenceFacts(),
             exit=ExitFacts(),
             dumps=ExitFacts(),
         )

@@ -6,18 +6,17 @@ import re
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import Thread, named, threads_of
-from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.call_path import Thread
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 
 _TEXTS = {"nan": "nan", "inf": "inf", "-inf": "inf"}
 
 
 def nonfinite_loss(case: Case, key: Key) -> str | None:
     """A loss that is NaN or infinite in the newest look: "loss is nan at step 412"; None: none was seen."""
-    threads = threads_of(case, key)
-    if not threads:
+    thread = judged_thread(case, key)
+    if thread is None:
         return None
-    thread = named(threads, case.facts(StackFacts)[key].thread)
     for frame in thread.stack.frames:
         for variable in frame.variables or ():
             value = variable.tensor.nonfinite if variable.tensor else _TEXTS.get(variable.text.lower())

@@ -13,11 +13,12 @@ from itertools import pairwise
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.data.workers import WorkerFacts, is_stall
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import MIN_RATE, PIPE_CPU_S, RATE_S
-from hangdoc.evidence import FileCall, Io, Peer, Stacks
+from hangdoc.evidence import FileCall, Io, Peer
 
 # Operations in which peers wait for this rank to hand out work: then it may itself be waiting for work on a pipe.
 HANDS_OUT = re.compile(r"broadcast|scatter|recv|irecv|bcast")
@@ -110,9 +111,8 @@ def _facts(case: Case, key: Key) -> StorageFacts:
 
 def _main(case: Case, key: Key) -> int:
     """Thread ID of the thread that stands for the rank."""
-    stacks, name = case.record(key, "stacks"), case.facts(StackFacts)[key].thread
-    threads = stacks.threads if isinstance(stacks, Stacks) else ()
-    return next((stack.tid for stack in threads if stack.name == name), key[1])
+    thread = judged_thread(case, key)
+    return thread.stack.tid if thread else key[1]
 
 
 def _waits_for_threads(stack: StackFacts) -> bool:

@@ -17,7 +17,7 @@ from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.call_path import threads_of
 from hangdoc.analysis.ranks.phases import WAITING, phase_of
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import process_context
+from hangdoc.analysis.ranks.process_context import process_context
 from hangdoc.analysis.thresholds import BUSY_THREAD, FULL_CORE, HEAP_GROWTH, MIN_LOOKS, SPINS_S, STILL_S
 from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
 

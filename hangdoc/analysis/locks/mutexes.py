@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.call_path import CallPath, threads_of
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import MIN_LOOKS, STILL_S, UNDISTURBED
@@ -55,7 +56,8 @@ def _facts(case: Case, key: Key) -> MutexFacts:
     threads = Threads(stacks, locks, parked, {t.stack.tid: t.path for t in threads_of(case, key)})
     stack = case.facts(StackFacts)[key]
     dead = dict(threads.dead())
-    main = next((s.tid for s in stacks.threads if s.name == "MainThread"), stacks.threads[0].tid)
+    thread = judged_thread(case, key)
+    main = thread.stack.tid if thread else key[1]
     if not dead or not (main in dead or (stack.phase == "idle" and threads.unreleasable(main, dead))):
         return FREE
     first = threads.waits.get(main) or threads.waits[next(iter(dead))]

@@ -215,14 +215,6 @@ def threads_of(case: Case, key: Key) -> Sequence[Thread]:
     return found
 
 
-def named(threads: Sequence[Thread], name: str | None) -> Thread:
-    """The thread with this name, else the first one."""
-    for thread in threads:
-        if thread.stack.name == name:
-            return thread
-    return threads[0]
-
-
 def frames_of(stack: Stack) -> Frames:
     """The frames of a thread without their variables."""
     return tuple(map(_FRAME, stack.frames))

@@ -17,13 +17,19 @@ TARGETS = re.compile(r"^(?:async )?for (.+?) in ")
 KEYWORDS = frozenset(
     {"and", "or", "not", "in", "is", "None", "True", "False", "if", "else", "len", "int", "bool", "any"}
 )
-RANK_DEPENDENT = re.compile(r"rank|is_main|is_master|is_primary|is_leader|is_global_zero|process_index", re.IGNORECASE)
+RANK_DEPENDENT = re.compile(
+    r"rank|is_(?:main|master|primary|leader|chief|coordinator|global_zero)|process_(?:index|zero)", re.IGNORECASE
+)
 TIME_OR_RANDOM = re.compile(r"^(time|datetime|random|secrets|uuid)\b|\brandom\b|monotonic|perf_counter")
 # The same on every rank of a job, although it names the rank: whether the job is distributed at all.
 DISTRIBUTED = re.compile(
     r"[\w.\[\]'\"]*rank[\w.()]*\s*(?:(?:==|!=|>)\s*-1\b|>=\s*0\b|is\s+(?:not\s+)?None\b)", re.IGNORECASE
 )
-JOB_WIDE = re.compile(r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count)$")
+COMPARED = re.compile(r"([\w.()\[\]'\"]+) (==|!=|is not|is) ([\w.()\[\]'\"]+)")
+OPPOSITE = {"==": "!=", "!=": "==", "is": "is not", "is not": "is"}
+JOB_WIDE = re.compile(
+    r"(^|\.)(is_available|is_initialized|(get_)?world_size|num_processes|device_count|\w*n(um)?_?ranks|rank_zero_only)$"
+)
 # Parts of a model or of a trainer: a loop over them has the same number of iterations on every rank.
 MODEL_PARTS = re.compile(
     r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers"
@@ -52,6 +58,16 @@ def parts_by_rank(test: str) -> bool:
     return any(RANK_DEPENDENT.search(name) and not JOB_WIDE.search(name) for name in names(test))
 
 
+def negated(test: str) -> str:
+    """The opposite of a condition: `rank == 0` for `rank != 0`."""
+    compared = COMPARED.fullmatch(test)
+    if compared:
+        left, operator, right = compared.groups()
+        return f"{left} {OPPOSITE[operator]} {right}"
+    inverted = re.fullmatch(r"not ([\w.]+(?:\(\))?)", test)
+    return inverted.group(1) if inverted else f"not ({test})"
+
+
 def names(test: str) -> list[str]:
     """The dotted names in an expression."""
     return [name for name in NAME.findall(DISTRIBUTED.sub("True", test)) if name not in KEYWORDS]
@@ -67,10 +83,10 @@ def _agrees(
     name: str, counters: set[str], bound: set[str], here: Mapping[str, Variable], there: Mapping[str, Variable] | None
 ) -> bool | None:
     root = name.split(".")[0]
-    if RANK_DEPENDENT.search(name) or TIME_OR_RANDOM.search(name) or root in bound:
-        return False
     if root in counters or JOB_WIDE.search(name):
         return True
+    if RANK_DEPENDENT.search(name) or TIME_OR_RANDOM.search(name) or root in bound:
+        return False
     own = here.get(root)
     if own is None:
         return None

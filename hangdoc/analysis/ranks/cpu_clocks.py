@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hangdoc.analysis.fast_dataclass import fast_dataclass
-from hangdoc.analysis.ranks.stack import of_harness
+from hangdoc.analysis.ranks.process_context import of_harness
 from hangdoc.analysis.thresholds import RAN_S
 from hangdoc.evidence import Process, ThreadCpu
 

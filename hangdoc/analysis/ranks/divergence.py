@@ -6,15 +6,18 @@ Every rank on another side is an outlier, and its relation to the reference says
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, Steps, Thread, is_library, per_path
+from hangdoc.analysis.ranks.conditions import negated, parts_by_rank
 from hangdoc.analysis.ranks.judged_thread import comparison_key, judged_thread, names_in
 from hangdoc.analysis.ranks.path_comparison import Relation, relate
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Loop, Variable
+from hangdoc.evidence import Branch, Loop, Variable
 
 Signature = tuple[tuple[str, str, int], ...]
 
@@ -30,11 +33,15 @@ class DivergenceFacts:
     parted_other: str | None = None  # the reference's line in that function
     loop: str | None = None  # header of the loop that one side has left: "for step, batch in enumerate(loader):"
     loop_line: int | None = None  # line of that header
+    loop_site: str | None = None  # function and line of that header: "fit (trainer.py:214)"
     loop_counter: str | None = None  # counter of that loop
     loop_count: float | None = None  # its value on the side that is still in the loop
     exit: str | None = None  # condition under which a side left that loop before its last iteration
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
+    branch_site: str | None = None  # function and line of that condition: "report (train.py:49)"
+    branch_in_framework: bool | None = None  # a framework decides by that condition, and calls no user code there
+    by_rank: bool | None = None  # that condition asks for the rank: "rank == 0"
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
     outer_count_other: float | None = None  # its value on the reference side
@@ -48,6 +55,7 @@ class DivergenceFacts:
     size_other: float | None = None  # its value on the reference side
     same_operation: bool | None = None  # it waits in the same operation as the reference
     same_site: bool | None = None  # it is at the same line of user code as the reference
+    inner: str | None = None  # its innermost library frame, if its line of user code is also on another side's path
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ class DivergenceJob:
     tied: bool  # another side is as large as the reference
     uncertain: bool  # ranks that were not seen could make another side as large as the reference
 
+
+CORE = re.compile(r"/(?:site|dist)-packages/torch/|/lib/python3[.\d]*/(?!(?:site|dist)-packages/)|^<")  # no framework
 
 MUST_DIFFER = (
     "rank",
@@ -96,15 +106,17 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
             return facts, DivergenceJob(0, (), False, False)
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
         reference = Reference(case, sides[0])
+        shared = _shared_lines(sides)
         for number, side in enumerate(sides):
             for cohort in side:
                 known: dict[Hashable, DivergenceFacts] = {}
                 # On the same lines there is nothing to compare.
                 same = number == 0 and cohort.thread.path.python == reference.thread.path.python
+                inner = _inner(cohort.thread.path, shared)
                 for key in cohort.keys:
                     variables = None if same else comparison_key(case, key, reference.names)
                     if variables not in known:
-                        known[variables] = _facts(key, number, reference, stack, ranks)
+                        known[variables] = _facts(key, number, reference, stack, ranks, inner)
                     facts[key] = known[variables]
         unseen = _unseen(case)
         return facts, DivergenceJob(
@@ -176,6 +188,30 @@ def _signature(path: CallPath) -> Signature:
     return tuple([line for line in lines if "/torch/" not in line[0]] or lines)
 
 
+def _shared_lines(sides: Sequence[Side]) -> Collection[Signature]:
+    """Call paths down to a line of user code, that more than one side has in common."""
+    found: Counter[Signature] = Counter()
+    for side in sides:
+        found.update({prefix for one in side for prefix in _down_to_own(one.thread.path)})
+    return {prefix for prefix, count in found.items() if count > 1}
+
+
+@per_path
+def _down_to_own(path: CallPath) -> Sequence[Signature]:
+    """The call path down to each line of user code, outermost first."""
+    lines = [(step.file, step.function, step.line) for step in path.steps]
+    return [tuple(lines[: depth + 1]) for depth in path.own]
+
+
+def _inner(path: CallPath, shared: Collection[Signature]) -> str | None:
+    """The innermost frame in a framework, if ranks of another side are at the same line of user code."""
+    own = _down_to_own(path)
+    if not own or own[-1] not in shared:
+        return None
+    below = path.steps[path.own[-1] + 1 :]
+    return next((step.site for step in reversed(below) if not CORE.search(step.file)), None)
+
+
 class Reference:
     """The reference side, and the variables on which its ranks agree."""
 
@@ -201,10 +237,12 @@ def _facts(
     reference: Reference,
     stack: Mapping[Key, StackFacts],
     ranks: dict[Key, int | None],
+    inner: str | None,
 ) -> DivergenceFacts:
     own, peer, first = judged_thread(reference.case, key) or (), reference.thread, reference.keys[0]
     relation = relate(own, peer)
     outlier = number > 0
+    arm = _within(relation.branch, own, peer) if relation.branch else ()
     inside = _count(relation.loop, peer if relation.kind == "left_loop" else own) if relation.loop else None
     counter = next(_counters(own, peer), None) if outlier else None
     laps = relation.laps if outlier else None
@@ -219,11 +257,15 @@ def _facts(
         parted_other=relation.peer.site if relation.peer else None,
         loop=relation.loop.header if relation.loop else None,
         loop_line=relation.loop.first if relation.loop else None,
+        loop_site=_site_of(relation.loop, own, peer) if relation.loop else None,
         loop_counter=inside[0] if inside else None,
         loop_count=inside[1] if inside else None,
         exit=relation.exit,
-        branch=relation.branch.test if relation.branch else None,
+        branch=_condition(relation.branch) if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
+        branch_site=f"{arm[0].function} ({arm[0].base}:{relation.branch.line})" if relation.branch and arm else None,
+        branch_in_framework=all(is_library(step.file) for step in arm) if arm else None,
+        by_rank=parts_by_rank(relation.branch.test) if relation.branch else None,
         outer=laps.counter if laps else None,
         outer_count=laps.own if laps else None,
         outer_count_other=laps.peer if laps else None,
@@ -237,7 +279,27 @@ def _facts(
         size_other=length.there if length else None,
         same_operation=stack[key].op == stack[first].op and bool(stack[key].waits),
         same_site=stack[key].site == stack[first].site and stack[key].file == stack[first].file,
+        inner=inner,
     )
+
+
+def _condition(branch: Branch) -> str:
+    """What holds in this arm."""
+    return negated(branch.test) if branch.arm == "else" and branch.test else branch.test
+
+
+def _within(branch: Branch, *paths: Steps) -> Steps:
+    """The steps from the one in this arm on."""
+    for path in paths:
+        for depth, step in enumerate(path):
+            if step.place and branch in (*step.place.branches, *step.place.guards):
+                return path[depth:]
+    return ()
+
+
+def _site_of(loop: Loop, *paths: Steps) -> str | None:
+    steps = (step for path in paths for step in path if step.place and loop in step.place.loops)
+    return next((f"{step.function} ({step.base}:{loop.first})" for step in steps), None)
 
 
 def _count(loop: Loop, path: Steps) -> tuple[str, float] | None:

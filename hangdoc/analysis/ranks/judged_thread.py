@@ -1,23 +1,20 @@
-"""The thread that represents a rank, which analysis `stack` chooses: its call path and its variables."""
+"""The thread that represents a rank: its call path and its variables."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.ranks.call_path import CallPath, Thread, is_library, named, threads_of
+from hangdoc.analysis.ranks.call_path import CallPath, Thread, is_library, threads_of
 from hangdoc.analysis.ranks.conditions import NAME
-from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.training_thread import training_thread
 from hangdoc.evidence import Place
 
 
 def judged_thread(case: Case, key: Key) -> Thread | None:
     """The thread that represents a rank; None if its stacks were not seen."""
-    known: dict[Key, Thread | None] = case.once("judged threads", dict)
-    if key not in known:
-        threads = threads_of(case, key)
-        known[key] = named(threads, case.facts(StackFacts)[key].thread) if threads else None
-    return known[key]
+    at = training_thread(case, key)
+    return None if at is None else threads_of(case, key)[at]
 
 
 def comparison_key(case: Case, key: Key, reference: frozenset[str]) -> Hashable:
@@ -65,4 +62,4 @@ def _named_in(place: Place | None) -> frozenset[str]:
     if place is None:
         return frozenset()
     counters = [name for loop in (*place.loops, *place.passed) for name in loop.counters]
-    return frozenset(counters).union(*(NAME.findall(branch.test) for branch in place.branches))
+    return frozenset(counters).union(*(NAME.findall(branch.test) for branch in (*place.branches, *place.guards)))

@@ -61,7 +61,42 @@ def relate(a: Steps, b: Steps) -> Relation:
     if found.kind in ("ahead", "behind", "left_loop", "in_loop"):
         found = _by_callees(found, a, b, depth)
     found = replace(found, laps=_laps(a[: depth + 1], b[: depth + 1]))
-    return _by_laps(found, a[depth:], b[depth:]) if found.kind in ("left_loop", "in_loop") else found
+    if found.kind in ("left_loop", "in_loop"):
+        found = _by_laps(found, a[depth:], b[depth:])
+    elif found.kind in ("ahead", "behind") and found.laps and found.laps.own != found.laps.peer:
+        found = _overtaken(found, found.laps, a[depth:], b[depth:])
+    if found.kind in ("in_branch", "out_of_branch"):
+        found = _by_rank(found, *((a[depth:], peer) if found.kind == "in_branch" else (b[depth:], own)))
+    return found
+
+
+def _overtaken(found: Relation, laps: Laps, a: Steps, b: Steps) -> Relation:
+    """A rank that its peer has overtaken waits in a call that only this rank may make."""
+    behind, peer = (a, b[0]) if laps.own < laps.peer else (b, a[0])
+    branch = _asks_for_rank(behind, peer)
+    return replace(found, kind="in_branch" if behind is a else "out_of_branch", branch=branch) if branch else found
+
+
+def _by_rank(found: Relation, inside: Steps, outside: Step) -> Relation:
+    """The condition that parted them is one that asks for the rank, unless that at the split is seen to differ."""
+    own = next((step for step in inside if step.place and found.branch in step.place.branches), None)
+    if found.branch is None or own is None or uniform(found.branch.test, own, outside.variables) is False:
+        return found
+    branch = _asks_for_rank(inside, outside)
+    return replace(found, branch=branch) if branch else found
+
+
+def _asks_for_rank(steps: Steps, beside: Step | None = None) -> Branch | None:
+    """The innermost condition that asks for the rank, in user code, else in a framework; not one around `beside`."""
+    shared = _conditions(beside) if beside else ()
+    found = [
+        (branch, step)
+        for step in reversed(steps)
+        for branch in reversed(_conditions(step))
+        if parts_by_rank(branch.test) and branch not in shared and "/torch/" not in step.file
+    ]
+    own = (branch for branch, step in found if not is_library(step.file))
+    return next(own, found[0][0] if found else None)
 
 
 def _laps(a: Steps, b: Steps) -> Laps | None:
@@ -142,18 +177,22 @@ def _equal(test: str, step: Step, peer: Mapping[str, Variable] | None) -> bool:
     return all(here and there and here.number is not None and here.number == there.number for here, there in pairs)
 
 
+def _conditions(step: Step) -> Sequence[Branch]:
+    """The conditions under which a step is reached."""
+    return (*step.place.guards, *step.place.branches) if step.place else ()
+
+
 def _parting_condition(outside: Steps, inside: Step, overtaken: bool) -> Branch | None:
     """The condition under which a rank waits and its peers do not: by its rank; if overtaken, any that may differ."""
-    shared = set(inside.place.branches) if inside.place else set()
-    branches = [
-        (branch, step)
+    shared = inside.place.branches if inside.place else ()
+    other = (
+        branch
         for step in reversed(outside)
         for branch in reversed(step.place.branches if step.place else ())
-        if branch.test and branch not in shared
-    ]
-    by_rank = (b for b, step in branches if parts_by_rank(b.test) and "/torch/" not in step.file)
-    other = (b for b, step in branches if overtaken and not is_library(step.file) and not uniform(b.test, step, None))
-    return next(by_rank, None) or next(other, None)
+        if overtaken and branch.test and branch not in shared
+        if not is_library(step.file) and not uniform(branch.test, step, None)
+    )
+    return _asks_for_rank(outside, inside) or next(other, None)
 
 
 def _by_callees(found: Relation, a: Steps, b: Steps, depth: int) -> Relation:
@@ -183,7 +222,8 @@ def _condition_in(inside: Steps, loop: Loop) -> Branch | None:
 
 
 def _condition_of(rest: Steps) -> Branch | None:
-    return next((branch for step in rest for branch in _own_branches(step)), None)
+    """The outermost condition that may differ between ranks, in user code; else one that asks for the rank."""
+    return next((branch for step in rest for branch in _own_branches(step)), None) or _asks_for_rank(rest)
 
 
 def _own_branches(step: Step) -> list[Branch]:

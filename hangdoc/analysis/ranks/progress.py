@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
-from hangdoc.analysis.ranks.call_path import CallPath, Step, Thread, thread_in
-from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
+from hangdoc.analysis.ranks.call_path import CallPath, Step, Thread
+from hangdoc.analysis.ranks.judged_thread import judged_thread
+from hangdoc.analysis.ranks.phases import WAITING, ProcessContext
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import StackFacts, is_busy, process_context
+from hangdoc.analysis.ranks.process_context import is_busy, process_context
+from hangdoc.analysis.ranks.training_thread import in_look, phase
 from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
 from hangdoc.evidence import Process, Stacks, Variable
 
@@ -127,20 +129,19 @@ def distinct(looks: Sequence[Look]) -> list[Look]:
 
 
 def _looks(case: Case, key: Key) -> list[Look]:
-    name = case.facts(StackFacts)[key].thread
+    judged = judged_thread(case, key)
     found: list[Look] = []
     before: tuple[Any, Any, bool | None] = (None, None, None)
     for shot, rank in case.rounds(key):
         records = rank.records
         stacks, source, process = records.get("stacks"), records.get("source"), records.get("cpu")
-        if isinstance(stacks, Stacks) and stacks.threads:
+        if judged and isinstance(stacks, Stacks) and stacks.threads:
             busy = is_busy(process) if isinstance(process, Process) else None
             if stacks is before[0] and source is before[1] and busy is before[2]:  # unchanged evidence
                 found.append(Look(shot.at_s, found[-1].thread, found[-1].activity))
                 continue
             before = stacks, source, busy
-            stack = next((stack for stack in stacks.threads if stack.name == name), stacks.threads[0])
-            thread = thread_in(case, stack, stacks, source)
+            thread = in_look(case, judged, stacks, source)
             if found and thread.is_same(found[-1].thread):
                 thread = found[-1].thread
             context = process_context(case, key, busy, stacks)
@@ -149,7 +150,7 @@ def _looks(case: Case, key: Key) -> list[Look]:
 
 
 def _activity(case: Case, path: CallPath, context: ProcessContext) -> Activity:
-    return case.once(("activity", path, context), lambda: Activity(*phase_of(path, context), path))
+    return case.once(("activity", path, context), lambda: Activity(*phase(case, path, context), path))
 
 
 def activities(looks: Sequence[Look]) -> tuple[Activity, ...]:

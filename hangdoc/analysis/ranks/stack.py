@@ -6,28 +6,26 @@ frames take precedence over a guess from the source line.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, named, threads_of
+from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, threads_of
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import is_stopped
+from hangdoc.analysis.ranks.process_context import is_busy, process_context
+from hangdoc.analysis.ranks.training_thread import training_thread
 from hangdoc.analysis.ranks.transfers import awaited, transfers_of
-from hangdoc.evidence import Branch, Environ, Frame, Process, ProcessGroups, Stacks
-from hangdoc.evidence.logs import Aftermath
+from hangdoc.evidence import Branch, Frame, Process, ProcessGroups, Stacks
 
-GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
-MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
 _MAY_TRANSFER = frozenset({"collective", "p2p", "idle", "unknown"})
-HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # wake up now and then on an idle rank
 
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """What one rank is doing, from one of its threads: the main one, unless that idles while another works."""
+    """What one rank is doing, from its thread that trains (see `training_thread`)."""
 
     phase: str  # one of phases.PHASES
     op: str | None = None  # operation within the phase: "all_reduce", "recv", "dataloader", "sleep"
@@ -64,9 +62,9 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
     if not any(own.native for own in facts.values()):
         return facts
     lines = {
-        key: named(threads, own.thread).path.python
+        key: thread.path.python
         for key, own in facts.items()
-        if own.phase != "exited" and (threads := threads_of(case, key))
+        if own.phase != "exited" and (thread := judged_thread(case, key))
     }
     native = {lines[key]: own for key, own in facts.items() if own.native}
     return {
@@ -81,7 +79,7 @@ def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, Stack
     """Name the send or receive of each rank that waits for one in `Work.wait()`."""
     for key, own in facts.items():
         pending = transfers_of(case, key).pending if own.phase in _MAY_TRANSFER else ()
-        if pending and (waited := awaited(named(threads_of(case, key), own.thread), pending)):
+        if pending and (thread := judged_thread(case, key)) and (waited := awaited(thread, pending)):
             ops = {"isend" if one.sends else "irecv" for one in waited}
             facts[key] = replace(own, phase="p2p", op=" or ".join(sorted(ops)), waits=True)
     return facts
@@ -108,12 +106,13 @@ def last_seen(case: Case, key: Key) -> StackFacts:
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return _without_stack("stopped" if stopped else "unknown", busy)
     threads, context = threads_of(case, key), process_context(case, key, busy, stacks)
+    chosen = training_thread(case, key) or 0
     paths = tuple([thread.path for thread in threads])
     names = tuple([thread.stack.name or thread.stack.tid for thread in threads])
     known: dict[Hashable, tuple[StackFacts, Sequence[int]]] = case.once("stack facts", dict)
-    at = paths, names, context, stopped
+    at = paths, names, context, stopped, chosen
     if at not in known:
-        known[at] = _facts(paths, names, context, stopped)
+        known[at] = _facts(paths, names, context, stopped, chosen)
     facts, waiting = known[at]
     if len(waiting) < 2:
         return facts
@@ -127,11 +126,10 @@ def _default_group(groups: ProcessGroups | None) -> int | None:
 
 
 def _facts(
-    paths: Sequence[CallPath], names: Sequence[str | int], context: ProcessContext, stopped: bool
+    paths: Sequence[CallPath], names: Sequence[str | int], context: ProcessContext, stopped: bool, chosen: int
 ) -> tuple[StackFacts, Sequence[int]]:
     """The facts of all ranks with threads of these names at these paths, and the indices of the threads that wait."""
     phases = [phase_of(path, context) for path in paths]
-    chosen = _main(names, phases)
     path, name, (phase, op) = paths[chosen], names[chosen], phases[chosen]
     if stopped:
         phase = "stopped"
@@ -180,50 +178,6 @@ def guard(step: Step | None) -> Branch | None:
     """The innermost `if` around a frame's line, other than the script's `__main__` guard."""
     branches = step.place.branches if step and step.place else ()
     return next((b for b in reversed(branches) if b.test and "__name__" not in b.test), None)
-
-
-def is_busy(process: Process) -> bool:
-    """True if a thread of the process runs, other than a process group's own threads."""
-    return not all(map(of_harness, [thread.comm for thread in process.threads if thread.state == "R"]))
-
-
-@lru_cache(maxsize=1024)
-def of_harness(comm: str) -> bool:
-    """True if a thread of this name (comm) wakes up now and then on an idle rank."""
-    return bool(HARNESS_THREADS.search(comm))
-
-
-def process_context(case: Case, key: Key, busy: bool | None, stacks: Stacks) -> ProcessContext:
-    known: dict[Key, tuple[bool, bool]] = case.once("process_context", dict)
-    if key not in known:
-        process, environ = case.record(key, "cpu"), case.record(key, "environ")
-        mpi = isinstance(environ, Environ) and not MPI_LAUNCH.isdisjoint(environ.variables)
-        known[key] = mpi, isinstance(process, Process) and any(map(_of_group, [t.comm for t in process.threads]))
-    mpi, group = known[key]
-    if busy is None and isinstance(case.record(key, "aftermath"), Aftermath):
-        # Post mortem there is no process: the dump marks active threads, and several ranks imply a process group.
-        busy, group = any(stack.active for stack in stacks.threads), len(case.ranks) > 1
-    return _circumstances(busy, mpi, group, stacks.native)
-
-
-@lru_cache(maxsize=32)
-def _circumstances(busy: bool | None, mpi: bool, group: bool, native: bool) -> ProcessContext:
-    return ProcessContext(busy, mpi, group, native)
-
-
-@lru_cache(maxsize=1024)
-def _of_group(comm: str) -> bool:
-    return bool(GROUP_THREADS.search(comm))
-
-
-def _main(names: Sequence[str | int], phases: Sequence[tuple[str, str | None]]) -> int:
-    """Index of the thread that represents the rank: the main one, unless it idles while another works."""
-    main = next((i for i, name in enumerate(names) if name == "MainThread"), 0)
-    if phases[main][0] in ("idle", "unknown"):
-        works = [i for i, (phase, _) in enumerate(phases) if phase in WAITING or phase in ("input", "checkpoint")]
-        if works:
-            return works[0]
-    return main
 
 
 def _native_leaf(frames: Frames) -> str | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_CALLS = 60  # of a function, and as many collectives
 MAX_LOOPS = 100  # that end before a line: the last ones
+MAX_GUARDS = 20  # before a line: the last ones
 MAX_COUNTERS = 8  # of a loop
 MAX_EXITS = 4  # of a loop
 NEAR = 100  # lines before and after, in the same function, answered as well: the next round may need them
@@ -30,7 +31,7 @@ def places(data: bytes, lines: list[int]) -> dict[str, Any]:
     """Places of lines and of nearby lines in the same function; None: the line is in no statement.
 
     `functions`: [first line, last line, calls, collective arguments] by first line; `places`: [function, text, loops,
-    branches, calls, passed] by line. Raises as `parsed`.
+    branches, calls, passed, guards] by line. Raises as `parsed`.
     """
     return places_in(*parsed(data), lines, NEAR)
 
@@ -67,14 +68,16 @@ class Module:
         statements: list[ast.stmt] = []
         body: list[ast.stmt] = self.tree.body
         passed: list[Any] = []
+        guards: list[Any] = []
         while True:
+            guards += [[s.lineno, "else", self._test(s), False] for s in body if _last(s) < line and _is_guard(s)]
             passed += [self._loop(s) for s in body if isinstance(s, _LOOPS) and _last(s) < line]
             around = [s for s in body if s.lineno <= line <= _last(s) or _decorated(s, line)]
             if not around:
                 break
             statements, inside = around, around[0]
             if isinstance(inside, (ast.FunctionDef, ast.AsyncFunctionDef)) and line > inside.lineno:
-                scope, loops, branches, passed = inside, [], [], []
+                scope, loops, branches, passed, guards = inside, [], [], [], []
             elif isinstance(inside, ast.ClassDef):
                 pass
             elif isinstance(inside, _LOOPS) and line <= _body_last(inside):
@@ -93,7 +96,7 @@ class Module:
             return None
         text = short(self.text[line - 1]) if 0 < line <= len(self.text) else ""
         calls = list(dict.fromkeys(name for s in statements for name in _calls(s)))[:8]
-        return [self._function(scope), text, loops, branches, calls, passed[-MAX_LOOPS:]]
+        return [self._function(scope), text, loops, branches, calls, passed[-MAX_LOOPS:], guards[-MAX_GUARDS:]]
 
     def _function(self, scope: ast.AST) -> int:
         """First line of a function, 0 for the module; adds it to `functions`."""
@@ -118,7 +121,7 @@ class Module:
             self._loops[loop] = [loop.lineno, _body_last(loop), header, counters, exits]
         return self._loops[loop]
 
-    def _test(self, statement: ast.If | ast.Try) -> str:
+    def _test(self, statement: ast.stmt) -> str:
         if statement not in self._tests:
             test = short(ast.unparse(statement.test)) if isinstance(statement, ast.If) else ""
             self._tests[statement] = test
@@ -148,6 +151,15 @@ def _collective_arguments(nodes: list[ast.AST]) -> Iterator[list[Any]]:
 def _stored(*targets: ast.expr) -> Iterator[ast.Name]:
     for target in targets:
         yield from (n for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+
+
+def _is_guard(statement: ast.stmt) -> bool:
+    """True of an `if` without `else` that returns or continues: what follows runs where its condition is false."""
+    return (
+        isinstance(statement, ast.If)
+        and not statement.orelse
+        and isinstance(statement.body[-1], (ast.Return, ast.Continue))
+    )
 
 
 def _last(node: ast.stmt) -> int:

@@ -110,3 +110,31 @@ def test_a_file_changed_after_the_start_is_not_used(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+GUARDS = """\
+if debug:
+    start()
+
+def save(self, epoch):
+    if epoch < 0:
+        raise ValueError
+    if self.rank != 0:
+        return
+    for name in self.names:
+        if name in self.done:
+            continue
+        if not name:
+            break
+        write(name)
+    finish()
+"""
+
+
+@pytest.mark.parametrize(("line", "guards"), [(2, []), (5, []), (8, []), (14, [7, 10]), (15, [7])])
+def test_the_conditions_under_which_a_line_would_not_be_reached(tmp_path: Path, line: int, guards: list[int]) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(GUARDS)
+    place = ParsedSource.parse(str(path)).place(line)
+    assert place is not None
+    assert [(guard.line, guard.arm) for guard in place.guards] == [(line, "else") for line in guards]

@@ -94,7 +94,16 @@ def places() -> dict[str, Place]:
         loops = (Loop(1, 9, one.text, ("step",)),)
         around = (one.text,)
         made[f"/job/{number}.py:3"] = Place(
-            one.text, loops, (Branch(1, "body", one.text),), around, 1, 9, loops, around
+            one.text,
+            loops,
+            (Branch(1, "body", one.text),),
+            around,
+            1,
+            9,
+            loops,
+            around,
+            (),
+            (Branch(1, "else", one.text),),
         )
     for one in kinds("path"):
         made[f"{one.text}:3"] = Place("step()", (), (), (), 1, 9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.ranks.call_path import FrameVariables, Step
-from hangdoc.analysis.ranks.conditions import uniform
+from hangdoc.analysis.ranks.conditions import negated, uniform
 from hangdoc.evidence import Loop, Place, Tensor, Variable
 
 LOOPS = (
@@ -37,9 +37,12 @@ STEP = Step("train", "job.py", 5, Place("", LOOPS, (), (), 1, 9), FrameVariables
         ("rank == 0", False),
         ("self.rank == 0 and step % 10 == 0", False),
         ("accelerator.is_main_process", False),
+        ("state.is_world_process_zero", False),
         ("time.monotonic() - last > 60", False),
         ("random.random() < 0.1", False),
         ("dist.is_initialized() and dist.get_world_size() > 1", True),
+        ("num_ranks > 1 and not rank_zero_only", True),
+        ("rank_zero_only.rank == 0", False),
         ("args.amp", None),
         ("self.should_save()", None),
         ("step % every == 0 and args.amp", None),
@@ -52,3 +55,18 @@ def test_conditions(test: str, expected: bool | None) -> None:
 
 def test_without_the_peers_variables_numbers_are_unknown() -> None:
     assert uniform("seen > 3", STEP, None) is None
+
+
+@pytest.mark.parametrize(
+    ("test", "opposite"),
+    [
+        ("self.rank != 0", "self.rank == 0"),
+        ("rank is not None", "rank is None"),
+        ("not self.is_main_process", "self.is_main_process"),
+        ("is_main()", "not (is_main())"),
+        ("rank > 0 and step", "not (rank > 0 and step)"),
+        ("a == b != c", "not (a == b != c)"),
+    ],
+)
+def test_the_opposite_of_a_condition(test: str, opposite: str) -> None:
+    assert negated(test) == opposite

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hangdoc.analysis.facts import where
 from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\
@@ -69,6 +72,23 @@ def test_counters_of_a_loop_that_both_have_left(stage: Stage) -> None:
 def test_a_condition_on_the_rank(stage: Stage) -> None:
     facts = stage.facts([in_c10d("barrier", ("main", 21), ("train", 8)), in_backward(*LOOP), in_backward(*LOOP)])
     assert (facts.ranks[0].divergence.relation, facts.ranks[0].divergence.branch) == ("in_branch", "rank == 0")
+
+
+def test_the_frameworks_frames_are_shown_where_the_users_line_is_on_both_paths(stage: Stage) -> None:
+    """The innermost one outside torch and the standard library."""
+    engine, wrapper = "/v/lib/python3.11/site-packages/engine/loop.py", ("wrapper", "/usr/lib/python3.11/contextlib.py")
+    saves, steps = (in_c10d(op, ("main", 21)) for op in ("barrier", "all_reduce"))
+    facts = stage.facts(
+        [
+            replace(saves, inner=[*saves.inner, wrapper, ("save", engine), ("fit", engine)]),
+            replace(steps, inner=[*steps.inner, ("step", engine), ("fit", engine)]),
+            replace(steps, inner=[*steps.inner, ("step", engine), ("fit", engine)]),
+            in_c10d("barrier", ("main", 22), ("finish", 13)),
+        ]
+    )
+    shown = [rank.divergence.inner for rank in facts.ranks]
+    assert shown == ["save (loop.py:1)", "step (loop.py:1)", "step (loop.py:1)", None]
+    assert where(facts.ranks[0]) == "save (loop.py:1), called at main (job.py:21)"
 
 
 def test_a_rank_that_will_arrive_is_not_stuck(stage: Stage) -> None:

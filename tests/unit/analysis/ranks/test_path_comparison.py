@@ -257,6 +257,52 @@ def test_a_loop_around_both_does_not_hide_an_early_exit(tmp_path: Path) -> None:
     assert (found.kind, found.exit) == ("left_loop", "bad > 2")
 
 
+GUARDS = """\
+def train(self, loader):
+    for step, batch in enumerate(loader):
+        all_reduce(batch)
+        if step % self.every == 0:
+            report(self)
+        self.log(step)
+        if self.rank != 0:
+            continue
+        all_gather(step)
+
+def report(self):
+    if self.is_main_process:
+        all_gather(self.loss)
+
+class Engine:
+    def log(self, step):
+        if step < 0:
+            raise ValueError
+        if not self.trainer.is_world_process_zero:
+            return
+        barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mine", "condition"),
+    [
+        ([("train", 5), ("report", 13)], "self.is_main_process"),  # `step % self.every` is equal in one iteration
+        ([("train", 6), ("log", 21)], "not self.trainer.is_world_process_zero"),
+        ([("train", 9)], "self.rank != 0"),
+        ([("train", 6), ("log", 17)], None),
+    ],
+)
+def test_a_condition_on_the_rank_parts_wherever_it_is(
+    tmp_path: Path, mine: list[tuple[str, int]], condition: str | None
+) -> None:
+    module = parsed(GUARDS, tmp_path / "job.py")
+    own, peer = call_path(module, *mine), call_path(module, ("train", 3))
+    own[0].variables, peer[0].variables = numbers(step=4), numbers(step=5)
+    found, mirrored = relate(own, peer), relate(peer, own)
+    assert found.branch == mirrored.branch
+    assert (found.branch and found.branch.test) == condition
+    assert (found.kind, mirrored.kind) == (("in_branch", "out_of_branch") if condition else ("ahead", "behind"))
+
+
 def numbers(**values: int | None) -> FrameVariables:
     known = {name: value for name, value in values.items() if value is not None}
     return FrameVariables([Variable(name, str(value), number=value, kind="int") for name, value in known.items()])
