@@ -105,19 +105,20 @@ def _near(looks: Sequence[Look], first: float, last: float) -> list[Look]:
 
 def _waiting_share_of_sleep(looks: Sequence[Look], processes_at: Mapping[float, Process], default: float) -> float:
     """Share of the looks at a sleeping rank that found it waiting for other ranks; `default` if it never slept."""
-    asleep = [look for look in looks if look.at_s in processes_at and not _on_core(processes_at[look.at_s])]
+    asleep = [look for look in looks if look.at_s in processes_at and not _on_core(look, processes_at[look.at_s])]
     return sum(look.phase in WAITING for look in asleep) / len(asleep) if asleep else default
 
 
-def _on_core(process: Process) -> bool:
-    """Main thread on a core, or any thread in state D: a rank blocked on storage waits for no other rank."""
-    return any(thread.state in "RD" for thread in process.threads if thread.tid == process.pid or thread.state == "D")
+def _on_core(look: Look, process: Process) -> bool:
+    """Its thread on a core, or any thread in state D: a rank blocked on storage waits for no other rank."""
+    own = process.pid, look.thread.stack.tid  # in a container, the main thread's TID is another one
+    return any(thread.state in "RD" for thread in process.threads if thread.tid in own or thread.state == "D")
 
 
 def _spins(looks: Sequence[Look], processes_at: Mapping[float, Process]) -> bool:
     """Most looks that found it waiting also found it on a core."""
-    waiting = [processes_at[look.at_s] for look in looks if look.phase in WAITING and look.at_s in processes_at]
-    return len(waiting) > 1 and sum(_on_core(process) for process in waiting) > len(waiting) / 2
+    waiting = [look for look in looks if look.phase in WAITING and look.at_s in processes_at]
+    return len(waiting) > 1 and sum(_on_core(look, processes_at[look.at_s]) for look in waiting) > len(waiting) / 2
 
 
 def moves_throughout(case: Case, key: Key) -> bool:
