@@ -49,6 +49,7 @@ class ChainProbe:
     steady: bool = False
     _ends: OpenEnds = field(default_factory=OpenEnds)
     _at_s: float = 0.0  # when these were read
+    _followed: frozenset[int] = frozenset()  # ranks with a chain in the round before
 
     def observe(self, request: Request) -> Observation:
         before = {rank.target.pid: rank.records.get("cpu") for rank in getattr(request.previous, "ranks", ())}
@@ -60,31 +61,40 @@ class ChainProbe:
             records = (request.records or {}).get(target.pid, {})
             process, stacks, old = records.get("cpu"), records.get("stacks"), before.get(target.pid)
             if isinstance(process, Process) and isinstance(stacks, Stacks):
-                threads = tuple(_threads(process, old if isinstance(old, Process) else None, stacks, self._ends))
+                known = old.threads if isinstance(old, Process) else ()
+                asleep = _asleep(process, known, timers=target.pid in self._followed)
+                threads = tuple(_threads(process.pid, asleep, stacks, self._ends))
                 if any(one.awaits for one in threads):
                     found[target.pid] = Chain(threads, tuple(_others(threads, ranks, self._ends)))
+        self._followed = frozenset(found)
         return Observation(found)
 
 
-def _threads(process: Process, before: Process | None, stacks: Stacks, ends: OpenEnds) -> Iterator[Waiter]:
+def _asleep(process: Process, before: Sequence[ThreadCpu], timers: bool) -> frozenset[int]:
+    """The threads that sleep, and have not run since the previous round, or only as a timer expired (`timers`)."""
+    known = {thread.tid: thread for thread in before}
+    return frozenset(
+        now.tid
+        for now in process.threads
+        if now.state in "SD"
+        and (
+            (old := known.get(now.tid)) is None
+            or (now.cpu_s - old.cpu_s < _RAN_S and (timers or now.voluntary == old.voluntary))
+        )
+    )
+
+
+def _threads(pid: int, asleep: frozenset[int], stacks: Stacks, ends: OpenEnds) -> Iterator[Waiter]:
     """The main thread of a rank if it sleeps; if only other threads can wake it, those that sleep as well."""
-    main = next((stack.tid for stack in stacks.threads if stack.name == "MainThread"), process.pid)
-    known = {thread.tid: thread for thread in before.threads} if before else {}
-    asleep = {now.tid for now in process.threads if _sleeps(now, known.get(now.tid))}
-    if main not in asleep:
-        return
-    first = _waiter(process.pid, main, ends)
+    main = next((stack.tid for stack in stacks.threads if stack.name == "MainThread"), pid)
+    first = _waiter(pid, main, ends) if main in asleep else None
     if first is None:
         return
     yield first
     if not first.awaits and first.call in ("lock", "poll"):
         others = (stack.tid for stack in stacks.threads if stack.tid in asleep and stack.tid != main)
-        seen = (_waiter(process.pid, tid, ends) for tid in islice(others, _THREADS))
+        seen = (_waiter(pid, tid, ends) for tid in islice(others, _THREADS))
         yield from (one for one in seen if one is not None and one.awaits)
-
-
-def _sleeps(now: ThreadCpu, before: ThreadCpu | None) -> bool:
-    return now.state in "SD" and (before is None or now.cpu_s - before.cpu_s < _RAN_S)
 
 
 def _others(threads: Sequence[Waiter], ranks: frozenset[int], ends: OpenEnds) -> Iterator[Waiter]:

@@ -60,6 +60,7 @@ class ChainFacts:
     process: str | None = None  # that process: "curl (pid 71)"
     server: str | None = None  # address of the last connection of the chain: "10.0.0.7:443"
     silent_s: float | None = None  # for which nothing has come, at least
+    quiet: bool | None = None  # no process that could end the wait works or has sent anything for STALL_S
     certain: bool | None = None  # every process that could end the wait is unable to
     stuck: bool | None = None  # the wait does not end by itself
 
@@ -89,10 +90,11 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         return UNSEEN
     links, end, last = min(paths, key=lambda path: (ENDS.index(path[1]), len(path[0])))
     watched_s = series[-1][0] - series[0][0]
-    silent_s = _silent_s(case, links, watched_s)
+    silent_s = _silent_s(case, links, last, watched_s)
     certain = all(graph.is_certain(root) for root in roots)
-    silent = {end for _, end, _ in paths} <= CERTAIN | SILENT and silent_s >= EXPECTED_S and watched_s >= STALL_S
-    stuck = (certain and is_stall(case, watched_s)) or (silent and _is_awaited(case, key))
+    quiet = {end for _, end, _ in paths} <= CERTAIN | SILENT and min(silent_s, watched_s) >= STALL_S
+    silent = quiet and silent_s >= EXPECTED_S and _is_awaited(case, key)
+    stuck = silent or (certain and is_stall(case, watched_s))
     return ChainFacts(
         text=_text(case, key, links, end, last, silent_s),
         way=links[0][1].way,
@@ -102,6 +104,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         process=_name(case, key, last) if last is not None and last.pid != key[1] else None,
         server=links[-1][1].target if links[-1][1].way == "tcp" else None,
         silent_s=silent_s,
+        quiet=quiet or None,
         certain=certain or None,
         stuck=stuck or None,
     )
@@ -239,7 +242,7 @@ def _end_without_peer(awaited: Awaited) -> str:
     return "disk" if awaited.way == "file" and REMOTE.match(awaited.filesystem or "") else "unknown"
 
 
-def _silent_s(case: Case, links: Sequence[Link], watched_s: float) -> float:
+def _silent_s(case: Case, links: Sequence[Link], last: Waiter | None, watched_s: float) -> float:
     """Seconds for which nothing has come, at least: since the last byte on the way, or as long as the job is idle.
 
     A process of the chain that is younger than that has not been waited for all the time.
@@ -248,8 +251,9 @@ def _silent_s(case: Case, links: Sequence[Link], watched_s: float) -> float:
     if ages:
         return min(ages)
     idle_s = case.job(NetworkJob).idle_s or 0.0
-    young = [waiter.age_s for waiter, _ in links[1:] if waiter.age_s is not None]
-    return max(watched_s, min([idle_s, *young]) if links[0][1].way == "child" else 0.0)
+    waited_for = [*(waiter for waiter, _ in links[1:]), *([last] if last is not None else [])]
+    ages_s = [waiter.age_s for waiter in waited_for if waiter.age_s is not None]
+    return max(watched_s, min([idle_s, *ages_s]) if links[0][1].way == "child" else 0.0)
 
 
 def _is_awaited(case: Case, key: Key) -> bool:
@@ -320,7 +324,7 @@ def _format_end(end: str, silent_s: float) -> str:
         case "silent":
             return f": no byte for {silent_s:.0f} s"
         case "sleeps":
-            return f", which has not run for {silent_s:.0f} s"
+            return ", which does not run"
         case "runs":
             return ", which works"
         case "rank" | "clients" | "unknown":
