@@ -28,7 +28,9 @@ FileId = tuple[int, int, int]  # major, minor, inode
 
 
 @dataclass(frozen=True, slots=True)
-class _Lock:
+class Lock:
+    """A lock on a file, or a wait for one."""
+
     kind: str
     file: FileId
     pid: int  # -1 or 0: unknown (open-file-description locks, other PID namespaces)
@@ -60,7 +62,7 @@ class FilesProbe:
             opened[target.pid] = tuple(opened_file for opened_file, _ in looked if opened_file)
             ids[target.pid] = {file: opened_file.path for opened_file, file in looked if opened_file and file}
             _note_child_locks(target.pid, holds)
-        locks = _locks()
+        locks = held_locks()
         records = {pid: Files(files, tuple(_file_locks(ids[pid], locks, holds))) for pid, files in opened.items()}
         return Observation(records, unseen=tuple(unseen))
 
@@ -122,15 +124,16 @@ def _kind(path: str, flags: int, found: os.stat_result | None) -> str:
     return "device" if path.startswith("/dev/") else "file"
 
 
-def _locks() -> list[_Lock]:
+def held_locks() -> list[Lock]:
+    """The lines of /proc/locks: proc_locks(5)."""
     return [lock for line in (procfs.text("/proc/locks") or "").splitlines() if (lock := _parse(line))]
 
 
-def _parse(line: str) -> _Lock | None:
+def _parse(line: str) -> Lock | None:
     match = _LOCK.match(line)
     if match is None:
         return None
-    return _Lock(_KINDS[match[2]], (int(match[4], 16), int(match[5], 16), int(match[6])), int(match[3]), bool(match[1]))
+    return Lock(_KINDS[match[2]], (int(match[4], 16), int(match[5], 16), int(match[6])), int(match[3]), bool(match[1]))
 
 
 def _note_locks(pid: int, info: str, holds: dict[FileId, int]) -> None:
@@ -147,7 +150,7 @@ def _note_child_locks(pid: int, holds: dict[FileId, int]) -> None:
             _note_locks(child, procfs.text(f"/proc/{child}/fdinfo/{fd}") or "", holds)
 
 
-def _file_locks(paths: dict[FileId, str], locks: Iterable[_Lock], holds: dict[FileId, int]) -> Iterable[FileLock]:
+def _file_locks(paths: dict[FileId, str], locks: Iterable[Lock], holds: dict[FileId, int]) -> Iterable[FileLock]:
     """Locks on these files, one per holder."""
     own = [lock for lock in locks if lock.file in paths]
     for lock in own:

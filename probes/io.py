@@ -139,7 +139,7 @@ def _helpers(children: Iterable[ChildProcess], before: Io | None) -> Iterator[He
         # Costs a read per thread: only if the process has not run.
         quiet = old is not None and (old.cpu_s, old.moved) == (child.cpu_s, moved)
         sleeps = _sleeps(call)
-        locked = quiet and sleeps == "lock" and _is_deadlocked(child.pid)
+        locked = quiet and sleeps == "lock" and is_deadlocked(child.pid)
         yield Helper(child.pid, child.comm, child.state, child.cpu_s, moved, switches, sleeps, locked)
 
 
@@ -150,10 +150,10 @@ def _sleeps(call: syscalls.Call | None) -> str | None:
         return "file"
     if call.kind == "lock":
         return "lock" if call.private else "semaphore"
-    return call.kind
+    return call.kind if call.kind in ("time", "poll", "child") else "other"
 
 
-def _is_deadlocked(pid: int) -> bool:
+def is_deadlocked(pid: int) -> bool:
     """True if every thread waits, without timeout, for another thread of this process: a deadlock."""
     tids = procfs.threads(pid)
     calls = [syscalls.current_call(pid, tid) for tid in tids]
@@ -212,16 +212,19 @@ def _file_calls(process: Process, helpers: Iterable[Helper]) -> Iterator[FileCal
     typed = TERMINAL.match(procfs.link(f"/proc/{process.pid}/fd/0") or "")
     for thread in process.threads:
         if thread.state in "SD" and (thread.state == "D" or syscalls.is_on_file(thread.syscall)):
-            yield from _file_call(process.pid, thread.tid, thread.state, thread.wchan, thread.voluntary)
+            yield from file_call(process.pid, thread.tid, thread.state, thread.wchan, thread.voluntary)
         elif typed and polls(thread.syscall):
             yield from _terminal_wait(process.pid, thread)
     for helper in helpers:
         if helper.state == "D" or helper.sleeps == "file":
             wchan = procfs.text(f"/proc/{helper.pid}/wchan")
-            yield from _file_call(helper.pid, helper.pid, helper.state, wchan, helper.switches)
+            yield from file_call(helper.pid, helper.pid, helper.state, wchan, helper.switches)
 
 
-def _file_call(pid: int, tid: int, state: str, wchan: str | None, switches: int | None) -> Iterator[FileCall]:
+def file_call(
+    pid: int, tid: int, state: str, wchan: str | None = None, switches: int | None = None
+) -> Iterator[FileCall]:
+    """The file call that a sleeping thread is in."""
     call = syscalls.current_call(pid, tid)
     if call is None or not (call.names or call.kind == "fault"):
         return

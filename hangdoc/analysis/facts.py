@@ -36,6 +36,7 @@ from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.data.prompts import PromptFacts
 from hangdoc.analysis.data.storage import StorageFacts
+from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
@@ -115,6 +116,7 @@ class RankFacts:
     pace: StragglerFacts
     workers: WorkerFacts
     prompt: PromptFacts
+    chain: ChainFacts
     storage: StorageFacts
     dataloading: DataLoadingFacts
     data_paths: DataPathFacts

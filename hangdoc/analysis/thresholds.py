@@ -162,6 +162,9 @@ SLOW_STORAGE = Threshold(5e6, "bytes per second", "chosen: a healthy disk or fil
 MIN_RATE = Threshold(1024, "bytes per second", "chosen: a lower rate may be another thread's logging")
 LONG_BLOCKED_S = Threshold(6.0, "s", "chosen: a healthy disk answers a read in far less")
 GAP_S = Threshold(0.5, "s without data", "chosen: a shorter silence on a connection is normal")
+SHORT_GAP_S = Threshold(
+    0.1, "s without data", "chosen: of a rank that is always in its loader; shorter steps are not worth an alert"
+)
 LONG_GAP_S = Threshold(
     1.3, "s without data", "chosen: above the pauses of a healthy loader; a slow transform's batches take longer"
 )
@@ -215,6 +218,7 @@ SMALL_GRADIENTS = Threshold(
 SETTING_UP_S = Threshold(30.0, "s", "chosen: the usual time from the start of a process to its rendezvous")
 ARRIVED_S = Threshold(5.0, "s", "chosen: a rank that stands for less may have arrived just now; gloo's mesh takes less")
 PATIENCE_S = Threshold(6.0, "s", "chosen: on one host, ranks that are on their way are seen")
+LINGERS_S = Threshold(60.0, "s", "chosen: a rank that sleeps before it joins waits for something that does not come")
 PATIENCE_ELSEWHERE_S = Threshold(20.0, "s", "chosen: unseen hosts start their ranks in their own time")
 
 

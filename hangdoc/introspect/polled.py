@@ -34,13 +34,13 @@ def polls(number: int | None) -> bool:
     return number in _FORMS
 
 
-def polled(pid: int, call: Call) -> tuple[int, ...]:
-    """The descriptors that a call without a timeout waits to read. Empty: a timeout, another call, or too many."""
+def polled(pid: int, call: Call, timed: bool = False) -> tuple[int, ...]:
+    """The descriptors that a call waits to read. Empty: another call, too many, or a timeout, unless `timed`."""
     form, timeout = _FORMS.get(call.number, ("", 0))
     if not form or len(call.arguments) <= timeout:
         return ()
     limit = call.arguments[timeout]
-    if not limit & 0x80000000 if call.number in _MILLISECONDS else limit:
+    if not timed and (not limit & 0x80000000 if call.number in _MILLISECONDS else limit):
         return ()
     try:
         if form == "select":

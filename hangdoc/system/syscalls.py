@@ -31,6 +31,11 @@ _X86 = {
     ("poll", ""): (7, 23, 232, 270, 271, 281, 441),
     ("lock", ""): (202,),
     ("child", ""): (61, 247),
+    ("receive", ""): (45, 47, 299),
+    ("send", ""): (44, 46, 307),
+    ("accept", ""): (43, 288),
+    ("connect", ""): (42,),
+    ("flock", ""): (73, 72),
 }
 _ARM = {
     ("read", FD): (63, 65, 67, 69, 286),
@@ -47,11 +52,21 @@ _ARM = {
     ("poll", ""): (22, 72, 73, 441),
     ("lock", ""): (98,),
     ("child", ""): (260, 95),
+    ("receive", ""): (207, 212, 243),
+    ("send", ""): (206, 211, 269),
+    ("accept", ""): (202, 242),
+    ("connect", ""): (203,),
+    ("flock", ""): (32, 25),
 }
 _TABLES = {"x86_64": _X86, "aarch64": _ARM}
 _TABLE = {
     number: kind for kind, numbers in _TABLES.get(os.uname().machine, {}).items() for number in numbers
 }  # fmt: skip
+
+# Kinds whose first argument is a descriptor, although they are not on files.
+ON_SOCKETS = frozenset({"receive", "send", "accept", "connect"})
+_WAIT4 = {"x86_64": 61, "aarch64": 260}.get(os.uname().machine)
+_P_PID = 1  # waitid(2): the second argument is a PID
 
 _SELECTS = {"x86_64": (23, 270), "aarch64": (72,)}.get(os.uname().machine, ())  # select, pselect6
 
@@ -63,10 +78,19 @@ _FUTEX_WAITS = (0, 6, 9)  # FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET
 class Call:
     """A system call that a thread sleeps in."""
 
-    kind: str  # read write sync open stat list close change | time poll lock child | other
+    # read write sync open stat list close change | time poll lock child | receive send accept connect flock | other
+    kind: str
     names: str  # how it names its file: fd | path | path_at | ""
     arguments: tuple[int, ...]
     number: int = -1  # -1: in no call
+
+    @property
+    def child(self) -> int | None:
+        """The PID that a wait for a child process names; None: any child."""
+        if self.number == _WAIT4:
+            pid = self.arguments[0] & 0xFFFFFFFF
+            return pid if 0 < pid < 1 << 31 else None
+        return self.arguments[1] & 0x7FFFFFFF if self.arguments[0] == _P_PID else None
 
     @property
     def bounded(self) -> bool:

@@ -157,12 +157,16 @@ def _without_first_batch(case: Case, key: Key, gaps: Sequence[tuple[Look, float]
 
 
 def _batch_s(looks: Sequence[Look]) -> float | None:
-    """Seconds per batch, from the fastest loop counter outside the loader's frames."""
+    """Seconds per batch, from the fastest loop counter outside the loader's frames. It starts again in each epoch."""
     if looks[0].thread is looks[-1].thread:
         return None
-    first, last = _counters(looks[0]), _counters(looks[-1])
-    grown = max((last[name] - first[name] for name in last if name in first), default=0.0)
-    return (looks[-1].at_s - looks[0].at_s) / grown if grown > 0 else None
+    grown: dict[str, float] = {}
+    moved = [looks[0], *(b for a, b in pairwise(looks) if a.thread is not b.thread)]
+    for old, new in pairwise(map(_counters, moved)):
+        for name, value in new.items():
+            grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
+    most = max(grown.values(), default=0.0)
+    return (looks[-1].at_s - looks[0].at_s) / most if most > 0 else None
 
 
 def _counters(look: Look) -> dict[str, float]:

@@ -12,6 +12,7 @@ from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.data.prompts import PromptFacts
 from hangdoc.analysis.data.storage import StorageFacts
+from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.data.workers import WorkerFacts
 from hangdoc.analysis.locks.gil import GilFacts
 from hangdoc.analysis.locks.lock_files import LockFileFacts
@@ -39,6 +40,7 @@ class MayAdvance(Protocol):
 
 # Analysis `aftermath` presumes more ranks to be stuck, from these.
 BLOCKING: tuple[type[MayBlock], ...] = (
+    ChainFacts,
     DumpFacts,
     GilFacts,
     WorkerFacts,

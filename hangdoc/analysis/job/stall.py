@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
@@ -199,10 +200,11 @@ def _every_source(case: Case) -> bool:
 def _expects(case: Case, key: Key) -> bool:
     """True if it is known what an idle rank waits for, and that is likely to come.
 
-    A read that returns nothing is no progress, and neither is any wait for which the job has been idle for long.
+    A read that returns nothing is no progress, nor is a wait for a process that does nothing. Neither is any wait for
+    which the job has been idle for long.
     """
     silent = case.facts(StackFacts)[key].op in READS and not _receives(case, key)
-    if silent or (_idle_s(case) or 0.0) >= EXPECTED_S:
+    if silent or case.facts(ChainFacts)[key].quiet or (_idle_s(case) or 0.0) >= EXPECTED_S:
         return False
     return case.facts(StackFacts)[key].op in OUTSIDE or case.ranks[key].records.keys() >= EXPLAIN_WAITS
 

@@ -12,11 +12,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.ranks.process import process_looks
+from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.config_skew import SettingsJob
 from hangdoc.analysis.startup.gloo_mesh import MeshJob
 from hangdoc.analysis.startup.rendezvous import Arrival, RollCall, arrival, assembles, roll_call
-from hangdoc.analysis.thresholds import PATIENCE_ELSEWHERE_S, PATIENCE_S, UNANSWERED_S
+from hangdoc.analysis.thresholds import (
+    IDLE_CORES,
+    LINGERS_S,
+    PATIENCE_ELSEWHERE_S,
+    PATIENCE_S,
+    UNANSWERED_S,
+    WATCHED_S,
+)
 from hangdoc.evidence import Holder, RankEvidence
 
 
@@ -41,6 +50,7 @@ class StartupFacts:
     holder_pid: int | None = None
     holder_age_s: float | None = None
     sure: bool | None = None  # the holder is certainly unrelated: it is part of no training job
+    lingers: bool | None = None  # it has not joined, and only sleeps and retries while its peers wait for long
     stuck: bool | None = None
 
 
@@ -84,6 +94,9 @@ class StartupDetector(Detector[StartupFacts, StartupJob]):
         if barred:  # a rank that retries again and again does not connect either
             facts = {key: replace(one, stuck=one.stuck or _retries(case, key) or None) for key, one in facts.items()}
         waits = [one.waited_s for one in facts.values() if one.waits and one.waited_s is not None]
+        if min(waits, default=0.0) >= LINGERS_S:
+            late = [key for key in seen if key not in waiting and _lingers(case, key)]
+            facts |= {key: replace(facts[key], lingers=True, stuck=True) for key in late}
         ends = [one.timeout_s for one in facts.values() if one.waits and one.timeout_s is not None]
         hosts = {rank.target.rank: rank.target.host for rank in case.ranks.values()}  # of missing ranks, if known
         unnamed = not in_vain and any(map(_unnamed, waiting.values()))
@@ -144,6 +157,20 @@ def _servers(case: Case, strangers: Mapping[Key, Holder]) -> tuple[Suspect, ...]
 def _retries(case: Case, key: Key) -> bool:
     """True if it is idle between two attempts."""
     return case.ranks[key].alive is not False and case.facts(StackFacts)[key].phase == "idle"
+
+
+# --- sleeping before it joins ---------------------------------------------------------------------
+
+
+def _lingers(case: Case, key: Key) -> bool:
+    """True if a rank slept nearly all the time, as between two attempts, and neither it nor a helper of it worked."""
+    stack, progress = case.facts(StackFacts)[key], case.facts(ProgressFacts)[key]
+    looks = process_looks(case, key)
+    if stack.phase != "idle" or stack.op != "sleep" or not looks or (progress.window_s or 0.0) < WATCHED_S:
+        return False
+    (start_s, first), (end_s, last) = looks[0], looks[-1]
+    used_s = [sum((process.cpu_s, *(child.cpu_s for child in process.children))) for process in (first, last)]
+    return used_s[1] - used_s[0] < IDLE_CORES * (end_s - start_s)
 
 
 # --- waiting in vain ------------------------------------------------------------------------------

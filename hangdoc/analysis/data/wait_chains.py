@@ -1,0 +1,345 @@
+"""Analysis `chain`: the processes that a rank waits for outside itself, and whether somebody can end its wait.
+
+A wait for several descriptors, or for a pipe that several processes have open, ends with any of them. So a rank cannot
+go on only if every way leads to a process that cannot. Where a process or a server is only silent, the wait counts as
+endless once it has lasted longer than any that a job expects, and other ranks wait for this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Detector, Key
+from hangdoc.analysis.data.storage import FOR_THREADS, HANDS_OUT, REMOTE
+from hangdoc.analysis.data.workers import is_stall
+from hangdoc.analysis.network.links import NetworkJob
+from hangdoc.analysis.ranks.judged_thread import judged_thread
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import ACTIVE_BYTES, EXPECTED_S, IDLE_CORES, PIPE_CPU_S, STALL_S
+from hangdoc.evidence.waits import Awaited, Chain, Waiter
+
+_PHASES = frozenset({"idle", "input", "checkpoint", "unknown"})  # in which a rank may wait for something outside
+_MOST_PATHS = 64
+_DEEPEST = 8
+# How a chain may end, most telling first. The ends before "disk" are certain: the last process cannot go on.
+ENDS = (
+    "stopped",
+    "dead",
+    "locked",
+    "nobody",
+    "disk",
+    "silent",
+    "circle",
+    "sleeps",
+    "rank",
+    "clients",
+    "unknown",
+    "runs",
+)
+CERTAIN = frozenset({"stopped", "dead", "locked", "nobody"})
+# Nothing shows that the wait ever ends, so that its length decides.
+SILENT = frozenset({"disk", "silent", "circle", "sleeps"})
+CONNECTED = frozenset({"tcp", "unix"})
+STOPPED, DEAD = "Tt", "ZX"
+
+Link = tuple[Waiter, Awaited]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFacts:
+    """The chain of waits that starts at one rank. None: it waits for nothing outside itself, or was not seen."""
+
+    text: str | None = None  # "waits on a pipe from PID 71 (curl), which reads from 10.0.0.7:443: no byte for 14 s"
+    way: str | None = None  # what the rank itself waits for: pipe | fifo | unix | tcp | child | lock | file | other
+    writes: bool | None = None  # it waits to write
+    # stopped | dead | locked | nobody: has the other end open | disk | silent: a server | circle: the rank itself |
+    # sleeps | rank: another one of the job | clients: any may come | runs | unknown
+    end: str | None = None
+    pid: int | None = None  # last process of the chain; None: the rank itself
+    process: str | None = None  # that process: "curl (pid 71)"
+    server: str | None = None  # address of the last connection of the chain: "10.0.0.7:443"
+    silent_s: float | None = None  # for which nothing has come, at least
+    quiet: bool | None = None  # no process that could end the wait works or has sent anything for STALL_S
+    certain: bool | None = None  # every process that could end the wait is unable to
+    stuck: bool | None = None  # the wait does not end by itself
+
+
+UNSEEN = ChainFacts()
+
+
+class ChainDetector(Detector[ChainFacts, None]):
+    rank_facts = ChainFacts  # the probe makes a record only of a rank that waits for something outside itself
+
+    def derive(self, case: Case) -> tuple[dict[Key, ChainFacts], None]:
+        return {key: _facts(case, key) for key in case.ranks}, None
+
+
+def _facts(case: Case, key: Key) -> ChainFacts:
+    stack = case.facts(StackFacts)[key]
+    if case.ranks[key].alive is False or stack.phase not in _PHASES:
+        return UNSEEN
+    series = _standing(case, key)
+    if not series:
+        return UNSEEN
+    chain = series[-1][1]
+    roots = _roots(case, key, chain)
+    graph = _Graph(case, key, {one.pid: one for one in chain.others}, _busy(case, key, series))
+    paths = [path for root in roots for path in graph.paths(root)]
+    if not paths:
+        return UNSEEN
+    links, end, last = min(paths, key=lambda path: (ENDS.index(path[1]), len(path[0])))
+    watched_s = series[-1][0] - series[0][0]
+    silent_s = _silent_s(case, links, last, watched_s)
+    certain = all(graph.is_certain(root) for root in roots)
+    quiet = {end for _, end, _ in paths} <= CERTAIN | SILENT and min(silent_s, watched_s) >= STALL_S
+    silent = quiet and silent_s >= EXPECTED_S and _is_awaited(case, key)
+    stuck = silent or (certain and is_stall(case, watched_s))
+    return ChainFacts(
+        text=_text(case, key, links, end, last, silent_s),
+        way=links[0][1].way,
+        writes=links[0][0].writes,
+        end=end,
+        pid=last.pid if last is not None and last.pid != key[1] else None,
+        process=_name(case, key, last) if last is not None and last.pid != key[1] else None,
+        server=links[-1][1].target if links[-1][1].way == "tcp" else None,
+        silent_s=silent_s,
+        quiet=quiet or None,
+        certain=certain or None,
+        stuck=stuck or None,
+    )
+
+
+def _standing(case: Case, key: Key) -> list[tuple[float, Chain]]:
+    """The looks that found the rank in its present wait, oldest first. Empty: the newest did not."""
+    found: list[tuple[float, Chain]] = []
+    for shot, rank in reversed(case.rounds(key)):
+        if shot.tier == "pulse":
+            continue
+        chain = rank.records.get("chain")
+        if not isinstance(chain, Chain) or (found and _start(chain) != _start(found[-1][1])):
+            break
+        found.append((shot.at_s, chain))
+    return found[::-1]
+
+
+def _start(chain: Chain) -> frozenset[tuple[int, str, frozenset[tuple[str, str, tuple[int, ...]]]]]:
+    """What the rank itself waits for."""
+    return frozenset(
+        (one.tid, one.call, frozenset((awaited.way, awaited.target, awaited.peers or ()) for awaited in one.awaits))
+        for one in chain.threads
+    )
+
+
+def _roots(case: Case, key: Key, chain: Chain) -> list[Waiter]:
+    """The thread that stands for the rank, or else the threads that it waits for."""
+    thread = judged_thread(case, key)
+    tid = thread.stack.tid if thread is not None else key[1]
+    own = [one for one in chain.threads if one.tid == tid and one.awaits]
+    if own:
+        return own
+    stack = case.facts(StackFacts)[key]
+    waits = FOR_THREADS.search(stack.op or "") or stack.op in ("select", "poll") or stack.phase == "input"
+    return [one for one in chain.threads if one.awaits] if waits else []
+
+
+def _busy(case: Case, key: Key, series: Sequence[tuple[float, Chain]]) -> Collection[int]:
+    """The processes of a chain that have worked, or appeared, since the wait began."""
+    (start_s, first), (end_s, last) = series[0], series[-1]
+    before = {one.pid: one for one in first.others}
+    enough_s = PIPE_CPU_S + IDLE_CORES * (end_s - start_s)
+    return {
+        one.pid
+        for one in last.others
+        if one.state == "R"
+        or one.pid not in before
+        or one.cpu_s - before[one.pid].cpu_s > enough_s
+        or (one.moved or 0) - (before[one.pid].moved or 0) >= ACTIVE_BYTES
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """The waits of the processes behind one rank."""
+
+    case: Case
+    key: Key
+    others: Mapping[int, Waiter]
+    busy: Collection[int]  # processes that work
+
+    def paths(
+        self, waiter: Waiter, links: tuple[Link, ...] = ()
+    ) -> Iterator[tuple[tuple[Link, ...], str, Waiter | None]]:
+        """Every way through the chain: its links, how it ends, and the last process."""
+        before = links[-1][0].pid if links else waiter.pid
+        behind = ((one, pid) for one in waiter.awaits for pid in self.peers(waiter, one) or (None,))
+        for awaited, pid in behind:
+            if links and _takes_requests(awaited, before):
+                continue  # it would take requests
+            way = (*links, (waiter, awaited))
+            peer = self.others.get(pid) if pid is not None else None
+            if peer is None:
+                yield way, "circle" if pid == self.key[1] else _end_without_peer(awaited), None
+                continue
+            end = self.end(peer, waiter.pid)
+            if end == "sleeps" and awaited.way in CONNECTED:
+                end = "silent"
+            if end is None and len(way) < _DEEPEST and all(peer.pid != other.pid for other, _ in way):
+                yield from self.paths(peer, way)
+            else:
+                yield way, end or "circle", peer
+
+    def end(self, waiter: Waiter, before: int) -> str | None:
+        """How a chain ends at this process, for which process `before` waits. None: it waits for something itself."""
+        if waiter.state in STOPPED:
+            return "stopped"
+        if waiter.state in DEAD:
+            return "dead"
+        if waiter.pid in self.busy:
+            return "runs"
+        if (self.key[0], waiter.pid) in self.case.ranks:
+            return "rank"
+        if waiter.locked:
+            return "locked"
+        return "sleeps" if all(_takes_requests(one, before) for one in waiter.awaits) else None
+
+    def peers(self, waiter: Waiter, awaited: Awaited) -> tuple[int, ...]:
+        """The processes that can end a wait, without the one that waits if there is any other."""
+        peers = awaited.peers or ()
+        return tuple(pid for pid in peers if pid != waiter.pid) or peers
+
+    def is_certain(self, waiter: Waiter, seen: tuple[int, ...] = ()) -> bool:
+        """Every process that could end the wait is unable to."""
+        if waiter.pid in seen or not waiter.awaits:
+            return False
+        return all(self._ends(waiter, awaited, (*seen, waiter.pid)) for awaited in waiter.awaits)
+
+    def _ends(self, waiter: Waiter, awaited: Awaited, seen: tuple[int, ...]) -> bool:
+        peers = self.peers(waiter, awaited)
+        if not peers:
+            return _end_without_peer(awaited) in CERTAIN
+        return all(self._is_unable(self.others.get(pid), seen) for pid in peers)
+
+    def _is_unable(self, waiter: Waiter | None, seen: tuple[int, ...]) -> bool:
+        if waiter is None:
+            return False
+        end = self.end(waiter, seen[-1])
+        return self.is_certain(waiter, seen) if end is None else end in CERTAIN
+
+
+def _takes_requests(awaited: Awaited, before: int) -> bool:
+    """A server waits for its clients, among them perhaps process `before`."""
+    return awaited.way == "clients" or (awaited.way == "unix" and awaited.peers == (before,))
+
+
+def _end_without_peer(awaited: Awaited) -> str:
+    if awaited.way in ("pipe", "fifo"):
+        return "nobody" if awaited.peers == () else "unknown"
+    if awaited.way == "tcp":
+        return "silent"
+    if awaited.way == "clients":
+        return "clients"
+    return "disk" if awaited.way == "file" and REMOTE.match(awaited.filesystem or "") else "unknown"
+
+
+def _silent_s(case: Case, links: Sequence[Link], last: Waiter | None, watched_s: float) -> float:
+    """Seconds for which nothing has come, at least: since the last byte on the way, or as long as the job is idle.
+
+    A process of the chain that is younger than that has not been waited for all the time.
+    """
+    ages = [awaited.silent_s for _, awaited in links if awaited.silent_s is not None]
+    if ages:
+        return min(ages)
+    idle_s = case.job(NetworkJob).idle_s or 0.0
+    waited_for = [*(waiter for waiter, _ in links[1:]), *([last] if last is not None else [])]
+    ages_s = [waiter.age_s for waiter in waited_for if waiter.age_s is not None]
+    return max(watched_s, min([idle_s, *ages_s]) if links[0][1].way == "child" else 0.0)
+
+
+def _is_awaited(case: Case, key: Key) -> bool:
+    """Other ranks wait for this one, in an operation in which it does not hand out work that it may be waiting for."""
+    others = [facts for other, facts in case.facts(StackFacts).items() if other != key]
+    waiting = [one for one in others if one.waits or (one.phase == "startup" and one.op != "import")]
+    return bool(waiting) and not any(HANDS_OUT.search(one.op or "") for one in waiting)
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
+def _text(case: Case, key: Key, links: Sequence[Link], end: str, last: Waiter | None, silent_s: float) -> str:
+    """The chain in one sentence, without its subject."""
+    parts = []
+    for (waiter, awaited), peer in zip(links, [*(waiter for waiter, _ in links[1:]), last], strict=True):
+        name = _named(case, key, peer) if peer is not None else None
+        if name is None and end == "circle":
+            name = f"rank {case.ranks[key].target.rank} itself"
+        parts.append(_format_link(waiter, awaited, name))
+    return ", which ".join(parts) + _format_end(end, silent_s)
+
+
+def _format_link(waiter: Waiter, awaited: Awaited, peer: str | None) -> str:
+    """`peer`: the process on the other side, as shown to people; None: there is none, or it is not known."""
+    match awaited.way:
+        case "pipe":
+            return f"waits on a pipe {'to' if waiter.writes else 'from'} {peer}" if peer else "waits on a pipe"
+        case "fifo":
+            of = f" of {peer}" if peer else ""
+            return f"{'writes to' if waiter.writes else 'reads'} the named pipe {awaited.target}{of}"
+        case "unix":
+            return f"waits on a Unix socket of {peer}" if peer else "waits on a Unix socket"
+        case "tcp":
+            return _format_connection(waiter, awaited, peer)
+        case "clients":
+            return f"waits for clients at {awaited.target}"
+        case "child":
+            return f"waits for its child {peer}" if peer else "waits for a child process"
+        case "lock":
+            return f"waits for the lock on {awaited.target}, held by {peer or 'a process that hangdoc does not see'}"
+        case "file":
+            on = f" ({awaited.filesystem})" if awaited.filesystem else ""
+            return f"{'writes to' if waiter.writes else 'reads'} {awaited.target}{on}"
+        case "futex":
+            return "waits for a lock in shared memory"
+    return f"waits on {awaited.target}"
+
+
+def _format_connection(waiter: Waiter, awaited: Awaited, peer: str | None) -> str:
+    if awaited.state == "syn_sent":
+        return f"connects to {awaited.target}"
+    at = awaited.target if peer is None else f"{awaited.target}, a connection to {peer}"
+    at += "" if awaited.accepted or peer is None else " that nobody accepts"
+    return f"{'sends to' if waiter.writes else 'reads from'} {at}"
+
+
+def _format_end(end: str, silent_s: float) -> str:
+    match end:
+        case "stopped":
+            return ", which is stopped"
+        case "dead":
+            return ", which is dead"
+        case "locked":
+            return ", whose threads all wait for locks of their own process"
+        case "nobody":
+            return ": no process has its other end open"
+        case "silent":
+            return f": no byte for {silent_s:.0f} s"
+        case "sleeps":
+            return ", which does not run"
+        case "runs":
+            return ", which works"
+        case "rank" | "clients" | "unknown":
+            return ""
+    return f": nothing for {silent_s:.0f} s"
+
+
+def _named(case: Case, key: Key, waiter: Waiter) -> str:
+    evidence = case.ranks.get((key[0], waiter.pid))
+    number = evidence.target.rank if evidence is not None else None
+    return f"PID {waiter.pid} ({waiter.command})" if number is None else f"rank {number}"
+
+
+def _name(case: Case, key: Key, waiter: Waiter) -> str:
+    return f"{waiter.command} (pid {waiter.pid})"
+
+
+ANALYSIS = ChainDetector()

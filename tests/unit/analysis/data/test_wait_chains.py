@@ -1,0 +1,181 @@
+"""Who can end a rank's wait outside itself, from synthetic evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hangdoc.analysis import Case
+from hangdoc.analysis.data.wait_chains import ChainFacts
+from hangdoc.analysis.network.links import NetworkJob
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.evidence import RankEvidence, Snapshot, Target
+from hangdoc.evidence.waits import Awaited, Chain, Waiter
+
+RANK, OTHER = ("here", 100), ("here", 101)
+PIPE = Awaited("pipe", "pipe:[4711]", (71,))
+REMOTE = Awaited("tcp", "10.0.0.7:443", None, silent_s=40.0, state="established", remote=True)
+LOCAL = Awaited("tcp", "127.0.0.1:80", (71,), silent_s=40.0, state="established")
+CLIENTS = Awaited("clients", "127.0.0.1:80")
+
+
+def waiter(pid: int, command: str, *awaits: Awaited, **more: Any) -> Waiter:
+    return Waiter(pid, pid, command, **{"state": "S", "call": "read", "age_s": 60.0, **more}, awaits=awaits)
+
+
+def rank(*awaits: Awaited, **more: Any) -> Waiter:
+    return waiter(100, "python train.py", *awaits, **more)
+
+
+def facts(
+    *looks: Chain | None,
+    every_s: float = 1.5,
+    others: str | None = "all_reduce",
+    phase: str = "idle",
+    op: str | None = "read",
+    idle_s: float = 50.0,
+) -> ChainFacts:
+    """Facts of the first of two ranks; a single look is shown four times."""
+    shown = looks if len(looks) > 1 else looks * 4
+    shots = [_shot(i * every_s, chain) for i, chain in enumerate(shown)]
+    case = Case(shots, {("here", rank.target.pid): rank for rank in shots[-1].ranks})
+    waiting = StackFacts("collective" if others else "compute", others, waits=others is not None, thread="MainThread")
+    case.give(StackFacts, {RANK: StackFacts(phase, op, waits=False, thread="MainThread"), OTHER: waiting})
+    case.give_job(NetworkJob(True, idle_s=idle_s))
+    return case.facts(ChainFacts)[RANK]
+
+
+def _shot(at_s: float, chain: Chain | None) -> Snapshot:
+    records = {} if chain is None else {"chain": chain}
+    ranks = [RankEvidence(Target(100, 1, "here", 0), True, records), RankEvidence(Target(101, 1, "here", 1), True)]
+    return Snapshot("here", at_s, "", tuple(ranks), tier="look")
+
+
+def chain(first: Waiter, *others: Waiter) -> Chain:
+    return Chain((first,), others)
+
+
+CURL = waiter(71, "curl", REMOTE, call="receive")
+
+
+def test_a_chain_is_shown_to_its_end() -> None:
+    seen = facts(chain(rank(PIPE), CURL))
+    assert seen.text == "waits on a pipe from PID 71 (curl), which reads from 10.0.0.7:443: no byte for 40 s"
+    assert (seen.way, seen.end, seen.server, seen.silent_s) == ("pipe", "silent", "10.0.0.7:443", 40.0)
+    assert (seen.stuck, seen.certain) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("others", "end", "text"),
+    [
+        ([replace(CURL, state="T", awaits=())], "stopped", "waits on a pipe from PID 71 (curl), which is stopped"),
+        ([replace(CURL, state="Z", awaits=())], "dead", "which is dead"),
+        ([replace(CURL, locked=True, awaits=())], "locked", "whose threads all wait for locks of their own process"),
+        ([replace(CURL, awaits=(Awaited("fifo", "/s", ()),))], "nobody", "reads the named pipe /s: no process has its"),
+        (
+            [waiter(71, "sh", Awaited("child", peers=(72,))), waiter(72, "cat", state="T")],
+            "stopped",
+            "from PID 71 (sh), which waits for its child PID 72 (cat), which is stopped",
+        ),
+        (
+            [waiter(71, "get", Awaited("lock", "/l", (72,)), call="flock"), waiter(72, "holder", state="T")],
+            "stopped",
+            "which waits for the lock on /l, held by PID 72 (holder), which is stopped",
+        ),
+        (
+            [waiter(71, "ask", Awaited("unix", "socket:[5]", (72,))), waiter(72, "serve", state="T")],
+            "stopped",
+            "which waits on a Unix socket of PID 72 (serve), which is stopped",
+        ),
+    ],
+)
+@pytest.mark.parametrize("others_wait", ["all_reduce", "broadcast", None])  # whatever they do
+def test_a_process_that_cannot_go_on(others: Sequence[Waiter], end: str, text: str, others_wait: str | None) -> None:
+    seen = facts(chain(rank(PIPE), *others), others=others_wait)
+    assert (seen.end, seen.certain, seen.stuck) == (end, True, True)
+    assert text in (seen.text or "")
+
+
+STOPPED = replace(CURL, state="T", awaits=())
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        chain(rank(replace(PIPE, peers=(71, 72))), STOPPED, waiter(72, "another writer")),
+        chain(rank(PIPE, REMOTE, call="poll"), STOPPED),  # the server may answer
+        chain(rank(replace(PIPE, peers=(71, 73))), STOPPED),  # a process that was not seen
+    ],
+)
+def test_all_that_could_end_the_wait_must_be_unable_to(look: Chain) -> None:
+    seen = facts(look, others="broadcast")
+    assert (seen.end, seen.certain, seen.stuck) == ("stopped", None, None)
+
+
+SILENT = chain(rank(LOCAL, call="receive"), waiter(71, "server", CLIENTS, call="poll"))
+
+
+def test_a_server_that_waits_for_requests_is_silent() -> None:
+    seen = facts(SILENT)
+    assert seen.text == "reads from 127.0.0.1:80, a connection to PID 71 (server): no byte for 40 s"
+    assert (seen.end, seen.stuck, seen.certain) == ("silent", True, None)
+
+
+@pytest.mark.parametrize(
+    ("look", "more"),
+    [
+        (SILENT, {"others": "broadcast"}),  # it may wait for work that it hands out
+        (SILENT, {"others": None}),  # nobody waits for it
+        (SILENT, {"every_s": 0.5}),  # too early
+        (chain(rank(replace(LOCAL, silent_s=9.0)), SILENT.others[0]), {}),  # a slow answer
+        (chain(rank(CLIENTS, call="poll")), {}),  # a service
+        (chain(rank(Awaited("tcp", "127.0.0.1:9", (101,), silent_s=40.0)), waiter(101, "python")), {}),  # another rank
+        (chain(rank(Awaited("other", "/dev/pts/1"))), {}),
+    ],
+)
+def test_a_wait_that_may_end(look: Chain, more: dict[str, Any]) -> None:
+    assert facts(look, **more).stuck is None
+
+
+def test_a_process_that_works_is_waited_for() -> None:
+    looks = [chain(rank(PIPE), waiter(71, "unzip", call="", cpu_s=2.0 + i)) for i in range(5)]
+    assert (facts(*looks).end, facts(*looks).stuck) == ("runs", None)
+    moving = [chain(rank(PIPE), waiter(71, "cat", call="write", moved=4096 * i)) for i in range(5)]
+    assert (facts(*moving).end, facts(*moving).stuck) == ("runs", None)
+
+
+def test_a_wait_counts_from_its_beginning() -> None:
+    stopped = chain(rank(PIPE), replace(CURL, state="T", awaits=()))
+    before = chain(rank(replace(PIPE, target="pipe:[1]")), replace(CURL, state="T", awaits=()))
+    assert facts(before, before, before, stopped).stuck is None
+    assert facts(stopped, stopped, stopped, None) == ChainFacts()
+
+
+def test_a_child_that_is_younger_than_the_silence() -> None:
+    first = rank(Awaited("child", peers=(71,)), call="child")
+    child = waiter(71, "upload", Awaited("other", "x"), call="receive")
+    assert facts(chain(first, replace(child, awaits=())), idle_s=50.0).stuck is True
+    assert facts(chain(first, replace(child, awaits=(), age_s=10.0)), idle_s=50.0).stuck is None
+
+
+def test_a_circle() -> None:
+    back = Awaited("tcp", "127.0.0.1:80", (100,), silent_s=40.0, state="established", accepted=False)
+    seen = facts(chain(rank(Awaited("child", peers=(71,)), call="child"), waiter(71, "upload", back, call="receive")))
+    assert (seen.end, seen.stuck) == ("circle", True)
+    assert "a connection to rank 0 itself that nobody accepts: nothing for 40 s" in (seen.text or "")
+
+
+@pytest.mark.parametrize(
+    ("phase", "op"), [("collective", "barrier"), ("startup", "init_process_group"), ("compute", "")]
+)
+def test_a_rank_that_waits_for_its_peers_or_computes(phase: str, op: str) -> None:
+    assert facts(chain(rank(PIPE), CURL), phase=phase, op=op) == ChainFacts()
+
+
+def test_a_thread_that_the_rank_waits_for() -> None:
+    look = Chain((rank(call="lock"), replace(rank(LOCAL), tid=105)), SILENT.others)
+    assert facts(look, op="result").stuck is True
+    assert facts(look, op="sleep") == ChainFacts()
