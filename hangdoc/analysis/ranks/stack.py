@@ -81,7 +81,8 @@ def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, Stack
     """Name the send or receive of each rank that waits for one in `Work.wait()`."""
     for key, own in facts.items():
         pending = transfers_of(case, key).pending if own.phase in _MAY_TRANSFER else ()
-        if pending and (waited := awaited(named(threads_of(case, key), own.thread), pending)):
+        threads = threads_of(case, key) if pending else ()
+        if threads and (waited := awaited(named(threads, own.thread), pending)):
             ops = {"isend" if one.sends else "irecv" for one in waited}
             facts[key] = replace(own, phase="p2p", op=" or ".join(sorted(ops)), waits=True)
     return facts
