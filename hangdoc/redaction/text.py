@@ -295,11 +295,22 @@ def _without_random(text: str) -> str:
 
 def _random(text: str) -> bool:
     """True if a run of base64 characters looks random: high entropy, and the character class changes often."""
-    if text.startswith("_Z"):  # a mangled C++ name
+    if text.startswith("_Z") or _is_nested_name(text):  # a mangled C++ name
         return False
     if not (re.search(r"[A-Z]", text) and re.search(r"[a-z]", text) and len(re.findall(r"\d", text)) >= 2):
         return False
     return bits(text) >= 4.3 and changes(text) >= CHANGES
+
+
+def _is_nested_name(text: str) -> bool:
+    """True for N3foo3barE, as type_info has the name foo::bar: each part with its length before it."""
+    rest = text[1:-1] if text.startswith("N") and text.endswith("E") else ""
+    while match := re.match(r"[1-9]\d?", rest):
+        end = match.end() + int(match[0])
+        if not rest[match.end() : end].isidentifier() or end > len(rest):
+            return False
+        rest = rest[end:]
+    return text != "" and text[1:2].isdigit() and not rest
 
 
 def _is_token(text: str) -> bool:

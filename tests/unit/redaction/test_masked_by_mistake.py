@@ -38,6 +38,7 @@ HONEST = (
     "tensor(float32)[16, 3, 224, 224]",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "_ZN4c10d16ProcessGroupGloo9allreduceERSt6vectorIN2at6TensorESaIS3_EERKNS_16AllreduceOptionsE",
+    "N4gloo9transport3tcp13UnboundBufferE",
     "c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<std::chrono::duration<long, std::ratio<1l, 1000l>>>)",
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
     "/usr/lib/python3.11/site-packages/transformers/models/llama/modeling_llama.py:423",

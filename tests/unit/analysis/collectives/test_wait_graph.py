@@ -86,7 +86,7 @@ def facts(*ranks: At, subgroups: tuple[tuple[int, ...], ...] = (), groups: bool 
             loops = (Loop(1, 40, "for step in steps", ("step",)),) if at.steps is not None else ()
             place = Place(at.text, loops, (), called, around=(*called, *at.around), function_first=1, function_last=50)
             records |= {"stacks": stacks(at), "source": Source({f"/job/train.py:{at.line}": place})}
-            records |= {"transfers": Transfers((DEFAULT,), at.started)}
+        records |= {"transfers": Transfers((DEFAULT,), at.started)} if at.started else {}
         target = Target(100 + rank, 1, "here", rank, world_size=len(ranks))
         evidence.append(RankEvidence(target, at.alive, records))
     return derive([Snapshot("here", 0.0, "t", tuple(evidence))], schema())
@@ -251,6 +251,11 @@ def test_waits_for_what_was_started_before(
     found = facts(*ranks)
     assert [rank.wait_graph.waits_for for rank in found.ranks] == waits_for
     assert (found.job.wait_graph.cycle, found.job.wait_graph.parted) == (cycle, parted)
+
+
+def test_transfers_of_a_rank_whose_stack_was_not_seen() -> None:
+    found = facts(waiting(1), waiting(0, seen=False))
+    assert (found.ranks[1].stack.waits, found.job.wait_graph.cycle) == (None, ())
 
 
 def test_calls_are_named() -> None:
