@@ -35,7 +35,7 @@ _CHILDREN = 8
 _RAN_S = 0.002  # CPU time between two rounds: more than a timer that expires
 _LONGEST = 60  # characters of a command
 _PATH_MAX = 250
-_ENDS_CACHE_S = 2.0  # a walk over the descriptors of the host
+_ENDS_CACHE_S, _ENDS_SHARE = 2.0, 0.005  # age of a walk over the host's descriptors, and its share of the time
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class ChainProbe:
 
     def observe(self, request: Request) -> Observation:
         before = {rank.target.pid: rank.records.get("cpu") for rank in getattr(request.previous, "ranks", ())}
-        if time.monotonic() - self._at_s >= _ENDS_CACHE_S:
+        if time.monotonic() - self._at_s >= max(_ENDS_CACHE_S, self._ends.walk_s / _ENDS_SHARE):
             self._ends, self._at_s = OpenEnds(), time.monotonic()
         ranks = frozenset(target.pid for target in request.targets)
         found: dict[int, Chain] = {}

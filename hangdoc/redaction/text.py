@@ -304,13 +304,14 @@ def _random(text: str) -> bool:
 
 def _is_nested_name(text: str) -> bool:
     """True for N3foo3barE, as type_info has the name foo::bar: each part with its length before it."""
-    rest = text[1:-1] if text.startswith("N") and text.endswith("E") else ""
+    if not re.fullmatch(r"N[1-9].*E", text):
+        return False
+    rest = text[1:-1]
     while match := re.match(r"[1-9]\d?", rest):
-        end = match.end() + int(match[0])
-        if not rest[match.end() : end].isidentifier() or end > len(rest):
+        part, rest = rest[match.end() :][: int(match[0])], rest[match.end() + int(match[0]) :]
+        if len(part) < int(match[0]) or not part.isidentifier():
             return False
-        rest = rest[end:]
-    return text != "" and text[1:2].isdigit() and not rest
+    return not rest
 
 
 def _is_token(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,12 +34,15 @@ class TcpEnd:
 class OpenEnds:
     """One walk over the descriptors of the host, made when it is first asked something."""
 
+    walk_s: float = 0.0  # how long the walk took
     _opened: dict[str, list[tuple[int, int]]] | None = field(default=None)  # link in /proc/PID/fd -> PID and descriptor
 
     def holders(self, link: str, mode: str = "") -> tuple[int, ...]:
         """The processes that have a pipe, FIFO or socket open; `mode`: to read or to write, `r` or `w`."""
         if self._opened is None:
+            began_s = time.monotonic()
             self._opened = _walk()
+            self.walk_s = time.monotonic() - began_s
         found = self._opened.get(link, ())
         return tuple(islice(dict.fromkeys(pid for pid, fd in found if mode in open_mode(pid, fd)), _MOST_PEERS))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.data.storage import FOR_THREADS, HANDS_OUT, REMOTE
@@ -20,8 +21,8 @@ from hangdoc.analysis.thresholds import ACTIVE_BYTES, EXPECTED_S, IDLE_CORES, PI
 from hangdoc.evidence.waits import Awaited, Chain, Waiter
 
 _PHASES = frozenset({"idle", "input", "checkpoint", "unknown"})  # in which a rank may wait for something outside
-_MOST_PATHS = 64
-_DEEPEST = 8
+MAX_PATHS = 64  # through the chain of one rank: processes may wait for each other in many ways
+MAX_DEPTH = 8
 # How a chain may end, most telling first. The ends before "disk" are certain: the last process cannot go on.
 ENDS = (
     "stopped",
@@ -85,7 +86,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     chain = series[-1][1]
     roots = _roots(case, key, chain)
     graph = _Graph(case, key, {one.pid: one for one in chain.others}, _busy(case, key, series))
-    paths = [path for root in roots for path in graph.paths(root)]
+    paths = list(islice((path for root in roots for path in graph.paths(root)), MAX_PATHS))
     if not paths:
         return UNSEEN
     links, end, last = min(paths, key=lambda path: (ENDS.index(path[1]), len(path[0])))
@@ -184,7 +185,7 @@ class _Graph:
             end = self.end(peer, waiter.pid)
             if end == "sleeps" and awaited.way in CONNECTED:
                 end = "silent"
-            if end is None and len(way) < _DEEPEST and all(peer.pid != other.pid for other, _ in way):
+            if end is None and len(way) < MAX_DEPTH and all(peer.pid != other.pid for other, _ in way):
                 yield from self.paths(peer, way)
             else:
                 yield way, end or "circle", peer
