@@ -46,6 +46,7 @@ from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts, DivergenceJob
+from hangdoc.analysis.ranks.exceptions import ExceptionFacts
 from hangdoc.analysis.ranks.exit import ExitFacts, ExitJob
 from hangdoc.analysis.ranks.process import ProcessFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, ProgressJob
@@ -95,6 +96,7 @@ class RankFacts:
     stack: StackFacts
     progress: ProgressFacts
     divergence: DivergenceFacts
+    exception: ExceptionFacts
     exit: ExitFacts
     wait_graph: WaitGraphFacts
     tensors: TensorArgumentFacts
