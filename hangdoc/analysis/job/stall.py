@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
+from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
 from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
@@ -26,12 +29,13 @@ from hangdoc.analysis.thresholds import (
     BUSY_CORES,
     EXPECTED_S,
     IDLE_CORES,
+    MOSTLY,
     RECENT_S,
     STILL_LOOKS,
     STILL_S,
     WORKED_S,
 )
-from hangdoc.evidence import Sockets
+from hangdoc.evidence import Process, Sockets
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
@@ -153,19 +157,39 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     if progress.looks == 0:  # stacks not readable: use its CPU time
         quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_CORES
         return StallFacts(quiet, None if quiet is None else not quiet, False)
-    computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and not stack.waits
+    serves = (stack.op or "").startswith("rpc")  # it runs the calls of its peers meanwhile
+    if serves and _is_answered(case, key):
+        return StallFacts(False, True, True)
+    computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and (serves or not stack.waits)
     arriving = stack.phase == "idle" and case.facts(DivergenceFacts)[key].will_arrive is True
     works = computes or arriving or advancing or (None if _undecided(case, key) else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
-    steps = progress.period_s is not None or progress.completed or case.facts(NetworkFacts)[key].moving
+    # A loop over the data set, before the training, makes no step of the job.
+    prepares = awaited and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY and not stack.waits
+    stepping = progress.period_s is not None and not prepares
+    steps = stepping or progress.completed or case.facts(NetworkFacts)[key].moving
     expects = stack.phase == "idle" and (arriving or not awaited) and _expects(case, key)
-    worked = (computes and progress.changed) or advancing or expects
+    worked = ((computes and progress.changed) or advancing or expects) and not prepares
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(
         still if progress.looks >= STILL_LOOKS else None,
         works,
         None if not progressed and _waits_for_peers(case, key) else progressed,
     )
+
+
+def _is_answered(case: Case, key: Key) -> bool:
+    """True if a rank that waits for a remote call got an answer and waits for another: its main thread has run.
+
+    The thread sleeps until the answer comes. Without a look in between, the two waits look the same.
+    """
+    looks = process_looks(case, key)
+    recent = [process for at_s, process in looks if at_s >= looks[-1][0] - STILL_S]
+    return any(not was_held(a, b) and _switches(a) != _switches(b) for a, b in pairwise(recent))
+
+
+def _switches(process: Process) -> list[int | None]:
+    return [thread.voluntary for thread in process.threads if thread.tid == process.pid]
 
 
 def _undecided(case: Case, key: Key) -> bool:

@@ -15,7 +15,7 @@ from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.ranks.call_path import CallPath, Step, Thread, thread_in
 from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.stack import StackFacts, is_busy, process_context
+from hangdoc.analysis.ranks.stack import POLLERS, StackFacts, is_busy, process_context
 from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
 from hangdoc.evidence import Process, Stacks, Variable
 
@@ -263,7 +263,13 @@ def _cpu_share(case: Case, key: Key) -> float | None:
     if len(series) < 2 or series[-1][0] <= series[0][0]:
         return None
     (start, first), (end, last) = series[0], series[-1]
-    return max(0.0, last.cpu_s - first.cpu_s) / (end - start)
+    polled = _polled_s(last) - _polled_s(first)
+    return max(0.0, last.cpu_s - first.cpu_s - polled) / (end - start)
+
+
+def _polled_s(process: Process) -> float:
+    """CPU time of the threads that poll whether there is work or not."""
+    return sum([thread.cpu_s for thread in process.threads if POLLERS.match(thread.comm)])
 
 
 ANALYSIS = ProgressAnalysis()
