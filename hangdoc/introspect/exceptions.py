@@ -2,8 +2,8 @@
 
 A thread state has a stack of handled exceptions, one entry for each generator that runs. The traceback names the frames
 from the one that caught the exception to the one that raised it.
-Sources: Include/cpython/{pystate,pyerrors}.h, Include/internal/pycore_traceback.h, Objects/frameobject.c of CPython 3.10
-to 3.14.
+Sources: Include/cpython/{pystate,pyerrors}.h, Include/internal/pycore_traceback.h, Objects/frameobject.c of CPython
+3.10 to 3.14.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class _Reader:
         return shorten(redact_text(", ".join(texts)))
 
     def _traceback(self, at: int) -> Iterator[Frame]:
-        """Frames of a traceback, outermost first."""
-        while at:
+        """Frames of a traceback, outermost first, as far as the time allows."""
+        while at and time.monotonic() < self._states.until_s:
             raw = self._memory.read(at, 40)
             _, _, following, frame = struct.unpack_from("<4Q", raw)
             if not any(kind.name == "traceback" for kind, _ in self._objects.heads([at]).values()):

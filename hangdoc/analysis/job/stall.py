@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
 from hangdoc.analysis.locks.lock_files import LockFileFacts
