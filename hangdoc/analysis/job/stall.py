@@ -35,11 +35,12 @@ from hangdoc.analysis.thresholds import (
     STILL_S,
     WORKED_S,
 )
-from hangdoc.evidence import Process, Sockets
+from hangdoc.evidence import Process, Sockets, Stacks
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
 READS = frozenset({"input", "read", "readinto", "readline", "recv"})  # what they wait for may never come
+RPC_CALLS = "torch/distributed/rpc/internal.py"
 EXPLAIN_WAITS = frozenset({"io", "locks", "lockfile"})  # probes that show what another wait is for
 
 
@@ -157,12 +158,13 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     if progress.looks == 0:  # stacks not readable: use its CPU time
         quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_CORES
         return StallFacts(quiet, None if quiet is None else not quiet, False)
-    serves = (stack.op or "").startswith("rpc")  # it runs the calls of its peers meanwhile
-    if serves and _is_answered(case, key):
+    remote = (stack.op or "").startswith("rpc")  # meanwhile, it may run calls of its peers
+    if remote and _is_answered(case, key):
         return StallFacts(False, True, True)
-    computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and (serves or not stack.waits)
+    computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and (remote or not stack.waits)
     arriving = stack.phase == "idle" and case.facts(DivergenceFacts)[key].will_arrive is True
-    works = computes or arriving or advancing or (None if _undecided(case, key) else False)
+    undecided = (remote and _serves(case, key)) or _undecided(case, key)
+    works = computes or arriving or advancing or (None if undecided else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
     # A loop over the data set, before the training, makes no step of the job.
     prepares = awaited and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY and not stack.waits
@@ -186,6 +188,14 @@ def _is_answered(case: Case, key: Key) -> bool:
     looks = process_looks(case, key)
     recent = [process for at_s, process in looks if at_s >= looks[-1][0] - STILL_S]
     return any(not was_held(a, b) and _switches(a) != _switches(b) for a, b in pairwise(recent))
+
+
+def _serves(case: Case, key: Key) -> bool:
+    """True if a thread of the rank runs a call of a peer, which may take its time."""
+    stacks = case.record(key, "stacks")
+    threads = stacks.threads if isinstance(stacks, Stacks) else ()
+    frames = (frame for thread in threads for frame in thread.frames)
+    return any(one.function == "_run_function" and one.file.endswith(RPC_CALLS) for one in frames)
 
 
 def _switches(process: Process) -> list[int | None]:
