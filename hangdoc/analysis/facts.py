@@ -23,6 +23,7 @@ from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
 from hangdoc.analysis.collectives.membership import MembershipFacts
 from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.collectives.reducer import ReducerFacts
+from hangdoc.analysis.collectives.remote_calls import RemoteCallFacts
 from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
 from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
 from hangdoc.analysis.compute.batch_size import BatchSizeFacts
@@ -103,6 +104,7 @@ class RankFacts:
     gradient_sync: GradientSyncFacts
     membership: MembershipFacts
     reducer: ReducerFacts
+    rpc: RemoteCallFacts
     channels: ChannelFacts
     recorder: RecorderFacts
     dumps: DumpFacts

@@ -15,7 +15,7 @@ from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Connection, RankEvidence, Sockets, Target
+from hangdoc.evidence import Connection, Frame, RankEvidence, Sockets, Stack, Target
 from tests.support.synthetic_evidence import LIB, At, Stage
 
 WAITS = StackFacts("collective", waits=True)
@@ -105,6 +105,18 @@ def test_a_remote_call_that_is_answered_is_progress(switches: tuple[int, ...], s
     looks = [[At([("train", 2)], call, runs=runs), At([("train", 2)], call, runs=7)] for runs in switches]
     stall = stage.facts(*looks).job.stall
     assert (stall.stalled, stall.progressed) == (stalled, not stalled)
+
+
+@pytest.mark.parametrize(("serves", "stalled"), [(False, True), (True, False)])
+def test_a_rank_that_serves_a_call_may_go_on(serves: bool, stalled: bool, tmp_path: Path) -> None:
+    """It waits for its peers to shut down, and a thread of it runs their call: it may sleep, or be stuck."""
+    stage = Stage("def main():\n    rpc.shutdown()\n", tmp_path)
+    call = (Frame("work", "/job/work.py", 7), Frame("_run_function", f"{LIB}/distributed/rpc/internal.py", 9))
+    extra = [Stack(300, "Dummy-1", call)] if serves else []
+    server = At([("main", 2)], [("shutdown", f"{LIB}/distributed/rpc/api.py")], extra=extra)
+    caller = At([("main", 2)], [("rpc_sync", f"{LIB}/distributed/rpc/api.py")])
+    stall = stage.facts([server, caller]).job.stall
+    assert (stall.stalled, stall.progressed) == (stalled, False)
 
 
 @pytest.mark.parametrize(("share", "progressed"), [(1.0, False), (0.5, True)])
