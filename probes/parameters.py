@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -33,6 +34,8 @@ _ROOTS = 256  # variables
 _SEARCHES, _SEARCH_AGAIN, _EARLY = frozenset({1, 3, 7}), 20, 12
 _MODEL_CODE = "/torch/nn/modules/module.py"  # from here inwards, variables name parts of a model
 _DIGEST = 6  # bytes
+
+_Gradients = list[dict[str, str]]  # digests by name of the parameter, oldest first
 
 
 @dataclass(slots=True)
@@ -63,20 +66,23 @@ class ParametersProbe:
         self._known = {process: known for process, known in self._known.items() if process in watched}
         self._places.keep(watched)
         unseen: list[Unseen] = []
-        located: dict[int, tuple[Memory, _Known, dict[str, Content], dict[str, str]]] = {}
+        located: dict[int, tuple[Memory, _Known, dict[str, Content], _Gradients]] = {}
         for target in request.targets:
             process, memory = (target.pid, target.start_ticks), Memory(target.pid)
             try:
                 known = self._find(process, memory, (request.records or {}).get(target.pid, {}).get("stacks"))
                 contents = _contents(memory, known)
-                located[target.pid] = memory, known, contents, _gradients(memory, known, contents)
+                located[target.pid] = memory, known, contents, [_gradients(memory, known, contents)]
             except (Unreadable, struct.error) as error:
                 unseen.append(_unseen(target, str(error) or "its memory changed meanwhile"))
         samples: dict[int, list[Mapping[str, tuple[int, bytes]]]] = {pid: [] for pid in located}
         for _ in range(READS if any(contents for _, _, contents, _ in located.values()) else 0):
             time.sleep(PAUSE_S)
-            for pid, (memory, _, contents, _) in located.items():
+            for pid, (memory, known, contents, gradients) in located.items():
                 samples[pid].append(_sample(memory, contents))
+                if not known.found.wrapper:  # averaged by hand: equal for a part of each step only
+                    with suppress(Unreadable, struct.error):
+                        gradients.append(_gradients(memory, known, contents))
         by_pid: dict[int, Parameters] = {}
         for target in request.targets:
             if target.pid in located:
@@ -168,6 +174,12 @@ def _gradients(memory: Memory, known: _Known, contents: Mapping[str, Content]) -
     return {name: _digest(data, names[name].tensor.dtype) for name, (_, data) in _sample(memory, names).items()}
 
 
+def _others(name: str, first: Mapping[str, str], *later: Mapping[str, str]) -> tuple[str, ...]:
+    """Distinct later digests of a gradient."""
+    found = dict.fromkeys(one.get(name, "") for one in later)
+    return tuple(digest for digest in found if digest not in ("", first.get(name)))
+
+
 def _sample(memory: Memory, contents: Mapping[str, Content]) -> dict[str, tuple[int, bytes]]:
     """Version and some bytes of each; without those that changed meanwhile, and none if the process has ended."""
     readable = {name: content for name, content in contents.items() if content.data}
@@ -203,7 +215,7 @@ def _in_fours(read: Sequence[bytes | None]) -> Iterator[Sequence[bytes | None]]:
 def _record(
     known: _Known,
     contents: Mapping[str, Content],
-    gradients: Mapping[str, str],
+    gradients: _Gradients,
     samples: Sequence[Mapping[str, tuple[int, bytes]]],
 ) -> Parameters:
     return Parameters(
@@ -215,8 +227,9 @@ def _record(
                 content.tensor.device,
                 content.trainable,
                 tuple(dict.fromkeys(_values(name, content.tensor.dtype, samples))),
-                gradients.get(name, ""),
+                gradients[0].get(name, ""),
                 nonfinite(next((s[name][1] for s in reversed(samples) if name in s), b""), content.tensor.dtype),
+                _others(name, *gradients),
             )
             for name, content in contents.items()
         ),

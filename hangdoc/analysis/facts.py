@@ -24,6 +24,7 @@ from hangdoc.analysis.collectives.membership import MembershipFacts
 from hangdoc.analysis.collectives.pipeline import PipelineFacts, PipelineJob
 from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.collectives.reducer import ReducerFacts
+from hangdoc.analysis.collectives.remote_calls import RemoteCallFacts
 from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts, TensorArgumentJob
 from hangdoc.analysis.collectives.wait_graph import WaitGraphFacts, WaitGraphJob
 from hangdoc.analysis.compute.batch_size import BatchSizeFacts
@@ -48,6 +49,7 @@ from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts, DivergenceJob
+from hangdoc.analysis.ranks.exceptions import ExceptionFacts
 from hangdoc.analysis.ranks.exit import ExitFacts, ExitJob
 from hangdoc.analysis.ranks.process import ProcessFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts, ProgressJob
@@ -98,6 +100,7 @@ class RankFacts:
     stack: StackFacts
     progress: ProgressFacts
     divergence: DivergenceFacts
+    exception: ExceptionFacts
     exit: ExitFacts
     wait_graph: WaitGraphFacts
     pipeline: PipelineFacts
@@ -105,6 +108,7 @@ class RankFacts:
     gradient_sync: GradientSyncFacts
     membership: MembershipFacts
     reducer: ReducerFacts
+    rpc: RemoteCallFacts
     channels: ChannelFacts
     recorder: RecorderFacts
     dumps: DumpFacts

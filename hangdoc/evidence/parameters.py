@@ -23,6 +23,7 @@ class Parameter(Record, frozen=True):
     values: tuple[Value, ...] = ()  # distinct ones of this look, oldest first; empty: not readable, as on a GPU
     gradient: str = ""  # digest of its gradient; "" if there is none, or its bytes are all equal
     nonfinite: str = ""  # nan | inf: found among the sampled elements
+    gradients: tuple[str, ...] = ()  # other digests of it in this look, where no wrapper averages it
 
 
 class Parameters(Record, frozen=True):

@@ -109,6 +109,21 @@ class Stacks(Record, frozen=True):
     children: tuple[tuple[int, tuple[Stack, ...]], ...] = ()  # PID and threads of each helper process
 
 
+class HandledException(Record, frozen=True):
+    """An exception that a thread handles: it runs an `except` or `finally` part, or an `__exit__`."""
+
+    tid: int | None  # of the thread; None: not the main thread, and its TID is unknown
+    type: str  # "ValueError"; a builtin or extension type has its module: "torch.OutOfMemoryError"
+    text: str  # its arguments, shortened and redacted
+    frames: tuple[Frame, ...] = ()  # of its traceback: from the frame that caught it to the one that raised it
+
+
+class Exceptions(Record, frozen=True):
+    """The exceptions that a rank's threads handle (record of probe `exceptions`)."""
+
+    handled: tuple[HandledException, ...] = ()
+
+
 MAKES_GROUP = "_new_process_group_helper"
 
 

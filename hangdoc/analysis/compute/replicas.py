@@ -261,7 +261,8 @@ def _difference(own: _History, other: _History) -> tuple[int, int]:
 def _gradients(case: Case, key: Key, named: Named) -> Iterator[str]:
     for record in case.distinct(key, "parameters"):
         if isinstance(record, Parameters):
-            yield from (one.gradient for one in record.parameters if one.name == named.name and one.gradient)
+            same = [one for one in record.parameters if one.name == named.name]
+            yield from (found for one in same for found in (one.gradient, *one.gradients) if found)
 
 
 ANALYSIS = ReplicaAnalysis()

@@ -37,7 +37,10 @@ class WaitTime:
 
 def wait_time(case: Case, key: Key) -> WaitTime | None:
     """Wait time of one rank. None: too few looks or too short a window."""
-    looks, series = looks_at(case, key), process_looks(case, key)
+    every, series = looks_at(case, key), process_looks(case, key)
+    looks = _watched(every)
+    if len(looks) < len(every):
+        series = [one for one in series if one[0] >= looks[0].at_s]
     if len(looks) < PACE_LOOKS or len(series) < PACE_LOOKS or series[-1][0] - series[0][0] < WATCHED_S:
         return None
     start, end = looks[0].at_s, looks[-1].at_s
@@ -63,6 +66,13 @@ def wait_time(case: Case, key: Key) -> WaitTime | None:
         ),
         spins,
     )
+
+
+def _watched(looks: Sequence[Look]) -> Sequence[Look]:
+    """The looks without the first if that took long: on a busy host, sources and models are read for seconds."""
+    if len(looks) > 1 and looks[1].at_s - looks[0].at_s > (looks[-1].at_s - looks[0].at_s) / PARTS:
+        return looks[1:]
+    return looks
 
 
 def _edges(start: float, end: float, parts: int) -> list[float]:
@@ -123,11 +133,12 @@ def _spins(looks: Sequence[Look], processes_at: Mapping[float, Process]) -> bool
 
 def moves_throughout(case: Case, key: Key) -> bool:
     """True if the rank moved in every part of the window, so its wait is not one long wait."""
-    looks = looks_at(case, key)
+    every = looks_at(case, key)
+    looks = _watched(every)
     start, end = looks[0].at_s, looks[-1].at_s
     parts_moved = {
         min(PARTS - 1, int(PARTS * (after.at_s - start) / max(1e-9, end - start)))
-        for after, moved in zip(looks[1:], _moved(case, key), strict=True)
+        for after, moved in zip(looks[1:], _moved(case, key)[len(every) - len(looks) :], strict=True)
         if moved
     }
     return len(parts_moved) == PARTS

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
@@ -20,6 +22,7 @@ from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
 from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
@@ -27,16 +30,18 @@ from hangdoc.analysis.thresholds import (
     BUSY_CORES,
     EXPECTED_S,
     IDLE_CORES,
+    MOSTLY,
     RECENT_S,
     STILL_LOOKS,
     STILL_S,
     WORKED_S,
 )
-from hangdoc.evidence import Sockets
+from hangdoc.evidence import Process, Sockets, Stacks
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
 READS = frozenset({"input", "read", "readinto", "readline", "recv"})  # what they wait for may never come
+RPC_CALLS = "torch/distributed/rpc/internal.py"
 EXPLAIN_WAITS = frozenset({"io", "locks", "lockfile"})  # probes that show what another wait is for
 
 
@@ -164,19 +169,48 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     if progress.looks == 0:  # stacks not readable: use its CPU time
         quiet = None if progress.cpu_share is None else progress.cpu_share < IDLE_CORES
         return StallFacts(quiet, None if quiet is None else not quiet, False)
-    computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and not stack.waits
+    remote = (stack.op or "").startswith("rpc")  # meanwhile, it may run calls of its peers
+    if remote and _is_answered(case, key):
+        return StallFacts(False, True, True)
+    computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and (remote or not stack.waits)
     arriving = stack.phase == "idle" and case.facts(DivergenceFacts)[key].will_arrive is True
-    works = computes or arriving or advancing or (None if _undecided(case, key) else False)
+    undecided = (remote and _serves(case, key)) or _undecided(case, key)
+    works = computes or arriving or advancing or (None if undecided else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
-    steps = progress.period_s is not None or progress.completed or case.facts(NetworkFacts)[key].moving
+    # A loop over the data set, before the training, makes no step of the job.
+    prepares = awaited and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY and not stack.waits
+    stepping = progress.period_s is not None and not prepares
+    steps = stepping or progress.completed or case.facts(NetworkFacts)[key].moving
     expects = stack.phase == "idle" and (arriving or not awaited) and _expects(case, key)
-    worked = (computes and progress.changed) or advancing or expects
+    worked = ((computes and progress.changed) or advancing or expects) and not prepares
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(
         still if progress.looks >= STILL_LOOKS else None,
         works,
         None if not progressed and _waits_for_peers(case, key) else progressed,
     )
+
+
+def _is_answered(case: Case, key: Key) -> bool:
+    """True if a rank that waits for a remote call got an answer and waits for another: its main thread has run.
+
+    The thread sleeps until the answer comes. Without a look in between, the two waits look the same.
+    """
+    looks = process_looks(case, key)
+    recent = [process for at_s, process in looks if at_s >= looks[-1][0] - STILL_S]
+    return any(not was_held(a, b) and _switches(a) != _switches(b) for a, b in pairwise(recent))
+
+
+def _serves(case: Case, key: Key) -> bool:
+    """True if a thread of the rank runs a call of a peer, which may take its time."""
+    stacks = case.record(key, "stacks")
+    threads = stacks.threads if isinstance(stacks, Stacks) else ()
+    frames = (frame for thread in threads for frame in thread.frames)
+    return any(one.function == "_run_function" and one.file.endswith(RPC_CALLS) for one in frames)
+
+
+def _switches(process: Process) -> list[int | None]:
+    return [thread.voluntary for thread in process.threads if thread.tid == process.pid]
 
 
 def _undecided(case: Case, key: Key) -> bool:

@@ -15,6 +15,8 @@ from hangdoc.analysis.ranks.conditions import MODEL_PARTS, names, parts_by_rank,
 from hangdoc.evidence import Branch, Loop, Place, Variable
 
 COUNTED = re.compile(r"\bin\s+(?:\w+\.)?t?range\(")
+WHILE = re.compile(r"while (.+):$")
+NEGATED = re.compile(r"not ([\w.]+(?:\(\))?)")
 COUNTS_DOWN = re.compile(r"\breversed\(|range\([^()]*,\s*-\d")
 
 
@@ -148,16 +150,18 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
 
 
 def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
-    """The condition under which a rank left a counted loop around the loop that its peers are in: early stopping.
+    """The condition under which a rank left a loop around the loop that its peers are in: early stopping.
 
-    A loop over data may just have fewer iterations. A condition with the same result on every rank parts none.
+    That loop counts, or ends by a condition that is no comparison of numbers. A loop over data may just have fewer
+    iterations. A condition with the same result on every rank parts none.
     """
-    if not COUNTED.search(loop.header):
-        return None
     depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
     if depth is None:
         return None
     step = inside[depth]
+    ends = _end_of_while(loop, step)
+    if not ends and not COUNTED.search(loop.header):
+        return None
     innermost = step.place is not None and step.place.loops[-1] == loop
     if innermost and not _in_loop(inside[depth + 1 :]):
         return None  # the loop over the batches
@@ -167,7 +171,21 @@ def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
         return None
     if any(uniform(name, step, own) is False for name in bounds):
         return None
-    return next((test for test in loop.exits if " None" not in test and not _equal(test, step, own)), None)
+    tests = (*loop.exits, *ends)
+    return next((test for test in tests if " None" not in test and not _equal(test, step, own)), None)
+
+
+def _end_of_while(loop: Loop, step: Step) -> tuple[str, ...]:
+    """The condition that ends a `while` loop by a flag or by a state; empty for an endless loop, and if it counts."""
+    header = WHILE.match(loop.header)
+    if header is None or not names(header[1]):
+        return ()
+    values = [step.variables.get(name) for name in names(header[1])]
+    counted = all(value is not None and value.number is not None and value.kind == "int" for value in values)
+    if counted or "<" in header[1]:  # self.epoch < self.epochs
+        return ()
+    alone = NEGATED.fullmatch(header[1])
+    return (alone[1] if alone else f"not ({header[1]})",)
 
 
 def _equal(test: str, step: Step, peer: Mapping[str, Variable] | None) -> bool:

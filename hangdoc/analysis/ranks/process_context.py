@@ -12,7 +12,10 @@ from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # wake up now and then on an idle rank
+POLLERS = re.compile(
+    r"^TP_\w+"
+)  # threads of TensorPipe, the transport of RPC: its shared memory is polled all the time
+HARNESS_THREADS = re.compile(rf"gloo|pt_tcpstore|^nccl|pt_nccl|{POLLERS.pattern}")  # run on an idle rank, too
 
 
 def is_busy(process: Process) -> bool:

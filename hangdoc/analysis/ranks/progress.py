@@ -16,7 +16,7 @@ from hangdoc.analysis.ranks.call_path import CallPath, Step, Thread
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.phases import WAITING, ProcessContext
 from hangdoc.analysis.ranks.process import process_looks
-from hangdoc.analysis.ranks.process_context import is_busy, process_context
+from hangdoc.analysis.ranks.process_context import POLLERS, is_busy, process_context
 from hangdoc.analysis.ranks.training_thread import in_look, phase
 from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
 from hangdoc.evidence import Process, Stacks, Variable
@@ -264,7 +264,13 @@ def _cpu_share(case: Case, key: Key) -> float | None:
     if len(series) < 2 or series[-1][0] <= series[0][0]:
         return None
     (start, first), (end, last) = series[0], series[-1]
-    return max(0.0, last.cpu_s - first.cpu_s) / (end - start)
+    polled = _polled_s(last) - _polled_s(first)
+    return max(0.0, last.cpu_s - first.cpu_s - polled) / (end - start)
+
+
+def _polled_s(process: Process) -> float:
+    """CPU time of the threads that poll whether there is work or not."""
+    return sum([thread.cpu_s for thread in process.threads if POLLERS.match(thread.comm)])
 
 
 ANALYSIS = ProgressAnalysis()

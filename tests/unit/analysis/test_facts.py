@@ -170,6 +170,8 @@ def test_facts_that_only_rules_read_are_derived_when_one_reads_them() -> None:
     facts = judge().facts(found.snapshots)
     assert {*facts.deferred} == {
         "process",
+        "exception",
+        "rpc",
         "precision",
         "gradient_sync",
         "membership",

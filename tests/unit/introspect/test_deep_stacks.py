@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.evidence import Stacks
-from hangdoc.introspect import deep_stacks, py_spy
+from hangdoc.introspect import deep_stacks, py_spy, thread_states
 from hangdoc.introspect.frames import INNERMOST, OUTERMOST
 from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
@@ -127,7 +127,7 @@ def test_none_where_there_is_no_python() -> None:
 @pytest.mark.parametrize("ring", [1, 2, 700])
 def test_a_ring_of_frames_ends_at_once(ring: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is seen where a stack changes while it is read."""
-    layout = deep_stacks._LAYOUTS[3, 10]
+    layout = thread_states.LAYOUTS[3, 10]
     read: list[int] = []
 
     def at(reader: object, address: int) -> bytes:
@@ -142,6 +142,6 @@ def test_a_ring_of_frames_ends_at_once(ring: int, monkeypatch: pytest.MonkeyPatc
     reader = deep_stacks._Reader(memory, interpreter, layout, os.getpid(), time.monotonic() + 60)
     state = bytearray(4096)
     struct.pack_into("<Q", state, layout.frame[0], 1)
-    with pytest.raises(deep_stacks._Changed):
+    with pytest.raises(thread_states.Changed):
         reader._frames(bytes(state))
     assert len(read) < 4 * ring + 4

@@ -158,12 +158,11 @@ def test_parts_of_one_model_are_not_compared(stage: Stage) -> None:
 
 def test_experts_that_a_wrapper_leaves_alone(stage: Stage) -> None:
     """Their gradients differ; where those of a parameter that differs are equal, it has been set apart."""
-    for gradient, expected in (("{look} of {rank}", []), ("{look}", ["replicas-differ"])):
+    for first, later, expected in (("1", "2", []), ("", "", ["replicas-differ"]), ("1", "", ["replicas-differ"])):
 
-        def rule(rank: int, look: int, gradient: str = gradient) -> list[Parameter]:
-            expert = parameter(
-                STEP * look, f"{look} of {rank}", "model.expert", gradient=gradient.format(look=look, rank=rank)
-            )
+        def rule(rank: int, look: int, first: str = first, later: str = later) -> list[Parameter]:
+            gradient, other = (f"{look}{' of ' + each + str(rank) if each else ''}" for each in (first, later))
+            expert = parameter(STEP * look, f"{look} of {rank}", "model.expert", gradient=gradient, gradients=(other,))
             return [*in_step(rank, look), expert]
 
         found = facts(stage, rule)

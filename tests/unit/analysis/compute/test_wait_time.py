@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis import Case
 from hangdoc.analysis.compute.wait_time import WaitingRanks, WaitTime, moves_throughout, wait_time
@@ -73,6 +74,16 @@ def test_movement_in_every_part_of_the_window(stage: Stage) -> None:
 
 def test_unknown_with_too_few_looks(stage: Stage, tmp_path: Path) -> None:
     assert seen(stage, *[look(False, 0.1 * i, 0.0, i, "R") for i in range(5)])[1] is None
+
+
+def test_a_first_look_that_took_long_is_left_out(stage: Stage) -> None:
+    """Else the first third of the window has one look, and the straggler of a busy host is unknown."""
+    case = stage.facts(*[[look(True, 0.0, 0.0, i, "S")] for i in range(12)], every_s=0.8).case
+    (key,) = case.ranks
+    first, *rest = case.rounds(key)
+    slow = Case([replace(first[0], at_s=-9.0), *[shot for shot, _ in rest]], case.ranks)
+    assert wait_time(slow, key) == wait_time(Case([shot for shot, _ in rest], case.ranks), key) is not None
+    assert moves_throughout(slow, key)
 
 
 NOWHERE = Thread(CallPath(()), Stack(1, None, ()))

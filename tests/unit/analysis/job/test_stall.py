@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.job.stall import StallJob
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Connection, RankEvidence, Sockets, Target
+from hangdoc.evidence import Connection, Frame, RankEvidence, Sockets, Stack, Target
+from tests.support.synthetic_evidence import LIB, At, Stage
 
 WAITS = StackFacts("collective", waits=True)
 COMPUTES = StackFacts("compute", waits=False)
@@ -104,3 +107,33 @@ def test_a_read_is_progress_while_bytes_arrive(arrived_s: float | None, progress
     mirror = Connection("10.0.0.1", 40_000, "10.9.9.9", 443, "established", last_receive_s=arrived_s)
     reading = StackFacts("idle", op="recv", waits=False)
     assert case([reading], [{}], sockets=Sockets((mirror,))).job(StallJob).progressed is progressed
+
+
+@pytest.mark.parametrize(("switches", "stalled"), [((7, 7, 7, 7), True), ((7, 7, 7, 8), False)])
+def test_a_remote_call_that_is_answered_is_progress(switches: tuple[int, ...], stalled: bool, tmp_path: Path) -> None:
+    """The next call waits at the same line: only the thread's context switches tell the two apart."""
+    stage = Stage("def train():\n    rpc_sync('server', update)\n", tmp_path)
+    call = [("rpc_sync", f"{LIB}/distributed/rpc/api.py")]
+    looks = [[At([("train", 2)], call, runs=runs), At([("train", 2)], call, runs=7)] for runs in switches]
+    stall = stage.facts(*looks).job.stall
+    assert (stall.stalled, stall.progressed) == (stalled, not stalled)
+
+
+@pytest.mark.parametrize(("serves", "stalled"), [(False, True), (True, False)])
+def test_a_rank_that_serves_a_call_may_go_on(serves: bool, stalled: bool, tmp_path: Path) -> None:
+    """It waits for its peers to shut down, and a thread of it runs their call: it may sleep, or be stuck."""
+    stage = Stage("def main():\n    rpc.shutdown()\n", tmp_path)
+    call = (Frame("work", "/job/work.py", 7), Frame("_run_function", f"{LIB}/distributed/rpc/internal.py", 9))
+    extra = [Stack(300, "Dummy-1", call)] if serves else []
+    server = At([("main", 2)], [("shutdown", f"{LIB}/distributed/rpc/api.py")], extra=extra)
+    caller = At([("main", 2)], [("rpc_sync", f"{LIB}/distributed/rpc/api.py")])
+    stall = stage.facts([server, caller]).job.stall
+    assert (stall.stalled, stall.progressed) == (stalled, False)
+
+
+@pytest.mark.parametrize(("share", "progressed"), [(1.0, False), (0.5, True)])
+def test_the_preparation_of_data_makes_no_step_of_the_job(share: float, progressed: bool) -> None:
+    """Its loop has counters too, while a peer waits until it is over."""
+    found = case([COMPUTES, WAITS], [{"period_s": 0.01, "cpu_share": 0.9, "changed": True}, {}])
+    found.give(DataLoadingFacts, {key: DataLoadingFacts(prepare_share=share) for key in found.ranks})
+    assert found.job(StallJob).progressed is progressed

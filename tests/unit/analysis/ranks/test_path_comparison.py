@@ -303,6 +303,37 @@ def test_a_condition_on_the_rank_parts_wherever_it_is(
     assert (found.kind, mirrored.kind) == (("in_branch", "out_of_branch") if condition else ("ahead", "behind"))
 
 
+WHILE = """\
+class Trainer:
+    def run(self, stop, epoch, epochs, loss):
+        while {test}:
+            for batch in self.loader:
+                all_reduce(batch)
+            epoch += 1
+        barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "ends"),
+    [
+        ("not self.done", "self.done"),
+        ("not self.converged()", "self.converged()"),
+        ("not stop", "stop"),
+        ("loss > self.target", "not (loss > self.target)"),
+        ("epoch < epochs", None),  # a short shard ends its last epoch first
+        ("self.epoch < self.epochs", None),
+        ("True", None),
+    ],
+)
+def test_a_loop_of_epochs_is_left_by_a_flag(tmp_path: Path, test: str, ends: str | None) -> None:
+    module = parsed(WHILE.format(test=test), tmp_path / "job.py")
+    own, peer = call_path(module, ("run", 7)), call_path(module, ("run", 5))
+    own[0].variables, peer[0].variables = numbers(epoch=4, epochs=9), numbers(epoch=3, epochs=9)
+    found = relate(own, peer)
+    assert (found.kind, found.loop and found.loop.first, found.exit) == ("left_loop", 3, ends)
+
+
 def numbers(**values: int | None) -> FrameVariables:
     known = {name: value for name, value in values.items() if value is not None}
     return FrameVariables([Variable(name, str(value), number=value, kind="int") for name, value in known.items()])

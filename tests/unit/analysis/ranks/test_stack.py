@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis.ranks.phases import PHASES, table
-from hangdoc.evidence import Frame, Stack
+from hangdoc.evidence import Frame, Process, Stack, ThreadCpu
 from tests.support.synthetic_evidence import BACKWARD, C10D, LIB, At, Stage
 
 SCRIPT = """\
@@ -16,7 +17,9 @@ def work(comm, handle):
     loss.backward()
     dist.all_reduce(x)
     f.read()
+    remote.to_here()
 """
+RPC = f"{LIB}/distributed/rpc/api.py"
 PY = "/usr/lib/python3.11"
 MPI = {"PMI_RANK": "3"}
 FILELOCK = "/venv/lib/python3.11/site-packages/filelock/_api.py"
@@ -62,6 +65,11 @@ def test_the_table_names_known_phases() -> None:
         (At([("work", 1)], [("save", f"{LIB}/serialization.py")]), "checkpoint", "save"),
         (At([("work", 1)], [("_compile", f"{LIB}/_dynamo/convert_frame.py")], state="R"), "compile", "compile"),
         (At([("work", 1)], [("get", f"{PY}/queue.py")]), "idle", "get"),
+        (At([("work", 6)], [("rpc_sync", RPC), ("wrapper", RPC)]), "p2p", "rpc_sync"),
+        (At([("work", 6)], [("wait", f"{PY}/threading.py"), ("_all_gather", RPC)]), "collective", "rpc shutdown"),
+        (At([("work", 6)], [("_all_gather", RPC), ("init_rpc", RPC)]), "startup", "init_rpc"),
+        (At([("work", 6)], [("wait", f"{LIB}/futures/__init__.py")]), "p2p", "rpc future"),
+        (At([("work", 8)]), "p2p", "rpc to_here"),
         (At([("work", 1)], state="T"), "stopped", None),
         (At([("work", 1)], alive=False), "exited", None),
     ],
@@ -69,6 +77,19 @@ def test_the_table_names_known_phases() -> None:
 def test_phase(stage: Stage, at: At, phase: str, op: str | None) -> None:
     stack = stage.facts([at]).ranks[0].stack
     assert (stack.phase, stack.op) == (phase, op)
+
+
+def test_a_thread_that_polls_shared_memory_is_no_work(stage: Stage) -> None:
+    """TensorPipe's; it runs all the time, whether there are calls or not."""
+    record = Process(
+        100, 1, 0, "S", ("python",), None, None, 9.0, 5.0, 1,
+        (ThreadCpu(100, "python", "S", 0.1), ThreadCpu(101, "TP_SHM_reactor", "R", 4.9)),
+    )  # fmt: skip
+    later = replace(record, cpu_s=6.0, threads=(record.threads[0], replace(record.threads[1], cpu_s=5.9)))
+    looks = [[At([("work", 6)], [("rpc_sync", RPC)], records={"cpu": one})] for one in (record, later)]
+    (rank,) = stage.facts(*looks).ranks
+    assert rank.stack.busy is False
+    assert rank.progress.cpu_share == pytest.approx(0.0)
 
 
 def test_native_frames_of_one_rank_apply_to_ranks_with_the_same_stack(stage: Stage) -> None:
