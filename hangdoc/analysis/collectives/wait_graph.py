@@ -24,7 +24,7 @@ from hangdoc.evidence import ProcessGroups, limits
 Node = int | Group  # a rank, or the wait shared by all ranks in a collective of one group
 Edges = Mapping[Node, frozenset[Node]]  # node -> what it waits for
 Started = Mapping[int, frozenset[Posted]]  # by rank: sends and receives that wait for their counterpart
-LISTED = 4  # sends and receives of a rank
+MAX_LISTED = 4  # sends and receives of a rank
 UNKNOWN = -1  # stands for an unknown rank number
 N = TypeVar("N", bound=Hashable)
 
@@ -389,8 +389,8 @@ def _has_other_tag(rank: int, wait: Wait, started: Started) -> bool:
 
 def _started(calls: frozenset[Posted]) -> str | None:
     texts = sorted({_call(one) for one in calls})
-    more = [f"{len(texts) - LISTED} more"] if len(texts) > LISTED else []
-    return " and ".join([*texts[:LISTED], *more]) or None
+    more = [f"{len(texts) - MAX_LISTED} more"] if len(texts) > MAX_LISTED else []
+    return " and ".join([*texts[:MAX_LISTED], *more]) or None
 
 
 def _call(one: Posted) -> str:

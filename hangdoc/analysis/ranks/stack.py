@@ -21,7 +21,9 @@ from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-_MAY_TRANSFER = frozenset({"collective", "p2p", "idle", "unknown"})
+# Phases and operations that may be a wait for a send or receive; None: an unknown operation.
+_UNCERTAIN = frozenset({"collective", "p2p", "idle", "unknown"})
+_MAY_TRANSFER = frozenset({None, "wait", "wait for a send or receive", "sends and receives of a pipeline stage"})
 HARNESS_THREADS = re.compile(r"gloo|pt_tcpstore|^nccl|pt_nccl")  # wake up now and then on an idle rank
 
 
@@ -68,7 +70,7 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
         for key, own in facts.items()
         if own.phase != "exited" and (threads := threads_of(case, key))
     }
-    native = {lines[key]: own for key, own in facts.items() if own.native}
+    native = {lines[key]: own for key, own in facts.items() if own.native and own.phase != "stopped"}
     return {
         key: _with_phase_of(own, native[lines[key]])
         if key in lines and not own.native and own.phase != "stopped" and lines[key] in native
@@ -80,7 +82,8 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
 def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     """Name the send or receive of each rank that waits for one in `Work.wait()`."""
     for key, own in facts.items():
-        pending = transfers_of(case, key).pending if own.phase in _MAY_TRANSFER else ()
+        uncertain = own.phase in _UNCERTAIN and own.op in _MAY_TRANSFER
+        pending = transfers_of(case, key).pending if uncertain else ()
         threads = threads_of(case, key) if pending else ()
         if threads and (waited := awaited(named(threads, own.thread), pending)):
             ops = {"isend" if one.sends else "irecv" for one in waited}
