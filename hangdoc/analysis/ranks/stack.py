@@ -20,7 +20,9 @@ from hangdoc.analysis.ranks.training_thread import training_thread
 from hangdoc.analysis.ranks.transfers import awaited, transfers_of
 from hangdoc.evidence import Branch, Frame, Process, ProcessGroups, Stacks
 
-_MAY_TRANSFER = frozenset({"collective", "p2p", "idle", "unknown"})
+# Phases and operations that may be a wait for a send or receive; None: an unknown operation.
+_UNCERTAIN = frozenset({"collective", "p2p", "idle", "unknown"})
+_MAY_TRANSFER = frozenset({None, "wait", "wait for a send or receive", "sends and receives of a pipeline stage"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
         for key, own in facts.items()
         if own.phase != "exited" and (thread := judged_thread(case, key))
     }
-    native = {lines[key]: own for key, own in facts.items() if own.native}
+    native = {lines[key]: own for key, own in facts.items() if own.native and own.phase != "stopped"}
     return {
         key: _with_phase_of(own, native[lines[key]])
         if key in lines and not own.native and own.phase != "stopped" and lines[key] in native
@@ -78,7 +80,8 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
 def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     """Name the send or receive of each rank that waits for one in `Work.wait()`."""
     for key, own in facts.items():
-        pending = transfers_of(case, key).pending if own.phase in _MAY_TRANSFER else ()
+        uncertain = own.phase in _UNCERTAIN and own.op in _MAY_TRANSFER
+        pending = transfers_of(case, key).pending if uncertain else ()
         if pending and (thread := judged_thread(case, key)) and (waited := awaited(thread, pending)):
             ops = {"isend" if one.sends else "irecv" for one in waited}
             facts[key] = replace(own, phase="p2p", op=" or ".join(sorted(ops)), waits=True)

@@ -18,6 +18,7 @@ from hangdoc.evidence import (
     Frame,
     Loop,
     Place,
+    Process,
     ProcessGroup,
     ProcessGroups,
     RankEvidence,
@@ -56,6 +57,7 @@ class At:
     seen: bool = True
     started: tuple[Transfer, ...] = ()  # pending sends and receives
     steps: int | None = None  # counter of the loop around the call
+    state: str | None = None  # of the process
 
 
 def number(name: str, value: int | None) -> Variable:
@@ -86,6 +88,7 @@ def facts(*ranks: At, subgroups: tuple[tuple[int, ...], ...] = (), groups: bool 
             loops = (Loop(1, 40, "for step in steps", ("step",)),) if at.steps is not None else ()
             place = Place(at.text, loops, (), called, around=(*called, *at.around), function_first=1, function_last=50)
             records |= {"stacks": stacks(at), "source": Source({f"/job/train.py:{at.line}": place})}
+        records |= {"cpu": Process(1, 1, 0, at.state, (), None, None, 10.0, 0.0, 1, ())} if at.state else {}
         records |= {"transfers": Transfers((DEFAULT,), at.started)} if at.started else {}
         target = Target(100 + rank, 1, "here", rank, world_size=len(ranks))
         evidence.append(RankEvidence(target, at.alive, records))
@@ -253,9 +256,21 @@ def test_waits_for_what_was_started_before(
     assert (found.job.wait_graph.cycle, found.job.wait_graph.parted) == (cycle, parted)
 
 
+def test_a_stopped_rank_stays_stopped() -> None:
+    found = facts(waiting(1), waiting(0, state="T", native="c10d::ProcessGroupGloo::RecvWork::wait"))
+    assert [rank.stack.phase for rank in found.ranks] == ["p2p", "stopped"]
+
+
 def test_transfers_of_a_rank_whose_stack_was_not_seen() -> None:
     found = facts(waiting(1), waiting(0, seen=False))
     assert (found.ranks[1].stack.waits, found.job.wait_graph.cycle) == (None, ())
+
+
+@pytest.mark.parametrize("function", ["recv", "all_reduce"])
+def test_a_blocking_call_keeps_its_name(function: str) -> None:
+    """torch's own frame holds the Work of a blocking call in a variable."""
+    at = At(function, text="work.wait()", started=(Transfer(False, 1, 0, DEFAULT, ("work",)),))
+    assert facts(at, COMPUTES).ranks[0].stack.op == function
 
 
 def test_calls_are_named() -> None:
