@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.job.stall import StallJob
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Connection, RankEvidence, Sockets, Target
+from hangdoc.evidence import Connection, Io, RankEvidence, Sockets, Target
+from hangdoc.evidence.locks import LockFile, Locks
 
 WAITS = StackFacts("collective", waits=True)
 COMPUTES = StackFacts("compute", waits=False)
@@ -92,3 +94,11 @@ def test_a_read_is_progress_while_bytes_arrive(arrived_s: float | None, progress
     mirror = Connection("10.0.0.1", 40_000, "10.9.9.9", 443, "established", last_receive_s=arrived_s)
     reading = StackFacts("idle", op="recv", waits=False)
     assert case([reading], [{}], sockets=Sockets((mirror,))).job(StallJob).progressed is progressed
+
+
+@pytest.mark.parametrize(("quiet", "progressed"), [(None, True), (True, False)])
+def test_a_wait_for_a_process_that_does_nothing_is_no_progress(quiet: bool | None, progressed: bool) -> None:
+    records = {"io": Io(), "locks": Locks(), "lockfile": LockFile()}  # these explain any other wait
+    found = case([StackFacts("idle", op="_try_wait", waits=False)], [{}], **records)
+    found.give(ChainFacts, {key: ChainFacts(quiet=quiet) for key in found.ranks})
+    assert found.job(StallJob).progressed is progressed
