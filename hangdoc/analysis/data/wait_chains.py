@@ -8,7 +8,7 @@ endless once it has lasted longer than any that a job expects, and other ranks w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.analysis import Case, Detector, Key
@@ -23,22 +23,9 @@ from hangdoc.evidence.waits import Awaited, Chain, Waiter
 _PHASES = frozenset({"idle", "input", "checkpoint", "unknown"})  # in which a rank may wait for something outside
 MAX_PATHS = 64  # through the chain of one rank: processes may wait for each other in many ways
 MAX_DEPTH = 8
-# How a chain may end, most telling first. The ends before "disk" are certain: the last process cannot go on.
-ENDS = (
-    "stopped",
-    "dead",
-    "locked",
-    "nobody",
-    "disk",
-    "silent",
-    "circle",
-    "sleeps",
-    "rank",
-    "clients",
-    "unknown",
-    "runs",
-)
-CERTAIN = frozenset({"stopped", "dead", "locked", "nobody"})
+# How a chain may end, most telling first. CERTAIN: the last process cannot go on.
+CERTAIN = ("stopped", "dead", "locked", "nobody")
+ENDS = (*CERTAIN, "disk", "silent", "circle", "sleeps", "rank", "clients", "timer", "unknown", "runs")
 # Nothing shows that the wait ever ends, so that its length decides.
 SILENT = frozenset({"disk", "silent", "circle", "sleeps"})
 CONNECTED = frozenset({"tcp", "unix"})
@@ -55,7 +42,7 @@ class ChainFacts:
     way: str | None = None  # what the rank itself waits for: pipe | fifo | unix | tcp | child | lock | file | other
     writes: bool | None = None  # it waits to write
     # stopped | dead | locked | nobody: has the other end open | disk | silent: a server | circle: the rank itself |
-    # sleeps | rank: another one of the job | clients: any may come | runs | unknown
+    # sleeps | timer: sleeps for some time | rank: another one of the job | clients: any may come | runs | unknown
     end: str | None = None
     pid: int | None = None  # last process of the chain; None: the rank itself
     process: str | None = None  # that process: "curl (pid 71)"
@@ -93,7 +80,11 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     watched_s = series[-1][0] - series[0][0]
     silent_s = _silent_s(case, links, last, watched_s)
     certain = all(graph.is_certain(root) for root in roots)
-    quiet = {end for _, end, _ in paths} <= CERTAIN | SILENT and min(silent_s, watched_s) >= STALL_S
+    quiet = (
+        len(paths) < MAX_PATHS
+        and all(end in CERTAIN or end in SILENT for _, end, _ in paths)
+        and min(silent_s, watched_s) >= STALL_S
+    )
     silent = quiet and silent_s >= EXPECTED_S and _is_awaited(case, key)
     stuck = silent or (certain and is_stall(case, watched_s))
     return ChainFacts(
@@ -167,6 +158,7 @@ class _Graph:
     key: Key
     others: Mapping[int, Waiter]
     busy: Collection[int]  # processes that work
+    _certain: dict[int, bool] = field(default_factory=dict)  # results of `is_certain`, by PID; False while asked
 
     def paths(
         self, waiter: Waiter, links: tuple[Link, ...] = ()
@@ -183,7 +175,7 @@ class _Graph:
                 yield way, "circle" if pid == self.key[1] else _end_without_peer(awaited), None
                 continue
             end = self.end(peer, waiter.pid)
-            if end == "sleeps" and awaited.way in CONNECTED:
+            if end in ("sleeps", "timer") and awaited.way in CONNECTED:
                 end = "silent"
             if end is None and len(way) < MAX_DEPTH and all(peer.pid != other.pid for other, _ in way):
                 yield from self.paths(peer, way)
@@ -202,6 +194,8 @@ class _Graph:
             return "rank"
         if waiter.locked:
             return "locked"
+        if waiter.call == "time":
+            return "timer"
         return "sleeps" if all(_takes_requests(one, before) for one in waiter.awaits) else None
 
     def peers(self, waiter: Waiter, awaited: Awaited) -> tuple[int, ...]:
@@ -209,23 +203,26 @@ class _Graph:
         peers = awaited.peers or ()
         return tuple(pid for pid in peers if pid != waiter.pid) or peers
 
-    def is_certain(self, waiter: Waiter, seen: tuple[int, ...] = ()) -> bool:
-        """Every process that could end the wait is unable to."""
-        if waiter.pid in seen or not waiter.awaits:
-            return False
-        return all(self._ends(waiter, awaited, (*seen, waiter.pid)) for awaited in waiter.awaits)
+    def is_certain(self, root: Waiter) -> bool:
+        """Every process that could end the wait of this thread is unable to."""
+        return bool(root.awaits) and all(self._has_no_end(root, awaited) for awaited in root.awaits)
 
-    def _ends(self, waiter: Waiter, awaited: Awaited, seen: tuple[int, ...]) -> bool:
+    def _has_no_end(self, waiter: Waiter, awaited: Awaited) -> bool:
         peers = self.peers(waiter, awaited)
         if not peers:
             return _end_without_peer(awaited) in CERTAIN
-        return all(self._is_unable(self.others.get(pid), seen) for pid in peers)
+        return all(self._is_unable(self.others.get(pid), waiter.pid) for pid in peers)
 
-    def _is_unable(self, waiter: Waiter | None, seen: tuple[int, ...]) -> bool:
+    def _is_unable(self, waiter: Waiter | None, before: int) -> bool:
         if waiter is None:
             return False
-        end = self.end(waiter, seen[-1])
-        return self.is_certain(waiter, seen) if end is None else end in CERTAIN
+        end = self.end(waiter, before)
+        if end is not None:
+            return end in CERTAIN
+        if waiter.pid not in self._certain:
+            self._certain[waiter.pid] = False  # a circle proves nothing
+            self._certain[waiter.pid] = self.is_certain(waiter)
+        return self._certain[waiter.pid]
 
 
 def _takes_requests(awaited: Awaited, before: int) -> bool:
@@ -328,6 +325,8 @@ def _format_end(end: str, silent_s: float) -> str:
             return ", which does not run"
         case "runs":
             return ", which works"
+        case "timer":
+            return ", which sleeps for some time"
         case "rank" | "clients" | "unknown":
             return ""
     return f": nothing for {silent_s:.0f} s"

@@ -181,7 +181,8 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     prepares = awaited and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY and not stack.waits
     stepping = progress.period_s is not None and not prepares
     steps = stepping or progress.completed or case.facts(NetworkFacts)[key].moving
-    expects = stack.phase == "idle" and (arriving or not awaited) and _has_stepped(case) and _expects(case, key)
+    expects = stack.phase == "idle" and (arriving or not awaited) and _expects(case, key)
+    expects = expects and (_has_stepped(case) or _receives(case, key))
     worked = ((computes and progress.changed) or advancing or expects) and not prepares
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(

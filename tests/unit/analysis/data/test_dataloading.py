@@ -74,6 +74,7 @@ def test_share_of_looks_in_the_loader(stage: Stage, looks: Sequence[At], share: 
 
 def test_batch_time_from_the_counter(stage: Stage) -> None:
     assert seen(stage, [waiting(step) for step in (7, 7, 8, 8, 9)], every_s=2.0).batch_s == 4.0
+    assert seen(stage, [waiting(step) for step in (98, 99, 0, 1, 2)], every_s=1.5).batch_s == 2.0  # the next epoch
     assert seen(stage, [waiting(7)] * 4).batch_s is None
 
 

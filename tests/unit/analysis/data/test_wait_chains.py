@@ -132,6 +132,7 @@ def test_a_server_that_waits_for_requests_is_silent() -> None:
         (SILENT, {"every_s": 0.5}),  # too early
         (chain(rank(replace(LOCAL, silent_s=9.0)), SILENT.others[0]), {}),  # a slow answer
         (chain(rank(CLIENTS, call="poll")), {}),  # a service
+        (chain(rank(PIPE), waiter(71, "sleep 60", call="time")), {}),
         (chain(rank(Awaited("tcp", "127.0.0.1:9", (101,), silent_s=40.0)), waiter(101, "python")), {}),  # another rank
         (chain(rank(Awaited("other", "/dev/pts/1"))), {}),
     ],

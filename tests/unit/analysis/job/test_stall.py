@@ -10,12 +10,14 @@ import pytest
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.job.stall import StallJob
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Connection, Frame, RankEvidence, Sockets, Stack, Target
+from hangdoc.evidence import Connection, Frame, Io, RankEvidence, Sockets, Stack, Target
+from hangdoc.evidence.locks import LockFile, Locks
 from tests.support.synthetic_evidence import LIB, At, Stage
 
 WAITS = StackFacts("collective", waits=True)
@@ -137,3 +139,17 @@ def test_the_preparation_of_data_makes_no_step_of_the_job(share: float, progress
     found = case([COMPUTES, WAITS], [{"period_s": 0.01, "cpu_share": 0.9, "changed": True}, {}])
     found.give(DataLoadingFacts, {key: DataLoadingFacts(prepare_share=share) for key in found.ranks})
     assert found.job(StallJob).progressed is progressed
+
+
+@pytest.mark.parametrize(("quiet", "progressed"), [(None, True), (True, False)])
+def test_a_wait_for_a_process_that_does_nothing_is_no_progress(quiet: bool | None, progressed: bool) -> None:
+    records = {"io": Io(), "locks": Locks(), "lockfile": LockFile()}  # these explain any other wait
+    found = case([StackFacts("idle", op="_try_wait", waits=False), COMPUTES], [{}, {"period_s": 0.5}], **records)
+    found.give(ChainFacts, {key: ChainFacts(quiet=quiet) for key in found.ranks})
+    assert found.job(StallJob).progressed is progressed
+
+
+@pytest.mark.parametrize(("period_s", "progressed"), [(0.5, True), (None, False)])
+def test_a_rank_may_be_idle_in_a_job_that_has_stepped(period_s: float | None, progressed: bool) -> None:
+    idle, other = StackFacts("idle", op="sleep", waits=False), {"period_s": period_s, "cpu_share": 0.9, "changed": True}
+    assert case([idle, COMPUTES], [{}, other]).job(StallJob).progressed is progressed

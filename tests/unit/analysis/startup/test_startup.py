@@ -15,11 +15,13 @@ from hangdoc.evidence import (
     Frame,
     Holder,
     JobProcess,
+    Place,
     Process,
     RankEvidence,
     Rendezvous,
     Snapshot,
     Sockets,
+    Source,
     Stack,
     Stacks,
     Target,
@@ -77,6 +79,7 @@ def _rank(one: One, at_s: int, end_s: int) -> RankEvidence:
             pid, 1, 0, "S", tuple(one.command.split()), None, None, one.age_s - end_s + at_s, 1.0, 1, (thread,)
         ),
         "stacks": Stacks((Stack(pid, "MainThread", frames),)),
+        "source": Source({f"{SLEEP[1]}:1": Place("time.sleep(5)", (), (), ("time.sleep",), 1, 2)}),
     }
     if one.meeting:
         records["store"] = one.meeting
@@ -233,3 +236,20 @@ def test_an_unresolved_name_is_not_healthy() -> None:
     assert (late.job.startup.unnamed, late.job.stall.stalled) == (False, True)
     assert [rank.startup.trouble for rank in late.ranks] == [None, "unreached", None]
     assert not facts(One(0), One(1, meeting=unnamed), One(2)).job.startup.unnamed, "it is connected"
+
+
+# --- a rank that sleeps and retries ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "at", "lingers"),
+    [
+        (64, SLEEP, True),
+        (40, SLEEP, None),  # it may still come
+        (64, IMPORT, None),
+    ],
+)
+def test_a_rank_that_sleeps_before_it_joins(seconds: int, at: tuple[str, str], lingers: bool | None) -> None:
+    found = facts(One(0), One(1), One(2, at, socket=None), seconds=seconds)
+    assert [rank.startup.lingers for rank in found.ranks] == [None, None, lingers]
+    assert found.job.stall.stalled is bool(lingers)
