@@ -27,7 +27,9 @@ _CONTEXT, _PAIR = "N4gloo9transport3tcp7ContextE", "N4gloo9transport3tcp4PairE"
 _BUFFER = "N4gloo9transport3tcp13UnboundBufferE"
 _WORKS = ("N4c10d16ProcessGroupGloo8SendWorkE", "N4c10d16ProcessGroupGloo8RecvWorkE")
 _WORDS, _MAP_WORDS = 192, 7  # searched of an object; of an unordered_map
+_LARGEST = 1 << 16  # bytes of an object
 _CONTEXTS = 16  # of a backend
+_HEAD = 8  # words of a gloo context, up to its transport context
 _PAIRS = 4096  # of a context
 _KEYS, _ITEMS = 64, 64  # of a map; of a deque
 _LOAD_FACTOR = 0x3F800000  # 1.0f
@@ -82,7 +84,7 @@ def buffers_of_works(memory: Memory, works: Sequence[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for work, value in zip(works, values, strict=True):
         if names.get(value) in _WORKS:
-            near = class_names(memory, pointers(memory, value, _WORDS // 2))
+            near = class_names(memory, _allocated(memory, value, _WORDS))
             buffer = next((address for address, name in near.items() if name == _BUFFER), None)
             if buffer is not None:
                 found[work] = buffer
@@ -102,7 +104,7 @@ def _contexts(memory: Memory, group: int, place: tuple[int, int]) -> list[int]:
     outer = [
         a for words in tables for a, block in pairwise(words) if any(kind in names.get(block, "") for kind in _OUTER)
     ]
-    inner = class_names(memory, [word for o in dict.fromkeys(outer) for word in pointers(memory, o, _CONTEXTS)])
+    inner = class_names(memory, [word for o in dict.fromkeys(outer) for word in pointers(memory, o, _HEAD)])
     found = [address for address, name in inner.items() if name == _CONTEXT]
     words = memory.read_many([(context + 8, 8) for context in found])
     return [c for c, data in zip(found, words, strict=True) if data is not None and struct.unpack("<2i", data) == place]
@@ -110,10 +112,20 @@ def _contexts(memory: Memory, group: int, place: tuple[int, int]) -> list[int]:
 
 def _inside(memory: Memory, addresses: Iterable[int]) -> tuple[list[tuple[int, ...]], dict[int, str]]:
     """The words in the containers that objects refer to, and the classes of all objects near by."""
-    direct = [word for address in addresses for word in pointers(memory, address, _WORDS) if is_pointer(word)]
+    direct = [word for a in addresses for word in _allocated(memory, a, _WORDS) if is_pointer(word)]
     names = class_names(memory, direct)
-    tables = [pointers(memory, address, 2 * _CONTEXTS) for address in dict.fromkeys(direct) if address not in names]
+    tables = [_allocated(memory, a, 2 * _CONTEXTS) for a in dict.fromkeys(direct) if a not in names]
     return tables, names | class_names(memory, [word for words in tables for word in words])
+
+
+def _allocated(memory: Memory, address: int, most: int) -> tuple[int, ...]:
+    """The words of what was allocated at `address`, without its neighbours; none if that is no allocation of glibc.
+
+    glibc keeps the size of a chunk before it (malloc/malloc.c, struct malloc_chunk).
+    """
+    data = memory.read_many([(address - 8, 8)])[0]
+    size = int.from_bytes(data or b"", "little") & ~7
+    return pointers(memory, address, min(size // 8 - 1, most)) if 32 <= size <= _LARGEST and size % 16 == 0 else ()
 
 
 def _pairs(memory: Memory, words: Sequence[int], size: int) -> list[tuple[int, int]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def trace(
     version: str = "2.10",
     **more: Any,
 ) -> dict[str, Any]:
-    """A dump of these calls, numbered; `groups`: the members of each."""
+    """A dump of these calls, numbered; `groups`: the members of each. Tests may damage it, but not the calls."""
     numbers: dict[tuple[str, bool], int] = {}
     entries, over = [], {}
     for number, one in enumerate(calls):
@@ -59,7 +60,7 @@ def trace(
             over[group] = sequence
         own = {"p2p_seq_id" if p2p else "collective_seq_id": sequence}
         time = {"record_id": number, "pg_id": 0, "time_created_ns": 1795271949893226301 + number * 10**9}
-        entries.append({**one, **time, "collective_seq_id": 0, "p2p_seq_id": 0, "op_id": sequence, **own})
+        entries.append({**deepcopy(one), **time, "collective_seq_id": 0, "p2p_seq_id": 0, "op_id": sequence, **own})
     config = {name: {"name": name, "desc": "", "ranks": str(list(ranks))} for name, ranks in (groups or {}).items()}
     status = {
         group: {"last_enqueued_collective": count, "last_completed_collective": over.get(group, 0)}

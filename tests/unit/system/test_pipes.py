@@ -42,6 +42,7 @@ def test_an_unnamed_pipe_by_its_number() -> None:
     reading, writing = os.pipe()
     try:
         with subprocess.Popen(["sleep", "60"], pass_fds=[writing]) as child:
+            at_rest(child.pid)  # from exec on, its command line is empty for a moment
             path = os.readlink(f"/proc/self/fd/{reading}")
             found = {peer.pid: peer.command for peer in pipes.peers({path: "w"}, ())[path]}
             child.kill()
