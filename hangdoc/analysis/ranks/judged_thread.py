@@ -13,8 +13,11 @@ from hangdoc.evidence import Place
 
 def judged_thread(case: Case, key: Key) -> Thread | None:
     """The thread that represents a rank; None if its stacks were not seen."""
-    at = training_thread(case, key)
-    return None if at is None else threads_of(case, key)[at]
+    known: dict[Key, Thread | None] = case.once("judged threads", dict)
+    if key not in known:
+        at = training_thread(case, key)
+        known[key] = None if at is None else threads_of(case, key)[at]
+    return known[key]
 
 
 def comparison_key(case: Case, key: Key, reference: frozenset[str]) -> Hashable:
