@@ -39,7 +39,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 @pytest.mark.parametrize(
     ("every_s", "status", "note"),
     [
-        (5.0, "unknown", "no progress seen on rank 0 in 15 s; "),
+        (5.0, "healthy", "rank 0: idle wait at serve (job.py:5); rank 1: collective broadcast at serve (job.py:6)"),
         (30.0, "unknown", "rank 0 has kept other ranks waiting for 1 min 30 s, idle at serve (job.py:5); "),
     ],
 )

@@ -182,7 +182,6 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     stepping = progress.period_s is not None and not prepares
     steps = stepping or progress.completed or case.facts(NetworkFacts)[key].moving
     expects = stack.phase == "idle" and (arriving or not awaited) and _expects(case, key)
-    expects = expects and (_has_stepped(case) or _receives(case, key))
     worked = ((computes and progress.changed) or advancing or expects) and not prepares
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(
@@ -230,15 +229,6 @@ def _undecided(case: Case, key: Key) -> bool:
 def _every_source(case: Case) -> bool:
     """True if the source of every rank was seen."""
     return case.once("every source", lambda: all(case.record(key, "source") is not None for key in case.ranks))
-
-
-def _has_stepped(case: Case) -> bool:
-    """True if a rank made a step or left a collective: a job of which nothing else is known may wait for ever."""
-    return case.once("has stepped", lambda: any(_steps(facts) for facts in case.facts(ProgressFacts).values()))
-
-
-def _steps(progress: ProgressFacts) -> bool:
-    return progress.period_s is not None or progress.completed is True
 
 
 def _expects(case: Case, key: Key) -> bool:

@@ -147,9 +147,3 @@ def test_a_wait_for_a_process_that_does_nothing_is_no_progress(quiet: bool | Non
     found = case([StackFacts("idle", op="_try_wait", waits=False), COMPUTES], [{}, {"period_s": 0.5}], **records)
     found.give(ChainFacts, {key: ChainFacts(quiet=quiet) for key in found.ranks})
     assert found.job(StallJob).progressed is progressed
-
-
-@pytest.mark.parametrize(("period_s", "progressed"), [(0.5, True), (None, False)])
-def test_a_rank_may_be_idle_in_a_job_that_has_stepped(period_s: float | None, progressed: bool) -> None:
-    idle, other = StackFacts("idle", op="sleep", waits=False), {"period_s": period_s, "cpu_share": 0.9, "changed": True}
-    assert case([idle, COMPUTES], [{}, other]).job(StallJob).progressed is progressed
