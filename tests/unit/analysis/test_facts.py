@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hangdoc.analysis import Analysis, Case, Detector, FactsCircle, Key, load
 from hangdoc.analysis.compute.precision import PrecisionFacts
-from hangdoc.analysis.facts import JobFacts, RankFacts, groups
+from hangdoc.analysis.facts import JobFacts, RankFacts, groups, where
 from hangdoc.analysis.job.blocking import ADVANCING, BLOCKING
 from hangdoc.analysis.ranks.process import ProcessFacts
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -207,3 +208,17 @@ def test_facts_are_freed_without_the_garbage_collector() -> None:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("phase", "inner", "shown"),
+    [
+        ("collective", "reduce (hooks.py:18)", "reduce (hooks.py:18), called at main (train.py:8)"),
+        ("collective", None, "main (train.py:8)"),
+        ("compile", "poll (locks.py:7)", "main (train.py:8)"),
+    ],
+)
+def test_where_a_rank_is(phase: str, inner: str | None, shown: str) -> None:
+    stack = SimpleNamespace(site="main (train.py:8)", phase=phase)
+    rank: Any = SimpleNamespace(stack=stack, divergence=SimpleNamespace(inner=inner))
+    assert where(rank) == shown
