@@ -20,7 +20,7 @@ from hangdoc.evidence import ChildProcess, FileCall, Folder, Helper, Io, Peer, P
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.polled import polled, polls
 from hangdoc.redaction.text import redact
-from hangdoc.system import pipes, procfs, syscalls
+from hangdoc.system import open_ends, procfs, syscalls
 from hangdoc.system.mounts import LOCAL, Mount, mount_of, mounts
 from hangdoc.system.permissions import remedy
 from hangdoc.system.target_files import TargetFiles, names
@@ -98,7 +98,7 @@ class IoProbe:
         now = time.monotonic()
         stale = [key for key in standing if now - self._peers.get(key, (0.0, ()))[0] >= _PEERS_CACHE_S]
         own = {pid for record in records.values() for pid in (helper.pid for helper in record.helpers)} | set(records)
-        found = pipes.peers({path: "r" if standing[tid, path].writes else "w" for tid, path in stale}, own)
+        found = open_ends.peers({path: "r" if standing[tid, path].writes else "w" for tid, path in stale}, own)
         self._peers = {key: known for key, known in self._peers.items() if key in standing}
         self._peers.update({(tid, path): (now, found[path]) for tid, path in stale})
         for pid, record in records.items():

@@ -9,14 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
+from hangdoc.evidence import Peer
 from hangdoc.system import procfs
+from hangdoc.system.command_text import command_text
 from hangdoc.system.netns import call_inside
 from hangdoc.system.sockdiag import Fields, SockDiag
 
 _MOST_DESCRIPTORS = 200_000  # of the host; 4 us each
 _MOST_PEERS = 8  # kept of each end
+_LONGEST = 60  # characters of a command
 _MOST_CONNECTIONS = 16  # of a process; each costs two walks over the connections of its network namespace
 _PORTS = ("local_port", "remote_port")
+_QUIET = ("/dev/null", "anon_inode:")  # what no two processes talk through
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 
 
@@ -82,6 +86,24 @@ class OpenEnds:
         return TcpEnd(fields, self.holders(f"socket:[{listening[0]}]") if listening else (), False, served)
 
 
+def peers(wanted: Mapping[str, str], own: Collection[int]) -> dict[str, tuple[Peer, ...]]:
+    """For each path in `wanted` (as in /proc/PID/fd), the processes that have it open in that mode, `r` or `w`.
+
+    Misses processes that we may not read. `own`: PIDs of ranks and their helpers.
+    """
+    ends = OpenEnds()
+    found = {path: [_peer(pid, pid in own) for pid in ends.holders(path, mode)] for path, mode in wanted.items()}
+    return {path: tuple(peer for peer in some if peer is not None) for path, some in found.items()}
+
+
+def _peer(pid: int, own: bool) -> Peer | None:
+    stat = procfs.stat(pid)
+    if stat is None:
+        return None
+    command = command_text(pid, _LONGEST, folder=False) or stat.comm
+    return Peer(pid, command, stat.state, own, stat.cpu_s, procfs.moved_bytes(pid))
+
+
 def open_mode(pid: int, fd: int) -> str:
     """How a descriptor was opened: r | w | rw; empty: unknown."""
     info = procfs.text(f"/proc/{pid}/fdinfo/{fd}") or ""
@@ -94,6 +116,6 @@ def _walk() -> dict[str, list[tuple[int, int]]]:
     every = ((pid, fd) for pid in procfs.numbers("/proc") for fd in procfs.descriptors(pid))
     for pid, fd in islice(every, _MOST_DESCRIPTORS):
         link = procfs.link(f"/proc/{pid}/fd/{fd}")
-        if link is not None and not link.startswith(("/dev/", "anon_inode:")):
+        if link is not None and not link.startswith(_QUIET):
             found.setdefault(link, []).append((pid, fd))
     return found

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hangdoc.system import pipes, procfs
+from hangdoc.system import open_ends, procfs
 from tests.support.polling import at_rest, until
 
 
@@ -20,9 +20,9 @@ def test_both_ends_of_a_fifo(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", f"f = open({path!r}, 'w'); input()"], stdin=subprocess.PIPE) as writer,
     ):
         try:
-            (reads,) = until(lambda: pipes.peers({path: "r"}, {reader.pid})[path])
+            (reads,) = until(lambda: open_ends.peers({path: "r"}, {reader.pid})[path])
             at_rest(writer.pid)
-            (writes,) = until(lambda: pipes.peers({path: "w"}, ())[path])
+            (writes,) = until(lambda: open_ends.peers({path: "w"}, ())[path])
         finally:
             writer.kill()
             reader.kill()
@@ -34,8 +34,8 @@ def test_both_ends_of_a_fifo(tmp_path: Path) -> None:
 def test_a_fifo_that_nobody_has_open(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    assert pipes.peers({str(fifo): "w"}, ()) == {str(fifo): ()}
-    assert pipes.peers({}, ()) == {}
+    assert open_ends.peers({str(fifo): "w"}, ()) == {str(fifo): ()}
+    assert open_ends.peers({}, ()) == {}
 
 
 def test_an_unnamed_pipe_by_its_number() -> None:
@@ -44,7 +44,7 @@ def test_an_unnamed_pipe_by_its_number() -> None:
         with subprocess.Popen(["sleep", "60"], pass_fds=[writing]) as child:
             at_rest(child.pid)  # from exec on, its command line is empty for a moment
             path = os.readlink(f"/proc/self/fd/{reading}")
-            found = {peer.pid: peer.command for peer in pipes.peers({path: "w"}, ())[path]}
+            found = {peer.pid: peer.command for peer in open_ends.peers({path: "w"}, ())[path]}
             child.kill()
     finally:
         os.close(reading)
@@ -61,7 +61,7 @@ def test_secrets_of_a_command_are_not_kept() -> None:
         with subprocess.Popen(words, pass_fds=[writing], **streams) as child:  # type: ignore[call-overload]
             child.stdout.readline()
             path = os.readlink(f"/proc/self/fd/{reading}")
-            commands = [peer.command for peer in pipes.peers({path: "w"}, ())[path] if peer.pid == child.pid]
+            commands = [peer.command for peer in open_ends.peers({path: "w"}, ())[path] if peer.pid == child.pid]
             child.kill()
     finally:
         os.close(reading)
