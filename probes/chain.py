@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import Process, Stacks, ThreadCpu
 from hangdoc.evidence.waits import Awaited, Chain, Waiter
+from hangdoc.introspect.frames import main_stack
 from hangdoc.introspect.polled import polled
 from hangdoc.redaction.text import redact
 from hangdoc.system import procfs, syscalls
@@ -86,7 +87,7 @@ def _asleep(process: Process, before: Sequence[ThreadCpu], timers: bool) -> froz
 
 def _threads(pid: int, asleep: frozenset[int], stacks: Stacks, ends: OpenEnds) -> Iterator[Waiter]:
     """The main thread of a rank if it sleeps; if only other threads can wake it, those that sleep as well."""
-    main = next((stack.tid for stack in stacks.threads if stack.name == "MainThread"), pid)
+    main = main_stack(stacks.threads).tid if stacks.threads else pid
     first = _waiter(pid, main, ends) if main in asleep else None
     if first is None:
         return

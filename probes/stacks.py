@@ -34,14 +34,8 @@ _VARIABLES = 40  # of a frame
 _HEAD, _TAIL = 140, 57  # characters kept of a long native function name
 _PTHREAD_TID = 720  # offset of `tid` in glibc's struct pthread on x86-64; the value is checked
 LONG_S = 1.0  # a dump that fails sooner costs little
-PAUSES_S = (
-    0.0,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    60.0,
-)  # after 1, 2, ... slow failures in a row; the first may be due to a busy host
+# After 1, 2, ... slow failures in a row; the first may be due to a busy host.
+PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 _LOOK_HELPERS = 4  # dumped for a rank in a LOOK: each costs 10 ms of CPU
 # "file:function" of frames in which a rank waits for its helpers.
 _HELPER_WAITS = re.compile(

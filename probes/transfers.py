@@ -21,7 +21,6 @@ from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.module_globals import Places
 from hangdoc.introspect.objects import Objects
 from hangdoc.introspect.pipeline_schedules import pipeline_schedules
-from hangdoc.introspect.sequences import items
 from probes import Observation, Request, Tier
 
 _GROUPS = 32  # of a rank
@@ -115,7 +114,7 @@ def _works(objects: Objects, interpreter: Interpreter, stacks: Stacks) -> dict[i
     for own in (address for name, address in variables if name == "self"):
         held += attributes(objects.memory, interpreter, own).items()
     inside = [
-        (f"{name}[{at}]", item) for name, address in held for at, item in enumerate(items(objects, address, _ITEMS))
+        (f"{name}[{at}]", item) for name, address in held for at, item in enumerate(objects.items(address, _ITEMS))
     ]
     tables = read_dicts(objects, interpreter.version, [address for _, address in held])
     entries = [(name, *entry) for name, address in held for entry in tables.get(address, ())[:_ITEMS]]

@@ -12,9 +12,8 @@ class Transfer(Record, frozen=True):
     peer: int | None  # global rank; None: it receives from any rank
     tag: int
     group: int  # address of its process group in this rank, as in ProcessGroup
-    names: tuple[
-        str, ...
-    ] = ()  # variables of the innermost frames that hold its Work: "req", "reqs[0]", "handles[left]"
+    # Variables of the innermost frames that hold its Work: "req", "reqs[0]", "handles[left]".
+    names: tuple[str, ...] = ()
 
 
 class PipelineSchedule(Record, frozen=True):

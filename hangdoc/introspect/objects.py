@@ -92,6 +92,15 @@ class Objects:
         self._read_arrays(seen, heads)
         return seen
 
+    def items(self, address: int, most: int) -> list[int]:
+        """Addresses of the first items of a list or tuple; none of anything else. Raises Unreadable."""
+        head = self.heads([address]).get(address)
+        if head is None or head[0].name not in ("list", "tuple"):
+            return []
+        count = min(int.from_bytes(head[1][16:24], "little", signed=True), most)
+        start = int.from_bytes(head[1][24:32], "little") if head[0].name == "list" else address + 24
+        return list(self.memory.words(start, count)) if count > 0 else []
+
     def _learn(self, pointers: set[int]) -> None:
         """Read the type objects at `pointers` and, level by level, their metatypes and bases."""
         raw: dict[int, _Raw] = {}

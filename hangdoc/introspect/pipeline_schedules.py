@@ -13,7 +13,6 @@ from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
 from hangdoc.introspect.module_globals import is_group
 from hangdoc.introspect.objects import Objects, Type
-from hangdoc.introspect.sequences import items
 
 _BASE = "_PipelineSchedule"
 _SCHEDULES, _STAGES = 4, 64
@@ -33,7 +32,7 @@ def pipeline_schedules(
 def _schedule(memory: Memory, interpreter: Interpreter, address: int, kind: Type) -> PipelineSchedule | None:
     own = attributes(memory, interpreter, address)
     objects = Objects(memory, interpreter.version)
-    stages = [own["_stage"]] if "_stage" in own else items(objects, own["_stages"], _STAGES) if "_stages" in own else []
+    stages = [own["_stage"]] if "_stage" in own else objects.items(own.get("_stages", 0), _STAGES)
     tables = [attributes(memory, interpreter, stage) for stage in stages]
     count = _number(objects, own.get("_n_microbatches", 0))
     sizes = {_number(objects, table.get("num_stages", 0)) for table in tables}

@@ -12,14 +12,15 @@ from hangdoc.evidence.logs import Aftermath
 
 GROUP_THREADS = re.compile(r"gloo|pt_nccl|^nccl")  # names (comm) of the threads a process group keeps
 MPI_LAUNCH = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-POLLERS = re.compile(
-    r"^TP_\w+"
-)  # threads of TensorPipe, the transport of RPC: its shared memory is polled all the time
+# Threads of TensorPipe, the transport of RPC, which poll its shared memory all the time.
+POLLERS = re.compile(r"^TP_\w+")
 HARNESS_THREADS = re.compile(rf"gloo|pt_tcpstore|^nccl|pt_nccl|{POLLERS.pattern}")  # run on an idle rank, too
 
 
-def is_busy(process: Process) -> bool:
-    """True if a thread of the process runs, other than a process group's own threads."""
+def is_busy(process: object) -> bool | None:
+    """True if a thread of the process runs, other than a process group's own threads; None: no record of `cpu`."""
+    if not isinstance(process, Process):
+        return None
     return not all(map(of_harness, [thread.comm for thread in process.threads if thread.state == "R"]))
 
 
