@@ -43,19 +43,26 @@ class Judge:
         with gc_paused():
             return self._verdict(facts, usual_s)
 
-    def doubts(self, verdict: Verdict) -> str:
+    def not_ruled_out(self, considered: Sequence[Considered]) -> str:
         """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated; "" if none."""
-        return _not_ruled_out(self.library, verdict.considered)
+        stepping = {one.id for one in self.library.playbooks if one.envelope.status in ("slow", "diverging")}
+        unknown: dict[str, list[str]] = {}
+        for one in considered:
+            if one.outcome == "unknown" and one.playbook in stepping:
+                unknown.setdefault(one.why, []).append(one.playbook)
+        return ", ".join(f"{', '.join(ids)} ({why})" for why, ids in unknown.items())
 
     def _verdict(self, facts: Facts, usual_s: float | None) -> Verdict:
         findings, considered = evaluate(self.library, facts, self.slow)
         status = _status(facts, findings)
         stalled_for = facts.job.stall.seconds if status == "stalled" else None
-        note = _note(facts, status, findings) or (_step_time_note(facts, usual_s) if status == "slow" else "")
+        notes = [_note(facts, status, findings) or (_step_time_note(facts, usual_s) if status == "slow" else "")]
         if status in ("healthy", "slow"):
-            note = "; ".join(filter(None, (note, *_nonfinite_notes(facts))))
-        if status == "healthy" and (doubts := _not_ruled_out(self.library, considered)):
-            note = f"{note}; cannot rule out {doubts}"
+            notes += _nonfinite_notes(facts)
+        if status == "healthy":
+            doubts = self.not_ruled_out(considered)
+            notes += [_apart_note(facts), f"cannot rule out {doubts}" if doubts else ""]
+        note = "; ".join(filter(None, notes))
         unseen = (*_unseen(facts), *_failed(considered))
         differing = self._differences(facts, status, findings)
         return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered, differing)
@@ -212,6 +219,17 @@ def _nonfinite_notes(facts: Facts) -> Iterator[str]:
         yield f"{name_processes(ranks)}: {what}"
 
 
+def _apart_note(facts: Facts) -> str:
+    """A parameter that differs between ranks although no playbook applies: stages of a pipeline differ as well."""
+    apart = [rank for rank in facts.ranks if rank.replicas.apart]
+    if not apart:
+        return ""
+    return (
+        f"parameter {apart[0].replicas.parameter} differs between {name_processes(apart)}: "
+        "expected of parts of one model, a fault in replicas"
+    )
+
+
 def _absent(facts: Facts) -> list[RankFacts]:
     """Ranks that make no step and have kept other ranks waiting for long; they may never continue."""
     stall = facts.job.stall
@@ -256,15 +274,6 @@ def _unproved_note(facts: Facts) -> str:
     return "; ".join([stood, *unseen, _activities([rank for rank in living if "stacks" in rank.seen])]).removesuffix(
         "; "
     )
-
-
-def _not_ruled_out(library: Library, considered: Sequence[Considered]) -> str:
-    stepping = {one.id for one in library.playbooks if one.envelope.status in ("slow", "diverging")}
-    unknown: dict[str, list[str]] = {}
-    for one in considered:
-        if one.outcome == "unknown" and one.playbook in stepping:
-            unknown.setdefault(one.why, []).append(one.playbook)
-    return ", ".join(f"{', '.join(ids)} ({why})" for why, ids in unknown.items())
 
 
 def _no_ranks(facts: Facts) -> bool:

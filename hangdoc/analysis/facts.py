@@ -139,12 +139,9 @@ class RankFacts:
 
 
 def where(rank: RankFacts) -> str | None:
-    """The rank's line of user code; where ranks of another side are at it too, the library frame that differs first.
-
-    Ranks that compile are at many places of the compiler, none of which explains anything.
-    """
+    """The rank's line of user code; where ranks of another side are at it too, the library frame that differs first."""
     site, inner = rank.stack.site, rank.divergence.inner
-    return f"{inner}, called at {site}" if inner and site and rank.stack.phase != "compile" else site
+    return f"{inner}, called at {site}" if inner and site else site
 
 
 class _Rank(RankFacts):

@@ -26,7 +26,7 @@ from hangdoc.watch.policy import (
 from hangdoc.watch.session import Session, WatchOptions
 
 PATIENCE_S = 10.0  # a shorter stall is not reported
-CLOSED_PATIENCE_S = 6.0  # of one that nothing outside the job can end
+INTERNAL_PATIENCE_S = 6.0  # of one that nothing outside the job can end
 WINDOW_S = 9.0  # of history before a job is reported as healthy or slow
 CALM_FACTOR = 3  # the interval grows by this factor while every job is calm
 SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed for this long
@@ -246,7 +246,7 @@ def _patience_s(facts: Facts, watched: WatchedJob) -> float:
     """How long a stall must last to be reported: less if a rank or a link is dead, because that is no mere pause."""
     if facts.job.exit.fault or facts.job.network.dead_links:
         return SHORT_PATIENCE_S
-    return max(CLOSED_PATIENCE_S if facts.job.stall.closed else PATIENCE_S, 2 * watched.rhythm_s)
+    return max(INTERNAL_PATIENCE_S if facts.job.stall.internal else PATIENCE_S, 2 * watched.rhythm_s)
 
 
 def _calm(facts: Facts, watched: WatchedJob, verdict: Verdict, now_s: float) -> bool:

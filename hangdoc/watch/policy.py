@@ -77,14 +77,14 @@ class Once:
             self.inspected = True
             return CloserLook()
         decided = facts.job.stall.progressed and not may_be_stuck(facts)
-        due_s = ONCE_LIMIT_S if not decided else ONCE_SOON_S if is_even(facts) else ONCE_S
+        due_s = ONCE_LIMIT_S if not decided else ONCE_SOON_S if is_balanced(facts) else ONCE_S
         return "judge" if elapsed_s >= due_s or has_ended(facts) else "wait"
 
     def accepts(self, judge: Judge, verdict: Verdict, facts: Facts, elapsed_s: float) -> bool:
         """False if a longer watch may show more: patterns take time, and so does what is still undecided."""
         if self.examination is not None or elapsed_s >= ONCE_S or has_ended(facts):
             return True
-        return verdict.status == "healthy" and not verdict.findings and not judge.doubts(verdict)
+        return verdict.status == "healthy" and not verdict.findings and not judge.not_ruled_out(verdict.considered)
 
 
 def is_stuck(facts: Facts, patience_s: float) -> bool:
@@ -93,7 +93,7 @@ def is_stuck(facts: Facts, patience_s: float) -> bool:
     return bool(stall.stalled) and (stall.seconds or 0.0) >= patience_s
 
 
-def is_even(facts: Facts) -> bool:
+def is_balanced(facts: Facts) -> bool:
     """True if the ranks hold the same parameters, and each computes or waits for its peers, as much as the others.
 
     Nothing slows such a job down but its own work.

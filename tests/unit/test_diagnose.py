@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import playbooks
 from hangdoc.evidence import Io
 from hangdoc.evidence.locks import LockFile, Locks
 from hangdoc.recording.recorder import read
-from tests.support.judge import judge
+from tests.support.judge import judge, reported
+from tests.support.paths import DATA
 from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\
@@ -95,3 +97,10 @@ def test_a_slow_job_says_its_step_now_and_before(usual_s: float | None, before: 
     assert verdict.status == "slow"
     assert verdict.note.startswith("a step takes ")
     assert verdict.note.endswith(before or "s")
+
+
+def test_a_healthy_job_says_that_its_ranks_hold_different_parameters() -> None:
+    """Stages of a pipeline: nothing shows that they are no replicas."""
+    (verdict,) = reported(DATA / "recordings" / "frameworks" / "pipeline_healthy.jsonl.zst").verdicts
+    assert (verdict.status, verdict.findings) == ("healthy", ())
+    assert re.search(r"parameter \S+ differs between ranks 0-2: expected of parts of one model", verdict.note)

@@ -93,7 +93,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         writes=links[0][0].writes,
         end=end,
         pid=last.pid if last is not None and last.pid != key[1] else None,
-        process=_name(case, key, last) if last is not None and last.pid != key[1] else None,
+        process=f"{last.command} (pid {last.pid})" if last is not None and last.pid != key[1] else None,
         server=links[-1][1].target if links[-1][1].way == "tcp" else None,
         silent_s=silent_s,
         quiet=quiet or None,
@@ -256,9 +256,18 @@ def _silent_s(case: Case, links: Sequence[Link], last: Waiter | None, watched_s:
 
 def _is_awaited(case: Case, key: Key) -> bool:
     """Other ranks wait for this one, in an operation in which it does not hand out work that it may be waiting for."""
-    others = [facts for other, facts in case.facts(StackFacts).items() if other != key]
-    waiting = [one for one in others if one.waits or (one.phase == "startup" and one.op != "import")]
-    return bool(waiting) and not any(HANDS_OUT.search(one.op or "") for one in waiting)
+    ops: Mapping[Key, str] = case.once("waits for peers", lambda: _waits(case))
+    fed: frozenset[Key] = case.once("waits for work", lambda: frozenset(k for k in ops if HANDS_OUT.search(ops[k])))
+    return not ops.keys() <= {key} and fed <= {key}
+
+
+def _waits(case: Case) -> Mapping[Key, str]:
+    """The operation of each rank that waits for its peers."""
+    stack = case.facts(StackFacts)
+    waiting = (
+        one for one in stack if stack[one].waits or (stack[one].phase == "startup" and stack[one].op != "import")
+    )
+    return {one: stack[one].op or "" for one in waiting}
 
 
 # --- as text --------------------------------------------------------------------------------------
@@ -336,10 +345,6 @@ def _named(case: Case, key: Key, waiter: Waiter) -> str:
     evidence = case.ranks.get((key[0], waiter.pid))
     number = evidence.target.rank if evidence is not None else None
     return f"PID {waiter.pid} ({waiter.command})" if number is None else f"rank {number}"
-
-
-def _name(case: Case, key: Key, waiter: Waiter) -> str:
-    return f"{waiter.command} (pid {waiter.pid})"
 
 
 ANALYSIS = ChainDetector()

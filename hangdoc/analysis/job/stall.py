@@ -63,9 +63,8 @@ class StallJob:
     """The state of the whole job."""
 
     stalled: bool  # no rank makes progress and some rank waits
-    closed: (
-        bool  # and every rank waits for its peers, is stopped or is stuck: nothing outside the job ends such a stall
-    )
+    # It is, and every rank waits for its peers, is stopped or is stuck: nothing outside the job ends such a stall.
+    internal: bool
     seconds: float | None  # how long: from the sockets' idle times, else since the newest change we saw
     waiting: int  # number of ranks that wait for other ranks
     parked: bool  # nothing runs, nothing changes, and some rank's wait is unexplained: native stacks may explain it
@@ -96,7 +95,7 @@ class StallAnalysis(Analysis[StallFacts, StallJob]):
         stalled = blocked and moving is not True
         return ranks, StallJob(
             stalled=stalled,
-            closed=stalled and all(_is_bound(case, key) or key in stuck for key in case.ranks),
+            internal=stalled and all(_is_held_inside(case, key) or key in stuck for key in case.ranks),
             seconds=_standing_s(case) if still else None,
             waiting=waiting,
             parked=still and not stalled and moving is not True and _quiet(case) and _unexplained(case, stack),
@@ -107,7 +106,7 @@ class StallAnalysis(Analysis[StallFacts, StallJob]):
         )
 
 
-def _is_bound(case: Case, key: Key) -> bool:
+def _is_held_inside(case: Case, key: Key) -> bool:
     """True if only a peer, or whoever stopped the rank, can let it go on."""
     stack = case.facts(StackFacts)[key]
     return bool(stack.waits) or stack.phase in ("stopped", "exited")

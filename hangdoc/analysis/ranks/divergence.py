@@ -41,7 +41,7 @@ class DivergenceFacts:
     branch_line: int | None = None
     branch_site: str | None = None  # function and line of that condition: "report (train.py:49)"
     branch_in_framework: bool | None = None  # a framework decides by that condition, and calls no user code there
-    by_rank: bool | None = None  # that condition asks for the rank: "rank == 0"
+    by_rank: bool | None = None  # that condition tests the rank: "rank == 0"
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
     outer_count_other: float | None = None  # its value on the reference side
@@ -112,7 +112,9 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
                 known: dict[Hashable, DivergenceFacts] = {}
                 # On the same lines there is nothing to compare.
                 same = number == 0 and cohort.thread.path.python == reference.thread.path.python
-                inner = _inner(cohort.thread.path, shared)
+                # Ranks that compile are at many places of the compiler, none of which explains anything.
+                compiles = stack[cohort.keys[0]].phase == "compile"
+                inner = None if compiles else _inner(cohort.thread.path, shared)
                 for key in cohort.keys:
                     variables = None if same else comparison_key(case, key, reference.names)
                     if variables not in known:

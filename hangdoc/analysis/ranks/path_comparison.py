@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis.ranks.call_path import Step, Steps, is_library
-from hangdoc.analysis.ranks.conditions import MODEL_PARTS, names, parts_by_rank, targets, uniform
+from hangdoc.analysis.ranks.conditions import MODEL_PARTS, names, negated, parts_by_rank, targets, uniform
 from hangdoc.evidence import Branch, Loop, Place, Variable
 
 COUNTED = re.compile(r"\bin\s+(?:\w+\.)?t?range\(")
 WHILE = re.compile(r"while (.+):$")
-NEGATED = re.compile(r"not ([\w.]+(?:\(\))?)")
 COUNTS_DOWN = re.compile(r"\breversed\(|range\([^()]*,\s*-\d")
 
 
@@ -75,21 +74,21 @@ def relate(a: Steps, b: Steps) -> Relation:
 def _overtaken(found: Relation, laps: Laps, a: Steps, b: Steps) -> Relation:
     """A rank that its peer has overtaken waits in a call that only this rank may make."""
     behind, peer = (a, b[0]) if laps.own < laps.peer else (b, a[0])
-    branch = _asks_for_rank(behind, peer)
+    branch = _rank_test(behind, peer)
     return replace(found, kind="in_branch" if behind is a else "out_of_branch", branch=branch) if branch else found
 
 
 def _by_rank(found: Relation, inside: Steps, outside: Step) -> Relation:
-    """The condition that parted them is one that asks for the rank, unless that at the split is seen to differ."""
+    """The condition that parted them is one that tests the rank, unless that at the split is seen to differ."""
     own = next((step for step in inside if step.place and found.branch in step.place.branches), None)
     if found.branch is None or own is None or uniform(found.branch.test, own, outside.variables) is False:
         return found
-    branch = _asks_for_rank(inside, outside)
+    branch = _rank_test(inside, outside)
     return replace(found, branch=branch) if branch else found
 
 
-def _asks_for_rank(steps: Steps, beside: Step | None = None) -> Branch | None:
-    """The innermost condition that asks for the rank, in user code, else in a framework; not one around `beside`."""
+def _rank_test(steps: Steps, beside: Step | None = None) -> Branch | None:
+    """The innermost condition that tests the rank, in user code, else in a framework; not one around `beside`."""
     shared = _conditions(beside) if beside else ()
     found = [
         (branch, step)
@@ -184,8 +183,7 @@ def _end_of_while(loop: Loop, step: Step) -> tuple[str, ...]:
     counted = all(value is not None and value.number is not None and value.kind == "int" for value in values)
     if counted or "<" in header[1]:  # self.epoch < self.epochs
         return ()
-    alone = NEGATED.fullmatch(header[1])
-    return (alone[1] if alone else f"not ({header[1]})",)
+    return (negated(header[1]),)
 
 
 def _equal(test: str, step: Step, peer: Mapping[str, Variable] | None) -> bool:
@@ -210,7 +208,7 @@ def _parting_condition(outside: Steps, inside: Step, overtaken: bool) -> Branch 
         if overtaken and branch.test and branch not in shared
         if not is_library(step.file) and not uniform(branch.test, step, None)
     )
-    return _asks_for_rank(outside, inside) or next(other, None)
+    return _rank_test(outside, inside) or next(other, None)
 
 
 def _by_callees(found: Relation, a: Steps, b: Steps, depth: int) -> Relation:
@@ -240,8 +238,8 @@ def _condition_in(inside: Steps, loop: Loop) -> Branch | None:
 
 
 def _condition_of(rest: Steps) -> Branch | None:
-    """The outermost condition that may differ between ranks, in user code; else one that asks for the rank."""
-    return next((branch for step in rest for branch in _own_branches(step)), None) or _asks_for_rank(rest)
+    """The outermost condition that may differ between ranks, in user code; else one that tests the rank."""
+    return next((branch for step in rest for branch in _own_branches(step)), None) or _rank_test(rest)
 
 
 def _own_branches(step: Step) -> list[Branch]:

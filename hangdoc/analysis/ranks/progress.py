@@ -136,7 +136,7 @@ def _looks(case: Case, key: Key) -> list[Look]:
         records = rank.records
         stacks, source, process = records.get("stacks"), records.get("source"), records.get("cpu")
         if judged and isinstance(stacks, Stacks) and stacks.threads:
-            busy = is_busy(process) if isinstance(process, Process) else None
+            busy = is_busy(process)
             if stacks is before[0] and source is before[1] and busy is before[2]:  # unchanged evidence
                 found.append(Look(shot.at_s, found[-1].thread, found[-1].activity))
                 continue

@@ -18,7 +18,7 @@ from hangdoc.analysis.ranks.process import is_stopped
 from hangdoc.analysis.ranks.process_context import is_busy, process_context
 from hangdoc.analysis.ranks.training_thread import training_thread
 from hangdoc.analysis.ranks.transfers import awaited, transfers_of
-from hangdoc.evidence import Branch, Frame, Process, ProcessGroups, Stacks
+from hangdoc.evidence import Branch, Frame, ProcessGroups, Stacks
 
 # Phases and operations that may be a wait for a send or receive; None: an unknown operation.
 _UNCERTAIN = frozenset({"collective", "p2p", "idle", "unknown"})
@@ -105,7 +105,7 @@ def last_seen(case: Case, key: Key) -> StackFacts:
     records = case.ranks[key].records
     process, stacks = records.get("cpu"), records.get("stacks")
     stopped = is_stopped(case, key)
-    busy = is_busy(process) if isinstance(process, Process) else None
+    busy = is_busy(process)
     if not isinstance(stacks, Stacks) or not stacks.threads:
         return _without_stack("stopped" if stopped else "unknown", busy)
     threads, context = threads_of(case, key), process_context(case, key, busy, stacks)

@@ -15,10 +15,10 @@ from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Thread, per_path, thread_in, threads_of
 from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process_context import is_busy, process_context
-from hangdoc.evidence import Process, Source, Stack, Stacks
+from hangdoc.evidence import Source, Stack, Stacks
 
 TRAINS = frozenset({"backward", "optimizer", "forward"})  # operations of a thread that computes
-# waits for another thread of the process to finish
+# Functions that wait for another thread of the process to finish.
 FOR_THREAD = re.compile(
     r"/threading\.py:(join|_wait_for_tstate_lock)$|/concurrent/futures/\w+\.py:(result|wait|shutdown)$"
 )
@@ -33,7 +33,7 @@ def training_thread(case: Case, key: Key) -> int | None:
     known: dict[Key, int | None] = case.once("training threads", dict)
     if key not in known:
         threads, stacks = threads_of(case, key), case.record(key, "stacks")
-        context = process_context(case, key, _busy(case.record(key, "cpu")), stacks) if threads else None
+        context = process_context(case, key, is_busy(case.record(key, "cpu")), stacks) if threads else None
         known[key] = _choose(case, threads, context) if context else None
     return known[key]
 
@@ -121,14 +121,10 @@ def _count(case: Case) -> Mapping[Start, int]:
             stacks, source = rank.records.get("stacks"), rank.records.get("source")
             if isinstance(stacks, Stacks) and stacks.threads and id(stacks) not in seen:
                 seen.add(id(stacks))
-                context = process_context(case, key, _busy(rank.records.get("cpu")), stacks)
+                context = process_context(case, key, is_busy(rank.records.get("cpu")), stacks)
                 main = _main(stacks.threads)
                 for at, stack in enumerate(stacks.threads):
                     path = thread_in(case, stack, stacks, source).path
                     if _trains(phase(case, path, context)):
                         found[MAIN if at == main else start(path)] += 1
     return found
-
-
-def _busy(process: object) -> bool | None:
-    return is_busy(process) if isinstance(process, Process) else None

@@ -211,14 +211,13 @@ def test_facts_are_freed_without_the_garbage_collector() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "inner", "shown"),
+    ("inner", "shown"),
     [
-        ("collective", "reduce (hooks.py:18)", "reduce (hooks.py:18), called at main (train.py:8)"),
-        ("collective", None, "main (train.py:8)"),
-        ("compile", "poll (locks.py:7)", "main (train.py:8)"),
+        ("reduce (hooks.py:18)", "reduce (hooks.py:18), called at main (train.py:8)"),
+        (None, "main (train.py:8)"),
     ],
 )
-def test_where_a_rank_is(phase: str, inner: str | None, shown: str) -> None:
-    stack = SimpleNamespace(site="main (train.py:8)", phase=phase)
+def test_where_a_rank_is(inner: str | None, shown: str) -> None:
+    stack = SimpleNamespace(site="main (train.py:8)")
     rank: Any = SimpleNamespace(stack=stack, divergence=SimpleNamespace(inner=inner))
     assert where(rank) == shown

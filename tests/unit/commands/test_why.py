@@ -53,7 +53,7 @@ def test_a_playbook_that_applies(way: Way, capsys: pytest.CaptureFixture[str]) -
     assert re.search(r'─ left: trusted and divergence\.relation == "left_loop"  rank 2\n', tree)
     assert re.search(r"─ divergence\.outlier = false on ranks 0-1\n.*─ divergence\.outlier = true on rank 2\n", tree)
     assert re.search(r"─ peers: stack\.waits and divergence\.outlier == false  ranks 0-1\n", tree)
-    assert re.search(r"─ confidence\.raise\.0\.if: any\(one_left\) or any\(.*\)  yes\n", tree)
+    assert re.search(r"─ confidence\.raise\.0\.if: any\(one_left or exhausted\)  yes\n", tree)
     assert len(re.findall(r"─ left: ", tree)) == 1, "a selection is written out once"
 
 

@@ -22,7 +22,7 @@ class Look:
     status: str = "healthy"
     stalled: bool = False
     seconds: float = 0.0
-    closed: bool = False
+    internal: bool = False
     alive: bool | None = True  # None: nothing is seen of it
     step_s: float | None = 0.5
     idle: bool = False
@@ -38,7 +38,7 @@ class Look:
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
-        stall.progressed, stall.closed = self.progressed, self.closed
+        stall.progressed, stall.internal = self.progressed, self.internal
         progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, pause_s=None, standing_s=self.standing_s)
         progress.wait_share, progress.completed = 0.5, not self.stalled if self.completed is None else self.completed
         exits = SimpleNamespace(fault=False, fault_s=None, well=not self.alive)
@@ -149,7 +149,7 @@ OVER = Look(alive=False)
             [Look(), Look("stalled", True, 12.0), *[Look("unknown", progressed=False)] * 3],
             ["healthy", "stall", "verdict stalled"],
         ),
-        ([Look(), Look("stalled", True, 7.0, closed=True)], ["healthy", "stall", "verdict stalled"]),
+        ([Look(), Look("stalled", True, 7.0, internal=True)], ["healthy", "stall", "verdict stalled"]),
         ([Look(), Look("stalled", True, 7.0)], ["healthy"]),  # what a rank is idle for may still come
         ([Look(), Look("stalled", True, 5.0, dead_links=1)], ["healthy", "stall", "verdict stalled"]),  # no mere pause
         ([Look(), Look("unknown", idle=True)], ["healthy", "verdict unknown"]),

@@ -13,7 +13,7 @@ from hangdoc.analysis.facts import derive, schema
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Job, Verdict
-from hangdoc.watch.policy import ONCE_S, ONCE_SOON_S, Once, is_even, needs_inspection
+from hangdoc.watch.policy import ONCE_S, ONCE_SOON_S, Once, is_balanced, needs_inspection
 
 
 def without_interfaces(rank: RankEvidence, blind: int | None) -> RankEvidence:
@@ -38,7 +38,7 @@ def rank(computes: float, waits: float, apart: bool | None = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "even"),
+    ("ranks", "balanced"),
     [
         ([rank(0.9, 0.1), rank(0.8, 0.2)], True),
         ([rank(0.3, 0.6), rank(0.4, 0.6)], True),  # short steps
@@ -47,8 +47,8 @@ def rank(computes: float, waits: float, apart: bool | None = False) -> Any:
         ([rank(0.9, 0.1, None), rank(0.9, 0.1)], False),  # their models may differ
     ],
 )
-def test_ranks_that_are_even(ranks: list[Any], even: bool) -> None:
-    assert is_even(SimpleNamespace(ranks=ranks)) is even  # type: ignore[arg-type]
+def test_ranks_that_are_balanced(ranks: list[Any], balanced: bool) -> None:
+    assert is_balanced(SimpleNamespace(ranks=ranks)) is balanced  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_ranks_that_are_even(ranks: list[Any], even: bool) -> None:
 def test_only_a_healthy_verdict_without_doubts_is_given_early(
     status: str, doubts: str, elapsed_s: float, accepted: bool
 ) -> None:
-    judge: Any = SimpleNamespace(doubts=lambda verdict: doubts)
+    judge: Any = SimpleNamespace(not_ruled_out=lambda considered: doubts)
     facts: Any = SimpleNamespace(ranks=[rank(0.9, 0.1)])
     verdict = Verdict(status, None, Job("job", 1, None, ("node-a",), ()))
     assert Once("job", lambda line: None).accepts(judge, verdict, facts, elapsed_s) is accepted

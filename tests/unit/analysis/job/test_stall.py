@@ -58,13 +58,13 @@ def test_stall(stacks: list[StackFacts], moving: bool, idle_s: float, stalled: b
 STOPPED, IDLE = StackFacts("stopped"), StackFacts("idle", op="wait", waits=False)
 
 
-@pytest.mark.parametrize(("second", "closed"), [(WAITS, True), (STOPPED, True), (IDLE, False)])
-def test_only_a_stall_of_ranks_that_wait_for_each_other_is_closed(second: StackFacts, closed: bool) -> None:
+@pytest.mark.parametrize(("second", "internal"), [(WAITS, True), (STOPPED, True), (IDLE, False)])
+def test_only_a_stall_of_ranks_that_wait_for_each_other_is_internal(second: StackFacts, internal: bool) -> None:
     explained = {name: object() for name in ("io", "locks", "lockfile", "source")}
     found = case([WAITS, second], [{"cpu_share": 0.0}] * 2, **explained)
     found.give(DivergenceFacts, dict.fromkeys(found.ranks, DivergenceFacts(will_arrive=False)))
     stall = found.job(StallJob)
-    assert (stall.stalled, stall.closed) == (True, closed)
+    assert (stall.stalled, stall.internal) == (True, internal)
 
 
 @pytest.mark.parametrize(

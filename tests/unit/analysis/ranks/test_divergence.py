@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hangdoc.analysis.facts import where
-from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
+from tests.support.synthetic_evidence import LIB, At, Stage, in_backward, in_c10d, number
 
 SCRIPT = """\
 import torch.distributed as dist
@@ -89,6 +90,17 @@ def test_the_frameworks_frames_are_shown_where_the_users_line_is_on_both_paths(s
     shown = [rank.divergence.inner for rank in facts.ranks]
     assert shown == ["save (loop.py:1)", "step (loop.py:1)", "step (loop.py:1)", None]
     assert where(facts.ranks[0]) == "save (loop.py:1), called at main (job.py:21)"
+
+
+def test_a_rank_that_compiles_shows_no_frame_of_the_compiler(tmp_path: Path) -> None:
+    """Whatever it runs at the moment, such as a lock, is no reason."""
+    stage = Stage("def main():\n    trainer.fit()\n", tmp_path)
+    torch, lock = f"{LIB}/_dynamo/convert_frame.py", "/v/lib/python3.11/site-packages/filelock/_api.py"
+    compiling = At([("main", 2)], [("_poll", lock), ("compile_inner", torch)])
+    other = At([("main", 2)], [("step", "/v/lib/python3.11/site-packages/engine/loop.py")])
+    facts = stage.facts([compiling, other])
+    assert facts.ranks[0].stack.phase == "compile"
+    assert [rank.divergence.inner is None for rank in facts.ranks] == [True, False]
 
 
 def test_a_rank_that_will_arrive_is_not_stuck(stage: Stage) -> None:
