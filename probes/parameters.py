@@ -28,6 +28,9 @@ TRAINABLE, FROZEN = 4, 2  # parameters read of a rank
 SAMPLE = 128  # bytes read at the start of a parameter, and as many in its middle
 SMALLEST = 16  # bytes of a parameter: a smaller one may be equal by chance
 READS, PAUSE_S = 4, 0.001  # in each look: some fall between two steps of the optimizer
+# Without a wrapper, in early looks and in those that search: gradients averaged by hand are equal for a part of each
+# step. On two busy cores, one read in 40 sees that.
+GRADIENT_READS, _OFTEN_READ = 16, 24
 _ROOTS = 256  # variables
 # A first look may come before the model is wrapped, and a job may go on to another model: it is searched again after
 # so many looks. Until one is found, each of the first looks searches.
@@ -46,6 +49,12 @@ class _Known:
     readable: bool = False  # its interpreter was found
     found: Found = field(default_factory=Found)
     chosen: Mapping[str, int] = field(default_factory=dict)  # parameters to read: objects by name
+
+    @property
+    def reads(self) -> int:
+        """Times to read in this look."""
+        often = not self.found.wrapper and (self.looks <= _OFTEN_READ or self.looks % _SEARCH_AGAIN == 0)
+        return GRADIENT_READS if often else READS
 
 
 class ParametersProbe:
@@ -76,13 +85,15 @@ class ParametersProbe:
             except (Unreadable, struct.error) as error:
                 unseen.append(_unseen(target, str(error) or "its memory changed meanwhile"))
         samples: dict[int, list[Mapping[str, tuple[int, bytes]]]] = {pid: [] for pid in located}
-        for _ in range(READS if any(contents for _, _, contents, _ in located.values()) else 0):
+        reads = max((known.reads for _, known, contents, _ in located.values() if contents), default=0)
+        for read in range(reads):
             time.sleep(PAUSE_S)
             for pid, (memory, known, contents, gradients) in located.items():
-                samples[pid].append(_sample(memory, contents))
-                if not known.found.wrapper:  # averaged by hand: equal for a part of each step only
-                    with suppress(Unreadable, struct.error):
-                        gradients.append(_gradients(memory, known, contents))
+                if read < READS:
+                    samples[pid].append(_sample(memory, contents))
+                if read < known.reads and not known.found.wrapper:
+                    with suppress(Unreadable, struct.error):  # located again: `zero_grad` drops them
+                        gradients.append(_gradients(memory, known, _contents(memory, known)))
         by_pid: dict[int, Parameters] = {}
         for target in request.targets:
             if target.pid in located:

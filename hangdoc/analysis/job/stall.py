@@ -9,6 +9,7 @@ A job that is not stalled is not yet healthy: that takes proof of progress on ev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,11 +37,13 @@ from hangdoc.analysis.thresholds import (
     STILL_S,
     WORKED_S,
 )
-from hangdoc.evidence import Process, Sockets, Stacks
+from hangdoc.evidence import Process, Sockets, Stack, Stacks
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
 READS = frozenset({"input", "read", "readinto", "readline", "recv"})  # what they wait for may never come
+# The innermost frame of a wait that only another thread of the process can end: a queue, an event, a pool's result.
+FOR_THREADS = re.compile(r"/lib/python3[^/]*/(threading|queue|concurrent/futures/\w+)\.py$")
 RPC_CALLS = "torch/distributed/rpc/internal.py"
 EXPLAIN_WAITS = frozenset({"io", "locks", "lockfile"})  # probes that show what another wait is for
 
@@ -233,13 +236,27 @@ def _every_source(case: Case) -> bool:
 def _expects(case: Case, key: Key) -> bool:
     """True if it is known what an idle rank waits for, and that is likely to come.
 
-    A read that returns nothing is no progress, nor is a wait for a process that does nothing. Neither is any wait for
-    which the job has been idle for long.
+    A read that returns nothing is no progress, nor is a wait for a process or a thread that does nothing. Neither is any
+    wait for which the job has been idle for long.
     """
     silent = case.facts(StackFacts)[key].op in READS and not _receives(case, key)
-    if silent or case.facts(ChainFacts)[key].quiet or (_idle_s(case) or 0.0) >= EXPECTED_S:
+    if silent or case.facts(ChainFacts)[key].quiet or _waits_for_idle_threads(case, key):
+        return False
+    if (_idle_s(case) or 0.0) >= EXPECTED_S:
         return False
     return case.facts(StackFacts)[key].op in OUTSIDE or case.ranks[key].records.keys() >= EXPLAIN_WAITS
+
+
+def _waits_for_idle_threads(case: Case, key: Key) -> bool:
+    """True if a rank waits for another thread of its process, and each of them waits for another as well."""
+    stacks = case.record(key, "stacks")
+    threads = stacks.threads if isinstance(stacks, Stacks) else ()
+    return bool(threads) and all(map(_waits_for_thread, threads))
+
+
+def _waits_for_thread(stack: Stack) -> bool:
+    innermost = next((frame for frame in stack.frames if not frame.native), None)
+    return not stack.active and innermost is not None and bool(FOR_THREADS.search(innermost.file))
 
 
 def _receives(case: Case, key: Key) -> bool:

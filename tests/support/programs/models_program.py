@@ -1,6 +1,7 @@
 """Trains a small model until a bias is infinite, and prints its parameters.
 
-`variable`: the model is in a local variable. `trainer`: it is an attribute of one.
+`variable`: the model is in a local variable. `trainer`: it is an attribute of one. `drops`: two gradients of each
+parameter take turns, as `zero_grad` and `backward` let them.
 """
 
 import json
@@ -9,6 +10,8 @@ import time
 
 import torch
 from torch import nn
+
+HOW = sys.argv[1]
 
 
 class Block(nn.Module):
@@ -60,11 +63,19 @@ def told(parameter):
 
 def hold(trainer, loss):
     print(json.dumps({name: told(p) for name, p in trainer.model.named_parameters()}), flush=True)
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    made = [[torch.full_like(one, value).cumsum(0) for one in trained] for value in (1.0, 2.0)]
+    while HOW == "drops":
+        for gradients in made:
+            for parameter, gradient in zip(trained, gradients, strict=True):
+                parameter.grad = gradient
+            time.sleep(0.003)
+            trainer.model.zero_grad()
     time.sleep(1000)
     return loss
 
 
-def run(model, how):
+def run(model):
     criterion = nn.CrossEntropyLoss()  # a module without parameters
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     for _ in range(3):
@@ -74,11 +85,11 @@ def run(model, how):
     with torch.no_grad():
         model.head.bias[2] = float("inf")
     trainer = Trainer(model)
-    if how == "trainer":
+    if HOW == "trainer":
         model = None
     hold(trainer, criterion)
     return model
 
 
 torch.manual_seed(4)
-run(Model(), sys.argv[1])
+run(Model())
