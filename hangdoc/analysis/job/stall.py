@@ -236,8 +236,8 @@ def _every_source(case: Case) -> bool:
 def _expects(case: Case, key: Key) -> bool:
     """True if it is known what an idle rank waits for, and that is likely to come.
 
-    A read that returns nothing is no progress, nor is a wait for a process or a thread that does nothing. Neither is any
-    wait for which the job has been idle for long.
+    A read that returns nothing is no progress, nor is a wait for a process or a thread that does nothing, nor any wait
+    for which the job has been idle for long.
     """
     silent = case.facts(StackFacts)[key].op in READS and not _receives(case, key)
     if silent or case.facts(ChainFacts)[key].quiet or _waits_for_idle_threads(case, key):

@@ -16,7 +16,7 @@ from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import Connection, Frame, Io, RankEvidence, Sockets, Stack, Target
+from hangdoc.evidence import Connection, Frame, Io, RankEvidence, Sockets, Stack, Stacks, Target
 from hangdoc.evidence.locks import LockFile, Locks
 from tests.support.synthetic_evidence import LIB, At, Stage
 
@@ -146,4 +146,17 @@ def test_a_wait_for_a_process_that_does_nothing_is_no_progress(quiet: bool | Non
     records = {"io": Io(), "locks": Locks(), "lockfile": LockFile()}  # these explain any other wait
     found = case([StackFacts("idle", op="_try_wait", waits=False), COMPUTES], [{}, {"period_s": 0.5}], **records)
     found.give(ChainFacts, {key: ChainFacts(quiet=quiet) for key in found.ranks})
+    assert found.job(StallJob).progressed is progressed
+
+
+QUEUE = (Frame("wait", "/usr/lib/python3.12/threading.py", 359), Frame("get", "/usr/lib/python3.12/queue.py", 180))
+UPLOAD = (Frame("upload", "/job/upload.py", 12),)
+
+
+@pytest.mark.parametrize(("other", "progressed"), [(QUEUE, False), (UPLOAD, True)])
+def test_a_wait_for_a_thread_that_waits_as_well_is_no_progress(other: tuple[Frame, ...], progressed: bool) -> None:
+    """A queue that no thread fills may stay empty for ever."""
+    threads = Stacks((Stack(1, "MainThread", QUEUE), Stack(2, "Thread-1", other)))
+    records = {"io": Io(), "locks": Locks(), "lockfile": LockFile(), "stacks": threads}
+    found = case([StackFacts("idle", op="wait", waits=False), COMPUTES], [{}, {"period_s": 0.5}], **records)
     assert found.job(StallJob).progressed is progressed
