@@ -25,11 +25,11 @@ COMPUTES = StackFacts("compute", waits=False)
 STILL = ProgressFacts(9, 4.0, False, 4.0, 9, None, 0.0, None, None, 1, None)
 
 
-def case(stacks: list[StackFacts], progress: list[dict[str, Any]], **records: Any) -> Case:
-    keys = [("here", 100 + i) for i in range(len(stacks))]
+def case(stack: list[StackFacts], progress: list[dict[str, Any]], /, **records: Any) -> Case:
+    keys = [("here", 100 + i) for i in range(len(stack))]
     ranks = {key: RankEvidence(Target(key[1], 1, "here", i), True, dict(records)) for i, key in enumerate(keys)}
     found = Case([], ranks)
-    found.give(StackFacts, dict(zip(keys, stacks, strict=True)))
+    found.give(StackFacts, dict(zip(keys, stack, strict=True)))
     found.give(ProgressFacts, {key: replace(STILL, **own) for key, own in zip(keys, progress, strict=True)})
     found.give(DivergenceFacts, dict.fromkeys(keys, DivergenceFacts()))
     return found
