@@ -9,7 +9,6 @@ A job that is not stalled is not yet healthy: that takes proof of progress on ev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +20,7 @@ from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
 from hangdoc.analysis.locks.lock_files import LockFileFacts
+from hangdoc.analysis.locks.mutexes import waits_for_thread
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.process import process_looks, was_held
@@ -37,13 +37,11 @@ from hangdoc.analysis.thresholds import (
     STILL_S,
     WORKED_S,
 )
-from hangdoc.evidence import Process, Sockets, Stack, Stacks
+from hangdoc.evidence import Process, Sockets, Stacks
 
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
 READS = frozenset({"input", "read", "readinto", "readline", "recv"})  # what they wait for may never come
-# The innermost frame of a wait that only another thread of the process can end: a queue, an event, a pool's result.
-FOR_THREADS = re.compile(r"/lib/python3[^/]*/(threading|queue|concurrent/futures/\w+)\.py$")
 RPC_CALLS = "torch/distributed/rpc/internal.py"
 EXPLAIN_WAITS = frozenset({"io", "locks", "lockfile"})  # probes that show what another wait is for
 
@@ -251,12 +249,7 @@ def _waits_for_idle_threads(case: Case, key: Key) -> bool:
     """True if a rank waits for another thread of its process, and each of them waits for another as well."""
     stacks = case.record(key, "stacks")
     threads = stacks.threads if isinstance(stacks, Stacks) else ()
-    return bool(threads) and all(map(_waits_for_thread, threads))
-
-
-def _waits_for_thread(stack: Stack) -> bool:
-    innermost = next((frame for frame in stack.frames if not frame.native), None)
-    return not stack.active and innermost is not None and bool(FOR_THREADS.search(innermost.file))
+    return bool(threads) and all(map(waits_for_thread, threads))
 
 
 def _receives(case: Case, key: Key) -> bool:

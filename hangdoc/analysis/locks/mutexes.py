@@ -7,6 +7,7 @@ it. Without a known holder, the lock is dead if every other thread of the proces
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,6 +22,8 @@ from hangdoc.evidence import Process, Stack, Stacks
 from hangdoc.evidence.locks import Locks, LockWait
 
 RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put", "submit", "__exit__"})
+# The innermost frame of a thread that waits for another one: a lock, a queue, an event, a pool's result.
+FOR_THREADS = re.compile(r"/lib/python3[^/]*/(threading|queue|concurrent/futures/\w+)\.py$")
 SLEEPS = frozenset({"sleep", "wait"})
 
 
@@ -29,8 +32,10 @@ class MutexFacts:
     """Locks of one rank. None: not seen."""
 
     stuck: bool | None = None  # its main thread waits for a lock, or a thread, that is deadlocked
-    how: str | None = None  # ring: threads wait for each other; itself: a thread acquires twice; nobody: no holder
-    lock: str | None = None  # the lock's name in the source: "self.lock"
+    # ring: threads wait for each other; itself: a thread acquires twice; nobody: no holder; asleep: it waits for an
+    # event, a queue or a result, and every thread that could provide it waits as well
+    how: str | None = None
+    lock: str | None = None  # the lock's name in the source: "self.lock"; None: no lock
     reentrant: bool | None = None  # it is a reentrant lock (RLock)
     sure: bool | None = None  # the holder was read from memory, not inferred
     lines: tuple[str, ...] = ()  # one sentence for each deadlocked thread
@@ -51,14 +56,16 @@ def _facts(case: Case, key: Key) -> MutexFacts:
     stacks, locks = case.record(key, "stacks"), case.record(key, "locks")
     if not isinstance(stacks, Stacks) or not isinstance(locks, Locks):
         return UNSEEN
-    if not locks.waits or case.ranks[key].alive is False or not (parked := _parked(case, key)):
+    if case.ranks[key].alive is False or not (parked := _parked(case, key)):
         return FREE
     threads = Threads(stacks, locks, parked, {t.stack.tid: t.path for t in threads_of(case, key)})
     stack = case.facts(StackFacts)[key]
     dead = dict(threads.dead())
     thread = judged_thread(case, key)
     main = thread.stack.tid if thread else key[1]
-    if not dead or not (main in dead or (stack.phase == "idle" and threads.unreleasable(main, dead))):
+    if not dead:
+        return _asleep(threads, main) if stack.phase == "idle" else FREE
+    if not (main in dead or (stack.phase == "idle" and threads.unreleasable(main, dead))):
         return FREE
     first = threads.waits.get(main) or threads.waits[next(iter(dead))]
     return MutexFacts(
@@ -69,6 +76,21 @@ def _facts(case: Case, key: Key) -> MutexFacts:
         sure=all(threads.known(tid) for tid in dead),
         lines=tuple(threads.line(tid) for tid in sorted(dead, key=lambda tid: tid != main)),
     )
+
+
+def _asleep(threads: Threads, main: int) -> MutexFacts:
+    """The facts of a rank without a deadlocked lock."""
+    if main not in threads.parked or main in threads.waits or not all(map(waits_for_thread, threads.stacks.threads)):
+        return FREE
+    who, where = threads.name(main), threads.site(main)
+    line = f"{who} waits at {where} for another thread of its process, but none of its threads runs"
+    return MutexFacts(stuck=True, how="asleep", sure=False, lines=(line,))
+
+
+def waits_for_thread(stack: Stack) -> bool:
+    """True if only another thread of the process can end the wait that a thread is in."""
+    innermost = next((frame for frame in stack.frames if not frame.native), None)
+    return not stack.active and innermost is not None and bool(FOR_THREADS.search(innermost.file))
 
 
 @dataclass(slots=True)
@@ -145,19 +167,19 @@ class Threads:
     def line(self, tid: int) -> str:
         """`MainThread waits for self.a at flush (cache.py:31), held by Thread-1 since put (cache.py:20)`."""
         wait, owner = self.waits[tid], self.owner(tid)
-        return f"{self._name(tid)} waits for {wait.name} at {self._site(tid)}, {self._format_holder(tid, wait, owner)}"
+        return f"{self.name(tid)} waits for {wait.name} at {self.site(tid)}, {self._format_holder(tid, wait, owner)}"
 
     def _format_holder(self, tid: int, wait: LockWait, owner: int | None) -> str:
         if not owner:
             return "held by a thread that has exited" if owner == 0 else "with no known holder among living threads"
         held = next((h for h in self.locks.holdings if (h.tid, h.semaphore) == (owner, wait.semaphore)), None)
         where = f" since {held.function} ({held.file.rsplit('/', 1)[-1]}:{held.line})" if held else ""
-        return f"held by {'itself' if owner == tid else self._name(owner)}{where}"
+        return f"held by {'itself' if owner == tid else self.name(owner)}{where}"
 
-    def _name(self, tid: int) -> str:
+    def name(self, tid: int) -> str:
         return next((s.name for s in self.stacks.threads if s.tid == tid and s.name), None) or f"thread {tid}"
 
-    def _site(self, tid: int) -> str:
+    def site(self, tid: int) -> str:
         step = self.paths[tid].user
         return step.site if step else "?"
 

@@ -67,10 +67,12 @@ def judged(
     looks: int = 4,
     switches: Sequence[int] = (5,) * 9,
     others: Sequence[int] = (1,) * 9,
+    inner: Sequence[tuple[str, str]] = (),
 ) -> MutexFacts:
     """The main thread of rank 0 waits in `train`; rank 1 waits for rank 0.
 
-    `switches`: context switches of the main thread, by look, and of each other thread.
+    `switches`: context switches of the main thread, by look, and of each other thread. `inner`: library frames that the
+    main thread is in.
     """
     shown = []
     for number in range(looks):
@@ -79,7 +81,7 @@ def judged(
             for tid in (MAIN, OTHER, THIRD, THIRD + 1)
         )
         cpu = Process(MAIN, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, threads)
-        at = At([("train", 2)], extra=extra, records={"locks": locks, "cpu": cpu, "source": source(stage)})
+        at = At([("train", 2)], inner, extra=extra, records={"locks": locks, "cpu": cpu, "source": source(stage)})
         shown.append([at, in_c10d("all_reduce", ("train", 3))])
     facts = stage.facts(*shown).ranks[0].locks
     assert isinstance(facts, MutexFacts)
@@ -188,3 +190,25 @@ def test_threads_woken_by_a_debugger_are_still_parked(stage: Stage) -> None:
 
 def test_unknown_without_records(stage: Stage) -> None:
     assert stage.facts([At([("train", 2)])]).ranks[0].locks == MutexFacts()
+
+
+QUEUE = [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")]
+
+
+@pytest.mark.parametrize(
+    ("inner", "sleeping", "extra", "stuck"),
+    [
+        (QUEUE, (MAIN,), [], True),
+        (QUEUE, (MAIN, THIRD), [parked(THIRD)], True),  # an idle thread of a pool
+        (QUEUE, (), [], False),  # with a timeout
+        (QUEUE, (MAIN,), ["upload"], False),  # a thread that sleeps may still fill it
+        ([], (MAIN,), [], False),  # native code, which may have threads of its own
+    ],
+)
+def test_a_wait_for_threads_of_which_none_runs(
+    stage: Stage, inner: Sequence[tuple[str, str]], sleeping: tuple[int, ...], extra: Sequence[Any], stuck: bool
+) -> None:
+    """An empty queue, an event: nobody is left to provide it."""
+    threads = [thread(stage, OTHER, "upload", 14) if one == "upload" else one for one in extra]
+    facts = judged(stage, Locks(sleeping), threads, inner=inner)
+    assert (facts.stuck, facts.how) == (stuck, "asleep" if stuck else None)
