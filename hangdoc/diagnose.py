@@ -226,7 +226,7 @@ def _apart_note(facts: Facts) -> str:
         return ""
     return (
         f"parameter {apart[0].replicas.parameter} differs between {name_processes(apart)}: "
-        "expected of parts of one model, a fault in replicas"
+        "expected of parts of one model and of local SGD, a fault in replicas"
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target
 from hangdoc.evidence.locks import Holding, Locks, LockWait
+from hangdoc.introspect.attributes import attributes
 from hangdoc.introspect.interpreter import lookup
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.module_globals import MODULE_DICT, Places
@@ -154,12 +155,15 @@ class _Look:
 
     def lock(self, frame: Frame, name: str, semaphore: int) -> tuple[bool, int | None] | None:
         """Whether the lock of that name is an RLock, and its owner; None: it has another semaphore."""
-        root, hops = self._root(frame, name), len(_ACCESS.findall(name)) + 1  # a Condition wraps its lock
+        root = self._root(frame, name)
         if root is None:
             return None
-        key = (root, hops, self._index(frame, name))
+        named = self._attribute(root, name)
+        # A Condition wraps its lock. Where an attribute cannot be read by name, each lock that far from the root counts.
+        hops = 1 + ("[" in name if named else len(_ACCESS.findall(name)))
+        key = (named or root, hops, self._index(frame, name))
         if key not in self.known:
-            self.known[key] = {}, within(self.memory, root, hops)
+            self.known[key] = {}, within(self.memory, key[0], hops)
         locks, levels = self.known[key]
         while semaphore not in locks and (level := next(levels, None)) is not None:
             locks.update(self._locks(level if key[2] is None else self._items(level, key[2])))
@@ -198,12 +202,27 @@ class _Look:
         None: the lock could not be read, but the names match.
         """
         same_name = _last_name(name) == _last_name(wait.name)
-        if _ACCESS.search(name) and not same_name:  # attribute values are read without their names
-            return False
         unknown_item = "[" in name and self._index(frame, name) is None  # some lock in a dict
-        if unknown_item or self._root(frame, name) is None:
+        root = self._root(frame, name)
+        if unknown_item or root is None:
             return None if same_name and not (unknown_item and own) else False
+        if _ACCESS.search(name) and not same_name and self._attribute(root, name) is None:
+            return False
         return self.lock(frame, name, wait.semaphore) is not None
+
+    def _attribute(self, root: int, name: str) -> int | None:
+        """The object that a dotted name leads to from the object of its first part; None: not readable by name."""
+        address = root
+        for part in name.partition("[")[0].split(".")[1:]:
+            try:
+                place = self.places.find((self.target.pid, self.target.start_ticks), self.memory)
+                found = attributes(self.memory, place.interpreter, address).get(part) if place else None
+            except (Unreadable, struct.error):
+                return None
+            if found is None:
+                return None
+            address = found
+        return address
 
     def _root(self, frame: Frame, name: str) -> int | None:
         """The address of the first part of a dotted name: a local variable, else a global one."""

@@ -16,6 +16,26 @@ class Pair:
         self.second = threading.RLock()
 
 
+class Part:
+    def __init__(self, other=None):
+        self.lock = threading.Lock()
+        self.other = other
+
+
+def save(snapshots, met):
+    with snapshots.lock:
+        met.wait()
+        with snapshots.other.lock:
+            pass
+
+
+def note(snapshots, progress, met):
+    with progress.lock:
+        met.wait()
+        with snapshots.lock:
+            pass
+
+
 def forward(pair, met):
     with pair.first:
         met.wait()
@@ -82,9 +102,11 @@ def start(function, *arguments):
 taken = threading.Lock()
 taken.acquire()
 pair, met, gone = Pair(), threading.Barrier(2), threading.Event()
+snapshots, together = Part(Part()), threading.Barrier(2)
 threads = [start(forward, pair, met), start(backward, pair, met), start(twice), start(orphan, gone), start(column, 2)]
 threads += [start(patient, taken), start(queued), start(sleepy)]
 threads.append(start(joining, threads[-1]))
+threads += [start(save, snapshots, together), start(note, snapshots, snapshots.other, together)]
 start(leave).join()  # after all the others: the next thread would be taken for it
 gone.set()
 print(json.dumps({thread.name: thread.native_id for thread in threads}), flush=True)

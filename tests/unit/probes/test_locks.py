@@ -20,12 +20,16 @@ WAITS = {  # thread -> what it waits for, whether that is an RLock, who has it a
     "twice": ("once", False, None),
     "orphan": ("abandoned", True, 0),
     "column": ("columns[i]", False, None),
+    "save": ("snapshots.other.lock", False, None),
+    "note": ("snapshots.lock", False, None),
 }
 HELD = {  # thread that waits -> thread whose source says that it has the lock, where, and by which name
     "forward": ("backward", "backward", "pair.second"),
     "backward": ("forward", "forward", "pair.first"),
     "twice": ("twice", "twice", "once"),
     "column": ("column", "column", "columns[i]"),
+    "save": ("note", "note", "progress.lock"),  # two locks of one name, in two objects
+    "note": ("save", "save", "snapshots.lock"),
 }
 
 
