@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 
 from hangdoc.analysis.compute.loss import nonfinite_loss
@@ -18,8 +17,10 @@ from hangdoc.rules.evaluate import FAILED, evaluate
 from hangdoc.rules.library import Library
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
-# A rank may keep other ranks waiting for this long: an idle one for a request or the next file, a busy one to evaluate.
-LONG_S = {"idle": 60.0, "compute": 300.0, "unknown": 300.0}
+# A rank may keep its peers waiting for this long: an idle one for a request or the next file, a busy one to work alone.
+# One that goes through a `for` loop may take longer: to evaluate, for example.
+LONG_S = 60.0
+LONG_PHASES = frozenset({"idle", "compute", "unknown"})
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
 # Probes that show whether a rank progresses.
 PROGRESS_PROBES = ("stacks", "source", "cpu", "sockets", "io", "locks", "lockfile")
@@ -183,9 +184,8 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
         return _exit_note(facts) or none or _absent_note(facts) or _unproved_note(facts)
     period = facts.job.progress.period_s
-    if period is not None:
-        return f"a step every {seconds(period)}"
-    return _activities(facts.ranks)
+    steps = any(rank.progress.completed or rank.progress.advanced or rank.network.moving for rank in facts.ranks)
+    return f"a step every {seconds(period)}" if period is not None and steps else _activities(facts.ranks)
 
 
 def _activities(ranks: Sequence[RankFacts]) -> str:
@@ -236,8 +236,8 @@ def _absent(facts: Facts) -> list[RankFacts]:
     waited_s = (stall.seconds if stall.idle else facts.job.network.idle_s) or 0.0
     if not stall.waiting:
         return []
-    stepless = [rank for rank in facts.ranks if stall.idle or rank.progress.period_s is None]
-    return [rank for rank in stepless if waited_s >= LONG_S.get(rank.stack.phase, inf)]
+    stepless = [rank for rank in facts.ranks if stall.idle or not rank.progress.advanced]
+    return [rank for rank in stepless if waited_s >= LONG_S and rank.stack.phase in LONG_PHASES]
 
 
 def _absent_note(facts: Facts) -> str:

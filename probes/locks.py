@@ -159,7 +159,7 @@ class _Look:
         if root is None:
             return None
         named = self._attribute(root, name)
-        # A Condition wraps its lock. Where an attribute cannot be read by name, each lock that far from the root counts.
+        # A Condition wraps its lock. If an attribute cannot be read by name, each lock that far from the root counts.
         hops = 1 + ("[" in name if named else len(_ACCESS.findall(name)))
         key = (named or root, hops, self._index(frame, name))
         if key not in self.known:

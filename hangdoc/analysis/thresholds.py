@@ -48,6 +48,7 @@ PACE_LOOKS = Threshold(8, "looks", "chosen: more than two in each third of the w
 UNDISTURBED = Threshold(2, "intervals between looks", "chosen: a debugger wakes threads, so one is too few")
 STILL_S = Threshold(2.0, "s", "chosen: a step or a call that is longer is rare in a job of short steps")
 WORKED_S = Threshold(4.0, "s", "chosen: work that makes no step is proof of progress only if it was watched for longer")
+APART_S = Threshold(10.0, "s", "chosen: in a job that works, a rank seldom computes for longer while its peers wait")
 EXPECTED_S = Threshold(
     30.0, "s", "chosen: what a rank waits for, and its peers with it, comes sooner in a job that works"
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import playbooks
-from hangdoc.evidence import Io
+from hangdoc.evidence import Frame, Io, Stack
 from hangdoc.evidence.locks import LockFile, Locks
 from hangdoc.recording.recorder import read
 from tests.support.judge import judge, reported
@@ -28,7 +28,8 @@ def train(loader):
         loss(batch).backward()
 """
 QUEUE = [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")]
-IDLE = At((("serve", 5),), QUEUE, records={"io": Io(), "locks": Locks(), "lockfile": LockFile()})
+LISTENER = Stack(900, "listener", (Frame("listen", "/job/requests.py", 3),))
+IDLE = At((("serve", 5),), QUEUE, extra=[LISTENER], records={"io": Io(), "locks": Locks(), "lockfile": LockFile()})
 UNEXPLAINED = At((("serve", 5),), QUEUE)
 WAITING = in_c10d("broadcast", ("serve", 6))
 

@@ -23,11 +23,13 @@ from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.locks.mutexes import waits_for_thread
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
-from hangdoc.analysis.ranks.progress import ProgressFacts
+from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
 from hangdoc.analysis.thresholds import (
+    APART_S,
     BUSY_CORES,
     EXPECTED_S,
     IDLE_CORES,
@@ -177,18 +179,26 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     undecided = (remote and _serves(case, key)) or _undecided(case, key)
     works = computes or arriving or advancing or (None if undecided else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S
-    # A loop over the data set, before the training, makes no step of the job.
-    prepares = awaited and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY and not stack.waits
-    stepping = progress.period_s is not None and not prepares
+    # A loop over the data set, before the training, makes no step of the job. Nor does one that may never end, while
+    # peers wait: a search that finds nothing has a counter, too.
+    apart = awaited and not stack.waits
+    endless = apart and not progress.advanced and (_idle_s(case) or 0.0) >= APART_S and not _trains(case, key)
+    prepares = apart and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY
+    stepping = progress.period_s is not None and not prepares and (progress.advanced is True or not apart)
     steps = stepping or progress.completed or case.facts(NetworkFacts)[key].moving
     expects = stack.phase == "idle" and (arriving or not awaited) and _expects(case, key)
-    worked = ((computes and progress.changed) or advancing or expects) and not prepares
+    worked = ((computes and progress.changed and not endless) or advancing or expects) and not prepares
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(
         still if progress.looks >= STILL_LOOKS else None,
         works,
         None if not progressed and _waits_for_peers(case, key) else progressed,
     )
+
+
+def _trains(case: Case, key: Key) -> bool:
+    """True if a rank was seen in an operation that belongs to training or evaluation: a forward pass, a compilation."""
+    return any(look.op and look.phase not in WAITING for look in looks_at(case, key))
 
 
 def _is_answered(case: Case, key: Key) -> bool:

@@ -6,6 +6,7 @@ derived once a path, whatever the number of ranks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
@@ -73,6 +74,9 @@ class Step:
 Steps = Sequence[Step]  # outermost first
 
 
+_FOR = re.compile(r"(async )?for\b")
+
+
 @dataclass(frozen=True, eq=False)
 class CallPath:
     """The frames of a thread without their variables, and the source around their lines."""
@@ -114,6 +118,12 @@ class CallPath:
         """Loop counters in user code: index of the step, name."""
         places = [(depth, place) for depth in self.own if (place := self.steps[depth].place)]
         return tuple([(depth, name) for depth, place in places for loop in place.loops for name in loop.counters])
+
+    @cached_property
+    def targets(self) -> frozenset[str]:
+        """The counters of `for` loops in user code."""
+        loops = [loop for depth in self.own if (place := self.steps[depth].place) for loop in place.loops]
+        return frozenset([name for loop in loops if _FOR.match(loop.header) for name in loop.counters])
 
     @property
     def user(self) -> Step | None:

@@ -42,6 +42,8 @@ class ProgressFacts:
     period_s: float | None  # time per step, by the loop counter in user code that grew most
     recent_s: float | None = None  # the same in the newest third of the window
     completed: bool | None = None  # it left a collective, send or receive between two looks; None: fewer than two looks
+    # The counter of a `for` loop grew, and fell back only when that of an outer loop grew. None: fewer than two looks.
+    advanced: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         period_s=period_s,
         recent_s=period_s if len(recent) == len(looks) else _period_s(recent),
         completed=any(map(_has_completed, looks, looks[1:])) if len(looks) > 1 else None,
+        advanced=_has_advanced(looks) if len(looks) > 1 else None,
     )
 
 
@@ -222,7 +225,7 @@ def _numbers(variables: Sequence[Variable]) -> dict[str, float]:
 def _period_s(looks: Sequence[Look]) -> float | None:
     """Time per step (s), by the loop counter that grew most over the looks."""
     grown: dict[str, float] = {}
-    moved = [*looks[:1], *[b for a, b in pairwise(looks) if a.thread is not b.thread]]
+    moved = _moved(looks)
     if len(moved) < 2:
         return None
     for old, new in pairwise(map(_counters, moved)):
@@ -232,8 +235,29 @@ def _period_s(looks: Sequence[Look]) -> float | None:
     return min((seconds / steps for steps in grown.values() if 0 < steps <= seconds / MIN_STEP_S), default=None)
 
 
+def _has_advanced(looks: Sequence[Look]) -> bool:
+    """True if the rank goes through a `for` loop once: a loop that starts again and again may do so for ever."""
+    grown, fallen = set[str](), set[str]()
+    for before, after in pairwise(_moved(looks)):
+        old, new = _counters(before), _counters(after)
+        again = False
+        for name, value in new.items():  # outermost loop first
+            if value > old.get(name, value):
+                again = True
+                if name in after.path.targets:
+                    grown.add(name)
+            elif value < old.get(name, value) and not again:
+                fallen.add(name)
+    return not grown <= fallen
+
+
+def _moved(looks: Sequence[Look]) -> list[Look]:
+    """The first look, and each that saw another state than the one before it."""
+    return [*looks[:1], *[b for a, b in pairwise(looks) if a.thread is not b.thread]]
+
+
 def _counters(look: Look) -> dict[str, float]:
-    """Values of the counters of the user-code loops that a rank is in."""
+    """Values of the counters of the user-code loops that a rank is in, outermost first."""
     return {
         name: variable.number
         for depth, name in look.path.counters

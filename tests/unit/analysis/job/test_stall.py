@@ -82,7 +82,10 @@ def test_progress(first: dict[str, Any], second: dict[str, Any], progressed: boo
     assert case([COMPUTES, COMPUTES], [first, second]).job(StallJob).progressed is progressed
 
 
-@pytest.mark.parametrize(("first", "progressed"), [({"period_s": 0.5}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("first", "progressed"),
+    [({"period_s": 0.5, "advanced": True}, True), ({"period_s": 0.5, "advanced": False}, False), ({}, False)],
+)
 def test_a_rank_that_waits_for_a_peer_progresses_with_it(first: dict[str, Any], progressed: bool) -> None:
     assert case([COMPUTES, WAITS], [first, {}]).job(StallJob).progressed is progressed
 
