@@ -182,12 +182,13 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     # A loop over the data set, before the training, makes no step of the job. Nor does one that may never end, while
     # peers wait: a search that finds nothing has a counter, too.
     apart = awaited and not stack.waits
-    endless = apart and not progress.advanced and (_idle_s(case) or 0.0) >= APART_S and not _trains(case, key)
+    alone = apart and computes and (_idle_s(case) or 0.0) >= APART_S
+    endless = alone and not progress.advanced and not _trains(case, key)
     prepares = apart and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY
     stepping = progress.period_s is not None and not prepares and (progress.advanced is True or not apart)
     steps = stepping or progress.completed or case.facts(NetworkFacts)[key].moving
     expects = stack.phase == "idle" and (arriving or not awaited) and _expects(case, key)
-    worked = ((computes and progress.changed and not endless) or advancing or expects) and not prepares
+    worked = ((computes and progress.changed) or advancing or expects) and not prepares and not endless
     progressed = bool(steps or (worked and (progress.window_s or 0.0) >= WORKED_S))
     return StallFacts(
         still if progress.looks >= STILL_LOOKS else None,

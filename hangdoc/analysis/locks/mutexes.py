@@ -16,8 +16,9 @@ from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.call_path import CallPath, threads_of
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.process import process_looks, was_held
+from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.analysis.thresholds import MIN_LOOKS, STILL_S, UNDISTURBED
+from hangdoc.analysis.thresholds import MIN_LOOKS, STALL_S, STILL_S, UNDISTURBED
 from hangdoc.evidence import Process, Stack, Stacks
 from hangdoc.evidence.locks import Locks, LockWait
 
@@ -64,7 +65,7 @@ def _facts(case: Case, key: Key) -> MutexFacts:
     thread = judged_thread(case, key)
     main = thread.stack.tid if thread else key[1]
     if not dead:
-        return _asleep(threads, main) if stack.phase == "idle" else FREE
+        return _asleep(case, key, threads, main) if stack.phase == "idle" else FREE
     if not (main in dead or (stack.phase == "idle" and threads.unreleasable(main, dead))):
         return FREE
     first = threads.waits.get(main) or threads.waits[next(iter(dead))]
@@ -78,13 +79,24 @@ def _facts(case: Case, key: Key) -> MutexFacts:
     )
 
 
-def _asleep(threads: Threads, main: int) -> MutexFacts:
+def _asleep(case: Case, key: Key, threads: Threads, main: int) -> MutexFacts:
     """The facts of a rank without a deadlocked lock."""
-    if main not in threads.parked or main in threads.waits or not all(map(waits_for_thread, threads.stacks.threads)):
+    if main in threads.waits or not all(map(waits_for_thread, threads.stacks.threads)):
+        return FREE
+    own = next((stack for stack in threads.stacks.threads if stack.tid == main), None)
+    progress = case.facts(ProgressFacts)[key]
+    idle = (progress.window_s or 0.0) >= STALL_S and not progress.compute_share and not progress.wait_share
+    if main not in threads.parked and not (idle and own and _polls_queue(own)):
         return FREE
     who, where = threads.name(main), threads.site(main)
     line = f"{who} waits at {where} for another thread of its process, but none of its threads runs"
     return MutexFacts(stuck=True, how="asleep", sure=False, lines=(line,))
+
+
+def _polls_queue(stack: Stack) -> bool:
+    """True of `queue.get(timeout=...)`: whatever it waits for between two tries, only a thread can fill the queue."""
+    frames = [frame for frame in stack.frames if not frame.native][:2]
+    return any(frame.function == "get" and frame.file.endswith("/queue.py") for frame in frames)
 
 
 def waits_for_thread(stack: Stack) -> bool:

@@ -193,6 +193,7 @@ def test_unknown_without_records(stage: Stage) -> None:
 
 
 QUEUE = [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3.11/queue.py")]
+EVENT = [QUEUE[0], ("wait", "/usr/lib/python3.11/threading.py")]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,8 @@ QUEUE = [("wait", "/usr/lib/python3.11/threading.py"), ("get", "/usr/lib/python3
     [
         (QUEUE, (MAIN,), [], True),
         (QUEUE, (MAIN, THIRD), [parked(THIRD)], True),  # an idle thread of a pool
-        (QUEUE, (), [], False),  # with a timeout
+        (QUEUE, (THIRD,), [parked(THIRD)], True),  # with a timeout, again and again
+        (EVENT, (THIRD,), [parked(THIRD)], False),  # it may look at something else between two waits
         (QUEUE, (MAIN,), ["upload"], False),  # a thread that sleeps may still fill it
         ([], (MAIN,), [], False),  # native code, which may have threads of its own
     ],
@@ -210,5 +212,5 @@ def test_a_wait_for_threads_of_which_none_runs(
 ) -> None:
     """An empty queue, an event: nobody is left to provide it."""
     threads = [thread(stage, OTHER, "upload", 14) if one == "upload" else one for one in extra]
-    facts = judged(stage, Locks(sleeping), threads, inner=inner)
+    facts = judged(stage, Locks(sleeping), threads, looks=6, inner=inner)
     assert (facts.stuck, facts.how) == (stuck, "asleep" if stuck else None)
