@@ -17,7 +17,8 @@ from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.startup.rendezvous import launch_in
-from hangdoc.evidence import Environ, Process, Stacks
+from hangdoc.evidence import Environ, Process, ProcessGroups, Stacks
+from hangdoc.evidence.limits import valid_world_size
 from hangdoc.evidence.software import Versions
 from hangdoc.formatting import fold_ranks, name_ranks
 
@@ -38,6 +39,7 @@ VARIABLES = re.compile(
     r"|(?:ATEN|ONEDNN|DNNL|MKL)_\w*(?:CAPABILITY|ISA|CBWR|MATH)\w*|\w*(?:PRECISION|DTYPE|BF16|FP16|TF32)\w*"
     r"|NCCL_(?:ALGO|PROTO|NVLS_ENABLE|COLLNET_ENABLE|P2P_DISABLE|SHM_DISABLE|NET|CROSS_NIC|MIN_NCHANNELS|MAX_NCHANNELS)"
 )
+C10D = "/torch/distributed/distributed_c10d.py"
 OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 MAX_VALUE = 60  # characters of a value
 
@@ -100,12 +102,23 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
 
 def _sizes(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     """World size, and number of hosts."""
-    sizes = {key: case.ranks[key].target.world_size for key in keys if case.ranks[key].target.role == "rank"}
+    sizes = {key: _world_size(case, key) for key in keys if case.ranks[key].target.role == "rank"}
     yield from _difference(
         "world size", {key: None if size is None else str(size) for key, size in sizes.items()}, "size"
     )
     launches = {key: launch for key in keys if (launch := launch_in(case, key))}
     yield from _difference("--nnodes", {key: one.nodes for key, one in launches.items()}, "size")
+
+
+def _world_size(case: Case, key: Key) -> int | None:
+    """The world size that a rank has joined or tries to join with, else that of its launch."""
+    stacks, groups = case.record(key, "stacks"), case.record(key, "groups")
+    threads = stacks.threads if isinstance(stacks, Stacks) else ()
+    frames = [frame for thread in threads for frame in thread.frames if frame.function == "init_process_group"]
+    joining = [one for frame in frames if frame.file.endswith(C10D) for one in frame.variables or ()]
+    given = next((one.number for one in joining if one.name == "world_size" and one.kind == "int"), None)
+    joined = groups.world_size if isinstance(groups, ProcessGroups) else None
+    return valid_world_size(int(given) if given else joined) or case.ranks[key].target.world_size
 
 
 def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from hangdoc.analysis import Case
 from hangdoc.analysis.facts import Facts
 from hangdoc.analysis.startup.config_skew import ANALYSIS, SettingsJob, options
-from hangdoc.evidence import Process
+from hangdoc.evidence import Process, Variable
 from hangdoc.evidence.software import Versions
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 
@@ -132,3 +132,15 @@ def test_one_rank_and_no_rank(tmp_path: Path) -> None:
 )
 def test_command_lines(command: str, told: dict[str, str]) -> None:
     assert options(command.split()) == told
+
+
+@pytest.mark.parametrize(("size", "outliers"), [(4.0, [1]), (3.0, []), (-1.0, []), (1e18, [])])
+def test_the_world_size_that_a_rank_passes_to_init_process_group(
+    size: float, outliers: list[int], tmp_path: Path
+) -> None:
+    """A script may take it from elsewhere than the launcher; an impossible one is ignored."""
+    given = {"init_process_group": [Variable("world_size", "", number=size, kind="int")]}
+    joining = in_c10d("init_process_group", *REDUCES, variables=given)
+    found = judged(tmp_path, rank(REDUCES), joining, rank(REDUCES))
+    assert odd(found) == outliers
+    assert found.job.settings.sizes is bool(outliers)
