@@ -80,16 +80,16 @@ class Live:
         """Watch until every job has ended; returns the exit code of the last verdict."""
         discovered, used_s = time.monotonic(), time.process_time()
         while self.session.jobs:
-            self._report_lost()
+            self.report_lost()
             for job in self.session.jobs:
-                self._follow(job)
+                self.follow(job)
             if time.monotonic() - discovered > REDISCOVER_S:
                 self.session.rediscover()
                 discovered = time.monotonic()
             round_s, used_s = time.process_time() - used_s, time.process_time()
             if self.session.jobs:
                 self.session.wait(self._pause_s(round_s))
-                self._report_lost()
+                self.report_lost()
                 self.session.look()
         return self.code
 
@@ -99,7 +99,7 @@ class Live:
             return self.options.interval_s
         return max(self.options.interval_s * CALM_FACTOR, min(round_s / CALM_CORES, CALM_MAX_S))
 
-    def _report_lost(self) -> None:
+    def report_lost(self) -> None:
         """Report each lost host once."""
         lost = self.session.lost()
         for host, why in lost.items():
@@ -110,7 +110,8 @@ class Live:
     def _facts(self, job: str) -> Facts:
         return self.judge.facts(self.session.snapshots(job))
 
-    def _follow(self, job: str) -> None:
+    def follow(self, job: str) -> None:
+        """Judge one job after a look, and report what has changed."""
         facts = self._facts(job)
         if not facts.ranks:
             self._unseen(job)
