@@ -11,6 +11,7 @@ from hangdoc.analysis.compute.loss import nonfinite_loss
 from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive, where
 from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.analysis.startup.differences import differences
+from hangdoc.analysis.thresholds import STILL_LOOKS
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_processes, name_ranks, seconds
@@ -20,6 +21,8 @@ from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 # A rank may keep other ranks waiting for this long: an idle one for a request or the next file, a busy one to evaluate.
 LONG_S = {"idle": 60.0, "compute": 300.0, "unknown": 300.0}
+MOST_LAST_MOVES = 3  # looks between a rank's error and its end: it prints a traceback and unwinds
+UNEXPLAINED_S = 10.0  # age of a stall without a known cause that explains deaths: as old as one that is reported
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
 # Probes that show whether a rank progresses.
 PROGRESS_PROBES = ("stacks", "source", "cpu", "sockets", "io", "locks", "lockfile")
@@ -42,6 +45,34 @@ class Judge:
         """The verdict on these facts; `usual_s`: step time while the job was healthy."""
         with gc_paused():
             return self._verdict(facts, usual_s)
+
+    def before_deaths(self, facts: Facts) -> Facts | None:
+        """The facts of a stall that ranks died out of; None: no rank died, or a death is the failure itself.
+
+        A job that stood still before its first rank died has a cause that is older than the death. Ranks that raise an
+        error or unwind make progress for a moment before they end, so a few looks before the death are left out.
+        """
+        history = facts.case.history
+        first = _first_death(history) if any(rank.alive is False for rank in facts.ranks) else None
+        if first is None or facts.job.aftermath.post_mortem:
+            return None
+        hosts = len({shot.host for shot in history})
+        for left_out in range(MOST_LAST_MOVES + 1):
+            if (end := first - left_out * hosts) < STILL_LOOKS:
+                return None
+            before = self.facts(history[:end])
+            if before.job.stall.stalled:
+                return before if self._explains_deaths(before, facts) else None
+        return None
+
+    def _explains_deaths(self, before: Facts, after: Facts) -> bool:
+        """True if the stall has a known cause, or is too old for a pause; a crash needs a cause that is certain."""
+        findings = [one for one in self.verdict(before).findings[:1] if one.status == "stalled"]
+        crashed = any(rank.exit.first and (rank.exit.oom or rank.exit.kind == "crashed") for rank in after.ranks)
+        known = {"high"} if crashed else {"high", "medium"}
+        if any(finding.confidence in known for finding in findings):
+            return True
+        return not crashed and (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S
 
     def not_ruled_out(self, considered: Sequence[Considered]) -> str:
         """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated; "" if none."""
@@ -74,6 +105,19 @@ class Judge:
         symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
         explained = any(finding.playbook not in symptoms for finding in findings)
         return () if explained else differences(facts.case)
+
+
+def _first_death(history: Sequence[Snapshot]) -> int | None:
+    """Index of the first snapshot in which a rank that was seen alive is dead."""
+    living: set[tuple[str, int]] = set()
+    for index, shot in enumerate(history):
+        for rank in shot.ranks:
+            key = rank.target.host, rank.target.pid
+            if rank.alive:
+                living.add(key)
+            elif rank.alive is False and key in living:
+                return index
+    return None
 
 
 def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:

@@ -42,6 +42,15 @@ Record = Annotated[
     Path | None,
     typer.Option(metavar="DIR", file_okay=False, help="Record what hangdoc sees to DIR, for `hangdoc report DIR`."),
 ]
+Incidents = Annotated[
+    Path | None,
+    typer.Option(
+        "--incidents",
+        metavar="DIR",
+        file_okay=False,
+        help="Keep incidents in DIR/incidents, not in hangdoc's own folder; see `hangdoc incidents`.",
+    ),
+]
 
 
 def command(
@@ -52,6 +61,8 @@ def command(
         bool, typer.Option("--json", help="Print JSON: one event per line, or with --once a verdict.")
     ] = False,
     record: Record = None,
+    incidents: Incidents = None,
+    no_incidents: Annotated[bool, typer.Option("--no-incidents", help="Keep no incidents.")] = False,
     playbooks: Playbooks = None,
     interval: Annotated[
         float,
@@ -78,6 +89,9 @@ def command(
     hangdoc watch --via srun --jobid 123     the nodes of a Slurm job
     hangdoc watch --via kubectl --selector app=train --container main
 
+    The live watch keeps each incident, from the first suspicion on: `hangdoc incidents` lists them, and
+    `hangdoc report latest` judges the newest one again.
+
     \b
     --ask allows these requests; hangdoc sends none of them otherwise:
       store      read the addresses that ranks published in the job's TCPStore
@@ -93,9 +107,20 @@ def command(
         raise typer.BadParameter("PIDs refer to this host; give --pids or --nodes, not both", param_hint="--pids")
     if not fleet:
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
+    from hangdoc.incident.store import default_root
     from hangdoc.watch.run import WatchOptions
 
-    options = WatchOptions(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
+    if incidents and no_incidents:
+        raise typer.BadParameter("give one of --incidents and --no-incidents, not both", param_hint="--incidents")
+    options = WatchOptions(
+        wanted,
+        record,
+        tuple(playbooks or ()),
+        interval,
+        fleet,
+        parse_ask(ask or ()),
+        None if once or no_incidents else incidents or default_root(),
+    )
     return _once(options, json) if once else _live(options, json)
 
 

@@ -35,6 +35,7 @@ class Look:
     dead: int | None = None  # PID of another rank, which is gone
     completed: bool | None = None  # it has left a collective; None: unless it is stalled
     progressed: bool = True
+    end: str = "finished"  # how it ended
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
@@ -54,6 +55,7 @@ class Look:
             progress=progress,
             stack=SimpleNamespace(phase=self.phase),
             process=SimpleNamespace(exit="exit code 0"),
+            exit=SimpleNamespace(kind=None if self.alive else self.end, oom=False),
         )
         job = SimpleNamespace(
             stall=stall,
@@ -110,6 +112,7 @@ class Session:
 @dataclass
 class Judge:
     usual: list[float | None] = field(default_factory=list)
+    before: Look | None = None  # the stall that the ranks died out of
 
     def facts(self, history: Any) -> Any:
         return history
@@ -118,6 +121,9 @@ class Judge:
         self.usual.append(usual_s)
         status = facts.look.status
         return Verdict(status, None, Job("job", 1, None, ("node-a",), ()), (FINDING,) if status == "slow" else ())
+
+    def before_deaths(self, facts: Any) -> Any:
+        return self.before.facts() if self.before else None
 
 
 OVER = Look(alive=False)
