@@ -50,8 +50,8 @@ class Governor:
         self.budget = budget
         self.level = 0
         self.share = 0.0  # of one core, over the last WINDOW_S
-        self.memory_mib = 0.0
-        self._usage = usage
+        self.usage = Usage(0.0, 0.0)  # at the last measurement
+        self._measure = usage
         self._past: deque[tuple[float, float]] = deque()  # monotonic time, CPU time
         self._stepped_s = 0.0  # when the level last changed
         self._cheap_s: float | None = None  # since when a lower level would fit
@@ -63,12 +63,11 @@ class Governor:
 
     @property
     def over_memory(self) -> bool:
-        return self.memory_mib > self.budget.memory_mib
+        return self.usage.memory_mib > self.budget.memory_mib
 
     def measure(self, now_s: float) -> int:
         """Measure, and change the level if it is time; returns the change: 1 steps down, -1 steps up again."""
-        usage = self._usage()
-        self.memory_mib = usage.memory_mib
+        self.usage = usage = self._measure()
         self._past.append((now_s, usage.cpu_s))
         while len(self._past) > 2 and now_s - self._past[1][0] >= WINDOW_S:
             self._past.popleft()

@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hangdoc.daemon.governor import Governor
 from hangdoc.daemon.health import Abandoned, Liveness, Steps
@@ -42,17 +41,13 @@ SEARCH = "search for ranks"
 TRIM_S = 60.0  # between two attempts to use less memory
 
 
-class Observer(Protocol):
-    """What the rounds report besides the log; the metrics of the daemon."""
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the rounds call, all in their thread."""
 
-    def round(self, seconds: float, looked: bool) -> None:
-        """A round has finished."""
-
-    def failed(self, what: str) -> None:
-        """A probe (`probe NAME`), a judgement (`judgement`) or a round (`round`) has failed."""
-
-    def governed(self, level: int, share: float, memory_mib: float) -> None:
-        """What the daemon costs, and the level of its governor."""
+    finished: Callable[[float], None]  # a round has finished; its duration (s)
+    failed: Callable[[str], None]  # a `judgement` or a `round` has failed
+    found: Callable[[], None]  # a search for ranks has ended
 
 
 @dataclass(slots=True)
@@ -73,14 +68,13 @@ class Rounds:
         steps: Steps,
         liveness: Liveness,
         log: Log,
-        observer: Observer,
-        probes: Sequence[LimitedProbe] = (),
-        found: Callable[[], None] = lambda: None,
+        probes: Sequence[LimitedProbe],
+        hooks: Hooks,
     ) -> None:
-        """`probes`: those of this host, empty for a fleet; `found` is called after each search for ranks."""
+        """`probes`: those of this host, empty for a fleet."""
         self.live, self.session, self.governor = live, live.session, governor
-        self._steps, self._liveness, self._log, self._observer = steps, liveness, log, observer
-        self._probes, self._found = probes, found
+        self._steps, self._liveness, self._log = steps, liveness, log
+        self._probes, self._hooks = probes, hooks
         self._newcomers = Newcomers()
         self._pulse = Pulse()
         self._attention: dict[str, _Attention] = {}
@@ -101,21 +95,20 @@ class Rounds:
         """One round. An error costs this round only; too many in a row are raised."""
         began_s = time.monotonic()
         try:
-            looked = self._round(began_s)
+            self._round(began_s)
         except Exception as error:
             self._failures += 1
-            self._observer.failed("round")
+            self._hooks.failed("round")
             if self._failures >= MOST_FAILURES:
                 raise
             self._log.once(f"a round failed, hangdoc goes on: {type(error).__name__}: {error}")
             return
         self._failures = 0
         self._govern()
-        self._observer.round(time.monotonic() - began_s, looked)
         self._liveness.finished()
+        self._hooks.finished(time.monotonic() - began_s)
 
-    def _round(self, now_s: float) -> bool:
-        """True if the round included a look."""
+    def _round(self, now_s: float) -> None:
         if now_s - self._checked_s >= CHECK_S:
             with self._steps.doing(SEARCH):
                 self._search(now_s)
@@ -127,10 +120,8 @@ class Rounds:
             if now_s - attention.until_s >= ALERT_GAP_S * (self.governor.factor - 1):
                 attention.until_s = now_s + ALERT_S
         due = self._exited or now_s >= self._looked_s + self._look_interval_s(now_s)
-        if not self.session.jobs or not (due or any(self._attention[job].until_s > now_s for job in odd)):
-            return False
-        self._look(now_s)
-        return True
+        if self.session.jobs and (due or any(self._attention[job].until_s > now_s for job in odd)):
+            self._look(now_s)
 
     def _search(self, now_s: float) -> None:
         self._checked_s = now_s
@@ -141,7 +132,7 @@ class Rounds:
             self._discover()
             for probe in self._probes:
                 probe.forget(self.session.source.targets)
-            self._found()
+            self._hooks.found()
 
     def _discover(self) -> None:
         """Search for ranks; the first search also finds those that died before."""
@@ -177,7 +168,7 @@ class Rounds:
                 with self._steps.doing("judgement"):
                     self.live.follow(job)
             except Exception as error:
-                self._observer.failed("judgement")
+                self._hooks.failed("judgement")
                 self._log.once(f"job {job}: its judgement failed, it is tried again: {type(error).__name__}: {error}")
                 continue
             watched = self.live.watched.get(job)
@@ -228,9 +219,8 @@ class Rounds:
             self._log.once(
                 f"memory exceeds the budget of {governor.budget.memory_mib:g} MiB: a shorter history is kept"
             )
-        elif governor.memory_mib < 0.8 * governor.budget.memory_mib and self.session.rounds_kept < HISTORY_ROUNDS:
+        elif governor.usage.memory_mib < 0.8 * governor.budget.memory_mib and self.session.rounds_kept < HISTORY_ROUNDS:
             self.session.rounds_kept = HISTORY_ROUNDS
-        self._observer.governed(governor.level, governor.share, governor.memory_mib)
 
     def abandoned(self, step: str) -> None:
         """A round was given up in this step: a search for ranks that blocks is not tried again soon."""

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from unittest.mock import patch
 
-import pytest
-
 from hangdoc.daemon import health
-from hangdoc.daemon.health import Abandoned, HealthServer, Liveness, Steps
+from hangdoc.daemon.health import Abandoned, Liveness, Steps
 from hangdoc.daemon.notify import Notifier
-from hangdoc.errors import HangdocError
 
 
 class Heard(Notifier):
@@ -30,18 +23,17 @@ class Heard(Notifier):
 def test_only_a_finished_round_is_a_sign_of_life() -> None:
     heard = Heard()
     liveness = Liveness(heard)
-    assert json.loads(liveness.page()[2])["status"] == "starting"
+    assert liveness.trouble().startswith("starting")
     liveness.finished()
-    assert liveness.page()[0] == 200
+    assert not liveness.trouble()
     liveness.blocked("probe stacks")
-    code, _, body = liveness.page()
-    assert code == 503
-    assert json.loads(body)["blocked"] == "probe stacks"
+    assert liveness.trouble() == "blocked: probe stacks does not answer"
     assert heard.times == 1
     liveness.finished()
-    assert liveness.page()[0] == 200
+    assert not liveness.trouble()
+    assert heard.times == 2
     with patch.object(health, "STALE_S", 0.0):
-        assert liveness.page()[0] == 503
+        assert liveness.trouble().startswith("no round has finished for")
 
 
 def test_a_step_that_takes_too_long_is_named() -> None:
@@ -81,24 +73,3 @@ def test_a_thread_that_was_given_up_does_not_go_on() -> None:
     assert went_on == ["abandoned"]
     with steps.doing("look"):  # the other thread has left nothing behind
         assert steps.overdue(time.monotonic() + 1000) == "look"
-
-
-def test_pages_are_served_on_loopback() -> None:
-    liveness = Liveness(Heard())
-    server = HealthServer(0, {"/healthz": liveness.page})
-    try:
-        address = f"http://127.0.0.1:{server.port}"
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(f"{address}/healthz", timeout=5)
-        liveness.finished()
-        with urllib.request.urlopen(f"{address}/healthz?full", timeout=5) as answer:
-            assert json.loads(answer.read())["status"] == "ok"
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{address}/etc/passwd", timeout=5)
-        with socket.create_connection(("127.0.0.1", server.port)):  # a client that says nothing
-            with urllib.request.urlopen(f"{address}/healthz", timeout=10) as answer:
-                assert answer.status == 200
-        with pytest.raises(HangdocError, match=f"127.0.0.1:{server.port}"):
-            HealthServer(server.port, {})
-    finally:
-        server.close()

@@ -10,7 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from hangdoc.daemon.state import LOCK, MOST_INCIDENTS, NAME, JobProcesses, Ledger, StateLock, boot_id, load, processes_of
+from hangdoc.daemon.state import (
+    LOCK,
+    MOST_INCIDENTS,
+    NAME,
+    JobProcesses,
+    Ledger,
+    OpenIncident,
+    State,
+    StateLock,
+    boot_id,
+    load,
+    processes_of,
+    save,
+)
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.system import procfs
@@ -33,7 +46,7 @@ def test_open_incidents_survive_and_closed_ones_do_not(tmp_path: Path) -> None:
     assert len(again) == 2
     assert not again.has_ended("one")
     assert again.has_ended("two")
-    assert not again.has_ended("three"), "unknown: its folder decides"
+    assert not again.has_ended("three"), "closed: nothing is known of it"
     assert stat.S_IMODE(os.stat(tmp_path / NAME).st_mode) == 0o600
     assert not said
 
@@ -67,9 +80,8 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_number_of_open_incidents_is_bounded(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, print)
-    for number in range(MOST_INCIDENTS + 5):
-        ledger.open(f"{number:05d}", "job", here())
+    open_ones = (OpenIncident(f"{number:05d}", "job", here()) for number in range(MOST_INCIDENTS + 5))
+    save(tmp_path, State(incidents=tuple(open_ones)))
     kept = load(tmp_path).incidents
     assert len(kept) == MOST_INCIDENTS
     assert kept[-1].id == f"{MOST_INCIDENTS + 4:05d}"
