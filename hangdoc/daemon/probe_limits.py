@@ -24,10 +24,12 @@ class LimitedProbe:
     After a slow call for several targets, the next call asks them one by one to find the slow one.
     """
 
-    def __init__(self, probe: Probe, steps: Steps, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, probe: Probe, steps: Steps, failed: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name, self.scope, self.tier, self.needs = probe.name, probe.scope, probe.tier, probe.needs
         self.record, self.order, self.steady = probe.record, probe.order, probe.steady
-        self._probe, self._steps, self._failed = probe, steps, failed
+        self._probe, self._steps, self._failed, self._clock = probe, steps, failed, clock
         self._running: dict[threading.Thread, tuple[Process, ...]] = {}  # calls that have not returned
         self._rests: dict[Process, tuple[float, float]] = {}  # how long a target is left alone, and until when
         self._singly = False
@@ -56,7 +58,7 @@ class LimitedProbe:
         )
 
     def _observe(self, request: Request, targets: Sequence[Target]) -> Observation:
-        thread, began_s = threading.current_thread(), time.monotonic()
+        thread, began_s = threading.current_thread(), self._clock()
         self._running[thread] = keys = self._keys(targets)
         try:
             with self._steps.doing(f"probe {self.name}"):
@@ -67,7 +69,7 @@ class LimitedProbe:
         finally:
             self._running.pop(thread, None)
             if self._steps.owner is thread:
-                self._judge(keys, time.monotonic() - began_s)
+                self._judge(keys, self._clock() - began_s)
 
     def _judge(self, keys: Sequence[Process], took_s: float) -> None:
         """Leave a slow target alone; if there are several, find it in the next call."""
@@ -80,7 +82,7 @@ class LimitedProbe:
             self._singly = True
             return
         rest_s = min(2 * self._rests[keys[0]][0], MOST_S) if keys[0] in self._rests else FIRST_S
-        self._rests[keys[0]] = rest_s, time.monotonic() + rest_s
+        self._rests[keys[0]] = rest_s, self._clock() + rest_s
 
     def _blocked(self) -> frozenset[Process]:
         """Targets that an abandoned call for them alone has not left yet."""
@@ -92,7 +94,7 @@ class LimitedProbe:
         (key,) = self._keys((target,))
         if key in blocked:
             return f"left alone: the probe is blocked on PID {key[0]}" if key[0] else "left alone: the probe is blocked"
-        left_s = self._rests[key][1] - time.monotonic() if key in self._rests else 0.0
+        left_s = self._rests[key][1] - self._clock() if key in self._rests else 0.0
         return f"left alone for {left_s:.0f} s: the last answer took more than {SLOW_S:g} s" if left_s > 0 else None
 
     def _keys(self, targets: Sequence[Target]) -> tuple[Process, ...]:

@@ -31,7 +31,7 @@ class JobProcesses(Record, frozen=True):
     processes: tuple[tuple[int, int], ...] = ()  # its launcher and its ranks
 
     def lives(self) -> bool:
-        """True if one of the processes still runs: a PID may come again on one boot, with its start time it does not."""
+        """True if one of the processes still runs. A PID may come again, but not with its start time."""
         return self.boot == boot_id() and any(_runs(*process) for process in self.processes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 from hangdoc.daemon.governor import DOWN_S, MOST_LEVEL, UP_S, WINDOW_S, Budget, Governor, Usage, own_usage
 
@@ -35,7 +36,7 @@ def test_over_budget_it_steps_down_one_level_at_a_time() -> None:
     changes = run(governor, meter, WINDOW_S, 300)
     assert [change for _, change in changes] == [1] * MOST_LEVEL
     times = [at_s for at_s, _ in changes]
-    assert all(later - earlier >= UP_S for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= UP_S for earlier, later in pairwise(times))
     assert governor.factor == 2**MOST_LEVEL
     assert governor.share > 0.04
 

@@ -8,9 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from hangdoc.daemon import probe_limits
 from hangdoc.daemon.health import Abandoned, Steps
-from hangdoc.daemon.probe_limits import LimitedProbe
+from hangdoc.daemon.probe_limits import MOST_S, LimitedProbe
 from hangdoc.evidence import Process, Target
 from probes import Observation, Request, Tier
 from tests.support.polling import until
@@ -21,7 +20,8 @@ TARGETS = tuple(Target(pid, 1, "here", pid) for pid in (1, 2, 3))
 class Probe:
     """Blocks on the targets in `bad` until `freed`, and fails on those in `broken`."""
 
-    name, scope, tier, needs, record, order, steady = "fake", "rank", Tier.PULSE, "nothing", Process, 1, False
+    name, scope, tier, needs, order, steady = "fake", "rank", Tier.PULSE, "nothing", 1, False
+    record: type = Process
 
     def __init__(self) -> None:
         self.bad: set[int] = set()
@@ -84,14 +84,14 @@ def test_a_blocked_call_is_left_behind_and_its_target_left_alone(probe: Probe) -
 def test_a_slow_target_is_found_and_left_alone_for_longer_each_time(probe: Probe) -> None:
     steps, failed, now = Steps(), list[str](), [0.0]
     steps.hand_over(threading.current_thread())
-    limited = LimitedProbe(probe, steps, failed.append)
+    limited = LimitedProbe(probe, steps, failed.append, lambda: now[0])
     slow = probe.observe
 
     def takes(request: Request) -> Observation:
         now[0] += 5.0 if any(target.pid == 2 for target in request.targets) else 0.01
         return slow(request)
 
-    with patch.object(probe, "observe", takes), patch.object(probe_limits.time, "monotonic", lambda: now[0]):
+    with patch.object(probe, "observe", takes):
         observe(limited)
         assert sorted(observe(limited).by_pid) == [1, 2, 3]
         assert probe.asked == [(1, 2, 3), (1,), (2,), (3,)]
@@ -103,19 +103,18 @@ def test_a_slow_target_is_found_and_left_alone_for_longer_each_time(probe: Probe
             now[0] += left_s
             observe(limited, TARGETS[1])
         assert rests == sorted(rests)
-        assert rests[-1] == probe_limits.MOST_S
+        assert rests[-1] == MOST_S
     assert len(failed) == 10
 
 
 def test_a_target_that_is_fast_again_is_forgiven(probe: Probe) -> None:
     steps, now = Steps(), [0.0]
     steps.hand_over(threading.current_thread())
-    limited = LimitedProbe(probe, steps, lambda name: None)
+    limited = LimitedProbe(probe, steps, lambda name: None, lambda: now[0])
     limited._rests[2, 1] = (60.0, 10.0)
-    with patch.object(probe_limits.time, "monotonic", lambda: now[0]):
-        assert observe(limited, TARGETS[1]).unseen
-        now[0] = 11.0
-        assert observe(limited, TARGETS[1]).by_pid
+    assert observe(limited, TARGETS[1]).unseen
+    now[0] = 11.0
+    assert observe(limited, TARGETS[1]).by_pid
     assert not limited._rests
     limited._rests[9, 9] = (60.0, 10.0)
     limited.forget(TARGETS)
