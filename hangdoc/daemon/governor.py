@@ -12,10 +12,11 @@ from hangdoc.system import procfs
 
 CPU_SHARE = 0.01  # of a core, children included: the default budget
 MEMORY_MIB = 80.0
-WINDOW_S = 60.0  # over which the CPU share is measured
+WINDOW_S = 300.0  # over which the budget holds: a new job costs a second or two of looks
+RECENT_S = 30.0  # a step down also needs a cost that goes on: the window remembers what is over
 MOST_LEVEL = 4  # looks are 2 ** MOST_LEVEL times rarer
-UP_S = 20.0  # between two steps down: the last one must show first
-DOWN_SHARE = 0.4  # of the budget: twice as many looks then still fit
+UP_S = 30.0  # between two steps down: the last one must show first
+DOWN_SHARE = 0.4  # of the budget, recently: twice as many looks then still fit
 DOWN_S = 90.0  # for this long, before looks become more frequent again
 PAGE_MIB = resource.getpagesize() / 2**20
 
@@ -53,7 +54,7 @@ class Governor:
         self.usage = Usage(0.0, 0.0)  # at the last measurement
         self._measure = usage
         self._past: deque[tuple[float, float]] = deque()  # monotonic time, CPU time
-        self._stepped_s = 0.0  # when the level last changed
+        self._stepped_s = float("-inf")  # when the level last changed
         self._cheap_s: float | None = None  # since when a lower level would fit
 
     @property
@@ -66,21 +67,27 @@ class Governor:
         return self.usage.memory_mib > self.budget.memory_mib
 
     def measure(self, now_s: float) -> int:
-        """Measure, and change the level if it is time; returns the change: 1 steps down, -1 steps up again."""
+        """Measure, and change the level if it is time; returns the change: 1 steps down, -1 steps up again.
+
+        What was spent before the first measurement, the start, does not count.
+        """
         self.usage = usage = self._measure()
         self._past.append((now_s, usage.cpu_s))
         while len(self._past) > 2 and now_s - self._past[1][0] >= WINDOW_S:
             self._past.popleft()
-        began_s, spent_s = self._past[0]
-        if now_s - began_s < WINDOW_S / 2:  # too short to tell
-            return 0
-        self.share = (usage.cpu_s - spent_s) / (now_s - began_s)
-        return self._step(now_s)
+        self.share = (usage.cpu_s - self._past[0][1]) / WINDOW_S
+        return self._step(now_s, self._recent(now_s))
 
-    def _step(self, now_s: float) -> int:
+    def _recent(self, now_s: float) -> float:
+        """The share over the last RECENT_S."""
+        began_s, spent_s = next((past for past in reversed(self._past) if now_s - past[0] >= RECENT_S), self._past[0])
+        return (self.usage.cpu_s - spent_s) / max(RECENT_S, now_s - began_s)
+
+    def _step(self, now_s: float, recent: float) -> int:
         budget = self.budget.cpu_share
-        self._cheap_s = None if self.share > DOWN_SHARE * budget else now_s if self._cheap_s is None else self._cheap_s
-        if self.share > budget and self.level < MOST_LEVEL and now_s - self._stepped_s >= UP_S:
+        self._cheap_s = None if recent > DOWN_SHARE * budget else now_s if self._cheap_s is None else self._cheap_s
+        over = self.share > budget and recent > budget
+        if over and self.level < MOST_LEVEL and now_s - self._stepped_s >= UP_S:
             change = 1
         elif self.level and self._cheap_s is not None and now_s - max(self._cheap_s, self._stepped_s) >= DOWN_S:
             change = -1

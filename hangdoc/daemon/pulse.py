@@ -62,13 +62,15 @@ class Pulse:
         """The job is in another state: its past says nothing about what comes next."""
         self._jobs.pop(job, None)
 
-    def knows(self, job: str) -> bool:
-        """True if a standstill of this job would show: its rhythm is learned, and bytes always move.
+    def knows(self, job: str, stalled: bool) -> bool:
+        """True if a change would show: its rhythm is learned, and bytes always move, or, in a stall, could move again.
 
         CPU time is not enough: a rank that waits may sleep or spin.
         """
         known = self._jobs.get(job)
-        return known is not None and len(known.rates) >= LEARNED_BEATS and min(known.rates) > FEW_BYTES
+        if known is None or len(known.rates) < LEARNED_BEATS:
+            return False
+        return bool(known.bytes) if stalled else min(known.rates) > FEW_BYTES
 
     def beat(self, targets: Mapping[str, Sequence[Target]]) -> frozenset[str]:
         """Take the pulse of every job; returns the jobs that move otherwise than before."""

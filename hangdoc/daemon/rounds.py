@@ -31,11 +31,14 @@ BLIND_S = 6.0  # at a job whose pulse would not show a standstill
 UNDECIDED_S = 3.0  # at a job whose status has been unclear for URGENT_S
 URGENT_S = 60.0  # after a change of status, looks are as frequent as in `hangdoc watch`
 ALERT_S = 8.0  # likewise after a pulse that differs
-ALERT_GAP_S = 60.0  # between two such alerts of one job, for each doubling by the governor
+ALERT_GAP_S = 30.0  # between two such alerts of one job, for each level of the governor
 CHECK_S = 4.0  # between two checks for new processes
 SEARCH_S = 60.0  # between two full searches for ranks; without new processes they find little
 MOST_FAILURES = 20  # of rounds in a row; then a restart is better
 LEAST_ROUNDS = 10  # of history kept when memory is short
+LEAST_WAIT_S = 0.05  # between two rounds
+STOP_CHECK_S = 0.5  # a wait is divided into parts of this length, for SIGTERM
+WOKEN_S = 0.02  # a wait that ends so much too early was ended by an exit
 BLOCKED_SEARCH_S = 300.0  # until the next search for ranks, after one that blocked
 SEARCH = "search for ranks"
 TRIM_S = 60.0  # between two attempts to use less memory
@@ -87,7 +90,7 @@ class Rounds:
         try:
             while not stop.is_set():
                 self.round()
-                self._wait()
+                self._wait(stop)
         except Abandoned:
             return
 
@@ -117,7 +120,7 @@ class Rounds:
         odd = self._take_pulse(targets)
         for job in odd:
             attention = self._attention[job]
-            if now_s - attention.until_s >= ALERT_GAP_S * (self.governor.factor - 1):
+            if now_s - attention.until_s >= ALERT_GAP_S * self.governor.level:
                 attention.until_s = now_s + ALERT_S
         due = self._exited or now_s >= self._looked_s + self._look_interval_s(now_s)
         if self.session.jobs and (due or any(self._attention[job].until_s > now_s for job in odd)):
@@ -192,18 +195,20 @@ class Rounds:
         if not watched.calm:
             changed_s = max(watched.same_s, attention.since_s)
             return urgent_s if now_s - changed_s < URGENT_S else max(urgent_s, UNDECIDED_S * factor)
-        usual_s = LOOK_S if self._pulse.knows(job) else BLIND_S
+        usual_s = LOOK_S if self._pulse.knows(job, watched.state == "stalled") else BLIND_S
         return max(urgent_s, usual_s * factor)
 
-    def _wait(self) -> None:
+    def _wait(self, stop: threading.Event) -> None:
+        """Sleep until the next round, or until a rank exits, which is worth a look."""
         now_s = time.monotonic()
         pulse_s = PULSE_S * (2 if self.governor.level >= SLOW_PULSE_LEVEL else 1)
         due_s = self._looked_s + self._look_interval_s(now_s) if self.session.jobs else now_s + pulse_s
-        until_s = max(now_s + 0.05, min(now_s + pulse_s, due_s))
+        until_s = max(now_s + LEAST_WAIT_S, min(now_s + pulse_s, due_s))
         with self._steps.doing("wait"):
-            self.session.source.wait(until_s)
-        if time.monotonic() < until_s - 0.02:
-            self._exited = True
+            while (now_s := time.monotonic()) < until_s and not (self._exited or stop.is_set()):
+                part_s = min(until_s, now_s + STOP_CHECK_S)
+                self.session.source.wait(part_s)
+                self._exited = time.monotonic() < part_s - WOKEN_S
 
     def _govern(self) -> None:
         now_s, governor = time.monotonic(), self.governor

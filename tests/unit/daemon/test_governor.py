@@ -5,7 +5,19 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
-from hangdoc.daemon.governor import DOWN_S, MOST_LEVEL, UP_S, WINDOW_S, Budget, Governor, Usage, own_usage
+import pytest
+
+from hangdoc.daemon.governor import (
+    DOWN_S,
+    MOST_LEVEL,
+    RECENT_S,
+    UP_S,
+    WINDOW_S,
+    Budget,
+    Governor,
+    Usage,
+    own_usage,
+)
 
 
 class Meter:
@@ -31,39 +43,52 @@ def run(governor: Governor, meter: Meter, from_s: float, seconds: float) -> list
 def test_over_budget_it_steps_down_one_level_at_a_time() -> None:
     meter = Meter()
     governor = Governor(Budget(0.01), meter)
-    assert not run(governor, meter, 0, WINDOW_S)
+    assert not run(governor, meter, 0, 600)
     meter.share = 0.05
-    changes = run(governor, meter, WINDOW_S, 300)
+    changes = run(governor, meter, 600, 600)
     assert [change for _, change in changes] == [1] * MOST_LEVEL
     times = [at_s for at_s, _ in changes]
+    assert times[0] - 600 >= WINDOW_S * 0.01 / 0.05  # the budget of the window is spent by then
     assert all(later - earlier >= UP_S for earlier, later in pairwise(times))
     assert governor.factor == 2**MOST_LEVEL
-    assert governor.share > 0.04
+    assert governor.share == pytest.approx(0.05)
 
 
 def test_it_steps_up_again_only_when_twice_as_many_looks_fit() -> None:
     meter = Meter()
     governor = Governor(Budget(0.01), meter)
-    meter.share = 0.02
-    run(governor, meter, 0, 70)
-    assert governor.level >= 1
-    meter.share = 0.007  # within the budget, but twice as much is not
-    settled = run(governor, meter, 70, 600)
-    assert -1 not in [change for _, change in settled]
-    meter.share = 0.002
+    meter.share = 0.03
+    run(governor, meter, 0, 300)
     level = governor.level
-    changes = run(governor, meter, 670, 2000)
+    assert level >= 1
+    meter.share = 0.007  # within the budget, but twice as much is not
+    assert not run(governor, meter, 300, 600)
+    meter.share = 0.002
+    changes = run(governor, meter, 900, 2000)
     assert [change for _, change in changes] == [-1] * level
-    assert changes[0][0] - 670 >= DOWN_S
+    assert changes[0][0] - 900 >= DOWN_S
     assert governor.level == 0
 
 
-def test_a_short_peak_changes_nothing() -> None:
+def test_a_new_job_or_an_examination_changes_nothing() -> None:
     meter = Meter()
     governor = Governor(Budget(0.01), meter)
-    run(governor, meter, 0, 120)
-    meter.cpu_s += 0.5  # an examination: half a second in a minute
-    assert not run(governor, meter, 120, 120)
+    meter.cpu_s = 4.0  # the start
+    meter.share = 0.07
+    assert not run(governor, meter, 0, 20)
+    meter.share = 0.005
+    assert not run(governor, meter, 20, 150)
+    meter.cpu_s += 0.5
+    assert not run(governor, meter, 170, 300)
+
+
+def test_a_cost_that_is_over_changes_nothing() -> None:
+    meter = Meter()
+    governor = Governor(Budget(0.01), meter)
+    meter.share = 0.2
+    run(governor, meter, 0, 15)  # the budget of five minutes
+    meter.share = 0.003
+    assert not [at_s for at_s, change in run(governor, meter, 15, 250) if change > 0 and at_s > 15 + RECENT_S]
 
 
 def test_memory_over_the_budget_is_seen() -> None:
