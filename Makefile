@@ -16,6 +16,7 @@ FRAMEWORKS := .venv-frameworks
 RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
+KILLS ?= 1000
 
 # WRITE=docs/benchmarks.md: a benchmark also puts what it prints into its section of that page.
 BENCHMARK = $(BIN)/python -m tests.benchmarks.publish $(if $(WRITE),--write $(WRITE))
@@ -23,7 +24,7 @@ TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-live frameworks hostile slow matrix calm bench post-mortem fuzz lint lowest docs clean
+.PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench post-mortem fuzz lint lowest docs clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -50,6 +51,12 @@ slow: $(TESTED)  ## the slowest of the unit tests and replays, or of TESTS
 
 hostile: $(TESTED)  ## hangdoc as root beside hostile targets of another user
 	$(PYTEST) tests/live -m hostile
+
+kills: $(TESTED)  ## kill -9 of the daemon KILLS times while it examines a rank: the rank must go on
+	HANGDOC_KILLS=$$((2 * $(KILLS))) $(PYTEST) tests/live/hostile/test_holds.py -k daemon
+
+soak: $(TESTED)  ## the daemon for SECONDS: jobs come and go, hang and are killed, disks fill, receivers fail
+	$(BIN)/python -m tests.benchmarks.soak --seconds $(SECONDS)
 
 matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BENCHMARK) matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Snapshot, Sockets, Target
@@ -37,7 +37,8 @@ class _Job:
 class Pulse:
     """Takes the pulse of every job. Which sockets carry data is learned from the last look."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._jobs: dict[str, _Job] = {}
         self._inodes: dict[str, dict[int, int]] = {}  # job -> inode of a data socket -> its network namespace
         self._members: dict[int, int] = {}  # network namespace -> a PID in it
@@ -84,7 +85,7 @@ class Pulse:
         self._tables.clear()
 
     def _differs(self, job: str, ranks: Iterable[Target], moved: Mapping[int, int]) -> bool:
-        known, now_s = self._jobs.setdefault(job, _Job()), time.monotonic()
+        known, now_s = self._jobs.setdefault(job, _Job()), self._clock()
         spent = {rank.pid: stat.cpu_s for rank in ranks if rank.pid > 0 and (stat := procfs.stat(rank.pid))}
         passed_s, before, cpu_before = now_s - known.at_s, known.bytes, known.cpu_s
         known.at_s, known.cpu_s = now_s, spent

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -64,10 +64,11 @@ class Receiver:
 class Daemon:
     """A running daemon, and the lines of its log."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: a command that starts it, with other rights."""
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [*HANGDOC, "daemon", "--config", str(folder / "hangdoc.toml"), "--state", str(folder / "state")],
+            [*prefix, *HANGDOC, "daemon", "--config", f"{folder}/hangdoc.toml", "--state", f"{folder}/state"],
             cwd=ROOT, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
@@ -93,7 +94,9 @@ class Daemon:
 
 
 @contextmanager
-def daemon(folder: Path, config: str = "", environment: Mapping[str, str] | None = None) -> Iterator[Callable[[], Daemon]]:
+def daemon(
+    folder: Path, config: str = "", environment: Mapping[str, str] | None = None
+) -> Iterator[Callable[[], Daemon]]:
     """A function that starts a daemon on `folder`; it watches the jobs of `job` only. Ends those that still run."""
     (folder / "hangdoc.toml").write_text(f'[jobs]\nlabels = ["{LABEL}"]\n{config}')
     started: list[Daemon] = []
