@@ -21,7 +21,7 @@ from hangdoc.alerts.config import Secret
 from hangdoc.render.sanitize import clean
 
 if TYPE_CHECKING:
-    from urllib3 import PoolManager
+    from urllib3 import BaseHTTPResponse, PoolManager
 
 MOST_ANSWER = 4_096  # bytes read of an answer: enough for a reason
 NO_SECRET = Secret()
@@ -104,9 +104,8 @@ class Client:
                     timeout=Timeout(total=self._timeout_s),
                 )
                 try:
-                    text = response.read(MOST_ANSWER).decode(errors="replace")
                     wish = _seconds(response.headers.get("Retry-After"))
-                    return Reply(response.status, wish, clean(text, 200))
+                    return Reply(response.status, wish, _reason_given(response))
                 finally:
                     response.close()
             except (HTTPError, OSError, ValueError) as error:  # ValueError: headers that are none
@@ -174,6 +173,17 @@ class Client:
             manager = PoolManager(**tls)
         manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
         return manager
+
+
+def _reason_given(response: BaseHTTPResponse) -> str:
+    """The beginning of an answer that is no success: of one that is, only the status counts."""
+    from urllib3.exceptions import HTTPError
+
+    if 200 <= response.status < 300:
+        return ""
+    with suppress(HTTPError, OSError, ValueError):
+        return clean(response.read(MOST_ANSWER).decode(errors="replace"), 200)
+    return ""
 
 
 def _seconds(text: str | None) -> float | None:
