@@ -195,18 +195,23 @@ def _seconds(text: str | None) -> float | None:
     return min(value, MOST_WAIT_S) if math.isfinite(value) and value >= 0 else None
 
 
+_REASONS = {
+    "NameResolutionError": "its name is unknown",
+    "ConnectTimeoutError": "no connection in time",
+    "ReadTimeoutError": "no answer in time",
+    "ProtocolError": "the connection broke",
+    "ProxyError": "the proxy refused",
+}
+
+
 def _reason(error: BaseException) -> str:
     """The kind of an error, without the address, which may hold a secret."""
     inner = getattr(error, "reason", None)
-    cause = inner if isinstance(inner, BaseException) else error
-    known = {
-        "NameResolutionError": "its name is unknown",
-        "NewConnectionError": "no connection",
-        "ConnectTimeoutError": "no connection in time",
-        "ReadTimeoutError": "no answer in time",
-        "ProtocolError": "the connection broke",
-        "ProxyError": "the proxy refused",
-        "SSLError": "its certificate is not trusted",
-    }
-    name = type(cause).__name__
-    return known.get(name) or (cause.strerror if isinstance(cause, OSError) and cause.strerror else name)
+    found = inner if isinstance(inner, BaseException) else error
+    cause = found.__cause__ or found.__context__
+    if name := _REASONS.get(type(found).__name__):
+        return name
+    if "CERTIFICATE_VERIFY_FAILED" in f"{found} {cause}":
+        return "its certificate is not trusted"
+    texts = (one.strerror for one in (found, cause) if isinstance(one, OSError) and one.strerror)
+    return next(texts, type(found).__name__)

@@ -26,16 +26,16 @@ def suspected(number: int = 0, **given: Any) -> IncidentRecord:
     lines = tuple(RankLine(rank, 100 + rank, "node-a", "collective", "all_reduce") for rank in range(3))
     verdict = Verdict("stalled", 12.0, Job("7f3a", 3, "torchrun", ("node-a",), lines), note="The ranks differ nowhere.")
     record = IncidentRecord(
-        id=f"20261124T0315{number % 60:02d}Z-node-a-{number:04x}",
+        id=f"20241124T0315{number % 60:02d}Z-node-a-{number:04x}",
         job="7f3a",
         label="train.py",
         user="ann",
         slurm_job="4711",
         world_size=3,
         hosts=("node-a",),
-        onset="2026-11-24T03:15:00.000+00:00",
-        opened="2026-11-24T03:15:04.000+00:00",
-        updated="2026-11-24T03:15:12.000+00:00",
+        onset="2024-11-24T03:15:00.000+00:00",
+        opened="2024-11-24T03:15:04.000+00:00",
+        updated="2024-11-24T03:15:12.000+00:00",
         ended=None,
         status="stalled",
         verdicts=(to_json(verdict),),
@@ -50,7 +50,7 @@ def known(incident: IncidentRecord) -> IncidentRecord:
 
 def ended(incident: IncidentRecord) -> IncidentRecord:
     """The incident once its job went on."""
-    at = "2026-11-24T03:17:00.000+00:00"
+    at = "2024-11-24T03:17:00.000+00:00"
     return replace(incident, ended=at, outcome=Outcome("recovered", "The job went on after 2 min.", at))
 
 

@@ -418,7 +418,7 @@ def test_an_update_ends_the_alert_under_its_earlier_labels(tmp_path: Path) -> No
         "RESOLVED: job train.py (7f3a) on node-a: uneven-batches: The job went on after 2 min."
     )
     assert newest["annotations"]["runbook"] == "hangdoc runbook uneven-batches"
-    assert newest["startsAt"] == "2026-11-24T03:15:00.000+00:00"
+    assert newest["startsAt"] == "2024-11-24T03:15:00.000+00:00"
 
 
 def test_an_open_incident_is_sent_again_also_after_a_start(tmp_path: Path) -> None:
