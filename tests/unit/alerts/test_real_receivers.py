@@ -1,4 +1,4 @@
-"""Debian's Alertmanager, and Apprise. Takes some 10 s: Alertmanager groups for a second, Apprise is a Python each time."""
+"""Debian's Alertmanager, and Apprise. Takes 10 s: Alertmanager groups for a second, Apprise is a child each time."""
 
 from __future__ import annotations
 
