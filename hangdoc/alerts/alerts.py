@@ -214,6 +214,9 @@ class _Worker(threading.Thread):
             self._stopped = True
             self._condition.notify()
 
+    def _where(self) -> str:
+        return self.place
+
     def _count(self, outcome: str) -> None:
         with self._condition:
             self._counts[outcome] += 1
@@ -221,14 +224,14 @@ class _Worker(threading.Thread):
     def _worked(self, outcome: str) -> None:
         self._count(outcome)
         if self._failures:
-            self._say(f"alerts: {self.place} works again")
+            self._say(f"alerts: {self._where()} works again")
         self._failures = 0
 
     def _failed(self, why: str) -> None:
         self._count("retried")
         self._failures += 1
         if self._failures == 1:
-            self._say(f"alerts: {self.place}: {why}; hangdoc tries again")
+            self._say(f"alerts: {self._where()}: {why}; hangdoc tries again")
 
 
 class _Courier(_Worker):
@@ -254,6 +257,9 @@ class _Courier(_Worker):
     def outcomes(self) -> Mapping[str, int]:
         with self._condition:
             return {**self._counts, "dropped": self._queue.dropped} if self._queue.dropped else dict(self._counts)
+
+    def _where(self) -> str:
+        return f"{self.place} ({self._receiver.place})"
 
     def put(self, announced: Announced) -> None:
         """Queue an alert. Never blocks on the receiver."""
@@ -308,7 +314,7 @@ class _Courier(_Worker):
         try:
             self._receiver.deliver(announced)
         except Refused as refused:
-            self._say(f"alerts: {self.place} ({self._receiver.place}) refuses {alert.id}: {refused}")
+            self._say(f"alerts: {self._where()} refuses {alert.id}: {refused}")
             self._done(key, alert, "refused")
         except Later as later:
             self._later(later, alert.incident)
@@ -327,7 +333,7 @@ class _Courier(_Worker):
 
     def _later(self, later: Later, incident: str) -> None:
         self._tries[incident] += 1
-        self._failed(f"({self._receiver.place}): {later}")
+        self._failed(str(later))
         pause_s = max(later.after_s or 0.0, self._backoff.pause_s(self._failures))
         self._not_before_s = time.monotonic() + pause_s
 

@@ -21,7 +21,7 @@ from hangdoc.alerts.config import Secret
 from hangdoc.render.sanitize import clean
 
 if TYPE_CHECKING:
-    from urllib3 import PoolManager
+    from urllib3 import BaseHTTPResponse, PoolManager
 
 MOST_ANSWER = 4_096  # bytes read of an answer: enough for a reason
 NO_SECRET = Secret()
@@ -104,9 +104,8 @@ class Client:
                     timeout=Timeout(total=self._timeout_s),
                 )
                 try:
-                    text = response.read(MOST_ANSWER).decode(errors="replace")
                     wish = _seconds(response.headers.get("Retry-After"))
-                    return Reply(response.status, wish, clean(text, 200))
+                    return Reply(response.status, wish, _reason_given(response))
                 finally:
                     response.close()
             except (HTTPError, OSError, ValueError) as error:  # ValueError: headers that are none
@@ -176,6 +175,17 @@ class Client:
         return manager
 
 
+def _reason_given(response: BaseHTTPResponse) -> str:
+    """The beginning of an answer that is no success: of one that is, only the status counts."""
+    from urllib3.exceptions import HTTPError
+
+    if 200 <= response.status < 300:
+        return ""
+    with suppress(HTTPError, OSError, ValueError):
+        return clean(response.read(MOST_ANSWER).decode(errors="replace"), 200)
+    return ""
+
+
 def _seconds(text: str | None) -> float | None:
     """The wish of a Retry-After header in seconds; dates are ignored."""
     try:
@@ -185,18 +195,23 @@ def _seconds(text: str | None) -> float | None:
     return min(value, MOST_WAIT_S) if math.isfinite(value) and value >= 0 else None
 
 
+_REASONS = {
+    "NameResolutionError": "its name is unknown",
+    "ConnectTimeoutError": "no connection in time",
+    "ReadTimeoutError": "no answer in time",
+    "ProtocolError": "the connection broke",
+    "ProxyError": "the proxy refused",
+}
+
+
 def _reason(error: BaseException) -> str:
     """The kind of an error, without the address, which may hold a secret."""
     inner = getattr(error, "reason", None)
-    cause = inner if isinstance(inner, BaseException) else error
-    known = {
-        "NameResolutionError": "its name is unknown",
-        "NewConnectionError": "no connection",
-        "ConnectTimeoutError": "no connection in time",
-        "ReadTimeoutError": "no answer in time",
-        "ProtocolError": "the connection broke",
-        "ProxyError": "the proxy refused",
-        "SSLError": "its certificate is not trusted",
-    }
-    name = type(cause).__name__
-    return known.get(name) or (cause.strerror if isinstance(cause, OSError) and cause.strerror else name)
+    found = inner if isinstance(inner, BaseException) else error
+    cause = found.__cause__ or found.__context__
+    if name := _REASONS.get(type(found).__name__):
+        return name
+    if "CERTIFICATE_VERIFY_FAILED" in f"{found} {cause}":
+        return "its certificate is not trusted"
+    texts = (one.strerror for one in (found, cause) if isinstance(one, OSError) and one.strerror)
+    return next(texts, type(found).__name__)

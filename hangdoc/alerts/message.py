@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +27,7 @@ MOST_LINES = 40  # of the text: a screen
 MOST_TEXT = 6_000  # characters of the text
 MOST_SENTENCE = 500  # characters of a sentence
 MOST_NAME = 120  # characters of a name or label
+MOST_FINDINGS = 4
 MOST_CULPRITS = 16
 MOST_HOSTS = 256  # folded
 
@@ -107,8 +109,8 @@ def alert(incident: IncidentRecord, kind: str, revision: int, at: str) -> Alert:
         world_size=incident.world_size,
         hosts=_name(fold_hosts(hosts)) if hosts else "",
         host=_host(finding, hosts),
-        onset=incident.onset,
-        ended=incident.ended,
+        onset=_name(incident.onset),
+        ended=_name(incident.ended) if incident.ended else None,
         status=status,
         playbook=_name(finding.playbook) if finding else UNKNOWN,
         cls=_name(finding.cls) if finding else UNKNOWN,
@@ -170,7 +172,8 @@ def data(alert: Alert) -> dict[str, Any]:
 
 def _verdict(value: Mapping[str, Any] | None) -> Verdict | None:
     try:
-        return verdict_json.from_json(dict(value)) if value is not None else None
+        found = verdict_json.from_json(dict(value)) if value is not None else None
+        return replace(found, findings=found.findings[:MOST_FINDINGS]) if found else None
     except (BadRecord, ValueError, TypeError, RecursionError):  # it may come from a file
         return None
 
@@ -188,7 +191,7 @@ def _screen(verdict: Verdict) -> str:
     from hangdoc.render.terminal import lines
 
     console = Console(file=io.StringIO(), color_system=None, width=WIDTH, markup=False, highlight=False, emoji=False)
-    shown = [line.plain.rstrip() for line in lines(verdict, console)]
+    shown = [clean(line.plain.rstrip()) for line in lines(verdict, console)]
     more = len(shown) - MOST_LINES
     text = "\n".join([*shown[:MOST_LINES], *([f"... {more} more lines"] if more > 0 else [])])
     return text[:MOST_TEXT].encode(errors="replace").decode()
