@@ -1,4 +1,4 @@
-"""A `hangdoc daemon` of the installed command, small jobs without torch for it to watch, and a receiver of its alerts."""
+"""A running `hangdoc daemon`, small jobs without torch for it to watch, and a receiver of its alerts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Start hangdocs that examine one rank over and over: `examiner.py PID [PYSPY]`.
 
-Each line on stdin, `watch`, `agent` or `daemon`, starts one, and its PID is written to stdout; once it has ended, its exit code.
+Each line on stdin, `watch`, `agent` or `daemon`, starts one, and its PID is written to stdout; once it
+has ended, its exit code.
 They are forked from this process, which has imported everything: hangdoc takes longer to start than to examine a rank.
 Each ends as hangdoc does: through `cli.main`, with its handling of signals, and the end of the interpreter.
 """

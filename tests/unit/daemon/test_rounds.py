@@ -32,7 +32,7 @@ class Fake:
     searches: int = 0
     lost: bool = False  # a search fails
     rounds_kept: int = 40
-    options: WatchOptions = WatchOptions()
+    options: WatchOptions = field(default_factory=WatchOptions)
 
     @property
     def source(self) -> Fake:
@@ -67,7 +67,7 @@ class Set:
     failed: list[str] = field(default_factory=list)
     finished: list[float] = field(default_factory=list)
     log: io.StringIO = field(default_factory=io.StringIO)
-    usage: Usage = Usage(0.0, 50.0)
+    usage: Usage = field(default_factory=lambda: Usage(0.0, 50.0))
 
     def rounds(self) -> Rounds:
         steps = Steps()

@@ -15,15 +15,15 @@ from hangdoc.system import procfs
 from tests.support.polling import until
 
 
+def _runs(pid: int, program: str) -> bool:
+    """True once the process has called exec."""
+    return (procfs.text(f"/proc/{pid}/comm") or "").strip() == os.path.basename(program)[:15]
+
+
 @contextmanager
 def process(*command: str, **environment: str) -> Iterator[int]:
     with subprocess.Popen(command, env={"PATH": os.defpath, **environment}, stdin=subprocess.PIPE) as started:
-        until(
-            lambda: (
-                (procfs.link(f"/proc/{started.pid}/exe") or "") != procfs.link("/proc/self/exe")
-                or "python" in command[0]
-            )
-        )
+        until(lambda: _runs(started.pid, command[0]))
         yield started.pid
         started.kill()
 
