@@ -76,6 +76,12 @@ class _Current:
     dead: int = 0  # ranks known to have ended
     written: dict[str, float] = field(default_factory=dict)  # newest snapshot on disk, by host
 
+    def note(self, shots: Sequence[Snapshot], at: float) -> None:
+        """These snapshots are on disk."""
+        self.appended_s = at
+        for shot in shots:
+            self.written[shot.host] = max(shot.at_s, self.written.get(shot.host, shot.at_s))
+
 
 class IncidentLog:
     """Keeps the incidents of all watched jobs. It raises no OSError; `say` gets each kind of trouble once."""
@@ -226,12 +232,12 @@ class IncidentLog:
         )
         current = self._current[job] = _Current(record, at, at, dead=_dead(shots))
         if self.store:
-            current.stored = self._guarded(lambda store: store.open(record), "keep incidents")
+            current.stored = self._guarded(lambda store: store.open(record, shots), "keep incidents")
+            current.note(shots, at)
             self._guarded(lambda store: store.prune(), "remove old incidents")
-        self._append(current, shots, at, sync=True)
         return current
 
-    def _append(self, current: _Current, shots: Sequence[Snapshot], at: float, sync: bool = False) -> None:
+    def _append(self, current: _Current, shots: Sequence[Snapshot], at: float) -> None:
         """Record the snapshots that are not on disk yet; long after a verdict, only one round a minute, and deaths."""
         if self.store is None or not current.stored:
             return
@@ -241,10 +247,9 @@ class IncidentLog:
             if at - current.appended_s < SPARSE_S:
                 return
             fresh = list({shot.host: shot for shot in fresh}.values())
-        self.store.append(current.record.id, fresh, sync=sync)
-        current.appended_s, current.dead = at, dead
-        for shot in fresh:
-            current.written[shot.host] = max(shot.at_s, current.written.get(shot.host, shot.at_s))
+        self.store.append(current.record.id, fresh)
+        current.dead = dead
+        current.note(fresh, at)
 
     def _finish(self, job: str, outcome: Outcome) -> None:
         """Close the incident of a job with its outcome; one that came to nothing is removed, unless it was lost."""
