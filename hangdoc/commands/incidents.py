@@ -73,9 +73,7 @@ def show_command(id: Id, json: Json = False, dir: Dir = None) -> int:
 @app.command("export")
 def export_command(
     id: Id,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", dir_okay=False, help="What to write: FILE.zip, FILE.tar.zst or FILE.html.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: FILE.zip, FILE.tar.zst or FILE.html.")],
     dir: Dir = None,
 ) -> int:
     """Write an incident to a file that only you can read: its folder as an archive, or its report as a page.
