@@ -42,13 +42,24 @@ _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def default_root() -> Path:
-    """The folder for what hangdoc keeps: $HANGDOC_STATE, or /var/lib/hangdoc for root, or that of the XDG standard."""
+    """The folder for what hangdoc keeps: $HANGDOC_STATE, or /var/lib/hangdoc for root, or that of the XDG standard.
+
+    Raises NoPlace for a user without a home.
+    """
     if state := os.environ.get("HANGDOC_STATE"):
         return Path(state).absolute()
     if os.geteuid() == 0:
         return Path("/var/lib/hangdoc")
-    home = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(home) if home.startswith("/") else Path.home() / ".local/state") / "hangdoc"
+    if (state := os.environ.get("XDG_STATE_HOME", "")).startswith("/"):
+        return Path(state) / "hangdoc"
+    try:
+        return Path.home() / ".local/state/hangdoc"
+    except RuntimeError:
+        raise NoPlace("there is no home folder to keep incidents in; set HANGDOC_STATE to a folder") from None
+
+
+class NoPlace(HangdocError):
+    """There is no folder for incidents; the message is one sentence with the remedy."""
 
 
 class UnknownIncident(HangdocError):

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.incident.record import IncidentRecord, Outcome
-from hangdoc.incident.store import RECORD, IncidentStore, Limits, UnknownIncident, default_root
+from hangdoc.incident.store import RECORD, IncidentStore, Limits, NoPlace, UnknownIncident, default_root
 from hangdoc.recording.recorder import read
 from hangdoc.system.private_files import replace_file
 from tests.support.paths import ROOT
@@ -199,6 +199,13 @@ def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/ada")
     assert default_root() == Path("/home/ada/.local/state/hangdoc")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(NoPlace, match="HANGDOC_STATE"):
+        default_root()
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_an_incident_appears_with_its_evidence_or_not_at_all(
