@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,22 +26,15 @@ from hangdoc.alerts.message import Alert
 from hangdoc.alerts.receivers import RESOLVED_S, Alertmanager, Apprise, Heartbeat, Later, Receiver, Refused, Webhook
 from hangdoc.alerts.spool import MOST_PAST, Announced, Ledger, Past, Queue, open_spool
 from hangdoc.errors import HangdocError
-from hangdoc.incident.record import IncidentRecord
+
+if TYPE_CHECKING:
+    from hangdoc.incident.log import Change
+    from hangdoc.incident.record import IncidentRecord
 
 FORGET_S = 86_400.0  # a resolved incident is known for so long, so that it is not announced again
 LOST = "hangdoc no longer has this incident; nobody watches it."
 CLOSE_S = 2.0  # for what is under way when the daemon ends; the rest waits on disk
 KINDS = {"opened": "fired", "updated": "updated", "closed": "resolved"}
-
-
-class Change(Protocol):
-    """A change of an incident: opened, updated or closed."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def incident(self) -> IncidentRecord: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        _sync(folder)
+        sync_folder(folder)
 
 
 def create(name: str, folder: int) -> int:
@@ -88,8 +88,8 @@ def write_all(descriptor: int, content: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _sync(folder: int) -> None:
-    """Make a rename survive a power failure, if the filesystem supports it and the folder is readable."""
+def sync_folder(folder: int) -> None:
+    """Make the names in an open folder survive a power failure, if its filesystem supports it and it is readable."""
     with suppress(OSError):
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:

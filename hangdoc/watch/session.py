@@ -33,6 +33,7 @@ class WatchOptions:
     interval_s: float = 1.0
     fleet: FleetOptions | None = None  # None: this host only
     ask: frozenset[str] = frozenset()  # what probes may send over the network (`probes.ASKABLE`)
+    incidents: Path | None = None  # root of the store of incidents; None: the live watch keeps none
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from hangdoc.alerts.alerts import Alerts, Backoff
 from hangdoc.alerts.config import AlertmanagerConfig, AlertsConfig, HeartbeatConfig, WebhookConfig
 from hangdoc.alerts.spool import MOST_ENTRIES
 from hangdoc.errors import HangdocError
+from hangdoc.incident.log import Change
 from tests.support.alert_receivers import AlertReceiver, Request, receiver
-from tests.support.incident_records import Change, ended, known, life, suspected
+from tests.support.incident_records import ended, known, life, suspected
 from tests.support.paths import ROOT
 from tests.support.polling import until
 
