@@ -415,7 +415,7 @@ def test_an_update_ends_the_alert_under_its_earlier_labels(tmp_path: Path) -> No
         "severity": "critical",
     }
     assert newest["annotations"]["summary"] == (
-        "RESOLVED: job train.py (7f3a) on node-a: uneven-batches: The job went on after 2 min."
+        "RECOVERED: job train.py (7f3a) on node-a: uneven-batches: The job went on after 2 min."
     )
     assert newest["annotations"]["runbook"] == "hangdoc runbook uneven-batches"
     assert newest["startsAt"] == "2024-11-24T03:15:00.000+00:00"

@@ -98,7 +98,7 @@ def test_alertmanager_tells_people_once_of_each_change(tmp_path: Path) -> None:
     assert third["status"] == "resolved"
     assert ("uneven-batches", "resolved") in states(third)
     (alert,) = (one for one in third["alerts"] if one["labels"]["playbook"] == "uneven-batches")
-    assert alert["annotations"]["summary"].startswith("RESOLVED: job train.py (7f3a) on node-a")
+    assert alert["annotations"]["summary"].startswith("RECOVERED: job train.py (7f3a) on node-a")
     assert "culprit  rank 2" in alert["annotations"]["description"]
     assert alert["startsAt"].startswith("2024-11-24T03:15:00")
 
@@ -129,7 +129,7 @@ def test_apprise_gets_the_screen_once_per_change(tmp_path: Path) -> None:
     assert [one["title"] for one in people.taken] == [
         "STALLED: job train.py (7f3a) on node-a",
         "STALLED, update: job train.py (7f3a) on node-a: uneven-batches",
-        "RESOLVED: job train.py (7f3a) on node-a: uneven-batches",
+        "RECOVERED: job train.py (7f3a) on node-a: uneven-batches",
     ]
     assert [one["type"] for one in people.taken] == ["failure", "failure", "success"]
     assert "culprit  rank 2" in people.taken[1]["message"]
