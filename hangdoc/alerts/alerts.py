@@ -110,7 +110,7 @@ class Alerts:
         for _, incident in sorted(stored.items()):
             known_one = self._ledger.get(incident.id)
             if incident.ended is None and incident.verdicts:
-                self._announce("updated" if known_one else "fired", incident)
+                self._announce("updated", incident)
             elif incident.ended is not None and known_one and not known_one.is_over:
                 self._announce("resolved", incident)
 
@@ -136,8 +136,8 @@ class Alerts:
         known = self._ledger.get(incident.id)
         if known and known.is_over:
             return
-        if known is None and kind == "updated":
-            kind = "fired"
+        if kind != "resolved":
+            kind = "updated" if known else "fired"
         now = time.time()
         revision = known.alert.revision if known else 0
         self._queue(message.alert(incident, kind, revision + 1, _iso(now)), known, now)

@@ -223,18 +223,21 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from hangdoc.alerts.alerts import Alerts, Backoff
+from hangdoc.system.private_files import replace_file
 from tests.support.incident_records import life
 from tests.unit.alerts.test_alerts import webhook
 alerts = Alerts(webhook(sys.argv[1]), Path(sys.argv[2]), backoff=Backoff(0.01, 0.05))
 print("ready", flush=True)
+changes = [change for number in range(40) for change in life(number)]
 if sys.argv[3] == "at once":
-    for number in range(5):
-        for change in life(number):
-            alerts.notify(change)
-    os.kill(os.getpid(), signal.SIGKILL)
-for number in range(40):  # from the start again: what it announced before is no news
-    for change in life(number):
+    for change in changes[:15]:
         alerts.notify(change)
+    os.kill(os.getpid(), signal.SIGKILL)
+store = Path(sys.argv[2], "store")  # as the daemon: the store first, and after a start what it has last
+done = int(store.read_text()) if store.exists() else 0
+for number in range(max(done, 1), len(changes) + 1):
+    replace_file(store, str(number).encode())
+    alerts.notify(changes[number - 1])
 print("notified", flush=True)
 sys.stdin.read()
 """
