@@ -108,10 +108,9 @@ class Alerts:
                 given = {"kind": "resolved", "revision": known.alert.revision + 1, "at": _iso(now), "ended": _iso(now)}
                 self._queue(replace(known.alert, **given, outcome_kind="lost", outcome=LOST), known, now)
         for _, incident in sorted(stored.items()):
-            known_one = self._ledger.get(incident.id)
             if incident.ended is None and incident.verdicts:
                 self._announce("updated", incident)
-            elif incident.ended is not None and known_one and not known_one.is_over:
+            elif incident.ended is not None and self._ledger.get(incident.id):
                 self._announce("resolved", incident)
 
     def step(self, now: float | None = None) -> None:
@@ -134,10 +133,10 @@ class Alerts:
 
     def _announce(self, kind: str, incident: IncidentRecord) -> None:
         known = self._ledger.get(incident.id)
-        if known and known.is_over:
-            return
+        if known and known.is_over and (kind == "resolved" or known.alert.outcome_kind != "lost"):
+            return  # one that was lost may be found again
         if kind != "resolved":
-            kind = "updated" if known else "fired"
+            kind = "updated" if known and not known.is_over else "fired"
         now = time.time()
         revision = known.alert.revision if known else 0
         self._queue(message.alert(incident, kind, revision + 1, _iso(now)), known, now)

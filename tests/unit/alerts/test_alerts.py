@@ -312,6 +312,19 @@ def test_after_a_start_what_nobody_announced_is_announced(tmp_path: Path) -> Non
     ]
 
 
+def test_an_incident_that_was_lost_and_is_found_fires_again(tmp_path: Path) -> None:
+    with receiver() as there, closing(Alerts(webhook(there.url), tmp_path, backoff=QUICK)) as alerts:
+        fired, updated, resolved = life()
+        send(alerts, fired)
+        alerts.resume(())  # such as a store that could not be read
+        alerts.resume((fired.incident,))
+        send(alerts, updated, resolved, updated)
+        until(lambda: alerts.waiting["webhook"] == 0)
+    kinds = [event["type"].rpartition(".")[2] for event in there.taken]
+    assert kinds == ["fired", "resolved", "fired", "updated", "resolved"]
+    assert len(set(ids(there.taken))) == 5
+
+
 # --- the disk -------------------------------------------------------------------------------------
 
 
