@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,22 +26,15 @@ from hangdoc.alerts.message import Alert
 from hangdoc.alerts.receivers import RESOLVED_S, Alertmanager, Apprise, Heartbeat, Later, Receiver, Refused, Webhook
 from hangdoc.alerts.spool import MOST_PAST, Announced, Ledger, Past, Queue, open_spool
 from hangdoc.errors import HangdocError
-from hangdoc.incident.record import IncidentRecord
+
+if TYPE_CHECKING:
+    from hangdoc.incident.log import Change
+    from hangdoc.incident.record import IncidentRecord
 
 FORGET_S = 86_400.0  # a resolved incident is known for so long, so that it is not announced again
 LOST = "hangdoc no longer has this incident; nobody watches it."
 CLOSE_S = 2.0  # for what is under way when the daemon ends; the rest waits on disk
 KINDS = {"opened": "fired", "updated": "updated", "closed": "resolved"}
-
-
-class Change(Protocol):
-    """A change of an incident: opened, updated or closed."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def incident(self) -> IncidentRecord: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +108,9 @@ class Alerts:
                 given = {"kind": "resolved", "revision": known.alert.revision + 1, "at": _iso(now), "ended": _iso(now)}
                 self._queue(replace(known.alert, **given, outcome_kind="lost", outcome=LOST), known, now)
         for _, incident in sorted(stored.items()):
-            known_one = self._ledger.get(incident.id)
             if incident.ended is None and incident.verdicts:
-                self._announce("updated" if known_one else "fired", incident)
-            elif incident.ended is not None and known_one and not known_one.is_over:
+                self._announce("updated", incident)
+            elif incident.ended is not None and self._ledger.get(incident.id):
                 self._announce("resolved", incident)
 
     def step(self, now: float | None = None) -> None:
@@ -141,10 +133,10 @@ class Alerts:
 
     def _announce(self, kind: str, incident: IncidentRecord) -> None:
         known = self._ledger.get(incident.id)
-        if known and known.is_over:
-            return
-        if known is None and kind == "updated":
-            kind = "fired"
+        if known and known.is_over and (kind == "resolved" or known.alert.outcome_kind != "lost"):
+            return  # one that was lost may be found again
+        if kind != "resolved":
+            kind = "updated" if known and not known.is_over else "fired"
         now = time.time()
         revision = known.alert.revision if known else 0
         self._queue(message.alert(incident, kind, revision + 1, _iso(now)), known, now)

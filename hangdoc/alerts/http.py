@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from hangdoc.alerts.config import Secret
 from hangdoc.render.sanitize import clean
@@ -85,7 +84,7 @@ class Client:
     def send(self, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Reply:
         """POST a body, or GET without one. Raises SendError, and HangdocError if a secret is missing."""
         from urllib3 import Timeout
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
         if problem := url_problem(url):
             raise SendError(problem)
@@ -109,7 +108,9 @@ class Client:
                 finally:
                     response.close()
             except (HTTPError, OSError, ValueError) as error:  # ValueError: headers that are none
-                why = f"no answer within {self._timeout_s:g} s" if is_over() else _reason(error)
+                # urllib3 may notice just before us; its NewConnectionError is no timeout, though derived from one.
+                late = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
+                why = f"no answer within {self._timeout_s:g} s" if late or is_over() else _reason(error)
                 raise SendError(why) from None
 
     @contextmanager
@@ -136,6 +137,8 @@ class Client:
 
     def _manager(self, url: str) -> PoolManager:
         """Connections through the proxy that the environment names, if it names one for this address."""
+        from urllib.request import getproxies, proxy_bypass
+
         from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager, ProxyManager, make_headers
         from urllib3.connection import HTTPConnection, HTTPSConnection
 
@@ -197,8 +200,6 @@ def _seconds(text: str | None) -> float | None:
 
 _REASONS = {
     "NameResolutionError": "its name is unknown",
-    "ConnectTimeoutError": "no connection in time",
-    "ReadTimeoutError": "no answer in time",
     "ProtocolError": "the connection broke",
     "ProxyError": "the proxy refused",
 }

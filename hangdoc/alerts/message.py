@@ -82,7 +82,8 @@ class Alert(Record, frozen=True):
     @property
     def title(self) -> str:
         """One line for people: `STALLED: job train.py (7f3a) on node17: dead-link`."""
-        head = {"fired": self.status.upper(), "updated": f"{self.status.upper()}, update", "resolved": "RESOLVED"}
+        over = "RECOVERED" if self.outcome_kind == "recovered" else "OVER"  # a job that was killed is not well
+        head = {"fired": self.status.upper(), "updated": f"{self.status.upper()}, update", "resolved": over}
         name = f"{self.label} ({self.job})" if self.label and self.label != self.job else self.job
         cause = "" if self.playbook == UNKNOWN else f": {self.playbook}"
         return f"{head[self.kind]}: job {name} on {self.host or self.hosts or self.sender}{cause}"

@@ -170,7 +170,8 @@ class Apprise:
 
     def deliver(self, announced: Announced) -> None:
         alert = announced.alert
-        kind = "success" if alert.kind == "resolved" else "failure" if alert.severity == "critical" else "warning"
+        over = "success" if alert.outcome_kind == "recovered" else "info"
+        kind = over if alert.kind == "resolved" else "failure" if alert.severity == "critical" else "warning"
         asked = {"url": self._url, "title": alert.title, "body": message.body(alert), "type": kind}
         # In the root folder, because Python looks for modules in the current one first.
         command = [sys.executable, "-m", "hangdoc.alerts.apprise_child"]

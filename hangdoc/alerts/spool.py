@@ -107,8 +107,8 @@ class Queue:
             return self._unsaved[key]
         found = _read(self._path(key))
         if found is None:
+            self.dropped += self._path(key).exists()  # else an earlier process of ours has delivered it
             self.remove(key)
-            self.dropped += 1
         return found
 
     def remove(self, key: tuple[str, int]) -> None:

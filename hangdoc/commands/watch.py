@@ -107,7 +107,6 @@ def command(
         raise typer.BadParameter("PIDs refer to this host; give --pids or --nodes, not both", param_hint="--pids")
     if not fleet:
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
-    from hangdoc.incident.store import default_root
     from hangdoc.watch.run import WatchOptions
 
     if incidents and no_incidents:
@@ -119,9 +118,20 @@ def command(
         interval,
         fleet,
         parse_ask(ask or ()),
-        None if once or no_incidents else incidents or default_root(),
+        None if once or no_incidents else incidents or _default_incidents(),
     )
     return _once(options, json) if once else _live(options, json)
+
+
+def _default_incidents() -> Path | None:
+    """Where incidents are kept by default; None: there is no such place."""
+    from hangdoc.incident.store import NoPlace, default_root
+
+    try:
+        return default_root()
+    except NoPlace as error:
+        say(str(error))
+        return None
 
 
 def parse_pids(groups: Sequence[str], rest: Sequence[str]) -> tuple[int, ...]:

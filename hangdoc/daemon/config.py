@@ -337,8 +337,13 @@ def _wrong(config: Config, path: Path) -> Iterator[tuple[Path_, str]]:
         if bool(receiver.username) != bool(receiver.password):
             at = ("alerts", section, "username")
             yield at, f"[alerts.{section}] needs both `username` and `password_file` (or `password_env`)"
-    if alerts.apprise and find_spec("apprise") is None:
-        yield ("alerts", "apprise"), "[alerts.apprise] needs Apprise: pip install 'hangdoc[alerts]'"
+    if alerts.apprise:
+        if find_spec("apprise") is None:
+            yield ("alerts", "apprise"), "[alerts.apprise] needs Apprise: pip install 'hangdoc[alerts]'"
+        try:
+            alerts.apprise.addresses()
+        except HangdocError as error:
+            yield ("alerts", "apprise", "urls_file"), f"[alerts.apprise] has no addresses: {error}"
     if os.geteuid() == 0 and actions.command and os.path.exists(path) and not only_root_may_change(str(path)):
         sentence = "root runs no `command` of a file that other users can change: chown root, chmod go-w"
         yield ("actions", "command"), sentence

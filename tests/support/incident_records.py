@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
+from hangdoc.incident.log import Change
 from hangdoc.incident.record import IncidentRecord, Outcome
 from hangdoc.recording.verdict_json import to_json
 from hangdoc.verdict import Job, RankLine, Verdict
 from tests.support import verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """As incident.log makes them."""
-
-    kind: str
-    incident: IncidentRecord
 
 
 def suspected(number: int = 0, **given: Any) -> IncidentRecord:

@@ -20,8 +20,9 @@ from hangdoc.alerts.alerts import Alerts, Backoff
 from hangdoc.alerts.config import AlertmanagerConfig, AlertsConfig, HeartbeatConfig, WebhookConfig
 from hangdoc.alerts.spool import MOST_ENTRIES
 from hangdoc.errors import HangdocError
+from hangdoc.incident.log import Change
 from tests.support.alert_receivers import AlertReceiver, Request, receiver
-from tests.support.incident_records import Change, ended, known, life, suspected
+from tests.support.incident_records import ended, known, life, suspected
 from tests.support.paths import ROOT
 from tests.support.polling import until
 
@@ -62,8 +63,8 @@ def test_fired_updated_and_resolved_arrive_once_and_in_order(tmp_path: Path) -> 
         changes = life()
         send(alerts, changes[0], changes[0], changes[1], changes[1], changes[2], changes[2])
         events = until(lambda: list(there.taken), lambda taken: len(taken) >= 3)
-        until(lambda: alerts.waiting["webhook"] == 0)
-        assert alerts.outcomes == {("webhook", "delivered"): 3}
+        until(lambda: alerts.outcomes == {("webhook", "delivered"): 3})
+        assert alerts.waiting["webhook"] == 0
     assert [event["type"] for event in events] == [f"hangdoc.incident.{k}" for k in ("fired", "updated", "resolved")]
     incident = changes[0].incident.id
     assert ids(there.taken) == [f"{incident}/{revision}" for revision in (1, 2, 3)]
@@ -115,7 +116,7 @@ def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path) -> None:
         send(alerts, *life())
         until(lambda: len(quick.taken) == 3)
         until(lambda: len(there.requests) == 1)
-        assert alerts.waiting == {"alertmanager": 0, "webhook": 3}
+        until(lambda: alerts.waiting == {"alertmanager": 0, "webhook": 3})
     alerts.close()
 
 
@@ -196,8 +197,7 @@ def test_an_alert_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
     with receiver(refuse) as there, closing(Alerts(webhook(there.url), tmp_path, said.append, backoff=QUICK)) as alerts:
         changes = life()
         send(alerts, changes[0], changes[1])
-        until(lambda: alerts.waiting["webhook"] == 0)
-        assert alerts.outcomes == {("webhook", "refused"): 1, ("webhook", "delivered"): 1}
+        until(lambda: alerts.outcomes == {("webhook", "refused"): 1, ("webhook", "delivered"): 1})
     assert said == [
         f"alerts: webhook ({there.url.removeprefix('http://')}) refuses {changes[0].incident.id}/1: HTTP 400 no colours"
     ]
@@ -212,8 +212,8 @@ def test_an_incident_whose_alert_always_fails_holds_up_no_other(tmp_path: Path) 
     with receiver(behave) as there, closing(Alerts(webhook(there.url), tmp_path, backoff=QUICK)) as alerts:
         for number in range(4):
             send(alerts, *life(number))
-        until(lambda: len(there.taken) == 9)
-        assert alerts.waiting["webhook"] == 3
+        until(lambda: alerts.waiting["webhook"] == 3)
+        assert len(there.taken) == 9
         assert poison not in {event["subject"] for event in there.taken}
 
 
@@ -223,18 +223,21 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from hangdoc.alerts.alerts import Alerts, Backoff
+from hangdoc.system.private_files import replace_file
 from tests.support.incident_records import life
 from tests.unit.alerts.test_alerts import webhook
 alerts = Alerts(webhook(sys.argv[1]), Path(sys.argv[2]), backoff=Backoff(0.01, 0.05))
 print("ready", flush=True)
+changes = [change for number in range(40) for change in life(number)]
 if sys.argv[3] == "at once":
-    for number in range(5):
-        for change in life(number):
-            alerts.notify(change)
-    os.kill(os.getpid(), signal.SIGKILL)
-for number in range(40):  # from the start again: what it announced before is no news
-    for change in life(number):
+    for change in changes[:15]:
         alerts.notify(change)
+    os.kill(os.getpid(), signal.SIGKILL)
+store = Path(sys.argv[2], "store")  # as the daemon: the store first, and after a start what it has last
+done = int(store.read_text()) if store.exists() else 0
+for number in range(max(done, 1), len(changes) + 1):
+    replace_file(store, str(number).encode())
+    alerts.notify(changes[number - 1])
 print("notified", flush=True)
 sys.stdin.read()
 """
@@ -278,7 +281,7 @@ def test_kill_at_any_moment_loses_nothing_and_repeats_only_ids(tmp_path: Path) -
     assert set(ids(there.taken)) == {f"{suspected(i).id}/{n}" for i in range(40) for n in (1, 2, 3)}
     kinds = {(event["id"], event["type"]) for event in there.taken}
     assert len(kinds) == 120  # the same id is always the same alert
-    assert len(there.taken) - 120 <= 4  # at most one for each kill
+    assert len(there.taken) - 120 <= 8  # for each kill: one under way, and one that was not announced yet
 
 
 def test_after_a_start_what_nobody_announced_is_announced(tmp_path: Path) -> None:
@@ -307,6 +310,19 @@ def test_after_a_start_what_nobody_announced_is_announced(tmp_path: Path) -> Non
         ("4", "resolved"),
         ("5", "fired"),
     ]
+
+
+def test_an_incident_that_was_lost_and_is_found_fires_again(tmp_path: Path) -> None:
+    with receiver() as there, closing(Alerts(webhook(there.url), tmp_path, backoff=QUICK)) as alerts:
+        fired, updated, resolved = life()
+        send(alerts, fired)
+        alerts.resume(())  # such as a store that could not be read
+        alerts.resume((fired.incident,))
+        send(alerts, updated, resolved, updated)
+        until(lambda: alerts.waiting["webhook"] == 0)
+    kinds = [event["type"].rpartition(".")[2] for event in there.taken]
+    assert kinds == ["fired", "resolved", "fired", "updated", "resolved"]
+    assert len(set(ids(there.taken))) == 5
 
 
 # --- the disk -------------------------------------------------------------------------------------
@@ -415,7 +431,7 @@ def test_an_update_ends_the_alert_under_its_earlier_labels(tmp_path: Path) -> No
         "severity": "critical",
     }
     assert newest["annotations"]["summary"] == (
-        "RESOLVED: job train.py (7f3a) on node-a: uneven-batches: The job went on after 2 min."
+        "RECOVERED: job train.py (7f3a) on node-a: uneven-batches: The job went on after 2 min."
     )
     assert newest["annotations"]["runbook"] == "hangdoc runbook uneven-batches"
     assert newest["startsAt"] == "2024-11-24T03:15:00.000+00:00"
@@ -426,10 +442,11 @@ def test_an_open_incident_is_sent_again_also_after_a_start(tmp_path: Path) -> No
         config = AlertsConfig(alertmanager(there.url, resend_s=1))
         with closing(Alerts(config, tmp_path, backoff=QUICK)) as alerts:
             send(alerts, life()[0])
-            until(lambda: len(there.taken) == 2)
-            assert alerts.outcomes == {("alertmanager", "delivered"): 1, ("alertmanager", "refreshed"): 1}
+            until(lambda: alerts.outcomes.get(("alertmanager", "refreshed")))
+            assert alerts.outcomes["alertmanager", "delivered"] == 1
+        count = len(there.taken)
         with closing(Alerts(config, tmp_path, backoff=QUICK)):
-            until(lambda: len(there.taken) == 3)
+            until(lambda: len(there.taken) > count)
     assert len({str(one[0]["labels"]) for one in there.taken}) == 1
 
 
@@ -441,7 +458,7 @@ def test_heartbeats_need_finished_rounds(tmp_path: Path) -> None:
         )
         with closing(Alerts(config, tmp_path, backoff=QUICK)) as alerts:
             send(alerts, life()[0])
-            until(lambda: len(there.requests) == 2)  # and a refresh: a second without a round has no heartbeat
+            until(lambda: len(there.requests) >= 2)  # and a refresh: a second without a round has no heartbeat
             assert {request.path for request in there.requests} == {"/api/v2/alerts"}
             assert not any("Heartbeat" in str(one) for one in there.taken)
             alerts.step()

@@ -5,9 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.alerts import message
 from hangdoc.alerts.spool import MOST_FILE
+from hangdoc.incident.record import Outcome
 from hangdoc.recording.verdict_json import to_json
 from tests.support import verdicts
 from tests.support.incident_records import ended, known, suspected
@@ -56,8 +58,10 @@ def test_without_a_cause_it_says_so() -> None:
 
 def test_the_end_starts_with_the_outcome() -> None:
     alert = message.alert(ended(known(suspected())), "resolved", 3, AT)
-    assert alert.title == "RESOLVED: job train.py (7f3a) on node-a: uneven-batches"
+    assert alert.title == "RECOVERED: job train.py (7f3a) on node-a: uneven-batches"
     assert message.body(alert).startswith("The job went on after 2 min.\n\nSTALLED")
+    killed = replace(suspected(), ended=AT, outcome=Outcome("killed", "Somebody killed the job.", AT))
+    assert message.alert(killed, "resolved", 2, AT).title == "OVER: job train.py (7f3a) on node-a"
 
 
 @pytest.mark.parametrize(

@@ -79,16 +79,16 @@ def test_alertmanager_tells_people_once_of_each_change(tmp_path: Path) -> None:
         fired, updated, resolved = life()
         with closing(Alerts(config, tmp_path / "spool", backoff=QUICK)) as alerts:
             send(alerts, fired)
-            until(lambda: len(people.taken) == 1)
+            until(lambda: len(people.taken) >= 1)
             # Sent again, and again after a start: nobody hears of it twice.
             until(lambda: alerts.outcomes.get(("alertmanager", "refreshed"), 0) >= 2)
         with closing(Alerts(config, tmp_path / "spool", backoff=QUICK)) as alerts:
             until(lambda: alerts.outcomes.get(("alertmanager", "refreshed"), 0) >= 1)
             send(alerts, updated)
-            until(lambda: len(people.taken) == 2)
+            until(lambda: len(people.taken) >= 2)
             until(lambda: alerts.outcomes.get(("alertmanager", "refreshed"), 0) >= 2)
             send(alerts, resolved)
-            until(lambda: len(people.taken) == 3)
+            until(lambda: len(people.taken) >= 3)
             until(lambda: alerts.outcomes.get(("alertmanager", "refreshed"), 0) >= 4)
     first, second, third = people.taken
     assert {one["groupLabels"]["incident"] for one in people.taken} == {suspected().id}
@@ -98,7 +98,7 @@ def test_alertmanager_tells_people_once_of_each_change(tmp_path: Path) -> None:
     assert third["status"] == "resolved"
     assert ("uneven-batches", "resolved") in states(third)
     (alert,) = (one for one in third["alerts"] if one["labels"]["playbook"] == "uneven-batches")
-    assert alert["annotations"]["summary"].startswith("RESOLVED: job train.py (7f3a) on node-a")
+    assert alert["annotations"]["summary"].startswith("RECOVERED: job train.py (7f3a) on node-a")
     assert "culprit  rank 2" in alert["annotations"]["description"]
     assert alert["startsAt"].startswith("2024-11-24T03:15:00")
 
@@ -129,7 +129,7 @@ def test_apprise_gets_the_screen_once_per_change(tmp_path: Path) -> None:
     assert [one["title"] for one in people.taken] == [
         "STALLED: job train.py (7f3a) on node-a",
         "STALLED, update: job train.py (7f3a) on node-a: uneven-batches",
-        "RESOLVED: job train.py (7f3a) on node-a: uneven-batches",
+        "RECOVERED: job train.py (7f3a) on node-a: uneven-batches",
     ]
     assert [one["type"] for one in people.taken] == ["failure", "failure", "success"]
     assert "culprit  rank 2" in people.taken[1]["message"]
@@ -145,7 +145,7 @@ def test_an_address_that_apprise_does_not_know_waits(tmp_path: Path) -> None:
         requirements.met("apprise is an extra (pip install 'hangdoc[alerts]')")
     with closing(Alerts(AlertsConfig(apprise=AppriseConfig(urls=("nosuch://x",))), tmp_path)) as alerts:
         send(alerts, life()[0])
-        until(lambda: alerts.outcomes == {("apprise", "retried"): 1})
+        until(lambda: alerts.outcomes == {("apprise", "retried"): 1}, within_s=60)
         assert alerts.waiting["apprise"] == 1
 
 

@@ -28,6 +28,7 @@ def test_the_printed_default_has_the_default_values() -> None:
 def test_the_printed_default_names_every_key() -> None:
     """Also where the key has no default: its example is a comment, and valid."""
     examples = re.sub(r"^# (?=\w+ = )", "", DEFAULT, flags=re.MULTILINE)
+    examples = examples.replace("urls_file", "# urls_file")  # it would have to exist
     with_examples = parse(examples.replace("username", "# ").replace("password_file", "# "), HERE)
     assert with_examples.alerts.webhook.url
     assert with_examples.alerts.alertmanager.labels == {"cluster": "a100"}
@@ -89,11 +90,15 @@ def test_the_printed_default_names_every_key() -> None:
             "[alerts.alertmanager.labels]\n'a b' = 'c'",
             ":1: `labels` in [alerts.alertmanager]: a name of a label has letters, digits and `_`, such as `cluster`",
         ),
-        ("[daemon\n", ":1: not TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
     ],
 )
 def test_a_problem_has_its_line_and_a_remedy(text: str, sentence: str) -> None:
     assert problems(text) == [f"hangdoc.toml{sentence}"]
+
+
+def test_what_is_not_toml_has_its_line() -> None:
+    (found,) = problems("[daemon]\n[jobs\n")
+    assert re.match(r"hangdoc\.toml:2: not TOML: Expected .\]. at the end of a table declaration", found)
 
 
 def test_all_problems_are_listed_in_order_of_line() -> None:
@@ -153,6 +158,15 @@ def test_files_with_secrets_that_everybody_can_read_are_named(tmp_path: Path) ->
     assert load(path).warnings == ()
     token.unlink()
     assert load(path).warnings == (f"{token}: No such file or directory; alerts that need it wait",)
+
+
+def test_addresses_of_apprise_must_be_there(tmp_path: Path) -> None:
+    """Else its alerts would not even wait."""
+    file = tmp_path / "urls"
+    text = f"[alerts.apprise]\nurls_file = '{file}'"
+    assert f"hangdoc.toml:2: [alerts.apprise] has no addresses: {file}: No such file or directory" in problems(text)
+    file.write_text("\n".join(f"json://host{number}" for number in range(9)))
+    assert "hangdoc.toml:2: [alerts.apprise] has no addresses: 9 addresses for Apprise: at most 8" in problems(text)
 
 
 def test_a_secret_is_read_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,8 @@ def test_prometheus_gets_openmetrics_and_others_text() -> None:
     with served(full(), [""]) as port:
         status, kind, body = get(port, "/metrics", Accept="application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
         assert (status, kind.split(";")[0]) == (200, "application/openmetrics-text")
-        assert {"hangdoc_jobs", "hangdoc_build"} <= {family.name for family in read_openmetrics(body)}
+        families = {family.name for family in read_openmetrics(body)}  # type: ignore[no-untyped-call]
+        assert {"hangdoc_jobs", "hangdoc_build"} <= families
         status, kind, body = get(port, "/metrics")
         assert (status, kind.split(";")[0]) == (200, "text/plain")
         promtool("check", "metrics", given=body)
@@ -283,8 +284,8 @@ def test_rules_and_dashboard_use_metrics_and_labels_that_exist() -> None:
     names = {name for name, _ in found}
     labels = {label for _, pairs in found for label, _ in pairs} | {"instance", "job"}
     rules = (DEPLOY / "prometheus/hangdoc.rules.yml").read_text()
-    for text in (rules, *expressions(), dashboard()["templating"]["list"][1]["definition"]):
-        assert set(re.findall(r"(?<![:\w])hangdoc_\w+", text)) - {"hangdoc_self_cpu_cores"} <= names
-        assert set(re.findall(r"(\w+)=[~\"]", text)) <= labels
-        grouped = [word for group in re.findall(r"(?:by|on) \(([^)]*)\)", text) for word in group.split(", ")]
+    for shown in (rules, *expressions(), dashboard()["templating"]["list"][1]["definition"]):
+        assert set(re.findall(r"(?<![:\w])hangdoc_\w+", shown)) - {"hangdoc_self_cpu_cores"} <= names
+        assert set(re.findall(r"(\w+)=[~\"]", shown)) <= labels
+        grouped = [word for group in re.findall(r"(?:by|on) \(([^)]*)\)", shown) for word in group.split(", ")]
         assert set(grouped) <= labels
