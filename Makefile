@@ -56,7 +56,7 @@ kills: $(TESTED)  ## kill -9 of the daemon KILLS times while it examines a rank:
 	HANGDOC_KILLS=$$((2 * $(KILLS))) $(PYTEST) tests/live/hostile/test_holds.py -k daemon
 
 soak: $(TESTED)  ## the daemon for SECONDS: jobs come and go, hang and are killed, disks fill, receivers fail
-	$(BIN)/python -m tests.benchmarks.soak --seconds $(SECONDS)
+	$(BIN)/python -m tests.tools.soak --seconds $(SECONDS)
 
 matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BENCHMARK) matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)

@@ -1,6 +1,6 @@
 """Soak of the daemon: jobs come and go, some hang and are killed, the disk fills, receivers fail, the daemon is killed.
 
-    python -m tests.benchmarks.soak --seconds 1200
+    python -m tests.tools.soak --seconds 1200
 
 Run as root, in a PID namespace of its own in which PIDs come again soon. The ranks are fakes, without torch.
 What must hold: flat memory, descriptors, threads and children; one incident and one alert for each hang, and none for a
@@ -203,7 +203,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=1200.0)
     seconds = parser.parse_args().seconds
-    alone("tests.benchmarks.soak")
+    alone("tests.tools.soak")
     with small_disk() as disk, tempfile.TemporaryDirectory() as sources:
         table = soak(seconds, disk, Path(sources))
     for row in table:
