@@ -16,6 +16,7 @@ FRAMEWORKS := .venv-frameworks
 RUNS ?= 5
 BESIDE ?= 1
 SECONDS ?= 240
+KILLS ?= 1000
 
 # WRITE=docs/benchmarks.md: a benchmark also puts what it prints into its section of that page.
 BENCHMARK = $(BIN)/python -m tests.benchmarks.publish $(if $(WRITE),--write $(WRITE))
@@ -23,7 +24,7 @@ TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-live frameworks hostile slow matrix calm bench post-mortem fuzz lint lowest docs clean
+.PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench black-box post-mortem fuzz lint lowest docs clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -51,6 +52,12 @@ slow: $(TESTED)  ## the slowest of the unit tests and replays, or of TESTS
 hostile: $(TESTED)  ## hangdoc as root beside hostile targets of another user
 	$(PYTEST) tests/live -m hostile
 
+kills: $(TESTED)  ## kill -9 of the daemon KILLS times while it examines a rank: the rank must go on
+	HANGDOC_KILLS=$$((2 * $(KILLS))) $(PYTEST) tests/live/hostile/test_holds.py -k daemon
+
+soak: $(TESTED)  ## the daemon for SECONDS: jobs come and go, hang and are killed, disks fill, receivers fail
+	$(BIN)/python -m tests.tools.soak --seconds $(SECONDS)
+
 matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at once): what is said of each
 	$(BENCHMARK) matrix --runs $(RUNS) --beside $(BESIDE) $(if $(OUT),--out $(OUT)) $(ID)
 
@@ -60,6 +67,9 @@ calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raise
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost footprint; do \
 	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
+
+black-box: $(TESTED)  ## hung jobs, killed RUNS times in each way: the cause must be on disk
+	$(BENCHMARK) black_box --runs $(RUNS) --beside $(BESIDE)
 
 post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report on what is left in OUT
 	$(BENCHMARK) post_mortem --out $(or $(OUT),post-mortem) $(ID)

@@ -17,7 +17,7 @@ CANNOT_TELL = 3
 
 def main() -> NoReturn:
     """Entry point of the console script `hangdoc`."""
-    _main(lambda: run(sys.argv[1:]))
+    _main(lambda: run(sys.argv[1:]), own_signals=sys.argv[1:2] == ["daemon"])
 
 
 def agent() -> NoReturn:
@@ -37,11 +37,13 @@ def _agent() -> int:
         return _complain(error)
 
 
-def _main(work: Callable[[], int]) -> NoReturn:
+def _main(work: Callable[[], int], own_signals: bool = False) -> NoReturn:
+    """`own_signals`: the daemon ends within seconds, not at once, and SIGHUP does not end it."""
     termination = Termination()
     try:
         _streams()
-        termination.install()
+        if not own_signals:
+            termination.install()
         code = work()
     except KeyboardInterrupt:
         code = INTERRUPTED

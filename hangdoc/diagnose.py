@@ -10,6 +10,7 @@ from hangdoc.analysis.compute.loss import nonfinite_loss
 from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive, where
 from hangdoc.analysis.facts import schema as load_schema
 from hangdoc.analysis.startup.differences import differences
+from hangdoc.analysis.thresholds import STILL_LOOKS
 from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_processes, name_ranks, seconds
@@ -21,6 +22,9 @@ from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 # One that goes through a `for` loop may take longer: to evaluate, for example.
 LONG_S = 60.0
 LONG_PHASES = frozenset({"idle", "compute", "unknown"})
+LAST_MOVES_S = 15.0  # between a rank's error and its end: it prints a traceback, and its libraries unwind
+MOST_ENDS = 8  # of a history, that are tried
+UNEXPLAINED_S = 10.0  # age of a stall without a known cause that explains deaths: as old as one that is reported
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
 # Probes that show whether a rank progresses.
 PROGRESS_PROBES = ("stacks", "source", "cpu", "sockets", "io", "locks", "lockfile")
@@ -43,6 +47,36 @@ class Judge:
         """The verdict on these facts; `usual_s`: step time while the job was healthy."""
         with gc_paused():
             return self._verdict(facts, usual_s)
+
+    def before_deaths(self, facts: Facts) -> Facts | None:
+        """The facts of a stall that ranks died out of; None: no rank died, or a death is the failure itself.
+
+        A job that stood still before its first rank died has a cause that is older than the death. Ranks that raise an
+        error or unwind make progress for some seconds before they end, so the last looks may have to be left out.
+        """
+        history = facts.case.history
+        first = _first_death(history) if any(rank.alive is False for rank in facts.ranks) else None
+        if first is None or facts.job.aftermath.post_mortem:
+            return None
+        for end in _ends(history[:first]):
+            before = self.facts(history[:end])
+            if before.job.stall.stalled:
+                return before if self._explains_deaths(before, facts) else None
+        return None
+
+    def _explains_deaths(self, before: Facts, after: Facts) -> bool:
+        """True if it was no mere pause: its cause is known, or nothing outside the job could end it, or it is old.
+
+        A crash is explained by a certain cause only: writing a core file takes long enough for peers to stand still.
+        Ranks whose end was not seen may have ended well, so that only the age counts.
+        """
+        finding = next((one for one in self.verdict(before).findings[:1] if one.status == "stalled"), None)
+        if any(rank.exit.first and (rank.exit.oom or rank.exit.kind == "crashed") for rank in after.ranks):
+            return finding is not None and finding.confidence == "high"
+        is_seen = any(rank.exit.kind not in (None, "finished") for rank in after.ranks)
+        if is_seen and finding is not None and (before.job.stall.internal or finding.confidence != "low"):
+            return True
+        return (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S
 
     def not_ruled_out(self, considered: Sequence[Considered]) -> str:
         """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated; "" if none."""
@@ -75,6 +109,29 @@ class Judge:
         symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
         explained = any(finding.playbook not in symptoms for finding in findings)
         return () if explained else differences(facts.case)
+
+
+def _first_death(history: Sequence[Snapshot]) -> int | None:
+    """Index of the first snapshot in which a rank that was seen alive is dead, and did not exit with code 0."""
+    living: set[tuple[str, int]] = set()
+    for index, shot in enumerate(history):
+        for rank in shot.ranks:
+            key = rank.target.host, rank.target.pid
+            if rank.alive:
+                living.add(key)
+            elif rank.alive is False and key in living and not (rank.end and rank.end.code == 0):
+                return index
+    return None
+
+
+def _ends(history: Sequence[Snapshot]) -> list[int]:
+    """Lengths of the history in which to look for a stall, longest first: it may have ended before the deaths did."""
+    newest = {shot.host: shot.at_s for shot in history}
+    rounds = len(history) // max(len(newest), 1)
+    late = sum(newest[shot.host] - shot.at_s <= LAST_MOVES_S for shot in history) // max(len(newest), 1)
+    step = max(1, -(-late // MOST_ENDS))
+    lengths = [len(history) - left_out * len(newest) for left_out in range(0, min(late + 1, rounds), step)]
+    return [length for length in lengths if length >= STILL_LOOKS]
 
 
 def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:

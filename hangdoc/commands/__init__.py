@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hangdoc import __version__
-from hangdoc.commands import agent, demo, doctor, report, runbook, watch
+from hangdoc.commands import agent, daemon, demo, doctor, incidents, report, runbook, watch
 
 # Plain help: rich takes three times as long to start, and wraps badly on narrow terminals.
 app = typer.Typer(
@@ -40,13 +40,17 @@ def _hangdoc(
     hangdoc watch          watch every training rank on this host
     hangdoc watch --once   one verdict now
     hangdoc report logs/   find out why a job died
+    hangdoc incidents      what hangdoc kept
+    hangdoc daemon         watch every job on this node, as a service
     hangdoc demo           break a real job and diagnose it
     """
 
 
 app.command("watch", context_settings={"allow_extra_args": True})(watch.command)  # for `--pids 1 2 3`
 app.command("report")(report.command)
+app.add_typer(incidents.app, name="incidents")
 app.command("runbook")(runbook.command)
 app.command("demo")(demo.command)
 app.command("doctor")(doctor.command)
+app.command("daemon")(daemon.command)
 app.command("agent", hidden=True)(agent.command)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hangdoc.commands.incidents import source_of
 from hangdoc.commands.options import Playbooks
 from hangdoc.commands.output import progress, say, write
 from hangdoc.commands.runbook import known, print_explanations
 from hangdoc.commands.watch import print_verdicts, worst
+from hangdoc.errors import HangdocError
 
 if TYPE_CHECKING:
     from hangdoc.incident.incident import Incident
@@ -22,8 +24,8 @@ def command(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            exists=True,
-            help="Recordings, Flight Recorder dumps, logs, pasted stacks: files or folders, in any mix.",
+            help="Recordings, Flight Recorder dumps, logs, pasted stacks: files or folders, in any mix. "
+            "Or the ID of an incident, or `latest`.",
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one verdict per line.")] = False,
@@ -48,6 +50,7 @@ def command(
     """Find out from its files why a job was stuck or failed.
 
     \b
+    hangdoc report latest                   the newest incident that `hangdoc watch` kept
     hangdoc report incidents/               recordings of `hangdoc watch --record incidents`
     hangdoc report logs/ /tmp/fr_dumps      logs and Flight Recorder dumps together
     hangdoc report stacks.txt --markdown    pasted `py-spy dump` output, as a ticket
@@ -58,6 +61,7 @@ def command(
     """
     if json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
+    paths = tuple(map(_path, sources))
     from hangdoc.diagnose import load_judge
     from hangdoc.incident.incident import incidents
     from hangdoc.postmortem.report import Unrecognised, report
@@ -73,7 +77,7 @@ def command(
     judge = load_judge(tuple(playbooks or ()), say_lines)
     try:
         with progress() as read:
-            found = report(tuple(sources), warn=say_lines, progress=read, judge=judge)
+            found = report(paths, warn=say_lines, progress=read, judge=judge)
     except Unrecognised as error:
         say_lines(str(error))
         return 3
@@ -90,6 +94,19 @@ def command(
     if html:
         _write_page(html, made)
     return worst(verdicts)
+
+
+def _path(source: Path) -> Path:
+    """A file or a folder; an incident by its ID. Raises a usage error."""
+    if source.exists():
+        return source
+    try:
+        found = source_of(str(source))
+    except HangdocError as error:
+        raise typer.BadParameter(f"Path '{source}' does not exist, and {error}", param_hint="'SOURCE...'") from None
+    if found is None:
+        raise typer.BadParameter(f"Path '{source}' does not exist.", param_hint="'SOURCE...'")
+    return found
 
 
 def _write_page(path: Path, made: Sequence[Incident]) -> None:

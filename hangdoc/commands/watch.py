@@ -42,6 +42,15 @@ Record = Annotated[
     Path | None,
     typer.Option(metavar="DIR", file_okay=False, help="Record what hangdoc sees to DIR, for `hangdoc report DIR`."),
 ]
+Incidents = Annotated[
+    Path | None,
+    typer.Option(
+        "--incidents",
+        metavar="DIR",
+        file_okay=False,
+        help="Keep incidents in DIR/incidents, not in hangdoc's own folder; see `hangdoc incidents`.",
+    ),
+]
 
 
 def command(
@@ -52,6 +61,8 @@ def command(
         bool, typer.Option("--json", help="Print JSON: one event per line, or with --once a verdict.")
     ] = False,
     record: Record = None,
+    incidents: Incidents = None,
+    no_incidents: Annotated[bool, typer.Option("--no-incidents", help="Keep no incidents.")] = False,
     playbooks: Playbooks = None,
     interval: Annotated[
         float,
@@ -78,6 +89,9 @@ def command(
     hangdoc watch --via srun --jobid 123     the nodes of a Slurm job
     hangdoc watch --via kubectl --selector app=train --container main
 
+    The live watch keeps each incident, from the first suspicion on: `hangdoc incidents` lists them, and
+    `hangdoc report latest` judges the newest one again.
+
     \b
     --ask allows these requests; hangdoc sends none of them otherwise:
       store      read the addresses that ranks published in the job's TCPStore
@@ -95,8 +109,29 @@ def command(
         say(f"looking at PID {', '.join(map(str, wanted))}" if wanted else "looking for training ranks on this host")
     from hangdoc.watch.run import WatchOptions
 
-    options = WatchOptions(wanted, record, tuple(playbooks or ()), interval, fleet, parse_ask(ask or ()))
+    if incidents and no_incidents:
+        raise typer.BadParameter("give one of --incidents and --no-incidents, not both", param_hint="--incidents")
+    options = WatchOptions(
+        wanted,
+        record,
+        tuple(playbooks or ()),
+        interval,
+        fleet,
+        parse_ask(ask or ()),
+        None if once or no_incidents else incidents or _default_incidents(),
+    )
     return _once(options, json) if once else _live(options, json)
+
+
+def _default_incidents() -> Path | None:
+    """Where incidents are kept by default; None: there is no such place."""
+    from hangdoc.incident.store import NoPlace, default_root
+
+    try:
+        return default_root()
+    except NoPlace as error:
+        say(str(error))
+        return None
 
 
 def parse_pids(groups: Sequence[str], rest: Sequence[str]) -> tuple[int, ...]:

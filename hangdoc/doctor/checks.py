@@ -19,7 +19,7 @@ from pathlib import Path
 from hangdoc.system import procfs, programs
 from hangdoc.system.permissions import hidden_processes
 
-_SYS_PTRACE = 19  # bit of linux/capability.h
+_DAC_READ_SEARCH, _SYS_PTRACE = 2, 19  # bits of linux/capability.h
 _OLDEST_PYTHON = (3, 10)
 _OLDEST_KERNEL = (4, 9)  # first with the ages and counters in tcp_info that network verdicts need
 _CONTAINER_FIX = "start the container with --pid=host --cap-add SYS_PTRACE, or run hangdoc in the job's own"
@@ -54,6 +54,8 @@ def checks() -> tuple[Check, ...]:
             *_guarded("wait channel", lambda: _wchan(process)),
             *_guarded("PID namespace", _pid_namespace),
             *_guarded("other users' processes", _hidden),
+            *_guarded("jobs of other users", _other_users),
+            *_guarded("kernel log", _kernel_log),
             *_guarded("network namespaces", _network_namespaces),
             *_guarded("sock_diag", _sock_diag),
             *_guarded("cgroup", _cgroup),
@@ -242,6 +244,32 @@ def _hidden() -> Check:
         return Check(name, True, "/proc shows them")
     seen, _, fix = why.partition("; ")
     return Check(name, False, seen, f"{fix}; or mount /proc with gid=GROUP and add the user to that group")
+
+
+def _other_users() -> Check:
+    """The kernel asks for both capabilities: proc_pid_environ(5), proc_pid_fd(5), capabilities(7)."""
+    name = "jobs of other users"
+    missing = [
+        text
+        for bit, text in (
+            (_SYS_PTRACE, "CAP_SYS_PTRACE (their stacks, memory and connections)"),
+            (_DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH (their environment and files)"),
+        )
+        if not _has(bit)
+    ]
+    if not missing:
+        return Check(name, True, "their environment, descriptors and memory can be read")
+    fix = "run hangdoc as root, or as a service with these capabilities: deploy/systemd/hangdoc.service"
+    return Check(name, None, f"not found, or not explained, without {' and '.join(missing)}", fix)
+
+
+def _kernel_log() -> Check:
+    try:
+        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        refused = f"{error.strerror}: OOM kills and GPU errors that ended a rank stay unknown"
+        return Check("kernel log", None, refused, "run hangdoc as root, or with CAP_SYSLOG")
+    return Check("kernel log", True, "/dev/kmsg is readable")
 
 
 def _network_namespaces() -> Check:

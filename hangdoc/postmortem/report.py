@@ -85,6 +85,7 @@ def report(
     jobs = []
     for name in names or {"none": None}:
         facts = judge.facts(_history_of(shots, name))
+        facts = judge.before_deaths(facts) or facts
         jobs.append(JobReport(judge.verdict(facts), facts))
     return Report(tuple(jobs), tuple(identified), tuple(problems))
 

@@ -11,6 +11,7 @@ A long recording is a ring of files, called segments, each readable alone. A seg
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -29,7 +30,7 @@ from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
 from hangdoc.recording import codec, verdict_json
 from hangdoc.system import input_limits
-from hangdoc.system.private_files import create, open_folder, write_all
+from hangdoc.system.private_files import create, open_folder, sync_folder, write_all
 from hangdoc.verdict import Verdict
 
 SCHEMA = "hangdoc.recording/1"
@@ -40,6 +41,8 @@ SEGMENT_TEXT = 256 * 2**20  # bytes unpacked, likewise
 SEGMENT_S = 1800.0  # duration, likewise
 MOST_SEGMENTS = 1000
 LEADS = 40  # samples kept with a verdict: as many as the live watch judges over
+MOST_FREED = 8  # things removed for one line if the disk is full
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 RETRY_S = 30.0  # pause after a failed write
 MAX_LINE = 64 * 2**20  # bytes; a longer line counts as damage
 MOST_PROBLEMS = 20  # reported per file
@@ -86,7 +89,10 @@ class Recorder(AbstractContextManager["Recorder"]):
     oldest segments without a verdict are removed first. Files of other writers are never removed.
 
     Write errors are not raised, so the watch continues without its recording. `say` gets the reason once; the recorder
-    retries at every verdict and every RETRY_S.
+    retries at every verdict and every RETRY_S. If the disk is full, `make_room` is called first: it removes something,
+    or returns False.
+
+    `durable`: header and verdicts survive a power failure as well; `sync` does the same for everything written so far.
     """
 
     def __init__(
@@ -96,6 +102,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         max_bytes: int = MAX_BYTES,
         say: Callable[[str], None] = lambda text: None,
         segment_s: float = SEGMENT_S,
+        durable: bool = False,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self.directory = directory
         self.path: Path | None = None  # newest segment; None: nothing written yet
@@ -104,6 +112,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._segment_bytes = min(SEGMENT_BYTES, max_bytes // 8)
         self._segment_s = segment_s
         self._say = say
+        self._durable = durable
+        self._free = make_room
         self._run = secrets.token_hex(8)
         self._number = 0
         self._looks = 0
@@ -121,6 +131,16 @@ class Recorder(AbstractContextManager["Recorder"]):
     def verdict(self, verdict: Verdict) -> None:
         """Record a verdict; a finding protects its segment and the samples before it from removal."""
         self._keep({"verdict": verdict_json.to_json(verdict)}, verdict.status not in ("healthy", "unknown"))
+        if self._durable:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make what was written survive a power failure."""
+        if self._file >= 0:
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                self._stop(error)
 
     def recovered(self, job: str) -> None:
         """Record that a job has recovered."""
@@ -143,10 +163,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def _keep(self, value: Mapping[str, Any], matters: bool = False) -> None:
         try:
-            if self._now is not None and self._is_over(self._now):
-                self.close()
-            now = self._now or self._open()
-            self._append(value)
+            now = self._write(value)
         except OSError as error:
             self._stop(error)
             return
@@ -160,6 +177,21 @@ class Recorder(AbstractContextManager["Recorder"]):
         if self._failed_s is not None:
             self._failed_s = None
             self._say(f"recording again, to {self.path}")
+
+    def _write(self, value: Mapping[str, Any]) -> _Segment:
+        for _ in range(MOST_FREED):
+            try:
+                if self._now is not None and self._is_over(self._now):
+                    self.close()
+                now = self._now or self._open()
+                self._append(value)
+            except OSError as error:
+                if error.errno not in FULL or not self._free():
+                    raise
+                self._leave()  # a part of the line may be on disk: go on in a new segment
+            else:
+                return now
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _is_over(self, now: _Segment) -> bool:
         """True if the segment is long enough, or was removed, in which case further writes would be lost."""
@@ -185,6 +217,9 @@ class Recorder(AbstractContextManager["Recorder"]):
             place = {"run": self._run, "segment": segment.number, "looks": segment.before, "matters": matters}
             try:
                 self._append({**header, **place})
+                if self._durable:
+                    os.fsync(self._file)
+                    sync_folder(folder)
             except OSError:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=folder)  # else a full disk gets an empty file for each retry

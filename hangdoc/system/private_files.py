@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+PRIVATE = 0o600  # mode of a file: only its owner reads and writes it
 MOST_LINKS = 40  # symbolic links followed on one path, as in the kernel (path_resolution(7))
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600 at `path`, atomically: an old file stays until the new one is complete on disk.
+def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+    """Write a file at `path`, atomically: an old file stays until the new one is complete on disk.
 
     The old file's mode, owner and hard links are not kept. Writes directly to `/dev/stdout`, `/dev/stderr` and
     `/dev/fd/N`. Raises OSError, also if `path` is a symbolic link, a folder or a device.
@@ -36,6 +37,8 @@ def replace_file(path: Path, content: bytes) -> None:
         try:
             try:
                 write_all(descriptor, content)
+                if mode != PRIVATE:
+                    os.fchmod(descriptor, mode)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -44,13 +47,38 @@ def replace_file(path: Path, content: bytes) -> None:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        _sync(folder)
+        sync_folder(folder)
 
 
 def create(name: str, folder: int) -> int:
     """Create a file with mode 0600 in an open folder; its descriptor. Raises FileExistsError and other OSErrors."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(name, flags, 0o600, dir_fd=folder)
+    return os.open(name, flags, PRIVATE, dir_fd=folder)
+
+
+def open_file(path: Path) -> int:
+    """A descriptor of a regular file for reading, reached without links of other users. Raises OSError."""
+    for _ in range(MOST_LINKS):
+        with open_folder(path.parent) as folder:
+            target = _link(path.name, folder, make=False)
+            if target is None:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                descriptor = os.open(path.name, flags, dir_fd=folder)
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return descriptor
+                os.close(descriptor)
+                raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        path = path.parent / target
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The content of a regular file, found as `open_file` does. Raises OSError if it has over `most` bytes."""
+    with os.fdopen(open_file(path), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most} bytes", str(path))
+    return content
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -60,8 +88,8 @@ def write_all(descriptor: int, content: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _sync(folder: int) -> None:
-    """Make a rename survive a power failure, if the filesystem supports it and the folder is readable."""
+def sync_folder(folder: int) -> None:
+    """Make the names in an open folder survive a power failure, if its filesystem supports it and it is readable."""
     with suppress(OSError):
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:

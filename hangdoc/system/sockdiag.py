@@ -48,6 +48,7 @@ _SHOW_PEER, _UNIX_DIAG_PEER = 0x4, 2
 _UNIX_INODE_AT, _UNIX_ATTRIBUTES_AT = _HEADER.size + 4, _HEADER.size + 16
 _ATTRIBUTE = struct.Struct("=HH")
 _PORT = struct.Struct(">H")
+_BYTES_AT, _BYTES = 120, struct.Struct("=QQ")  # tcpi_bytes_acked and tcpi_bytes_received
 
 # struct tcp_info of linux/tcp.h: field of Connection, offset, format, kernel units per unit of the field. The kernel
 # only appends fields; those beyond the length that it sent stay unknown.
@@ -109,6 +110,18 @@ class SockDiag:
             for message in self._dump(_tcp_request(family)):
                 if message[_PORT_AT : _PORT_AT + 2] == wanted:
                     yield _decode(message)
+
+    def bytes_moved(self, inodes: Container[int]) -> dict[int, int]:
+        """Bytes that each TCP socket with one of `inodes` has sent and received. Raises OSError as above."""
+        found: dict[int, int] = {}
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for message in self._dump(_tcp_request(family)):
+                (inode,) = _INODE.unpack_from(message, _INODE_AT)
+                if inode in inodes:
+                    info = _attributes(message, _HEADER.size + _MESSAGE.size).get(_INET_DIAG_INFO, b"")
+                    if len(info) >= _BYTES_AT + _BYTES.size:
+                        found[inode] = sum(_BYTES.unpack_from(info, _BYTES_AT))
+        return found
 
     def unix_peers(self, inodes: Container[int]) -> dict[int, int]:
         """The inode at the other end of each connected Unix socket with one of `inodes`. Raises OSError as above."""

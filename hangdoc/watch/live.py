@@ -12,7 +12,8 @@ from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.diagnose import Judge
 from hangdoc.evidence.memory import release
-from hangdoc.verdict import EXIT, Verdict
+from hangdoc.incident.log import IncidentLog
+from hangdoc.verdict import CONFIDENCES, EXIT, Finding, Verdict
 from hangdoc.watch.policy import PATIENCE_S as SHORT_PATIENCE_S
 from hangdoc.watch.policy import (
     Examination,
@@ -32,6 +33,7 @@ CALM_FACTOR = 3  # the interval grows by this factor while every job is calm
 SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed for this long
 INSPECT_S = 60.0  # a job that is quiet for this long is inspected, even if it was quiet for longer before
 CALM_CORES, CALM_MAX_S = 0.3, 10.0  # CPU share (of a core) while calm, and the longest interval
+FIRM_UP_S = 20.0  # after a verdict that is not certain, the job is judged again; then after twice as long each time
 REDISCOVER_S = 10.0  # between two searches for new ranks
 
 
@@ -52,6 +54,7 @@ class WatchedJob:
     state: str = "new"  # new | stalled | failed | slow | ...: the last reported status
     since_s: float = 0.0  # when the stall began
     reported_s: float = 0.0  # when it was reported
+    judged_s: float = 0.0  # when the stall was last judged
     rhythm_s: float = 0.0  # longest pause so far that ended by itself
     step_s: float | None = None  # shortest step time while healthy
     calm: bool = False  # no change is expected soon
@@ -65,13 +68,14 @@ class WatchedJob:
 
 @dataclass(slots=True)
 class Live:
-    """Watches the jobs of a session until all have ended."""
+    """Watches the jobs of a session until all have ended. `incidents`: what it tells of each job; None: nobody."""
 
     options: WatchOptions
     session: Session
     judge: Judge
     emit: Callable[[Event], None]
     status: Callable[[Verdict], None]
+    incidents: IncidentLog | None = None
     watched: dict[str, WatchedJob] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)  # lost hosts
     code: int = 0
@@ -80,16 +84,16 @@ class Live:
         """Watch until every job has ended; returns the exit code of the last verdict."""
         discovered, used_s = time.monotonic(), time.process_time()
         while self.session.jobs:
-            self._report_lost()
+            self.report_lost()
             for job in self.session.jobs:
-                self._follow(job)
+                self.follow(job)
             if time.monotonic() - discovered > REDISCOVER_S:
                 self.session.rediscover()
                 discovered = time.monotonic()
             round_s, used_s = time.process_time() - used_s, time.process_time()
             if self.session.jobs:
                 self.session.wait(self._pause_s(round_s))
-                self._report_lost()
+                self.report_lost()
                 self.session.look()
         return self.code
 
@@ -99,7 +103,7 @@ class Live:
             return self.options.interval_s
         return max(self.options.interval_s * CALM_FACTOR, min(round_s / CALM_CORES, CALM_MAX_S))
 
-    def _report_lost(self) -> None:
+    def report_lost(self) -> None:
         """Report each lost host once."""
         lost = self.session.lost()
         for host, why in lost.items():
@@ -110,7 +114,8 @@ class Live:
     def _facts(self, job: str) -> Facts:
         return self.judge.facts(self.session.snapshots(job))
 
-    def _follow(self, job: str) -> None:
+    def follow(self, job: str) -> None:
+        """Judge one job after a look, and report what has changed."""
         facts = self._facts(job)
         if not facts.ranks:
             self._unseen(job)
@@ -118,23 +123,25 @@ class Live:
         watched = self.watched.setdefault(job, WatchedJob())
         if watched.state == "new" and not watched.last:
             self.emit(_event("started", job=job, ranks=[rank.rank for rank in facts.ranks]))
+        self._observe(job, facts)
         self._report_exits(job, facts, watched)
         if has_ended(facts):
             self._end(job, facts, watched)
             return
         was_stalled = watched.state == "stalled"
         if is_stuck(facts, _patience_s(facts, watched)) and not was_stalled:
+            self._begin_stall(job, facts, watched)
             self._report_stall(job, facts, watched)
         elif was_stalled and not facts.job.stall.stalled and self._has_resumed(job, facts, watched):
             self.emit(_event("recovered", job=job, seconds=round(self.session.at_s - watched.since_s, 1)))
             watched.state = "new"
-            if self.session.keep:
-                self.session.keep.recovered(job)
+            self._recovered(job)
         elif not was_stalled:
             facts = self._inspect_if_quiet(job, facts, watched)
         before = watched.last
         if watched.state == "stalled" and watched.last:
             watched.last = replace(watched.last, stalled_for_s=facts.job.stall.seconds)
+            self._firm_up(job, facts, watched)
         else:
             watched.last = self.judge.verdict(facts, watched.step_s)
             if not was_stalled:
@@ -144,11 +151,24 @@ class Live:
         watched.calm = _calm(facts, watched, watched.last, self.session.at_s)
         self.status(watched.last)
 
+    def _observe(self, job: str, facts: Facts) -> None:
+        """The round goes to disk if the job is suspect, before anything else is done with it."""
+        if self.incidents:
+            self.incidents.observe(job, facts, facts.case.history, self.session.at_s)
+
+    def _recovered(self, job: str) -> None:
+        if self.session.keep:
+            self.session.keep.recovered(job)
+        if self.incidents:
+            self.incidents.recovered(job)
+
     def _unseen(self, job: str) -> None:
         """No rank of the job is seen: its hosts are lost, or it ended while they were."""
         known = self.watched.get(job)
         hosts = known.last.job.hosts if known and known.last else self.away
         if self.away.isdisjoint(hosts):
+            if self.incidents:
+                self.incidents.ended(job, None)
             self._forget(job)
 
     def _forget(self, job: str) -> None:
@@ -157,14 +177,39 @@ class Live:
         self.watched.pop(job, None)
         release()
 
-    def _report_stall(self, job: str, facts: Facts, watched: WatchedJob) -> None:
+    def _begin_stall(self, job: str, facts: Facts, watched: WatchedJob) -> None:
         seconds = facts.job.stall.seconds
         watched.since_s, watched.reported_s = self.session.at_s - (seconds or 0.0), self.session.at_s
         self.emit(_event("stall", job=job, seconds=seconds))
+
+    def _report_stall(self, job: str, facts: Facts, watched: WatchedJob) -> None:
         examined, _ = follow(Examination().decide, self.session, self.judge, job, facts)
-        watched.last = self.judge.verdict(examined)
+        self._observe(job, examined)
+        self._report_as_stalled(job, self.judge.before_deaths(examined) or examined, watched)
+
+    def _report_as_stalled(self, job: str, facts: Facts, watched: WatchedJob) -> None:
+        """Report the cause of a stall; what happens to the job from now on is the outcome."""
+        watched.last = self.judge.verdict(facts)
         watched.state = "stalled"
-        self._report(watched.last)
+        watched.judged_s = self.session.at_s
+        self._report(job, watched.last)
+
+    def _firm_up(self, job: str, facts: Facts, watched: WatchedJob) -> None:
+        """Judge a stall again that has no certain cause yet, less and less often; report a cause that is more certain.
+
+        A stall out of which ranks died is not judged again: its evidence is older than they are.
+        """
+        last, now_s = watched.last, self.session.at_s
+        due_s = max(FIRM_UP_S, watched.judged_s - watched.reported_s)
+        if last is None or _certainty(last) == len(CONFIDENCES) or now_s - watched.judged_s < due_s:
+            return
+        watched.judged_s = now_s
+        if any(rank.alive is False for rank in facts.ranks):
+            return
+        verdict = self.judge.verdict(facts)
+        if verdict.status == "stalled" and _certainty(verdict) > _certainty(last):
+            watched.last = verdict
+            self._report(job, verdict)
 
     def _has_resumed(self, job: str, facts: Facts, watched: WatchedJob) -> bool:
         """True if the job has made progress since its stall was reported.
@@ -211,24 +256,41 @@ class Live:
             return
         if verdict.status == "unknown" and not facts.job.stall.idle:  # it may be starting or ending
             return
+        if verdict.status == "failed" and (before := self.judge.before_deaths(facts)) is not None:
+            self._begin_stall(job, before, watched)
+            self._report_as_stalled(job, before, watched)
+            return
         watched.state = verdict.status
         if verdict.findings or verdict.status != "healthy":
-            self._report(verdict)
+            self._report(job, verdict)
         else:
             self.emit(_event("healthy", job=job, note=verdict.note))
+        if verdict.status == "healthy" and self.incidents:
+            self.incidents.recovered(job)
 
     def _end(self, job: str, facts: Facts, watched: WatchedJob) -> None:
-        """Every rank has exited. If one failed, report that, unless it was reported before."""
-        verdict = self.judge.verdict(facts)
-        reported = watched.last.findings if watched.last and watched.state in ("stalled", "failed") else ()
-        new = [f.playbook for f in reported[:1]] != [f.playbook for f in verdict.findings[:1]]
-        if verdict.status == "failed" and new:
-            self._report(verdict)
+        """Every rank has exited. Out of a job that was diagnosed, that is the outcome; else it may be the failure."""
+        if not _is_outcome(facts, watched):
+            verdict = self.judge.verdict(facts)
+            reported = watched.last.findings if watched.last and watched.state == "failed" else ()
+            new = [f.playbook for f in reported[:1]] != [f.playbook for f in verdict.findings[:1]]
+            before = self.judge.before_deaths(facts)
+            if before is not None and watched.state != "stalled":
+                self._begin_stall(job, before, watched)
+                self._report_as_stalled(job, before, watched)
+            elif before is None and verdict.status == "failed" and new:
+                self._report(job, verdict)
+        if self.incidents:
+            self.incidents.ended(job, facts)
         self._forget(job)
 
-    def _report(self, verdict: Verdict) -> None:
+    def _report(self, job: str, verdict: Verdict) -> None:
         self.code = EXIT[verdict.status]
-        self.emit(Event("verdict", _now(), {}, verdict))
+        incident = self.incidents.verdict(job, verdict) if self.incidents else None
+        about = {"incident": incident.id} if incident else {}
+        if incident and incident.recurrence:
+            verdict = replace(verdict, note="; ".join(filter(None, (verdict.note, incident.recurrence))))
+        self.emit(Event("verdict", _now(), about, verdict))
         if self.session.keep:
             self.session.keep.verdict(verdict)
 
@@ -240,6 +302,22 @@ class Live:
                 watched.gone.add((rank.host, rank.pid))
                 how = {"exit": rank.process.exit} if rank.process.exit else {}
                 self.emit(_event("rank_exited", job=job, rank=rank.rank, pid=rank.pid, host=rank.host, **how))
+
+
+def _is_outcome(facts: Facts, watched: WatchedJob) -> bool:
+    """True if the cause was reported before the ranks ended: of a stall, or of a slow job that somebody ended."""
+    if watched.last is None or not watched.last.findings:
+        return False
+    if watched.state == "stalled":
+        return True
+    ends = [rank.exit for rank in facts.ranks]
+    return watched.state in ("slow", "diverging") and all(e.kind in ("killed", "told") and not e.oom for e in ends)
+
+
+def _certainty(verdict: Verdict) -> int:
+    """Confidence in the cause, from 1; 0: no cause is known."""
+    best: Finding | None = next(iter(verdict.findings), None)
+    return CONFIDENCES.index(best.confidence) + 1 if best and best.confidence in CONFIDENCES else 0
 
 
 def _patience_s(facts: Facts, watched: WatchedJob) -> float:

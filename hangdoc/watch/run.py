@@ -14,6 +14,8 @@ from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.evidence.memory import share_heap
 from hangdoc.formatting import fold_hosts
+from hangdoc.incident.log import IncidentLog
+from hangdoc.incident.store import IncidentStore
 from hangdoc.recording.recorder import Recorder
 from hangdoc.verdict import Verdict
 from hangdoc.watch.live import Event, Live
@@ -68,7 +70,17 @@ def watch(
     with ExitStack() as stack:
         session = _open_session(options, stack, say)
         judge = load_judge(options.playbooks, say)
-        return Live(options, session, judge, emit, status).run()
+        return Live(options, session, judge, emit, status, _open_incidents(options, stack, say)).run()
+
+
+def _open_incidents(options: WatchOptions, stack: ExitStack, say: Callable[[str], None]) -> IncidentLog | None:
+    """The log of incidents, continuing those that an earlier watch left; None: they are not kept."""
+    if options.incidents is None:
+        return None
+    log = IncidentLog(IncidentStore(options.incidents, say=say), say)
+    stack.callback(log.close)
+    log.resume()
+    return log
 
 
 def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], None]) -> Session:

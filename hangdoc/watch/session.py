@@ -33,6 +33,7 @@ class WatchOptions:
     interval_s: float = 1.0
     fleet: FleetOptions | None = None  # None: this host only
     ask: frozenset[str] = frozenset()  # what probes may send over the network (`probes.ASKABLE`)
+    incidents: Path | None = None  # root of the store of incidents; None: the live watch keeps none
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Session:
         self.keep = keep
         self.history: dict[str, deque[_Round]] = {}
         self.at_s = 0.0  # of the last round, time.monotonic()
+        self.rounds_kept = HISTORY_ROUNDS  # of each job, at most
         self._rounds = 0
         self._died: dict[str, dict[Key, tuple[int, Snapshot]]] = {}  # job -> rank -> round and snapshot before it died
         self._update_jobs()
@@ -106,7 +108,7 @@ class Session:
         """A history for each job; shorter for a large job, to bound memory."""
         ranks = Counter(target.job for target in self.source.targets)
         for job, count in ranks.items():
-            length = max(MIN_ROUNDS, min(HISTORY_ROUNDS, MAX_SAMPLES // count))
+            length = max(MIN_ROUNDS, min(self.rounds_kept, MAX_SAMPLES // count))
             history = self.history.get(job)
             if history is None or history.maxlen != length:
                 self.history[job] = deque(history or (), maxlen=length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from hangdoc.system import procfs
 from hangdoc.watch.sampler import Sampler
 from probes import Tier
 
+OPT_OUT = "HANGDOC"  # set to `off`, this environment variable keeps hangdoc away from a job
 RESTARTS = 4  # of a living job whose dead ranks are kept: an elastic job may restart for weeks
 
 
@@ -53,6 +54,8 @@ class LocalSource:
     sampler: Sampler = field(default_factory=lambda: Sampler(platform.node(), ()))
     slurm: str | None = None  # job ID: ranks of another Slurm job are not watched
     skip: frozenset[int] = frozenset()  # PIDs that another agent watches
+    opt_out: bool = True  # respect the wish of a job to be left alone (OPT_OUT)
+    admit: Callable[[Target, Mapping[str, str]], bool] | None = None  # by target and environment; None: every rank
     problems: tuple[Unseen, ...] = ()  # why ranks were not found in the first search
     doubts: tuple[Unseen, ...] = ()  # see `Discovery`
 
@@ -88,8 +91,15 @@ class LocalSource:
             self.sampler.targets = (*_remembered(kept, fresh), *fresh)
 
     def _ours(self, target: Target) -> bool:
-        theirs = procfs.environ(target.pid) if self.slurm and target.pid > 0 else None
-        return theirs is None or theirs.get("SLURM_JOB_ID", self.slurm) == self.slurm
+        """True unless the rank belongs to another Slurm job, opted out, or is not admitted."""
+        if target.pid <= 0:
+            return True
+        theirs = procfs.environ(target.pid) or {}
+        if self.slurm and theirs.get("SLURM_JOB_ID", self.slurm) != self.slurm:
+            return False
+        if self.opt_out and not self.pids and theirs.get(OPT_OUT, "").lower() == "off":
+            return False
+        return self.admit is None or self.admit(target, theirs)
 
     def forget(self, job: str) -> None:
         self.sampler.targets = tuple(t for t in self.targets if t.job != job)

@@ -92,7 +92,7 @@ def source(folder: Path, job: int) -> tuple[Path, int]:
     return path, head.count("\n") + 2
 
 
-def started(folder: Path, number: int, size: int) -> Job:
+def started(folder: Path, number: int, size: int, **environment: str) -> Job:
     """A job at a port that no job before it had: it is known by that."""
     path, line = source(folder, number)
     address = "127.0.0.1", FIRST_PORT + number
@@ -104,7 +104,7 @@ def started(folder: Path, number: int, size: int) -> Job:
                 [sys.executable, "-S", str(SCRIPT), str(path), str(line), str(doors[0]), str(doors[1])]
                 if rank == 0
                 else [sys.executable, "-S", str(SCRIPT), str(path), str(line), "-1", str(data.getsockname()[1])],
-                env={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "PATH": os.defpath},
+                env={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "PATH": os.defpath, **environment},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=doors if rank == 0 else (),
             )
             for rank in range(size)

@@ -17,6 +17,8 @@ need() {  # PACKAGE COMMAND...
 need openssh-server sshd
 need slurm-wlm slurmctld slurmd srun
 need munge munged
+need prometheus prometheus promtool
+need prometheus-alertmanager prometheus-alertmanager amtool
 if [ -d /run/systemd/system ] && [ "$HANGDOC_NO_SKIP" != 1 ]; then
     [ -n "$packages" ] && echo "not installed by itself, as services come with it: apt-get install$packages"
     packages=''

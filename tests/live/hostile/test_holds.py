@@ -104,7 +104,7 @@ def stuck_spy(tmp_path: Path) -> str:
 
 @pytest.mark.timeout(60 + 2 * KILLS)
 @pytest.mark.parametrize("spy", ["real", "stuck"])
-@pytest.mark.parametrize("what", ["watch", "agent"])
+@pytest.mark.parametrize("what", ["watch", "agent", "daemon"])
 def test_after_any_end_of_hangdoc_at_any_moment_no_rank_is_stopped(
     rank: Stranger, what: str, spy: str, stuck_spy: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_after_any_end_of_hangdoc_at_any_moment_no_rank_is_stopped(
             if number % 2:
                 until(lambda: held(rank.pid), every_s=0.001)
             time.sleep(rng.uniform(0, hold_s) if number % 2 else rng.uniform(0.05, 0.4))
-            with_what = rng.choice(list(CODES))
+            with_what = signal.SIGKILL if what == "daemon" else rng.choice(list(CODES))  # SIGTERM: it takes its time
             while_held += held(rank.pid)
             began_s = time.monotonic()
             os.kill(hangdoc, with_what)

@@ -1,6 +1,7 @@
 """Start hangdocs that examine one rank over and over: `examiner.py PID [PYSPY]`.
 
-Each line on stdin, `watch` or `agent`, starts one, and its PID is written to stdout; once it has ended, its exit code.
+Each line on stdin, `watch`, `agent` or `daemon`, starts one, and its PID is written to stdout; once it
+has ended, its exit code.
 They are forked from this process, which has imported everything: hangdoc takes longer to start than to examine a rank.
 Each ends as hangdoc does: through `cli.main`, with its handling of signals, and the end of the interpreter.
 """
@@ -15,6 +16,8 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from hangdoc import cli
+from hangdoc.daemon.health import Steps
+from hangdoc.daemon.probe_limits import limited
 from hangdoc.evidence import Target
 from hangdoc.fleet import protocol
 from hangdoc.system import procfs, programs
@@ -30,6 +33,22 @@ def watch(pid: int) -> int:
     target = Target(pid, stat.start_ticks if stat else 0, "here", 0)
     while True:
         Sampler("here", (target,), stacks()).round(Tier.EXAMINE, (pid,))
+
+
+def rounds(pid: int) -> int:
+    """What `hangdoc daemon` does that pauses a rank: in a thread of its own, with the limits of probes."""
+    stat, steps = procfs.stat(pid), Steps()
+    target = Target(pid, stat.start_ticks if stat else 0, "here", 0)
+
+    def run() -> None:
+        while True:
+            Sampler("here", (target,), limited(stacks(), steps, print)).round(Tier.EXAMINE, (pid,))
+
+    thread = Thread(target=run, daemon=True)
+    steps.hand_over(thread)
+    thread.start()
+    thread.join()
+    return 1
 
 
 def stacks() -> tuple[Probe, ...]:
@@ -78,7 +97,7 @@ def main() -> None:
     for descriptor in range(3):
         os.dup2(null, descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    work = watch if what == "watch" else serve
+    work = {"watch": watch, "agent": serve, "daemon": rounds}[what]
     cli.run = lambda arguments: work(pid)
     cli.main()
 

@@ -26,6 +26,7 @@ class WatchOptions:
     interval_s: float
     fleet: object = None
     ask: frozenset[str] = frozenset()
+    incidents: Path | None = None
 
 
 @dataclass(frozen=True)

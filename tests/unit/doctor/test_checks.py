@@ -17,7 +17,7 @@ from hangdoc.system import procfs, programs
 def test_every_check_says_something_and_every_failed_one_what_to_do() -> None:
     before = set(procfs.numbers("/proc"))
     found = {check.name: check for check in checks()}
-    assert len(found) == 15
+    assert len(found) == 17
     assert all(check.detail for check in found.values())
     assert all(check.fix and "\n" not in check.fix for check in found.values() if check.ok is not True)
     assert found["python"].ok
@@ -86,3 +86,22 @@ def test_unexpected_exception_is_a_failed_check(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(doctor, "_cgroup", broken)
     assert next(check for check in checks() if check.name == "cgroup").detail == "check failed: RuntimeError: oh"
+
+
+@pytest.mark.parametrize(
+    ("rights", "ok", "missing"),
+    [
+        ({2, 19}, True, ()),
+        ({19}, None, ("CAP_DAC_READ_SEARCH",)),
+        ({2}, None, ("CAP_SYS_PTRACE",)),
+        (set(), None, ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")),
+    ],
+)
+def test_each_missing_right_is_named_with_what_it_costs(
+    rights: set[int], ok: bool | None, missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_has", lambda capability: capability in rights)
+    found = doctor._other_users()
+    assert found.ok is ok
+    assert all(name in found.detail for name in missing)
+    assert found.detail.count("CAP_") == len(missing)

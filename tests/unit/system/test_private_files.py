@@ -3,11 +3,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hangdoc.system.private_files import open_folder, replace_file
+from hangdoc.system.private_files import open_folder, read_file, replace_file
 
 STRANGER = 65534
 
@@ -140,3 +141,38 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         except OSError:
             continue
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_file_for_others_gets_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        replace_file(tmp_path / "a.prom", b"x", 0o644)
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "a.prom") == 0o644
+
+
+def test_a_file_is_read_through_our_own_links_only(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "token").write_bytes(b"secret")
+    (tmp_path / "token").symlink_to("..data/token")  # as Kubernetes mounts a secret
+    assert read_file(tmp_path / "token", 6) == b"secret"
+    as_root()
+    os.chown(tmp_path / "token", STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(OSError, match="symbolic link of another user"):
+        read_file(tmp_path / "token", 6)
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)], ids=["fifo", "dir", "loop"]
+)
+def test_only_a_regular_file_is_read(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "it")
+    with pytest.raises(OSError, match=r"regular|levels"):
+        read_file(tmp_path / "it", 10)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "it").write_bytes(b"1234567")
+    with pytest.raises(OSError, match="is larger than 6 bytes"):
+        read_file(tmp_path / "it", 6)

@@ -1,0 +1,215 @@
+"""Soak of the daemon: jobs come and go, some hang and are killed, the disk fills, receivers fail, the daemon is killed.
+
+    python -m tests.tools.soak --seconds 1200
+
+Run as root, in a PID namespace of its own in which PIDs come again soon. The ranks are fakes, without torch.
+What must hold: flat memory, descriptors, threads and children; one incident and one alert for each hang, and none for a
+healthy job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hangdoc.incident.store import IncidentStore
+from hangdoc.system import procfs
+from tests.benchmarks import short_jobs
+from tests.benchmarks.measure import alone, memory_mib, met
+from tests.support.daemon import Daemon, Receiver, daemon
+
+BESIDE = 4  # jobs at a time
+RANKS = 3
+LIFE_S = (8.0, 40.0)  # of a healthy job
+HANGS = 0.25  # share of jobs that hang
+SEEN_S = 12.0  # a job makes steps for so long before it hangs
+REPORTED_S = 60.0  # within which a hang must be announced
+WARM_S = 60.0  # until memory and descriptors are compared
+GROWTH = 1.10  # of memory since then
+FAILS = 0.5  # share of alerts that the receiver refuses
+DISK_BYTES = 24 << 20  # of the file system with the state folder
+PID_STEP = 200  # PIDs in use: the namespace starts again from the first one beyond this distance
+KILL_EVERY_S = 97.0  # kill -9 of the daemon
+
+
+@dataclass(slots=True)
+class Run:
+    """A job of the soak."""
+
+    job: short_jobs.Job
+    ends_s: float
+    hangs_s: float | None = None  # when a rank is stopped; None: it stays healthy
+    hung: bool = False
+
+
+@dataclass(slots=True)
+class Footprint:
+    """The largest values after the warm-up, beside those at its end."""
+
+    first: tuple[float, int, int] | None = None
+    most: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def take(self, pid: int) -> None:
+        with suppress(OSError, IndexError):
+            now = memory_mib(pid)[1], len(procfs.descriptors(pid)), len(procfs.threads(pid))
+            self.first = self.first or now
+            self.most.append(now)
+
+
+@contextmanager
+def small_disk() -> Iterator[Path]:
+    """A file system of DISK_BYTES."""
+    with tempfile.TemporaryDirectory() as name:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", name], check=True)
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", "-l", name], check=True)
+
+
+def reuse_pids() -> None:
+    """Let the next PIDs be low ones again, in this PID namespace: ns_last_pid of proc_sys_kernel(5)."""
+    with suppress(OSError):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(PID_STEP))
+
+
+def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str, str]]:
+    """What the run came to, beside the limits."""
+    receiver, chance = Receiver(FAILS), random.Random(18)
+    config = f'[alerts.webhook]\nurl = "{receiver.url}"\n[metrics]\nport = 0\n'
+    running: list[Run] = []
+    finished: list[Run] = []
+    footprints: list[Footprint] = []
+    number, problems = 0, list[str]()
+    filler = disk / "filler"
+    began_s = killed_s = started_s = time.monotonic()
+    with daemon(disk, config) as start:
+        now_running = start()
+        footprints.append(Footprint())
+        while time.monotonic() - began_s < seconds or running:
+            now_s = time.monotonic()
+            over = now_s - began_s >= seconds
+            while len(running) < BESIDE and not over:
+                number += 1
+                reuse_pids()
+                job = short_jobs.started(sources, number, RANKS)
+                hangs = chance.random() < HANGS
+                life_s = SEEN_S + REPORTED_S if hangs else chance.uniform(*LIFE_S)
+                running.append(Run(job, now_s + life_s, now_s + SEEN_S if hangs else None))
+            for run in list(running):
+                announced = run.hung and is_reported(run, now_running)
+                if run.hangs_s is not None and not run.hung and now_s >= run.hangs_s:
+                    os.kill(run.job.ranks[-1].pid, signal.SIGSTOP)
+                    run.hung = True
+                    run.ends_s = now_s + REPORTED_S
+                if now_s >= run.ends_s or (announced and now_s >= run.ends_s - REPORTED_S + 20):
+                    end(run, chance)
+                    running.remove(run)
+                    finished.append(run)
+            if now_s - started_s > WARM_S:
+                footprints[-1].take(now_running.process.pid)
+            if now_s - killed_s > KILL_EVERY_S and not over:
+                killed_s = started_s = now_s
+                now_running.end(signal.SIGKILL)
+                problems += [line for line in now_running.lines if " error: " in line]
+                now_running = start()
+                footprints.append(Footprint())
+            filler.unlink(missing_ok=True)
+            if int((now_s - began_s) / 30) % 3 == 2:  # every third half minute
+                with suppress(OSError):
+                    filler.write_bytes(bytes(DISK_BYTES))
+            time.sleep(0.5)
+        filler.unlink(missing_ok=True)
+        time.sleep(45.0)  # the last ends are announced, to a receiver that refuses half of them
+        children = procfs.children(now_running.process.pid)
+        code = now_running.end()
+        problems += [line for line in now_running.lines if " error: " in line]
+    receiver.close()
+    return rows(disk, finished, receiver, footprints, [*problems, *(["it ended with " + str(code)] if code else [])],
+                len(children))  # fmt: skip
+
+
+def is_reported(run: Run, running: Daemon) -> bool:
+    """True if the log has the verdict on the stopped rank of this job."""
+    return any(run.job.name in line and "stopped by" in line for line in tuple(running.lines))
+
+
+def end(run: Run, chance: random.Random) -> None:
+    """A hung job is killed, or goes on and ends by itself; a healthy one ends."""
+    if run.hung and chance.random() < 0.5:
+        for rank in run.job.ranks:
+            rank.kill()
+            rank.wait()
+        run.job.source.unlink()
+        return
+    if run.hung:
+        os.kill(run.job.ranks[-1].pid, signal.SIGCONT)
+        time.sleep(1.0)
+    run.job.end()
+
+
+def rows(
+    disk: Path, finished: list[Run], receiver: Receiver, footprints: list[Footprint], problems: list[str], children: int
+) -> list[tuple[str, str, str, str]]:
+    """The table, with the wrong jobs below."""
+    hung = {run.job.name for run in finished if run.hung}
+    events = {event["id"]: event for event in receiver.events}.values()
+    by_job: dict[str, list[str]] = {}
+    ids: dict[str, set[str]] = {}
+    for event in events:
+        name = str(event["data"]["job"])
+        by_job.setdefault(name, []).append(event["type"].removeprefix("hangdoc.incident."))
+        ids.setdefault(name, set()).add(event["subject"])
+    fired = {name: kinds.count("fired") for name, kinds in by_job.items()}
+    resolved = {name: kinds.count("resolved") for name, kinds in by_job.items()}
+    missed = sorted(hung - fired.keys())
+    twice = sorted(name for name, count in fired.items() if count > 1 or len(ids[name]) > 1)
+    false = sorted(fired.keys() - hung)
+    unresolved = sorted(name for name in fired if resolved[name] != fired[name])
+    growth = [max(most[0] for most in one.most) / one.first[0] for one in footprints if one.first and one.most]
+    more = [max(most[at] for most in one.most) - one.first[at] for one in footprints if one.first for at in (1, 2)]
+    open_ones = [record.id for record in IncidentStore(disk / "state").list() if record.ended is None]
+    counts = (
+        ("hangs that were not announced", missed), ("jobs with two incidents or alerts", twice),
+        ("alerts for healthy jobs", false), ("alerts without an end", unresolved),
+        ("incidents on disk without an end", open_ones), ("errors in the log", problems),
+    )  # fmt: skip
+    found = [("", "", "limit", ""), ("jobs, of them hung", f"{len(finished)}, {len(hung)}", "", "")]
+    found += [(name, str(len(wrong)), "0", met(len(wrong), 0)) for name, wrong in counts]
+    larger = max(growth, default=1.0)
+    found += [
+        ("memory since the first minute", f"{100 * larger - 100:+.1f} %", f"{100 * GROWTH - 100:+.0f} %",
+         met(larger, GROWTH)),
+        ("descriptors or threads more", str(max(more, default=0)), "12", met(max(more, default=0), 12)),
+        ("children left", str(children), "0", met(children, 0)),
+    ]  # fmt: skip
+    for name, wrong in counts:
+        for one in wrong[:20]:
+            print(f"{name}: {one}", file=sys.stderr)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=float, default=1200.0)
+    seconds = parser.parse_args().seconds
+    alone("tests.tools.soak")
+    with small_disk() as disk, tempfile.TemporaryDirectory() as sources:
+        table = soak(seconds, disk, Path(sources))
+    for row in table:
+        print("\t".join(row))
+    return int(any(row[3] == "MISSED" for row in table))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
