@@ -17,7 +17,8 @@ CANNOT_TELL = 3
 
 def main() -> NoReturn:
     """Entry point of the console script `hangdoc`."""
-    _main(lambda: run(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    _main(lambda: run(arguments), heed=launched(arguments)[1] is None)
 
 
 def agent() -> NoReturn:
@@ -37,11 +38,21 @@ def _agent() -> int:
         return _complain(error)
 
 
-def _main(work: Callable[[], int]) -> NoReturn:
+def launched(arguments: list[str]) -> tuple[list[str], tuple[str, ...] | None]:
+    """Splits `watch [OPTION]... -- COMMAND...`: our arguments, and the command to start; None: there is none."""
+    if arguments[:1] != ["watch"] or "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
+
+
+def _main(work: Callable[[], int], heed: bool = True) -> NoReturn:
+    """`heed`: end by signals; else they are for the command that `work` starts."""
     termination = Termination()
     try:
         _streams()
-        termination.install()
+        if heed:
+            termination.install()
         code = work()
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -68,7 +79,8 @@ def _invoke(arguments: list[str]) -> int:
 
     from hangdoc.commands import app
 
-    result: Any = typer.main.get_command(app)(arguments, prog_name="hangdoc", standalone_mode=False)
+    ours, command = launched(arguments)
+    result: Any = typer.main.get_command(app)(ours, prog_name="hangdoc", standalone_mode=False, obj=command)
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
 

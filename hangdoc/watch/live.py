@@ -76,6 +76,7 @@ class Live:
     emit: Callable[[Event], None]
     status: Callable[[Verdict], None]
     incidents: IncidentLog | None = None
+    is_ordered: Callable[[], bool] = lambda: False  # true once somebody has asked the job to end: deaths are no failure
     watched: dict[str, WatchedJob] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)  # lost hosts
     code: int = 0
@@ -255,6 +256,8 @@ class Live:
             return
         if verdict.status == "unknown" and not facts.job.stall.idle:  # it may be starting or ending
             return
+        if verdict.status == "failed" and self.is_ordered():
+            return
         if verdict.status == "failed" and (before := self.judge.before_deaths(facts)) is not None:
             self._begin_stall(job, before, watched)
             self._report_as_stalled(job, before, watched)
@@ -269,7 +272,7 @@ class Live:
 
     def _end(self, job: str, facts: Facts, watched: WatchedJob) -> None:
         """Every rank has exited. Out of a job that was diagnosed, that is the outcome; else it may be the failure."""
-        if not _is_outcome(facts, watched):
+        if not _is_outcome(facts, watched) and not self.is_ordered():
             verdict = self.judge.verdict(facts)
             reported = watched.last.findings if watched.last and watched.state == "failed" else ()
             new = [f.playbook for f in reported[:1]] != [f.playbook for f in verdict.findings[:1]]
