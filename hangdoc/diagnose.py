@@ -21,7 +21,8 @@ from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
 # A rank may keep other ranks waiting for this long: an idle one for a request or the next file, a busy one to evaluate.
 LONG_S = {"idle": 60.0, "compute": 300.0, "unknown": 300.0}
-MOST_LAST_MOVES = 3  # looks between a rank's error and its end: it prints a traceback and unwinds
+LAST_MOVES_S = 15.0  # between a rank's error and its end: it prints a traceback, and its libraries unwind
+MOST_ENDS = 8  # of a history, that are tried
 UNEXPLAINED_S = 10.0  # age of a stall without a known cause that explains deaths: as old as one that is reported
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
 # Probes that show whether a rank progresses.
@@ -50,29 +51,29 @@ class Judge:
         """The facts of a stall that ranks died out of; None: no rank died, or a death is the failure itself.
 
         A job that stood still before its first rank died has a cause that is older than the death. Ranks that raise an
-        error or unwind make progress for a moment before they end, so a few looks before the death are left out.
+        error or unwind make progress for some seconds before they end, so the last looks may have to be left out.
         """
         history = facts.case.history
         first = _first_death(history) if any(rank.alive is False for rank in facts.ranks) else None
         if first is None or facts.job.aftermath.post_mortem:
             return None
-        hosts = len({shot.host for shot in history})
-        for left_out in range(MOST_LAST_MOVES + 1):
-            if (end := first - left_out * hosts) < STILL_LOOKS:
-                return None
+        for end in _ends(history[:first]):
             before = self.facts(history[:end])
             if before.job.stall.stalled:
                 return before if self._explains_deaths(before, facts) else None
         return None
 
     def _explains_deaths(self, before: Facts, after: Facts) -> bool:
-        """True if the stall has a known cause, or is too old for a pause; a crash needs a cause that is certain."""
-        findings = [one for one in self.verdict(before).findings[:1] if one.status == "stalled"]
-        crashed = any(rank.exit.first and (rank.exit.oom or rank.exit.kind == "crashed") for rank in after.ranks)
-        known = {"high"} if crashed else {"high", "medium"}
-        if any(finding.confidence in known for finding in findings):
+        """True if it was no mere pause: its cause is known, or nothing outside the job could end it, or it is old.
+
+        A crash is explained by a certain cause only: writing a core file takes long enough for peers to stand still.
+        """
+        finding = next((one for one in self.verdict(before).findings[:1] if one.status == "stalled"), None)
+        if any(rank.exit.first and (rank.exit.oom or rank.exit.kind == "crashed") for rank in after.ranks):
+            return finding is not None and finding.confidence == "high"
+        if finding is not None and (before.job.stall.internal or finding.confidence != "low"):
             return True
-        return not crashed and (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S
+        return (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S
 
     def not_ruled_out(self, considered: Sequence[Considered]) -> str:
         """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated; "" if none."""
@@ -118,6 +119,16 @@ def _first_death(history: Sequence[Snapshot]) -> int | None:
             elif rank.alive is False and key in living:
                 return index
     return None
+
+
+def _ends(history: Sequence[Snapshot]) -> list[int]:
+    """Lengths of the history in which to look for a stall, longest first: it may have ended before the deaths did."""
+    newest = {shot.host: shot.at_s for shot in history}
+    rounds = len(history) // max(len(newest), 1)
+    late = sum(newest[shot.host] - shot.at_s <= LAST_MOVES_S for shot in history) // max(len(newest), 1)
+    step = max(1, -(-late // MOST_ENDS))
+    lengths = [len(history) - left_out * len(newest) for left_out in range(0, min(late + 1, rounds), step)]
+    return [length for length in lengths if length >= STILL_LOOKS]
 
 
 def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:

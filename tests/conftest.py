@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +16,15 @@ MARKS = {
     "live/frameworks": ("frameworks", "quiet"),
     "live/hostile": ("hostile", "quiet"),  # a target that eats what it can get leaves nothing to others
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _state() -> Iterator[None]:
+    """Incidents of the watches that the tests start go to a folder of the tests, and end with them."""
+    with tempfile.TemporaryDirectory(prefix="hangdoc-state-", ignore_cleanup_errors=True) as folder:
+        os.environ["HANGDOC_STATE"] = folder
+        yield
+        del os.environ["HANGDOC_STATE"]
 
 
 def pytest_configure() -> None:

@@ -168,7 +168,8 @@ class IncidentLog:
 
     def ended(self, job: str, facts: Facts | None) -> None:
         """Every rank of the job has ended; without facts, it was lost sight of."""
-        self._finish(job, outcome_of(facts, _now()))
+        current = self._current.get(job)
+        self._finish(job, outcome_of(facts, _now(), bool(current and current.record.status == "stalled")))
         for known in (self._about, self._newest, self._passed):
             known.pop(job, None)
 

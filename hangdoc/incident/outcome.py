@@ -11,8 +11,8 @@ from hangdoc.incident.record import Outcome
 LAUNCHERS = {"torchrun": "torchrun", "mpi": "mpirun", "slurm": "srun"}
 
 
-def outcome_of(facts: Facts | None, at: str) -> Outcome:
-    """The outcome of a job that has ended; None: it was lost sight of."""
+def outcome_of(facts: Facts | None, at: str, stalled: bool = False) -> Outcome:
+    """The outcome of a job that has ended; without facts, it was lost sight of. `stalled`: it stood still before."""
     if facts is None:
         return Outcome("lost", "hangdoc lost sight of the job before it ended.", at)
     kinds = {rank.exit.kind for rank in facts.ranks}
@@ -23,7 +23,7 @@ def outcome_of(facts: Facts | None, at: str) -> Outcome:
         return Outcome("killed", f"The kernel's out-of-memory killer ended {name_processes(victims)}.", at)
     gave_up = _of_kinds(facts, {"failed", "aborted", "crashed"})
     if gave_up:
-        return Outcome("failed", _failure_text(gave_up, _of_kinds(facts, {"told", "killed"}), facts), at)
+        return Outcome("failed", _failure_text(gave_up, _of_kinds(facts, {"told", "killed"}), facts, stalled), at)
     ended = _of_kinds(facts, {"told", "killed"})
     if not ended:
         return Outcome("lost", "The ranks have ended; hangdoc could not see how.", at)
@@ -36,11 +36,11 @@ def outcome_of(facts: Facts | None, at: str) -> Outcome:
     )
 
 
-def _failure_text(gave_up: Collection[RankFacts], ended: Collection[RankFacts], facts: Facts) -> str:
+def _failure_text(gave_up: Collection[RankFacts], ended: Collection[RankFacts], facts: Facts, stalled: bool) -> str:
     """Ranks that gave up, and why they may have; then those that the launcher ended."""
-    waited = all(rank.exit.waited for rank in gave_up)
-    why = " while waiting: a timeout inside the job, or a connection that a peer closed" if waited else ""
-    text = f"{_capitalized(name_processes(gave_up))} ended by {_how(gave_up)}{why}."
+    raised = all(rank.exit.kind == "failed" and (stalled or rank.exit.waited) for rank in gave_up)
+    why = ", as after a collective timeout or a connection that a peer closed" if raised else ""
+    text = f"{_capitalized(name_processes(gave_up))} gave up: {_how(gave_up)}{why}."
     if ended:
         who = _launcher(facts)
         by = f"{who} then ended" if who else "Then a signal ended"

@@ -20,7 +20,7 @@ class Outcome(Record, frozen=True):
     at: str  # ISO-8601
 
 
-class IncidentRecord(Record, frozen=True):
+class IncidentRecord(Record, frozen=True, omit_defaults=False):
     """One incident of one job. Times are ISO-8601 with their zone."""
 
     id: str  # sortable: 20261124T031512Z-node17-3f9a

@@ -54,7 +54,7 @@ def places(verdict: Mapping[str, Any]) -> Iterator[str]:
         found += [f"on {one['host']}" for one in culprits if one.get("host")]
     found += [f"at {one['site']}" for one in culprits if one.get("site")]
     if finding.get("playbook"):
-        found.append(f"by {finding['playbook']}")
+        found.append(f"of playbook {finding['playbook']}")
     yield from dict.fromkeys(" ".join(str(one).split())[:LONGEST] for one in found)
 
 

@@ -119,6 +119,8 @@ class IncidentStore:
         except BaseException:
             self._held.pop(record.id, None)
             os.close(lock)
+            with suppress(OSError), self._opened() as root:
+                os.rmdir(record.id, dir_fd=root)  # it is empty, unless it was there before
             raise
 
     def append(self, id: str, shots: Sequence[Snapshot], verdict: Verdict | None = None, sync: bool = False) -> None:
@@ -155,9 +157,10 @@ class IncidentStore:
         try:
             with self._opened() as folder:
                 names = sorted(filter(_ID.fullmatch, os.listdir(folder)), reverse=True)[:MOST_LISTED]
-                return tuple(entry for name in names if (entry := self._entry(name, folder)) is not None)
+                found = [entry for name in names if (entry := self._entry(name, folder)) is not None]
         except FileNotFoundError:
             return ()
+        return tuple(sorted(found, key=_age, reverse=True))
 
     def list(self) -> tuple[IncidentRecord, ...]:
         """The readable records, newest first. Raises OSError."""
@@ -199,10 +202,13 @@ class IncidentStore:
     def prune(self, dry_run: bool = False, now: datetime | None = None) -> tuple[Entry, ...]:
         """Remove what is over the limits, oldest first; returns it. Raises OSError."""
         oldest = (now or datetime.now(timezone.utc)) - timedelta(seconds=self.limits.age_s)
-        kept, used, removed = 0, 0, list[Entry]()
-        for entry in self.entries():
-            over = kept >= self.limits.number or used + entry.bytes > self.limits.bytes or _opened_at(entry.id) < oldest
-            if over and not entry.open:
+        entries = self.entries()
+        kept, used = sum(entry.open for entry in entries), sum(entry.bytes for entry in entries if entry.open)
+        removed: list[Entry] = []
+        for entry in entries:
+            if entry.open:
+                continue
+            if kept >= self.limits.number or used + entry.bytes > self.limits.bytes or _opened_at(entry.id) < oldest:
                 removed.append(entry)
             else:
                 kept, used = kept + 1, used + entry.bytes
@@ -256,6 +262,11 @@ class IncidentStore:
             return Entry(id, None, 0, id in self._held)
         finally:
             os.close(folder)
+
+
+def _age(entry: Entry) -> tuple[str, str]:
+    """When it was opened: an ID has the second, its record the millisecond."""
+    return entry.id[:16], entry.record.opened if entry.record else ""
 
 
 def _lock(folder: int) -> None:

@@ -36,6 +36,7 @@ class Look:
     completed: bool | None = None  # it has left a collective; None: unless it is stalled
     progressed: bool = True
     end: str = "finished"  # how it ended
+    cause: str = ""  # confidence in a cause of what is wrong with it
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
@@ -66,7 +67,7 @@ class Look:
         )
         gone = [SimpleNamespace(**{**vars(rank), "pid": self.dead, "alive": False})] if self.dead else []
         ranks = [] if self.alive is None else [rank, *gone]
-        return SimpleNamespace(ranks=ranks, job=job, look=self)
+        return SimpleNamespace(ranks=ranks, job=job, look=self, case=SimpleNamespace(history=()))
 
 
 @dataclass
@@ -120,7 +121,9 @@ class Judge:
     def verdict(self, facts: Any, usual_s: float | None = None) -> Verdict:
         self.usual.append(usual_s)
         status = facts.look.status
-        return Verdict(status, None, Job("job", 1, None, ("node-a",), ()), (FINDING,) if status == "slow" else ())
+        cause = replace(FINDING, confidence=facts.look.cause, status=status)
+        findings = (FINDING,) if status == "slow" else (cause,) if facts.look.cause else ()
+        return Verdict(status, None, Job("job", 1, None, ("node-a",), ()), findings)
 
     def before_deaths(self, facts: Any) -> Any:
         return self.before.facts() if self.before else None
@@ -166,6 +169,89 @@ def test_events(looks: list[Look], events: list[str]) -> None:
     said: list[Event] = []
     Live(WatchOptions(), Session([*looks, OVER]), Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
     assert [told(event) for event in said] == ["started", *events, "rank_exited", "job_ended"]
+
+
+@dataclass
+class Incidents:
+    """Takes down what the watch tells of the incidents."""
+
+    told: list[str] = field(default_factory=list)
+    recurrence: str = ""
+
+    def observe(self, job: str, facts: Any, shots: Any, at: float) -> None:
+        self.told.append("observe")
+
+    def verdict(self, job: str, verdict: Verdict) -> Any:
+        self.told.append(f"verdict {verdict.status}")
+        return SimpleNamespace(id="the ID", recurrence=self.recurrence)
+
+    def recovered(self, job: str) -> None:
+        self.told.append("recovered")
+
+    def ended(self, job: str, facts: Any) -> None:
+        self.told.append("ended")
+
+
+KILLED = Look("failed", alive=False, end="killed", cause="high")
+STALL = Look("stalled", True, 12.0, cause="high")
+
+
+@pytest.mark.parametrize(
+    ("looks", "before", "events"),
+    [
+        pytest.param([STALL, KILLED], None, ["stall", "verdict stalled"], id="a diagnosed stall is killed"),
+        pytest.param(
+            [replace(STALL, cause=""), KILLED], STALL, ["stall", "verdict stalled"], id="without a cause, too"
+        ),
+        pytest.param(
+            [replace(STALL, cause=""), KILLED],
+            None,
+            ["stall", "verdict stalled", "verdict failed"],
+            id="a crash is news",
+        ),
+        pytest.param([Look(), KILLED], None, ["healthy", "verdict failed"], id="a death that is the cause"),
+        pytest.param(
+            [Look(), KILLED], STALL, ["healthy", "stall", "verdict stalled"], id="killed before it was reported"
+        ),
+        pytest.param([Look("slow"), KILLED], None, ["verdict slow"], id="a slow job is killed"),
+        pytest.param(
+            [Look("slow"), replace(KILLED, end="crashed")], None, ["verdict slow", "verdict failed"], id="or crashes"
+        ),
+    ],
+)
+def test_what_happens_after_a_diagnosis_is_the_outcome(
+    looks: list[Look], before: Look | None, events: list[str]
+) -> None:
+    said: list[Event] = []
+    incidents = Incidents()
+    judge = Judge(before=before)
+    Live(WatchOptions(), Session(looks), judge, said.append, lambda verdict: None, incidents).run()  # type: ignore[arg-type]
+    assert [told(event) for event in said if event.kind not in ("started", "rank_exited", "job_ended")] == events
+    assert incidents.told[-1] == "ended"
+
+
+def test_the_round_is_kept_before_a_closer_look_and_after_it() -> None:
+    incidents = Incidents(recurrence="third stall")
+    said: list[Event] = []
+    looks = [Look(), STALL, STALL, Look(), OVER]
+    Live(WatchOptions(), Session(looks), Judge(), said.append, lambda verdict: None, incidents).run()  # type: ignore[arg-type]
+    assert incidents.told == [
+        *["observe", "recovered"],  # healthy: nothing is left of an earlier incident
+        *["observe", "observe", "verdict stalled"],
+        *["observe", "observe", "recovered", "observe", "ended"],
+    ]
+    (event,) = [event for event in said if event.kind == "verdict"]
+    assert event.data == {"incident": "the ID"}
+    assert event.verdict is not None
+    assert event.verdict.note == "third stall"
+
+
+def test_a_cause_that_becomes_certain_is_reported_and_a_doubt_is_not() -> None:
+    said: list[Event] = []
+    looks = [replace(STALL, cause=cause) for cause in ["", "", "low", *[""] * 5, "high", *[""] * 20]]
+    Live(WatchOptions(), Session([*looks, OVER]), Judge(), said.append, lambda verdict: None).run()  # type: ignore[arg-type]
+    found = [event.verdict.findings for event in said if event.verdict]
+    assert [one[0].confidence if one else "" for one in found] == ["", "low", "high"]
 
 
 def test_a_recovery_is_recorded() -> None:

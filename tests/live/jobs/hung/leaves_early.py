@@ -1,6 +1,8 @@
 """The last rank has a batch less than the others: it waits in a barrier for those who wait for its gradients."""
 
 import argparse
+import datetime
+import time
 
 import torch
 import torch.distributed as dist
@@ -8,8 +10,9 @@ import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def train(model, optimizer, batches):
+def train(model, optimizer, batches, pause_s):
     for step, x in enumerate(batches):
+        time.sleep(pause_s)
         loss = model(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -20,8 +23,11 @@ def train(model, optimizer, batches):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--debug-port", type=int, help="serve torch's own debug pages there")
-    port = parser.parse_args().debug_port
-    dist.init_process_group("gloo")
+    parser.add_argument("--timeout", type=float, default=1800, help="of a collective (s)")
+    parser.add_argument("--pause", type=float, default=0, help="before each step (s)")
+    arguments = parser.parse_args()
+    port = arguments.debug_port
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=arguments.timeout))
     rank, size = dist.get_rank(), dist.get_world_size()
     if port:
         from torch.distributed.debug import start_debug_server
@@ -30,7 +36,7 @@ def main():
     model = DDP(nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = [torch.randn(8, 16) for _ in range(12 - (rank == size - 1))]
-    train(model, optimizer, batches)
+    train(model, optimizer, batches, arguments.pause)
     dist.barrier()
     dist.destroy_process_group()
 
