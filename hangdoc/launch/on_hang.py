@@ -19,7 +19,6 @@ from hangdoc.incident.record import IncidentRecord
 from hangdoc.redaction.text import redact_text
 from hangdoc.render.sanitize import clean
 
-HANGS = frozenset({"stalled", "failed"})  # statuses of an incident that run the command
 TIMEOUT_S = 60.0
 MOST_OUTPUT = 64 << 10  # bytes of its output that are shown
 MOST_VALUE = 4096  # characters of a variable; execve(2) refuses one of 128 KiB
@@ -43,7 +42,7 @@ class OnHang:
     def notify(self, change: Change) -> None:
         """Run the command, unless it has run for this incident; returns at once and raises nothing."""
         incident = change.incident
-        if incident.id in self._done or incident.status not in HANGS or not incident.verdicts:
+        if incident.id in self._done or not _is_hang(incident):
             return
         self._done[incident.id] = None
         if len(self._done) > MOST_INCIDENTS:
@@ -106,6 +105,12 @@ class OnHang:
                 return True
             rest = rest[-MOST_OUTPUT:]
         return False
+
+
+def _is_hang(incident: IncidentRecord) -> bool:
+    """True for a stall, and for a failure with a known cause: ranks of a job that starts again fail without one."""
+    found = bool(incident.verdicts and incident.verdicts[-1].get("findings"))
+    return bool(incident.verdicts) and (incident.status == "stalled" or (incident.status == "failed" and found))
 
 
 def variables(incident: IncidentRecord, folder: Path, say: Say) -> dict[str, str]:

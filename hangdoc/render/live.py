@@ -160,7 +160,7 @@ class Aside:
 
     def emit(self, event: Event) -> None:
         page = Page(self._console)
-        if event.verdict is not None:
+        if event.verdict is not None and event.verdict.status != "unknown":  # a job that ends passes through that
             page.lines += lines(event.verdict, self._console)
             if incident := event.data.get("incident"):
                 page.paragraph(

@@ -3,8 +3,7 @@
 END: what becomes of the job after AFTER_S seconds.
     finishes   both ranks exit with 0
     stops      rank 1 stops itself (SIGSTOP), rank 0 waits for it for ever
-    restarts   rank 1 fails; the launcher starts both ranks again, which finish
-    stubborn   as `stops`, and launcher and ranks ignore SIGTERM
+    restarts   rank 1 fails; the launcher starts both ranks again, and rank 1 stops itself
 """
 
 import os
@@ -18,10 +17,7 @@ END, AFTER_S = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 3.0
 
 
 def launch() -> int:
-    if END == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     codes = [1]
     for attempt in range(2):
         ours, theirs = _connected()
@@ -36,9 +32,8 @@ def launch() -> int:
                 ranks[0].kill()
             codes.append(ranks[0].wait())
         finally:
-            if END != "stubborn":
-                for rank in ranks:
-                    rank.kill()
+            for rank in ranks:
+                rank.kill()
         if not any(codes) or END != "restarts":
             break
     return 1 if any(codes) else 0
@@ -51,25 +46,24 @@ def _connected() -> tuple[socket.socket, socket.socket]:
 
 
 def train() -> None:
+    """Rank 1 decides; rank 0 answers each message."""
     rank, peer = int(os.environ["RANK"]), socket.socket(fileno=int(os.environ["FD"]))
     until_s = time.monotonic() + AFTER_S
-    step = 0
-    while True:
-        step += 1
-        over = time.monotonic() > until_s
-        if rank == 1:
-            if over and END in ("stops", "stubborn"):
-                os.kill(os.getpid(), signal.SIGSTOP)
-            if over and END == "restarts" and os.environ["ATTEMPT"] == "0":
+    last = b"step"
+    while last == b"step":
+        if rank == 1 and time.monotonic() > until_s:
+            if END == "restarts" and os.environ["ATTEMPT"] == "0":
                 raise RuntimeError("lost")
-            peer.sendall(b"stop" if over else b"step")
-        if peer.recv(4) in (b"", b"stop"):
-            break
+            if END in ("stops", "restarts"):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            last = b"stop"
+        if rank == 1:
+            peer.sendall(last)
+            time.sleep(0.05)
+        answer = peer.recv(4)
         if rank == 0:
-            peer.sendall(b"stop" if over else b"step")
-        time.sleep(0.05)
-    if rank == 0:
-        peer.sendall(b"stop")
+            last = answer
+            peer.sendall(last)
 
 
 if __name__ == "__main__":
