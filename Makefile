@@ -23,7 +23,7 @@ TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-live frameworks hostile slow matrix calm bench post-mortem fuzz lint lowest docs clean
+.PHONY: demo test test-live frameworks hostile slow matrix calm bench black-box post-mortem fuzz lint lowest docs clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -60,6 +60,9 @@ calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raise
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
 	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost footprint; do \
 	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
+
+black-box: $(TESTED)  ## hung jobs, killed RUNS times in each way: the cause must be on disk
+	$(BENCHMARK) black_box --runs $(RUNS) --beside $(BESIDE)
 
 post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report on what is left in OUT
 	$(BENCHMARK) post_mortem --out $(or $(OUT),post-mortem) $(ID)

@@ -43,7 +43,11 @@ def command(context: typer.Context, json: Json = False, dir: Dir = None) -> int:
 
     They are in $HANGDOC_STATE/incidents, else in /var/lib/hangdoc for root and in ~/.local/state/hangdoc for others.
     """
-    return _list(json, dir) if context.invoked_subcommand is None else 0
+    if context.invoked_subcommand is None:
+        return _list(json, dir)
+    if json or dir:
+        raise typer.BadParameter(f"give --dir and --json after `{context.invoked_subcommand}`", param_hint="--dir")
+    return 0
 
 
 @app.command("list")
@@ -73,9 +77,7 @@ def show_command(id: Id, json: Json = False, dir: Dir = None) -> int:
 @app.command("export")
 def export_command(
     id: Id,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", dir_okay=False, help="What to write: FILE.zip, FILE.tar.zst or FILE.html.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: FILE.zip, FILE.tar.zst or FILE.html.")],
     dir: Dir = None,
 ) -> int:
     """Write an incident to a file that only you can read: its folder as an archive, or its report as a page.

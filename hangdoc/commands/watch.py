@@ -153,10 +153,9 @@ def command(
         raise typer.BadParameter("--once reports no incident; leave it out", param_hint="--on-hang")
 
     def select(wanted: tuple[int, ...], wait_s: float, below: bool = False) -> WatchOptions:
-        from hangdoc.incident.store import default_root
         from hangdoc.watch.run import WatchOptions
 
-        root = None if once or no_incidents else incidents or default_root()
+        root = None if once or no_incidents else incidents or _default_incidents()
         return WatchOptions(
             wanted, record, tuple(playbooks or ()), interval, fleet, asked, root, wait_s=wait_s, below=below
         )
@@ -192,6 +191,17 @@ def _checked(command: tuple[str, ...], refused: Sequence[str]) -> tuple[str, ...
         why = "stdout and the ranks are those of the command" if "--json" in refused else "the ranks are the command's"
         raise typer.BadParameter(f"not with -- COMMAND: {why}", param_hint=", ".join(refused))
     return command
+
+
+def _default_incidents() -> Path | None:
+    """Where incidents are kept by default; None: there is no such place."""
+    from hangdoc.incident.store import NoPlace, default_root
+
+    try:
+        return default_root()
+    except NoPlace as error:
+        say(str(error))
+        return None
 
 
 def parse_pids(groups: Sequence[str], rest: Sequence[str]) -> tuple[int, ...]:

@@ -76,6 +76,12 @@ class _Current:
     dead: int = 0  # ranks known to have ended
     written: dict[str, float] = field(default_factory=dict)  # newest snapshot on disk, by host
 
+    def note(self, shots: Sequence[Snapshot], at: float) -> None:
+        """These snapshots are on disk."""
+        self.appended_s = at
+        for shot in shots:
+            self.written[shot.host] = max(shot.at_s, self.written.get(shot.host, shot.at_s))
+
 
 class IncidentLog:
     """Keeps the incidents of all watched jobs. It raises no OSError; `say` gets each kind of trouble once."""
@@ -125,7 +131,7 @@ class IncidentLog:
             self._passed[job] = min(max(self._passed.get(job, 0.0), at - current.began_s), MOST_PASSED_S)
             self._drop(job)
             return
-        self._append(current, shots, at)
+        self._append(current, shots, at, suspected)
 
     def verdict(self, job: str, verdict: Verdict) -> IncidentRecord | None:
         """Take a reported verdict; the incident that it belongs to, or None if nothing is wrong with the job.
@@ -226,25 +232,29 @@ class IncidentLog:
         )
         current = self._current[job] = _Current(record, at, at, dead=_dead(shots))
         if self.store:
-            current.stored = self._guarded(lambda store: store.open(record), "keep incidents")
+            current.stored = self._guarded(lambda store: store.open(record, shots), "keep incidents")
+            current.note(shots, at)
             self._guarded(lambda store: store.prune(), "remove old incidents")
-        self._append(current, shots, at, sync=True)
         return current
 
-    def _append(self, current: _Current, shots: Sequence[Snapshot], at: float, sync: bool = False) -> None:
-        """Record the snapshots that are not on disk yet; long after a verdict, only one round a minute, and deaths."""
+    def _append(self, current: _Current, shots: Sequence[Snapshot], at: float, suspected: bool) -> None:
+        """Record the snapshots that are not on disk yet.
+
+        Long after a verdict that still holds, these are fewer: of a stall, one round a minute; of a slow job, which is
+        judged by its pace over consecutive rounds, none. A death brings the whole history.
+        """
         if self.store is None or not current.stored:
             return
         fresh = [shot for shot in shots if shot.at_s > current.written.get(shot.host, float("-inf"))]
         dead = _dead(shots)
-        if current.verdict_s is not None and at - current.verdict_s >= DENSE_S and dead == current.dead:
-            if at - current.appended_s < SPARSE_S:
+        is_old = current.verdict_s is not None and at - current.verdict_s >= DENSE_S
+        if is_old and dead == current.dead and suspected == (current.record.status in ("stalled", "failed")):
+            if not suspected or at - current.appended_s < SPARSE_S:
                 return
             fresh = list({shot.host: shot for shot in fresh}.values())
-        self.store.append(current.record.id, fresh, sync=sync)
-        current.appended_s, current.dead = at, dead
-        for shot in fresh:
-            current.written[shot.host] = max(shot.at_s, current.written.get(shot.host, shot.at_s))
+        self.store.append(current.record.id, fresh)
+        current.dead = dead
+        current.note(fresh, at)
 
     def _finish(self, job: str, outcome: Outcome) -> None:
         """Close the incident of a job with its outcome; one that came to nothing is removed, unless it was lost."""

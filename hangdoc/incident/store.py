@@ -25,7 +25,7 @@ from hangdoc.evidence import Snapshot
 from hangdoc.incident.record import SCHEMA, IncidentRecord
 from hangdoc.recording.codec import decode, encode
 from hangdoc.recording.recorder import Recorder
-from hangdoc.system.private_files import open_folder, replace_file
+from hangdoc.system.private_files import open_folder, replace_file, sync_folder
 from hangdoc.verdict import Verdict
 
 RECORD = "incident.json"
@@ -37,17 +37,29 @@ RECORD_BYTES = 16 * 2**20  # a longer record is not read; 16 verdicts on 4,096 r
 MOST_LISTED = 10_000  # incidents
 LOCK_TRIES, LOCK_RETRY_S = 5, 0.02
 _ID = re.compile(r"(\d{8}T\d{6}Z)-[A-Za-z0-9._-]{1,100}-[0-9a-f]{4}")
+_UNFINISHED = re.compile(rf"\.{_ID.pattern}\.new")
 _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def default_root() -> Path:
-    """The folder for what hangdoc keeps: $HANGDOC_STATE, or /var/lib/hangdoc for root, or that of the XDG standard."""
+    """The folder for what hangdoc keeps: $HANGDOC_STATE, or /var/lib/hangdoc for root, or that of the XDG standard.
+
+    Raises NoPlace for a user without a home.
+    """
     if state := os.environ.get("HANGDOC_STATE"):
         return Path(state).absolute()
     if os.geteuid() == 0:
         return Path("/var/lib/hangdoc")
-    home = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(home) if home.startswith("/") else Path.home() / ".local/state") / "hangdoc"
+    if (state := os.environ.get("XDG_STATE_HOME", "")).startswith("/"):
+        return Path(state) / "hangdoc"
+    try:
+        return Path.home() / ".local/state/hangdoc"
+    except RuntimeError:
+        raise NoPlace("there is no home folder to keep incidents in; set HANGDOC_STATE to a folder") from None
+
+
+class NoPlace(HangdocError):
+    """There is no folder for incidents; the message is one sentence with the remedy."""
 
 
 class UnknownIncident(HangdocError):
@@ -101,38 +113,46 @@ class IncidentStore:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def open(self, record: IncidentRecord) -> None:
-        """Create the folder of an incident, or take over one whose writer has gone, and write its record.
+    def open(self, record: IncidentRecord, shots: Sequence[Snapshot] = ()) -> None:
+        """Keep an incident with its evidence so far, or take over one whose writer has gone.
 
-        Raises BlockingIOError if another process writes it, and other OSErrors.
+        A new folder appears with all of that, or not at all. Raises BlockingIOError if another process writes the
+        incident, and other OSErrors.
         """
-        with open_folder(self.path(record.id), make=True) as folder:
+        is_new = not self.path(record.id).is_dir()
+        name = f".{record.id}.new" if is_new else record.id
+        with open_folder(self.folder / name, make=True) as folder:
             lock = os.open(".", _READ, dir_fd=folder)
+        host = record.id.partition("-")[2].rpartition("-")[0]
+        recorder = Recorder(self.folder / name, host, INCIDENT_BYTES, self._say, durable=True, make_room=self.make_room)
         try:
             _lock(lock)
-            host = record.id.partition("-")[2].rpartition("-")[0]
-            recorder = Recorder(
-                self.path(record.id), host, INCIDENT_BYTES, self._say, durable=True, make_room=self.make_room
-            )
-            self._held[record.id] = _Held(lock, recorder)
-            self.update(record)
+            for shot in shots:
+                recorder.snapshot(shot)
+            recorder.sync()
+            replace_file(self.folder / name / RECORD, _text(record))
+            if is_new:
+                with open_folder(self.folder) as root:
+                    os.rename(name, record.id, src_dir_fd=root, dst_dir_fd=root)
+                    sync_folder(root)
+                recorder.directory = self.path(record.id)
         except BaseException:
-            self._held.pop(record.id, None)
+            recorder.close()
             os.close(lock)
-            with suppress(OSError), self._opened() as root:
-                os.rmdir(record.id, dir_fd=root)  # it is empty, unless it was there before
+            if is_new:
+                with suppress(OSError):
+                    self._remove(name)
             raise
+        self._held[record.id] = _Held(lock, recorder)
 
-    def append(self, id: str, shots: Sequence[Snapshot], verdict: Verdict | None = None, sync: bool = False) -> None:
-        """Append evidence to the recording of an open incident; `sync`: it is to survive a power failure as well."""
+    def append(self, id: str, shots: Sequence[Snapshot], verdict: Verdict | None = None) -> None:
+        """Append evidence to the recording of an open incident."""
         if (held := self._held.get(id)) is None:
             return
         for shot in shots:
             held.recorder.snapshot(shot)
         if verdict is not None:
             held.recorder.verdict(verdict)
-        elif sync:
-            held.recorder.sync()
 
     def update(self, record: IncidentRecord) -> None:
         """Replace the record of an open incident, atomically. Raises OSError."""
@@ -214,6 +234,7 @@ class IncidentStore:
                 kept, used = kept + 1, used + entry.bytes
         if dry_run:
             return tuple(removed)
+        self._remove_unfinished()
         return tuple(entry for entry in reversed(removed) if self._remove(entry.id))
 
     def make_room(self) -> bool:
@@ -221,6 +242,12 @@ class IncidentStore:
         with suppress(OSError):
             return any(self._remove(entry.id) for entry in reversed(self.entries()) if not entry.open)
         return False
+
+    def _remove_unfinished(self) -> None:
+        """Remove folders whose writer was killed before their evidence was complete."""
+        with suppress(FileNotFoundError), self._opened() as root:
+            for name in filter(_UNFINISHED.fullmatch, os.listdir(root)):
+                self._remove(name)
 
     def _remove(self, id: str) -> bool:
         """Remove an incident, unless somebody writes it."""

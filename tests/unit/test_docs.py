@@ -158,8 +158,11 @@ def parse(arguments: list[str]) -> None:
         if option != "--html" and re.fullmatch(r"\w[\w./-]*", word):
             Path(word).mkdir(parents=True, exist_ok=True)
     group: Any = typer.main.get_command(app)
-    for command in group.commands.values():
+    left = list(group.commands.values())
+    while left:
+        command = left.pop()
         command.callback = lambda **given: 0
+        left += getattr(command, "commands", {}).values()
     group(list(arguments), prog_name="hangdoc", standalone_mode=False)
 
 

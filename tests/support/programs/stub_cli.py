@@ -26,7 +26,7 @@ class WatchOptions:
     interval_s: float
     fleet: object = None
     ask: frozenset[str] = frozenset()
-    incidents: object = None
+    incidents: Path | None = None
     wait_s: float = 0.0
     below: bool = False
 

@@ -136,6 +136,11 @@ def test_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "uneven-batches" in capsys.readouterr().out
 
 
+def test_an_option_before_the_subcommand_is_not_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["incidents", "--dir", str(tmp_path), "show", "latest"]) == 64
+    assert "after `show`" in capsys.readouterr().err
+
+
 def test_watch_takes_one_place(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["watch", "--no-incidents", "--incidents", str(tmp_path)]) == 64
     assert "not both" in capsys.readouterr().err

@@ -248,6 +248,19 @@ def test_long_after_a_verdict_one_round_a_minute_is_kept(kept: Kept) -> None:
     assert max(written) >= shots[-1].at_s - 60.0
 
 
+def test_long_after_a_slow_verdict_nothing_is_kept_until_the_job_stalls_or_a_rank_dies(kept: Kept) -> None:
+    facts, shots = facts_of(2), list(rounds()[:2])
+    kept.log.observe(job(), facts, tuple(shots), shots[-1].at_s)
+    kept.log.verdict(job(), changed(judge().verdict(facts), status="slow"))
+    later = [replace(shots[-1], at_s=shots[-1].at_s + 3.0 * number) for number in range(1, 100)]
+    for number in range(1, len(later) + 1):
+        kept.log.observe(job(), facts, tuple(later[:number][-40:]), later[number - 1].at_s)
+    assert len(on_disk(kept)) < 2 + 45
+    assert later[-1].at_s not in on_disk(kept)
+    kept.log.observe(job(), facts_of(4), tuple(later[-40:]), later[-1].at_s)  # stalled
+    assert {shot.at_s for shot in later[-40:]} <= set(on_disk(kept))
+
+
 def test_what_comes_back_is_said(kept: Kept) -> None:
     for number in range(3):
         kept.report(f"job {number}")

@@ -13,9 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.incident.record import IncidentRecord, Outcome
-from hangdoc.incident.store import RECORD, IncidentStore, Limits, UnknownIncident, default_root
+from hangdoc.incident.store import RECORD, IncidentStore, Limits, NoPlace, UnknownIncident, default_root
+from hangdoc.recording.recorder import read
+from hangdoc.system.private_files import replace_file
 from tests.support.paths import ROOT
 from tests.support.polling import until
+from tests.support.stalled_jobs import rounds
 
 AT = "2026-11-24T03:15:12.000+00:00"
 
@@ -172,7 +175,7 @@ def test_a_full_disk_costs_the_oldest(tmp_path: Path, monkeypatch: pytest.Monkey
     write = os.write
 
     def full(descriptor: int, data: bytes) -> int:
-        if len(store.entries()) > 3:
+        if len(store.entries()) > 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data)
 
@@ -196,6 +199,36 @@ def test_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/ada")
     assert default_root() == Path("/home/ada/.local/state/hangdoc")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(NoPlace, match="HANGDOC_STATE"):
+        default_root()
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_an_incident_appears_with_its_evidence_or_not_at_all(
+    store: IncidentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def record_written(path: Path, content: bytes) -> None:
+        seen.append(len(store.entries()))
+        assert list(path.parent.glob("*.zst"))
+        replace_file(path, content)
+
+    monkeypatch.setattr("hangdoc.incident.store.replace_file", record_written)
+    store.open(record(), rounds())
+    assert seen == [0]
+    (entry,) = store.entries()
+    store.close(entry.id)
+    assert [len(one.snapshots) for one in read(store.path(entry.id))] == [len(rounds())]
+    unfinished = store.folder / f".{record(1).id}.new"
+    unfinished.mkdir()
+    (unfinished / "incident.jsonl.zst").write_bytes(b"cut")
+    store.prune()
+    assert [path.name for path in store.folder.iterdir()] == [entry.id]
 
 
 def test_the_age_is_that_of_the_id(tmp_path: Path) -> None:

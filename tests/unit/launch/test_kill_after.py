@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoc.launch import kill_after
 from hangdoc.launch.kill_after import KillAfter, descendants, end_tree, is_running
 from hangdoc.system import procfs
 from hangdoc.verdict import Verdict
@@ -152,7 +151,7 @@ def test_a_process_with_a_reused_pid_is_left_alone(tree: subprocess.Popen[str]) 
 
 def test_nobody_but_the_tree_is_signalled(tree: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
     reached = []
-    monkeypatch.setattr(kill_after.signal, "pidfd_send_signal", lambda fd, number: reached.append(number))
+    monkeypatch.setattr("hangdoc.launch.kill_after.signal.pidfd_send_signal", lambda fd, number: reached.append(number))
     end_tree(identity(tree.pid), lambda text: None, grace_s=0.1)
     assert reached[0] == signal.SIGTERM
     assert reached.count(signal.SIGTERM) == 1  # to the launcher, which asks its ranks

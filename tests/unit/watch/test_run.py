@@ -44,8 +44,8 @@ def wait(source: Late, said: list[str], monkeypatch: pytest.MonkeyPatch, wait_s:
         assert 0 < seconds <= run.MOST_WAIT_S
         source.now_s += seconds
 
-    monkeypatch.setattr(run.time, "sleep", sleep)
-    monkeypatch.setattr(run.time, "monotonic", lambda: source.now_s)
+    monkeypatch.setattr("hangdoc.watch.run.time.sleep", sleep)
+    monkeypatch.setattr("hangdoc.watch.run.time.monotonic", lambda: source.now_s)
     run._await_ranks(cast(LocalSource, source), WatchOptions((4276,), wait_s=wait_s, below=below), said.append)
     return source.now_s
 
