@@ -20,6 +20,7 @@ from hangdoc.commands.options import (
     Nodes,
     Playbooks,
     Selector,
+    Via,
     ViaOption,
     fleet_options,
     parse_ask,
@@ -122,6 +123,7 @@ def command(
     \b
     hangdoc watch -- torchrun --nproc-per-node 8 train.py     start a job, watch it, end as it ends
     hangdoc watch --on-hang './page.sh' -- torchrun train.py  and run a command of yours if it hangs
+    hangdoc watch --via srun -- srun torchrun train.py        in a Slurm job: its ranks on all nodes
 
     \b
     hangdoc watch                            all jobs on this host, live
@@ -173,7 +175,9 @@ def command(
             say(f"looking at PID {pids_text}" if wanted else "looking for training ranks on this host")
         options = select(wanted, (0.0 if once else WAIT_S) if wait is None else wait)
         return _once(options, json) if once else _live(options, json, on_hang, on_hang_timeout)
-    refused = {"--pids": pids or context.args, "--once": once, "--json": json, "--nodes": fleet, "--wait": wait}
+    elsewhere = fleet is not None and fleet.via != Via.srun.value  # agents of a Slurm job see its ranks only
+    refused = {"--pids": pids or context.args, "--once": once, "--json": json, "--wait": wait}
+    refused |= {"--via/--nodes": elsewhere, "--via srun --kill-after": fleet and kill_after}
     return _launch(
         _checked(launched, [name for name, given in refused.items() if given]),
         lambda pid: select((pid,), math.inf, below=True),
@@ -188,7 +192,7 @@ def _checked(command: tuple[str, ...], refused: Sequence[str]) -> tuple[str, ...
     if not command:
         raise typer.BadParameter("give a command after --, as in: hangdoc watch -- torchrun train.py", param_hint="--")
     if refused:
-        why = "stdout and the ranks are those of the command" if "--json" in refused else "the ranks are the command's"
+        why = "its stdout and its ranks are its own"
         raise typer.BadParameter(f"not with -- COMMAND: {why}", param_hint=", ".join(refused))
     return command
 

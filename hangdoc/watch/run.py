@@ -17,6 +17,7 @@ from hangdoc.formatting import fold_hosts
 from hangdoc.incident.log import Change, IncidentLog
 from hangdoc.incident.store import IncidentStore
 from hangdoc.recording.recorder import Recorder
+from hangdoc.system import procfs
 from hangdoc.verdict import Verdict
 from hangdoc.watch.live import Event, Live
 from hangdoc.watch.policy import ONCE_LIMIT_S, Once, follow
@@ -116,6 +117,10 @@ def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], 
         session.look()
         if fleet.targets or not fleet.pending():
             break
+    while not fleet.targets and options.below and _lives(options.pids):
+        session.wait(WAIT_S)
+        session.rediscover()
+        session.look()
     if not fleet.targets:
         reasons = _format_reasons({**fleet.blind(), **fleet.lost()})
         raise HangdocError(f"no training rank on {_format_hosts(len(fleet.hosts))}{reasons}")
@@ -153,6 +158,11 @@ def _await_ranks(source: LocalSource, options: WatchOptions, say: Callable[[str]
         pause_s = min(max(WAIT_S, waited_s * WAIT_GROWTH), MOST_WAIT_S)
         time.sleep(min(pause_s, options.wait_s - waited_s))
         source.find()
+
+
+def _lives(pids: Sequence[int]) -> bool:
+    """True if one of these processes runs."""
+    return any((found := procfs.stat(pid)) is not None and found.state not in "ZX" for pid in pids)
 
 
 def _format_reasons(lost: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ class WatchOptions:
     ask: frozenset[str] = frozenset()  # what probes may send over the network (`probes.ASKABLE`)
     incidents: Path | None = None  # root of the store of incidents; None: the live watch keeps none
     wait_s: float = 0.0  # for the ranks of `pids` to start
-    below: bool = False  # only ranks below `pids`, which may come late: these start the job
+    below: bool = False  # only ranks below `pids`, or those of the fleet, which may come late: `pids` start the job
 
 
 @dataclass(frozen=True, slots=True)
