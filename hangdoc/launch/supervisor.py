@@ -173,7 +173,7 @@ class _Supervisor:
     ours: int
     finish_s: float
     say: Say
-    witness: int = field(init=False)
+    witness: int | None = field(init=False)  # None: every signal is passed on
     broadcast: int = 0  # signals that earlier witnesses had besides those that were asked for, bit n-1 for signal n
     status: int | None = None  # wait status of the command, once it is ours to collect
     ended_s: float | None = None
@@ -197,8 +197,7 @@ class _Supervisor:
             self._finish()
         for number in _PASSED:
             signal.signal(number, signal.SIG_IGN)  # the exit code is that of the command from now on
-        os.kill(self.witness, signal.SIGKILL)
-        os.waitpid(self.witness, 0)
+        _end_witness(self.witness)
         return os.waitstatus_to_exitcode(self.status) if os.WIFEXITED(self.status) else 128 + os.WTERMSIG(self.status)
 
     def _wait_ms(self, ending: int) -> float | None:
@@ -214,7 +213,8 @@ class _Supervisor:
                 self._end_watcher()  # asked again: do not wait for its report
             return
         if not self._was_broadcast(number):
-            os.kill(self.command, number)
+            with suppress(OSError):  # `sudo` is not ours to signal
+                os.kill(self.command, number)
             if number in _ENDING and self.watcher is not None:
                 os.kill(self.watcher, number)
         if number == signal.SIGTSTP:
@@ -229,14 +229,17 @@ class _Supervisor:
             time.sleep(_TICK_S)
         old, self.witness = self.witness, self._start_witness()
         self.broadcast = (pending | _pending(old)) & ~(1 << (number - 1))  # Slurm sends SIGCONT and SIGTERM together
-        os.kill(old, signal.SIGKILL)
-        os.waitpid(old, 0)
+        _end_witness(old)
         return True
 
-    def _start_witness(self) -> int:
-        """A process in which every signal stays pending."""
+    def _start_witness(self) -> int | None:
+        """A process in which every signal stays pending; None: the limit of processes is reached."""
         before = signal.pthread_sigmask(signal.SIG_SETMASK, _PASSED)
-        witness = os.fork()
+        try:
+            witness = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return None
         if witness == 0:
             os.close(self.ours)
             os.read(self.lifeline, 1)
@@ -267,8 +270,10 @@ class _Supervisor:
                 elif pid == self.watcher:
                     self.watcher = None
                     if os.WIFSIGNALED(status) and self.ended_s is None:
-                        name = signal.Signals(os.WTERMSIG(status)).name
-                        self.say(f"the watch was ended by {name}; the command goes on without it")
+                        how = signal.strsignal(os.WTERMSIG(status)) or "a signal"
+                        self.say(f"the watch has ended ({how}); the command goes on without it")
+                elif pid == self.witness:
+                    self.witness = None
 
     def _finish(self) -> None:
         """Once the command has ended: wait for the watcher's report, if there is something to report."""
@@ -285,6 +290,12 @@ class _Supervisor:
             os.kill(self.watcher, signal.SIGKILL)
 
 
+def _end_witness(pid: int | None) -> None:
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def _state(pid: int) -> str:
     """State of a process, as in proc_pid_stat(5); X: it is gone."""
     try:
@@ -294,8 +305,8 @@ def _state(pid: int) -> str:
         return "X"
 
 
-def _pending(pid: int) -> int:
-    """Signals that are pending for a process, bit n-1 for signal n."""
+def _pending(pid: int | None) -> int:
+    """Signals that are pending for a process, bit n-1 for signal n; 0 without a process."""
     try:
         with open(f"/proc/{pid}/status") as file:
             return next((int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:")), 0)

@@ -122,7 +122,10 @@ def test_whatever_the_watch_does_the_command_goes_on(watch: str) -> None:
 def test_a_watch_that_was_ended_is_reported_once() -> None:
     with running("crashes", "cat") as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "hangdoc: the watch was ended by SIGSEGV; the command goes on without it\n"
+        assert (
+            process.stderr.readline()
+            == "hangdoc: the watch has ended (Segmentation fault); the command goes on without it\n"
+        )
         assert process.communicate("still here") == ("still here", "")
         assert process.returncode == 0
 
