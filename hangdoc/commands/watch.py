@@ -144,6 +144,7 @@ def command(
       dns        resolve the rendezvous address
 
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
+    With -- COMMAND: that of the command.
     """
     launched: tuple[str, ...] | None = context.obj
     fleet = fleet_options(nodes, via, agent_command, jobid, selector, namespace, container)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from hangdoc.system import procfs
 from hangdoc.system.exits import signal_name
 from hangdoc.verdict import Verdict
 from hangdoc.watch.run import Event, WatchOptions, watch
+
+ORDER_S = 600.0  # for so long after a signal, deaths are its outcome: a job may write a checkpoint before it ends
 
 
 class View(Protocol):
@@ -57,7 +60,9 @@ class JobWatch:
             self.on_hang.wait()
 
     def _is_ordered(self) -> bool:
-        return self.command.ordered is not None or self._ended_by_us
+        """True if the job was asked to end, and not so long ago that it must have gone on."""
+        told = self.command.ordered is not None and time.monotonic() - self.command.ordered_s < ORDER_S
+        return told or self._ended_by_us
 
     def _emit(self, event: Event) -> None:
         if event.kind == "started":
@@ -84,8 +89,8 @@ class JobWatch:
             return
         if self._ended_by_us and self.kill_after:
             text = f"hangdoc ended the job on the user's order (--kill-after {self.kill_after.after_s:g})."
-        elif self.command.ordered is not None and incident.outcome.kind != "recovered":
-            text = f"The user or the scheduler ended the job with {signal_name(self.command.ordered)}."
+        elif self._is_ordered() and incident.outcome.kind not in ("recovered", "ended"):
+            text = f"The user or the scheduler ended the job with {signal_name(self.command.ordered or 0)}."
         else:
             return
         with suppress(OSError):

@@ -34,7 +34,7 @@ from typing import NoReturn
 NOT_STARTED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as of timeout(1) and shells
 FAILED = 3  # exit code of a watcher that has reported its own failure
 FINISH_S = 5.0  # for the watcher to report on a command that has ended
-BROADCAST_S = 0.05  # for a signal to a whole process group, or to each process of a Slurm step, to reach the witness
+BROADCAST_S = 0.2  # for a signal to a whole process group, or to each process of a Slurm step, to reach the witness
 STOP_S = 1.0  # for the command to stop after Ctrl-Z; one that handles it may go on
 _TICK_S = 0.005
 _POLL_S = 0.2  # between checks of the command without pidfd_open(2) (Linux < 5.3)
@@ -54,6 +54,7 @@ class Command:
 
     pid: int
     ordered: int | None = None  # the last signal that asked it to end: from the user, the scheduler or the terminal
+    ordered_s: float = 0.0  # when, time.monotonic()
     watched: Callable[[], object] = int  # call it once ranks are watched: from then on the end is worth a report
 
 
@@ -127,7 +128,7 @@ def _heed(command: Command) -> None:
 
     def note(number: int, _: FrameType | None) -> None:
         if number in _ENDING:
-            command.ordered = number
+            command.ordered, command.ordered_s = number, time.monotonic()
 
     for number in _PASSED:
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,9 +75,14 @@ def test_a_job_that_restarts_and_hangs_is_followed_and_ended_on_order(tmp_path: 
 
 
 def test_an_interrupted_job_is_no_incident(tmp_path: Path) -> None:
-    with started(tmp_path, [], [*PLAIN, "finishes", "300"]) as process:
+    rounds = tmp_path / "rounds"
+    with started(tmp_path, ["--record", str(rounds)], [*PLAIN, "finishes", "300"]) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == b"hangdoc: watching 2 ranks\n"
+        sizes = set[int]()  # of the recording, which grows with each round
+        while len(sizes) < 6:
+            sizes.add(sum(file.stat().st_size for file in rounds.glob("*")))
+            time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, out, err) == (143, b"", b"")
