@@ -67,11 +67,13 @@ class Judge:
         """True if it was no mere pause: its cause is known, or nothing outside the job could end it, or it is old.
 
         A crash is explained by a certain cause only: writing a core file takes long enough for peers to stand still.
+        Ranks whose end was not seen may have ended well, so that only the age counts.
         """
         finding = next((one for one in self.verdict(before).findings[:1] if one.status == "stalled"), None)
         if any(rank.exit.first and (rank.exit.oom or rank.exit.kind == "crashed") for rank in after.ranks):
             return finding is not None and finding.confidence == "high"
-        if finding is not None and (before.job.stall.internal or finding.confidence != "low"):
+        is_seen = any(rank.exit.kind not in (None, "finished") for rank in after.ranks)
+        if is_seen and finding is not None and (before.job.stall.internal or finding.confidence != "low"):
             return True
         return (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S
 
@@ -109,14 +111,14 @@ class Judge:
 
 
 def _first_death(history: Sequence[Snapshot]) -> int | None:
-    """Index of the first snapshot in which a rank that was seen alive is dead."""
+    """Index of the first snapshot in which a rank that was seen alive is dead, and did not exit with code 0."""
     living: set[tuple[str, int]] = set()
     for index, shot in enumerate(history):
         for rank in shot.ranks:
             key = rank.target.host, rank.target.pid
             if rank.alive:
                 living.add(key)
-            elif rank.alive is False and key in living:
+            elif rank.alive is False and key in living and not (rank.end and rank.end.code == 0):
                 return index
     return None
 

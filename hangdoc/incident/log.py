@@ -12,7 +12,7 @@ import platform
 import pwd
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -195,9 +195,12 @@ class IncidentLog:
         self._left = {record.job: record for record in reversed(found)}
         return found
 
-    def settle(self) -> None:
-        """Close the incidents found by `resume` whose jobs `observe` has not seen: they are lost."""
-        for job in list(self._left):
+    def settle(self, jobs: Collection[str] | None = None) -> None:
+        """Close the incidents found by `resume` that `observe` has not taken over: they are lost.
+
+        `jobs`: only those of these jobs.
+        """
+        for job in [job for job in self._left if jobs is None or job in jobs]:
             self._adopt(job, 0.0)
             self._finish(job, Outcome("lost", "hangdoc ended before the incident did.", _now()))
 
@@ -385,13 +388,13 @@ def _about(shots: Sequence[Snapshot]) -> _About:
         variables = {**(environ.variables if isinstance(environ, Environ) else {}), **variables}
         command = command or (process.command if isinstance(process, Process) else ())
     slurm = variables.get("SLURM_JOB_ID") or variables.get("SLURM_JOBID")
-    label = variables.get("SLURM_JOB_NAME") or _script(command)
+    label = variables.get("SLURM_JOB_NAME") or script_of(command)
     account = next((rank.target.account for rank in ranks if rank.target.account), None)
     size = next((rank.target.world_size for rank in ranks if rank.target.world_size), None)
-    return _About(label[:LONGEST_LABEL], _user(account), slurm[:LONGEST_LABEL] if slurm else None, size)
+    return _About(label[:LONGEST_LABEL], user_of(account), slurm[:LONGEST_LABEL] if slurm else None, size)
 
 
-def _script(command: Sequence[str]) -> str:
+def script_of(command: Sequence[str]) -> str:
     """The script or the module of a command line, else its program."""
     for before, word in pairwise(command):
         if before == "-m":
@@ -401,7 +404,7 @@ def _script(command: Sequence[str]) -> str:
     return os.path.basename(command[0]) if command else ""
 
 
-def _user(account: str | None) -> str | None:
+def user_of(account: str | None) -> str | None:
     """The name of an account; its number if it has none."""
     if account is None or not re.fullmatch(r"[0-9]{1,10}", account):
         return account

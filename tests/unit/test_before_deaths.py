@@ -51,9 +51,10 @@ def test_deaths_out_of_a_stall(ends: tuple[End, ...]) -> None:
 @pytest.mark.parametrize(
     ("looks", "playbook"),
     [
-        pytest.param([*[STALL] * 5, DEAD], "uneven-batches", id="killed"),
-        pytest.param([*[STALL] * 5, moving(1), moving(2), DEAD], "uneven-batches", id="ranks unwind before they die"),
-        pytest.param([*[STALL] * 5, *map(moving, range(20)), DEAD], None, id="the stall ended long before"),
+        pytest.param([*[STALL] * 8, DEAD], "uneven-batches", id="nobody saw how they died"),
+        pytest.param([*[STALL] * 4, DEAD], None, id="nor for how long they stood still"),
+        pytest.param([*[STALL] * 8, moving(1), moving(2), DEAD], "uneven-batches", id="ranks unwind before they die"),
+        pytest.param([*[STALL] * 8, *map(moving, range(20)), DEAD], None, id="the stall ended long before"),
         pytest.param([*map(moving, range(8)), DEAD], None, id="the job moved"),
         pytest.param([DEAD] * 5, None, id="dead when the watch began"),
         pytest.param([STALL] * 5, None, id="nobody died"),
@@ -61,6 +62,10 @@ def test_deaths_out_of_a_stall(ends: tuple[End, ...]) -> None:
 )
 def test_when_ranks_died(looks: Sequence[Sequence[At]], playbook: str | None, tmp_path: Path) -> None:
     assert cause(Stage(SCRIPT, tmp_path).facts(*looks, every_s=2.0)) == playbook
+
+
+def test_ranks_that_finished_did_not_die_out_of_a_stall() -> None:
+    assert cause(judge().facts([*rounds(), ended(*[End(code=0)] * 3)])) is None
 
 
 def test_a_killed_rank_is_the_cause_of_the_wait_for_it() -> None:
