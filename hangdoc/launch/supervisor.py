@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +35,9 @@ NOT_STARTED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as of timeout(1) and s
 FAILED = 3  # exit code of a watcher that has reported its own failure
 FINISH_S = 5.0  # for the watcher to report on a command that has ended
 BROADCAST_S = 0.2  # for a signal to a whole process group, or to each process of a Slurm step, to reach the witness
-STOP_S = 1.0  # for the command to stop after Ctrl-Z; one that handles it may go on
+STOP_POLL_S = (
+    0.05  # between looks whether the command has stopped after Ctrl-Z; one that handles it stops later or never
+)
 _TICK_S = 0.005
 _POLL_S = 0.2  # between checks of the command without pidfd_open(2) (Linux < 5.3)
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
@@ -46,6 +48,9 @@ _PASSED = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP),
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
+
+# Each discards the other where it is pending (signal(7)), so the witness has the later one of both.
+_OPPOSITES: Mapping[int, int] = {signal.SIGCONT: signal.SIGTSTP, signal.SIGTSTP: signal.SIGCONT}
 
 
 @dataclass(slots=True)
@@ -176,6 +181,7 @@ class _Supervisor:
     say: Say
     witness: int | None = field(init=False)  # None: every signal is passed on
     broadcast: int = 0  # signals that earlier witnesses had besides those that were asked for, bit n-1 for signal n
+    asked_to_stop: bool = False
     status: int | None = None  # wait status of the command, once it is ours to collect
     ended_s: float | None = None
 
@@ -194,6 +200,7 @@ class _Supervisor:
                     poll.unregister(ending)
             for number in self.signals.take():
                 self._handle(number)
+            self._stop_too()
             self._reap()
             self._finish()
         for number in _PASSED:
@@ -204,6 +211,8 @@ class _Supervisor:
     def _wait_ms(self, ending: int) -> float | None:
         if self.ended_s is not None and self.watcher is not None:
             return max(0.0, self.ended_s + self.finish_s - time.monotonic()) * 1000
+        if self.asked_to_stop:
+            return STOP_POLL_S * 1000
         return _POLL_S * 1000 if ending < 0 else None
 
     def _handle(self, number: int) -> None:
@@ -218,18 +227,19 @@ class _Supervisor:
                 os.kill(self.command, number)
             if number in _ENDING and self.watcher is not None:
                 os.kill(self.watcher, number)
-        if number == signal.SIGTSTP:
-            self._stop_too()
+        if number in _OPPOSITES:
+            self.asked_to_stop = number == signal.SIGTSTP
 
     def _was_broadcast(self, number: int) -> bool:
         """True if the command got the signal as well: from the terminal, `kill %1`, Slurm or systemd."""
         until_s = time.monotonic() + BROADCAST_S
-        while not (pending := self.broadcast | _pending(self.witness)) >> (number - 1) & 1:
+        looked_for = _bit(number) | _bit(_OPPOSITES.get(number, number))
+        while not (pending := self.broadcast | _pending(self.witness)) & looked_for:
             if time.monotonic() > until_s:
                 return False
             time.sleep(_TICK_S)
         old, self.witness = self.witness, self._start_witness()
-        self.broadcast = (pending | _pending(old)) & ~(1 << (number - 1))  # Slurm sends SIGCONT and SIGTERM together
+        self.broadcast = (pending | _pending(old)) & ~_bit(number)  # Slurm sends SIGCONT and SIGTERM together
         _end_witness(old)
         return True
 
@@ -249,12 +259,10 @@ class _Supervisor:
         return witness
 
     def _stop_too(self) -> None:
-        """After Ctrl-Z: stop if the command stops, so that the shell gets the terminal back."""
-        until_s = time.monotonic() + STOP_S
-        while _state(self.command) not in "Tt":
-            if time.monotonic() > until_s:
-                return
-            time.sleep(_TICK_S)
+        """After Ctrl-Z: stop once the command has stopped, so that the shell gets the terminal back."""
+        if not self.asked_to_stop or _state(self.command) not in "Tt":
+            return
+        self.asked_to_stop = False
         for pid in (self.watcher, os.getpid()):
             if pid is not None:
                 os.kill(pid, signal.SIGSTOP)
@@ -295,6 +303,10 @@ def _end_witness(pid: int | None) -> None:
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _bit(number: int) -> int:
+    return 1 << (number - 1)
 
 
 def _state(pid: int) -> str:
