@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -34,6 +35,7 @@ SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed 
 INSPECT_S = 60.0  # a job that is quiet for this long is inspected, even if it was quiet for longer before
 CALM_CORES, CALM_MAX_S = 0.3, 10.0  # CPU share (of a core) while calm, and the longest interval
 FIRM_UP_S = 20.0  # after a verdict that is not certain, the job is judged again; then after twice as long each time
+COSTS = 3  # rounds of which the cheapest counts: the first ones compile rules, and would delay the next look by 10 s
 REDISCOVER_S = 10.0  # between two searches for new ranks
 
 
@@ -84,6 +86,7 @@ class Live:
     def run(self) -> int:
         """Watch until every job has ended; returns the exit code of the last verdict."""
         discovered, used_s = time.monotonic(), time.process_time()
+        costs: deque[float] = deque(maxlen=COSTS)
         while self.session.jobs:
             self._report_lost()
             for job in self.session.jobs:
@@ -91,15 +94,16 @@ class Live:
             if time.monotonic() - discovered > REDISCOVER_S:
                 self.session.rediscover()
                 discovered = time.monotonic()
-            round_s, used_s = time.process_time() - used_s, time.process_time()
+            costs.append(time.process_time() - used_s)
+            used_s = time.process_time()
             if self.session.jobs:
-                self.session.wait(self._pause_s(round_s))
+                self.session.wait(self._pause_s(min(costs)))
                 self._report_lost()
                 self.session.look()
         return self.code
 
     def _pause_s(self, round_s: float) -> float:
-        """The interval to the next look; `round_s`: CPU time of the last look and its analysis."""
+        """The interval to the next look; `round_s`: CPU time of a look and its analysis."""
         if not all(self.watched[job].calm for job in self.session.jobs if job in self.watched):
             return self.options.interval_s
         return max(self.options.interval_s * CALM_FACTOR, min(round_s / CALM_CORES, CALM_MAX_S))
