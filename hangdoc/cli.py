@@ -17,7 +17,8 @@ CANNOT_TELL = 3
 
 def main() -> NoReturn:
     """Entry point of the console script `hangdoc`."""
-    _main(lambda: run(sys.argv[1:]), own_signals=sys.argv[1:2] == ["daemon"])
+    arguments = sys.argv[1:]
+    _main(lambda: run(arguments), own_signals=arguments[:1] == ["daemon"] or launched(arguments)[1] is not None)
 
 
 def agent() -> NoReturn:
@@ -37,8 +38,16 @@ def _agent() -> int:
         return _complain(error)
 
 
+def launched(arguments: list[str]) -> tuple[list[str], tuple[str, ...] | None]:
+    """Splits `watch [OPTION]... -- COMMAND...`: our arguments, and the command to start; None: there is none."""
+    if arguments[:1] != ["watch"] or "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
+
+
 def _main(work: Callable[[], int], own_signals: bool = False) -> NoReturn:
-    """`own_signals`: the daemon ends within seconds, not at once, and SIGHUP does not end it."""
+    """`own_signals`: `work` handles them. The daemon ends within seconds; a command that is started gets them."""
     termination = Termination()
     try:
         _streams()
@@ -70,7 +79,8 @@ def _invoke(arguments: list[str]) -> int:
 
     from hangdoc.commands import app
 
-    result: Any = typer.main.get_command(app)(arguments, prog_name="hangdoc", standalone_mode=False)
+    ours, command = launched(arguments)
+    result: Any = typer.main.get_command(app)(ours, prog_name="hangdoc", standalone_mode=False, obj=command)
     sys.stdout.flush()
     return result if isinstance(result, int) else 0
 

@@ -37,6 +37,7 @@ def _hangdoc(
     seconds, and neither changes nor restarts it.
 
     \b
+    hangdoc watch -- torchrun train.py   start a job and watch it
     hangdoc watch          watch every training rank on this host
     hangdoc watch --once   one verdict now
     hangdoc report logs/   find out why a job died
@@ -46,7 +47,10 @@ def _hangdoc(
     """
 
 
-app.command("watch", context_settings={"allow_extra_args": True})(watch.command)  # for `--pids 1 2 3`
+# Extra arguments: for `--pids 1 2 3`. `hangdoc.cli` has split off the command.
+app.command("watch", context_settings={"allow_extra_args": True}, options_metavar="[OPTIONS] [-- COMMAND...]")(
+    watch.command
+)
 app.command("report")(report.command)
 app.add_typer(incidents.app, name="incidents")
 app.command("runbook")(runbook.command)

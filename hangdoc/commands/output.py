@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,11 +18,20 @@ PLAIN_WIDTH = 100  # columns if stdout is no terminal and COLUMNS is not set
 
 def stdout_console() -> Console:
     """A console on stdout that prints text literally, and without any escape if NO_COLOR is set."""
+    return _console(sys.stdout)
+
+
+def stderr_console() -> Console:
+    """As `stdout_console`, on stderr."""
+    return _console(sys.stderr)
+
+
+def _console(file: TextIO) -> Console:
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
+    width = None if file.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
     return Console(
-        file=sys.stdout,
+        file=file,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         width=width,
         markup=False,

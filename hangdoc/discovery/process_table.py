@@ -37,6 +37,8 @@ _HELPER = re.compile(
     r"|torch[./]_inductor[./]compile_worker|(?:^|/)(?:wandb[\w-]*|tensorboard|py-spy|hangdoc)(?:\.[\w.]+)?$"
 )
 
+_HANGDOC = re.compile(r"(?:^|/)hangdoc(?:[./]cli(?:\.py)?)?$")
+
 
 @dataclass(frozen=True, slots=True)
 class Proc:
@@ -118,6 +120,11 @@ class Table:
         if proc.comm.startswith("pt_data_"):
             return True
         return bool(_HELPER.search(program(proc.command))) and not self.in_process_group(pid)
+
+    def is_supervisor(self, pid: int) -> bool:
+        """True for a `hangdoc watch -- COMMAND`: the ranks of its job run below it, and it adopts their orphans."""
+        command = self.procs[pid].command
+        return "watch" in command and "--" in command and bool(_HANGDOC.search(program(command)))
 
     def is_fork(self, pid: int) -> bool:
         """True if multiprocessing created it: a fork of its parent, or a spawned interpreter."""

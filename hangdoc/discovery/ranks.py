@@ -29,12 +29,14 @@ class Discovery:
     problems: tuple[Unseen, ...] = ()  # why a rank was not found, with the remedy
     absent: tuple[Target, ...] = ()  # missing ranks of jobs that run only on this host; their PIDs are negative
     doubts: tuple[Unseen, ...] = ()  # for every verdict: hidden processes, implausible claims of ranks
+    starting: tuple[int, ...] = ()  # given PIDs that may still start ranks: launchers, with `below` any process
 
 
-def discover(pids: Sequence[int] | None = None) -> Discovery:
+def discover(pids: Sequence[int] | None = None, below: bool = False) -> Discovery:
     """All training ranks of this host, or those of `pids`: ranks, or launchers in place of their ranks.
 
-    A PID of a Python process without any sign of a rank is a target too, with unknown rank.
+    A PID of a Python process without any sign of a rank is a target too, with unknown rank; not with `below`, which
+    asks for ranks among these processes and their descendants.
 
     A rank number that the environment does not show is deduced from the launch, or stays None. Processes created by
     multiprocessing are numbered in order of creation (torch.multiprocessing.spawn passes that number), if the store's
@@ -50,14 +52,22 @@ def discover(pids: Sequence[int] | None = None) -> Discovery:
         return Discovery(targets, problems, () if hidden else missing_ranks(targets), _doubts(members, targets, hidden))
     chosen: dict[int, Member] = {}
     refused: list[Unseen] = []
+    starting: list[int] = []
     for pid in dict.fromkeys(pids):
-        meant, why = _resolve_pid(pid, members, table, hidden)
+        meant, why = (_below(pid, members, table), None) if below else _resolve_pid(pid, members, table, hidden)
         chosen.update((member.pid, member) for member in meant)
+        if (
+            not meant
+            and pid in table.procs
+            and (below or table.is_launcher(pid))
+            and table.procs[pid].state not in "ZX"
+        ):
+            starting.append(pid)
         if why:
             refused.append(Unseen("discover", why, pid=pid, host=os.uname().nodename))
     targets, everyone = targets_of(chosen.values(), table), targets_of(members, table)
     absent = () if hidden else missing_ranks_of(targets, everyone)
-    return Discovery(targets, tuple(refused), absent, _doubts(chosen.values(), everyone, hidden))
+    return Discovery(targets, tuple(refused), absent, _doubts(chosen.values(), everyone, hidden), tuple(starting))
 
 
 def same_process(target: Target) -> bool | None:
@@ -126,12 +136,18 @@ def _is_pool_worker(pid: int, ranks: set[int], table: Table) -> bool:
 
 
 def _is_orphan(member: Member, members: list[Member], table: Table) -> bool:
-    """True for a helper of a dead rank: init has adopted it, while the parent of the living ranks still runs."""
-    if member.identity is None or table.procs[member.pid].ppid != 1:
+    """True for a helper of a dead rank: it has been adopted, while the parent of the living ranks still runs."""
+    if member.identity is None or not _is_adopted(member.pid, table):
         return False
     others = (other for other in members if other.identity and other.identity.master == member.identity.master)
     owner = account(member.pid)
-    return any(table.procs[other.pid].ppid != 1 and account(other.pid) == owner for other in others)
+    return any(not _is_adopted(other.pid, table) and account(other.pid) == owner for other in others)
+
+
+def _is_adopted(pid: int, table: Table) -> bool:
+    """True if its parent has ended: init is its parent now, or the `hangdoc watch -- COMMAND` that it runs below."""
+    parent = table.procs[pid].ppid
+    return parent == 1 or (parent in table.procs and table.is_supervisor(parent))
 
 
 def _claims(table: Table) -> Iterable[list[int]]:
@@ -173,7 +189,9 @@ def _may_train(pid: int, table: Table) -> bool:
     if pid == os.getpid() or table.is_launcher(pid) or table.is_helper(pid):
         return False
     if not table.in_process_group(pid) and any(
-        table.is_helper(ancestor) and table.procs[ancestor].identity == proc.identity
+        table.is_helper(ancestor)
+        and not table.is_supervisor(ancestor)
+        and table.procs[ancestor].identity == proc.identity
         for ancestor in table.ancestors(pid)
     ):
         return False  # a helper's own process; with an identity of its own it is a rank, as below `hangdoc demo`
@@ -276,7 +294,7 @@ def _doubts(members: Iterable[Member], targets: Sequence[Target], hidden: str | 
 
 def _resolve_pid(pid: int, members: list[Member], table: Table, hidden: str | None) -> tuple[list[Member], str | None]:
     """The ranks that a given PID stands for, or why there are none."""
-    meant = [member for member in members if member.pid == pid or pid in table.ancestors(member.pid)]
+    meant = _below(pid, members, table)
     if meant:
         return meant, None
     proc = table.procs.get(pid)
@@ -301,6 +319,11 @@ def _resolve_pid(pid: int, members: list[Member], table: Table, hidden: str | No
         why = "is not a Python process and no training rank runs under it"
         return [], f"PID {pid} ({proc.comm}) {why}; give a rank's PID"
     return [Member(pid, proc.identity)], None
+
+
+def _below(pid: int, members: list[Member], table: Table) -> list[Member]:
+    """The ranks among a process and its descendants."""
+    return [member for member in members if member.pid == pid or pid in table.ancestors(member.pid)]
 
 
 def _why_none(table: Table, hidden: str | None) -> Unseen:

@@ -53,8 +53,12 @@ class _Torn(Refused):
     """A torn read; another attempt may succeed."""
 
 
+class _Denied(Refused):
+    """py-spy may not read the process. With yama we may, if we are an ancestor of it: `hangdoc watch -- COMMAND`."""
+
+
 class Beyond(list[dict[str, Any]]):
-    """A dump of a process too large for py-spy, without variables and native frames."""
+    """A dump of a process that py-spy cannot read, without variables and native frames."""
 
     def __init__(self, found: deep_stacks.Deep, why: str) -> None:
         super().__init__(found.threads)
@@ -77,7 +81,7 @@ class PySpy:
     def dump(self, pid: int) -> list[dict[str, Any]]:
         """All Python threads of `pid` with locals, in py-spy's JSON format. Does not pause the process.
 
-        Returns `Beyond` if it has more threads or frames than py-spy reads. Raises Refused.
+        Returns `Beyond` if it has more threads or frames than py-spy reads, or if only we may read it. Raises Refused.
         """
         if len(procfs.numbers(f"/proc/{pid}/task")) > deep_stacks.MAX_THREADS and (found := _beyond(pid)):
             return found
@@ -88,6 +92,12 @@ class PySpy:
                 if attempt == 0 and _is_cut(dump):
                     continue
                 return dump
+            except _Denied:
+                if found_here := deep_stacks.read(pid):
+                    return Beyond(
+                        found_here, "yama lets hangdoc read it, but not py-spy: its stacks are without variables"
+                    )
+                raise
             except _Torn:
                 if attempt == 0 and (found := _beyond(pid)):
                     return found
@@ -263,7 +273,7 @@ def _refusal(pid: int, stderr: str) -> Refused:
     if state in "ZX":
         return Refused(f"PID {pid} is a zombie: it has ended and its parent has not collected it")
     if re.search(r"permission denied|operation not permitted|eperm|eacces", stderr, re.IGNORECASE):
-        return Refused(f"reading PID {pid} was refused{_refusal_reason(pid)}")
+        return _Denied(f"reading PID {pid} was refused{_refusal_reason(pid)}")
     if "Failed to find python version" in stderr or "python interpreter" in stderr:
         # Also the message for a process that has just started, or whose memory changed meanwhile.
         return _Torn(f"PID {pid} is not a Python process, or its interpreter is still starting or unknown to py-spy")

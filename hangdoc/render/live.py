@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CLEARING = frozenset({"started", "healthy", "recovered"})  # events that make an older verdict obsolete
 EVENTS = 5  # newest events on the screen
+RULE = 80  # columns of the line around a verdict beside the output of a job
 FAILED = 8  # newest failed jobs that stay on the screen after their end
 STYLES = {
     "healthy": "green",
@@ -149,6 +150,33 @@ class Screen:
             self._live.stop()
         if not self._gone():
             self.picture().print()
+
+
+class Aside:
+    """Beside the output of a job, on its stderr: verdicts and recoveries, set apart; nothing is drawn again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def emit(self, event: Event) -> None:
+        page = Page(self._console)
+        if event.verdict is not None and event.verdict.status != "unknown":  # a job that ends passes through that
+            page.lines += lines(event.verdict, self._console)
+            if incident := event.data.get("incident"):
+                page.paragraph(
+                    f"incident {clean(str(incident))}: hangdoc incidents show {clean(str(incident))}", 2, "dim"
+                )
+        elif event.kind == "recovered":
+            _write_event(page, event)
+        else:
+            return
+        rule = Text("-" * min(self._console.width, RULE), "dim")
+        page.lines = [Text(), Text("hangdoc ", "bold").append_text(rule[8:]), *page.lines, rule, Text()]
+        with self._console.capture() as shown:
+            page.print()
+        # In one piece, so that the job's own lines stay outside.
+        self._console.file.write(shown.get())
+        self._console.file.flush()
 
 
 def event_parts(event: Event) -> list[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -34,6 +35,7 @@ SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed 
 INSPECT_S = 60.0  # a job that is quiet for this long is inspected, even if it was quiet for longer before
 CALM_CORES, CALM_MAX_S = 0.3, 10.0  # CPU share (of a core) while calm, and the longest interval
 FIRM_UP_S = 20.0  # after a verdict that is not certain, the job is judged again; then after twice as long each time
+COSTS = 3  # rounds of which the cheapest counts: the first ones compile rules, and would delay the next look by 10 s
 REDISCOVER_S = 10.0  # between two searches for new ranks
 
 
@@ -76,6 +78,7 @@ class Live:
     emit: Callable[[Event], None]
     status: Callable[[Verdict], None]
     incidents: IncidentLog | None = None
+    is_ordered: Callable[[], bool] = lambda: False  # true once somebody has asked the job to end: deaths are no failure
     watched: dict[str, WatchedJob] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)  # lost hosts
     code: int = 0
@@ -83,6 +86,7 @@ class Live:
     def run(self) -> int:
         """Watch until every job has ended; returns the exit code of the last verdict."""
         discovered, used_s = time.monotonic(), time.process_time()
+        costs: deque[float] = deque(maxlen=COSTS)
         while self.session.jobs:
             self.report_lost()
             for job in self.session.jobs:
@@ -90,15 +94,16 @@ class Live:
             if time.monotonic() - discovered > REDISCOVER_S:
                 self.session.rediscover()
                 discovered = time.monotonic()
-            round_s, used_s = time.process_time() - used_s, time.process_time()
+            costs.append(time.process_time() - used_s)
+            used_s = time.process_time()
             if self.session.jobs:
-                self.session.wait(self._pause_s(round_s))
+                self.session.wait(self._pause_s(min(costs)))
                 self.report_lost()
                 self.session.look()
         return self.code
 
     def _pause_s(self, round_s: float) -> float:
-        """The interval to the next look; `round_s`: CPU time of the last look and its analysis."""
+        """The interval to the next look; `round_s`: CPU time of a look and its analysis."""
         if not all(self.watched[job].calm for job in self.session.jobs if job in self.watched):
             return self.options.interval_s
         return max(self.options.interval_s * CALM_FACTOR, min(round_s / CALM_CORES, CALM_MAX_S))
@@ -256,6 +261,8 @@ class Live:
             return
         if verdict.status == "unknown" and not facts.job.stall.idle:  # it may be starting or ending
             return
+        if verdict.status == "failed" and self.is_ordered():
+            return
         if verdict.status == "failed" and (before := self.judge.before_deaths(facts)) is not None:
             self._begin_stall(job, before, watched)
             self._report_as_stalled(job, before, watched)
@@ -270,7 +277,7 @@ class Live:
 
     def _end(self, job: str, facts: Facts, watched: WatchedJob) -> None:
         """Every rank has exited. Out of a job that was diagnosed, that is the outcome; else it may be the failure."""
-        if not _is_outcome(facts, watched):
+        if not _is_outcome(facts, watched) and not self.is_ordered():
             verdict = self.judge.verdict(facts)
             reported = watched.last.findings if watched.last and watched.state == "failed" else ()
             new = [f.playbook for f in reported[:1]] != [f.playbook for f in verdict.findings[:1]]

@@ -14,9 +14,10 @@ from hangdoc.errors import HangdocError
 from hangdoc.evidence import Target
 from hangdoc.evidence.memory import share_heap
 from hangdoc.formatting import fold_hosts
-from hangdoc.incident.log import IncidentLog
+from hangdoc.incident.log import Change, IncidentLog
 from hangdoc.incident.store import IncidentStore
 from hangdoc.recording.recorder import Recorder
+from hangdoc.system import procfs
 from hangdoc.verdict import Verdict
 from hangdoc.watch.live import Event, Live
 from hangdoc.watch.policy import ONCE_LIMIT_S, Once, follow
@@ -28,6 +29,9 @@ __all__ = ["Event", "WatchOptions", "watch", "watch_once"]
 
 FIRST_ROUNDS = 3  # of a fleet: by then every host has answered or is lost
 MAX_REASONS = 5  # why hosts are not seen, in one error
+WAIT_S, MOST_WAIT_S = 1.0, 10.0  # between two searches for ranks that have not started: each reads all of /proc
+WAIT_GROWTH = 0.1  # of the pause, for each second waited
+QUIET_WAIT_S = 60.0  # a command that is no training job needs no comment
 ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
 
 
@@ -63,21 +67,35 @@ def _verdict(session: Session, judge: Judge, job: str, once: Once, elapsed_s: fl
 
 
 def watch(
-    options: WatchOptions, emit: Callable[[Event], None], status: Callable[[Verdict], None], say: Callable[[str], None]
+    options: WatchOptions,
+    emit: Callable[[Event], None],
+    status: Callable[[Verdict], None],
+    say: Callable[[str], None],
+    listeners: Sequence[Callable[[Change], None]] = (),
+    is_ordered: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Watch until every job has ended or the user interrupts; returns the exit code of the last verdict."""
+    """Watch until every job has ended or the user interrupts; returns the exit code of the last verdict.
+
+    `listeners` hear of each incident. `is_ordered`: see `Live`.
+    """
     share_heap()
     with ExitStack() as stack:
         session = _open_session(options, stack, say)
         judge = load_judge(options.playbooks, say)
-        return Live(options, session, judge, emit, status, _open_incidents(options, stack, say)).run()
+        incidents = _open_incidents(options, stack, say, listeners)
+        return Live(options, session, judge, emit, status, incidents, is_ordered).run()
 
 
-def _open_incidents(options: WatchOptions, stack: ExitStack, say: Callable[[str], None]) -> IncidentLog | None:
+def _open_incidents(
+    options: WatchOptions,
+    stack: ExitStack,
+    say: Callable[[str], None],
+    listeners: Sequence[Callable[[Change], None]],
+) -> IncidentLog | None:
     """The log of incidents, continuing those that an earlier watch left; None: they are not kept."""
     if options.incidents is None:
         return None
-    log = IncidentLog(IncidentStore(options.incidents, say=say), say)
+    log = IncidentLog(IncidentStore(options.incidents, say=say), say, listeners)
     stack.callback(log.close)
     log.resume()
     return log
@@ -99,6 +117,10 @@ def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], 
         session.look()
         if fleet.targets or not fleet.pending():
             break
+    while not fleet.targets and options.below and _lives(options.pids):
+        session.wait(WAIT_S)
+        session.rediscover()
+        session.look()
     if not fleet.targets:
         reasons = _format_reasons({**fleet.blind(), **fleet.lost()})
         raise HangdocError(f"no training rank on {_format_hosts(len(fleet.hosts))}{reasons}")
@@ -109,7 +131,8 @@ def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], 
 
 def _local_source(options: WatchOptions, say: Callable[[str], None]) -> LocalSource:
     """The ranks of this host. Raises HangdocError if there are none."""
-    source = LocalSource(options.pids, Sampler(platform.node(), (), ask=options.ask)).find()
+    source = LocalSource(options.pids, Sampler(platform.node(), (), ask=options.ask), options.below).find()
+    _await_ranks(source, options, say)
     if not source.targets:
         reasons = "; ".join(problem.why for problem in source.problems)
         raise HangdocError(reasons or "no training rank on this host; select a process with `hangdoc watch --pids PID`")
@@ -117,6 +140,29 @@ def _local_source(options: WatchOptions, say: Callable[[str], None]) -> LocalSou
         say(problem.why)
     say(f"watching {_format_ranks(source.targets)}")
     return source
+
+
+def _await_ranks(source: LocalSource, options: WatchOptions, say: Callable[[str], None]) -> None:
+    """Wait until the given processes have started ranks or have ended, or the time is up."""
+    began_s = time.monotonic()
+    noted = False
+    while not source.targets and source.starting:
+        waited_s = time.monotonic() - began_s
+        if waited_s >= options.wait_s:
+            return
+        if not noted and waited_s >= (QUIET_WAIT_S if options.below else 0.0):
+            noted = True
+            pids = ", ".join(map(str, source.starting))
+            what = "the command has" if options.below else f"PID {pids} has"
+            say(f"{what} not started its ranks yet; waiting for them")
+        pause_s = min(max(WAIT_S, waited_s * WAIT_GROWTH), MOST_WAIT_S)
+        time.sleep(min(pause_s, options.wait_s - waited_s))
+        source.find()
+
+
+def _lives(pids: Sequence[int]) -> bool:
+    """True if one of these processes runs."""
+    return any((found := procfs.stat(pid)) is not None and found.state not in "ZX" for pid in pids)
 
 
 def _format_reasons(lost: Mapping[str, str]) -> str:

@@ -34,6 +34,8 @@ class WatchOptions:
     fleet: FleetOptions | None = None  # None: this host only
     ask: frozenset[str] = frozenset()  # what probes may send over the network (`probes.ASKABLE`)
     incidents: Path | None = None  # root of the store of incidents; None: the live watch keeps none
+    wait_s: float = 0.0  # for the ranks of `pids` to start
+    below: bool = False  # only ranks below `pids`, or those of the fleet, which may come late: `pids` start the job
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,18 +52,20 @@ class LocalSource:
 
     pids: tuple[int, ...] = ()  # empty: every rank
     sampler: Sampler = field(default_factory=lambda: Sampler(platform.node(), ()))
+    below: bool = False  # only ranks below `pids`, see `discover`
     slurm: str | None = None  # job ID: ranks of another Slurm job are not watched
     skip: frozenset[int] = frozenset()  # PIDs that another agent watches
     opt_out: bool = True  # respect the wish of a job to be left alone (OPT_OUT)
     admit: Callable[[Target, Mapping[str, str]], bool] | None = None  # by target and environment; None: every rank
     problems: tuple[Unseen, ...] = ()  # why ranks were not found in the first search
     doubts: tuple[Unseen, ...] = ()  # see `Discovery`
+    starting: tuple[int, ...] = ()  # likewise
 
     def find(self) -> LocalSource:
         """Look for the ranks; there may be none."""
-        found = masked(discover(self.pids or None))
+        found = masked(discover(self.pids or None, self.below))
         self.sampler.targets = tuple(filter(self._ours, _all(found)))
-        self.problems, self.doubts = found.problems, found.doubts
+        self.problems, self.doubts, self.starting = found.problems, found.doubts, found.starting
         return self
 
     @property
@@ -80,7 +82,7 @@ class LocalSource:
     def rediscover(self) -> None:
         """New ranks appear with a restart or another job."""
         known = {(t.pid, t.start_ticks) for t in self.targets}
-        discovery = masked(discover(self.pids or None))
+        discovery = masked(discover(self.pids or None, self.below))
         found, self.doubts = tuple(filter(self._ours, discovery.targets)), discovery.doubts
         fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
         if fresh:

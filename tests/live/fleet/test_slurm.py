@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hangdoc.demo.harness import Trial
 from tests.support.paths import HUNG
+from tests.support.testbeds.hosts import of_job
 from tests.support.testbeds.slurm import Slurm, require_slurm, slurm_testbed
 
 UNEVEN = HUNG / "leaves_early.py"  # the last rank has left the loop, and waits in a barrier
@@ -70,3 +73,22 @@ def test_job_without_ranks_and_job_that_is_not_there_are_said(slurm: Slurm) -> N
     missing = slurm.run("hangdoc", "watch", "--via", "srun", "--jobid", "987654", "--once")
     assert missing.returncode in (3, 64), missing
     assert "987654" in missing.stderr, missing
+
+
+def test_a_command_of_the_batch_script_is_watched_on_both_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """`hangdoc watch --via srun -- srun ...`: one verdict on the ranks of both nodes, and the exit code of srun."""
+    job = str(slurm.allocate())
+    step = ("srun", "--jobid", job, "--nodes", "2", "--ntasks-per-node", "1", "--unbuffered")
+    script = (sys.executable, str(HUNG / "started_by_srun.py"), str(UNEVEN))
+    hook = f"echo culprits: $HANGDOC_CULPRITS; scancel {job}"
+    done = slurm.run(
+        *("hangdoc", "watch", "--via", "srun", "--jobid", job, "--on-hang", hook, "--", *step, *script),
+        timeout=150,
+        HANGDOC_STATE=str(tmp_path),
+        **of_job("watched-command", str(tmp_path), "lo"),
+    )
+    assert "step 10 loss" in done.stdout, done
+    assert done.stderr.count("STALLED") == 1, done
+    assert "hangdoc: on-hang: culprits: rank 1 on n2\n" in done.stderr, done
+    assert done.returncode not in (0, 3, 64), done  # srun's, of a job that was cancelled
+    assert len(list(tmp_path.glob("incidents/*/incident.json"))) == 1, done

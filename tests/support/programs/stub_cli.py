@@ -27,6 +27,8 @@ class WatchOptions:
     fleet: object = None
     ask: frozenset[str] = frozenset()
     incidents: Path | None = None
+    wait_s: float = 0.0
+    below: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def watch_once(options: WatchOptions, say: Any) -> tuple[Any, ...]:
     return (getattr(verdicts, SCENE)(),)
 
 
-def watch(options: WatchOptions, emit: Any, status: Any, say: Any) -> int:
+def watch(options: WatchOptions, emit: Any, status: Any, say: Any, listeners: Any = ()) -> int:
     emit(Event("started", data={"job": "none", "ranks": [0, 1, 2]}))
     status(verdicts.healthy())
     if SCENE == "uneven":

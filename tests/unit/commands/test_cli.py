@@ -61,6 +61,15 @@ def hangdoc(scene: str, *arguments: str, **more: str) -> subprocess.CompletedPro
         ),
         (["watch", "--via", "srun", "--jobid", "$(id)"], "--jobid '$(id)' is not a Slurm job ID"),
         (["watch", "--playbooks", "/does/not/exist"], "/does/not/exist"),
+        (["watch", "--"], "give a command after --, as in: hangdoc watch -- torchrun train.py"),
+        (["watch", "--pids", "5", "--", "true"], "--pids: not with -- COMMAND"),
+        (["watch", "--once", "--json", "--", "true"], "--once, --json: not with -- COMMAND: its stdout"),
+        (["watch", "--nodes", "n1", "--", "true"], "--via/--nodes: not with -- COMMAND"),
+        (["watch", "--via", "srun", "--kill-after", "5", "--", "true"], "--via srun --kill-after: not with -- COMMAND"),
+        (["watch", "--kil-after", "5", "--", "true"], "--kill-after"),
+        (["watch", "--kill-after", "5"], "hangdoc ends only a job that it started; add -- COMMAND"),
+        (["watch", "--no-incidents", "--on-hang", "true"], "give one of --on-hang and --no-incidents"),
+        (["watch", "--once", "--on-hang", "true"], "--once reports no incident"),
         (["report"], "SOURCE"),
         (["report", "/does/not/exist"], "/does/not/exist"),
         (["report", "/tmp", "--json", "--markdown"], "not both"),
@@ -120,7 +129,12 @@ def test_what_may_be_sent(groups: list[str], asked: set[str]) -> None:
 
 
 def test_completion_of_commands_and_playbooks() -> None:
-    for words, offered in (("hangdoc wat", "watch"), ("hangdoc runbook uneven", "uneven-batches")):
+    asked = {
+        "hangdoc wat": "watch",
+        "hangdoc runbook uneven": "uneven-batches",
+        "hangdoc watch --on-hang-": "--on-hang-timeout",
+    }
+    for words, offered in asked.items():
         given = {"_HANGDOC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         assert hangdoc("uneven", **given).stdout.split() == [offered]
 

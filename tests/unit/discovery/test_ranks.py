@@ -85,6 +85,18 @@ CASES = [
         world=2,
     ),
     Case(
+        "srun, and below it a rank that `hangdoc watch -- COMMAND` has started",
+        node(
+            "supervisor",
+            [node("watcher", [node("r0")], program="bin/hangdoc", args=("watch", "--", "train.py"))],
+            program="bin/hangdoc",
+            args=("watch", "--", "train.py"),
+            env=SLURM,
+        ),
+        {"r0": 0},
+        job="77.0",
+    ),
+    Case(
         "a main process that has started the other rank and waits for it",
         node(
             "main",
@@ -437,6 +449,20 @@ def test_given_pids_are_explained(tmp_path: Path) -> None:
     ):
         assert len([why for why in said if why.startswith(part)]) == 1, part
     assert len(said) == 6
+
+
+def test_ranks_below_a_process_that_may_come_late(tmp_path: Path) -> None:
+    tree = node(
+        "sh", [node("lone", program="lone.py", kids=[node("r0", env=plain(0))]), node("torchrun", program="torchrun")]
+    )
+    with running(tree, tmp_path) as pids:
+        found = discover([pids["lone"]], below=True)
+        assert ([t.pid for t in found.targets], found.starting) == ([pids["r0"]], ())
+        # A launcher may start its ranks yet; of other processes, only those that are asked for as such.
+        assert discover([pids["torchrun"]]).starting == (pids["torchrun"],)
+        late = discover([pids["torchrun"], os.getpid(), 2**22 + 1], below=True)
+        assert {t.pid for t in late.targets} >= {pids["r0"]}  # it is below this process
+        assert (late.starting, late.problems) == ((pids["torchrun"],), ())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

@@ -148,3 +148,17 @@ def test_a_py_spy_that_writes_without_end_is_ended(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(py_spy, "MAX_BYTES", 1 << 20)
     with pytest.raises(py_spy.Refused, match="exceed 1 MiB"):
         py_spy.PySpy(fake(tmp_path, "exec yes")).dump(os.getpid())
+
+
+def test_what_only_hangdoc_may_read_it_reads_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With yama an ancestor of the ranks may read them, and a py-spy that it starts may not."""
+    refused = fake(tmp_path, "echo 'Error: Permission denied (os error 13)' >&2; exit 1")
+    monkeypatch.setattr(programs, "py_spy", lambda: refused)
+    with started("stacks_program.py") as program:
+        at_rest(program.pid)
+        seen = StacksProbe().observe(program.request(Tier.EXAMINE))
+        functions = [[frame.function for frame in thread.frames] for thread in seen.by_pid[program.pid].threads]
+        assert ["fit", "<module>"] in [names[-2:] for names in functions]
+        assert [one.why for one in seen.unseen] == [
+            "yama lets hangdoc read it, but not py-spy: its stacks are without variables"
+        ]

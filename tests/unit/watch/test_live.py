@@ -316,6 +316,14 @@ def test_interval(looks: list[Look], pauses: list[float]) -> None:
     assert session.pauses == pauses
 
 
+def test_one_costly_round_delays_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first verdict compiles rules; the job may stall meanwhile."""
+    clock = iter([0.0, 0.1, 0.1, 3.1, 3.1, 3.2, 3.2, 3.3, 3.3])
+    monkeypatch.setattr("hangdoc.watch.live.time.process_time", lambda: next(clock))
+    _, session, _ = watched(Look(), Look(), Look())
+    assert session.pauses == [3.0, 3.0, 3.0]
+
+
 LULL = Look(still=True, standing_s=5.0, phase="idle")
 
 

@@ -1,0 +1,121 @@
+"""`hangdoc watch -- COMMAND`: jobs that finish, hang, restart and are interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangdoc.demo.harness import command
+from tests.support.cli import HANGDOC
+from tests.support.paths import HUNG, PROGRAMS, ROOT
+
+PLAIN = [sys.executable, str(PROGRAMS / "plain_ranks.py")]
+LIMIT_S = 150  # each takes about 20 s on a quiet machine
+
+
+@contextmanager
+def started(state: Path, options: list[str], job: list[str], **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The job under hangdoc, in a session of its own; what is left is killed."""
+    process = subprocess.Popen(
+        [*HANGDOC, "watch", *options, "--", *job],
+        cwd=ROOT,
+        env={**os.environ, "HANGDOC_STATE": str(state), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        start_new_session=True,
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def watched(state: Path, options: list[str], job: list[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a job under hangdoc."""
+    with started(state, options, job) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+        return process.returncode, out.decode(), err.decode()
+
+
+def incidents(state: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(state.glob("incidents/*/incident.json"))]
+
+
+def test_a_job_that_finishes_is_left_in_peace(tmp_path: Path) -> None:
+    code, out, err = watched(tmp_path, [], [*PLAIN, "finishes", "12"])
+    assert (code, out, err) == (0, "", "hangdoc: watching 2 ranks\n")
+    assert incidents(tmp_path) == []
+
+
+def test_a_job_that_restarts_and_hangs_is_followed_and_ended_on_order(tmp_path: Path) -> None:
+    options = ["--kill-after", "2", "--on-hang", "echo culprits: $HANGDOC_CULPRITS; test -s $HANGDOC_VERDICT"]
+    code, out, err = watched(tmp_path, options, [*PLAIN, "restarts", "6"])
+    assert (code, out) == (143, "")
+    assert "RuntimeError: lost" in err  # the job's own, of its first attempt
+    assert err.count("STALLED") == 1
+    assert "connection to rank 1, which is stopped" in err
+    assert "hangdoc: on-hang: culprits: rank" in err
+    assert "--on-hang failed" not in err
+    assert "hangdoc: ending the job, as --kill-after 2 orders: " in err
+    (incident,) = (one for one in incidents(tmp_path) if one["status"] == "stalled")
+    assert incident["outcome"]["kind"] == "killed"
+    assert incident["outcome"]["text"] == "hangdoc ended the job on the user's order (--kill-after 2)."
+
+
+def test_an_interrupted_job_is_no_incident(tmp_path: Path) -> None:
+    rounds = tmp_path / "rounds"
+    with started(tmp_path, ["--record", str(rounds)], [*PLAIN, "finishes", "300"]) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"hangdoc: watching 2 ranks\n"
+        sizes = set[int]()  # of the recording, which grows with each round
+        while len(sizes) < 6:
+            sizes.add(sum(file.stat().st_size for file in rounds.glob("*")))
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out, err) == (143, b"", b"")
+    assert incidents(tmp_path) == []
+
+
+def test_a_hung_torchrun_job_on_a_terminal(tmp_path: Path) -> None:
+    """The verdict, once, below what the job writes; Ctrl-C ends the job as ever."""
+    ours, theirs = pty.openpty()
+    job = command(HUNG / "leaves_early.py", 2)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    shown = b""
+    with started(tmp_path, [], ["setsid", "--ctty", "--wait", *job], **streams) as process:
+        os.close(theirs)
+        while b"incident 2" not in shown:
+            shown += os.read(ours, 65536)
+        assert process.poll() is None
+        os.write(ours, b"\x03")
+        with suppress(OSError):  # EIO: nobody has the terminal open
+            while piece := os.read(ours, 65536):
+                shown += piece
+        assert process.wait(LIMIT_S) != 0
+    os.close(ours)
+    text = shown.decode()
+    before, _, verdict = text.partition("\r\nhangdoc -----")
+    assert "step 10 loss" in before
+    assert "uneven-batches" in verdict
+    assert "\x1b[" not in text  # nothing is drawn again
+    assert text.count("STALLED") == 1
+    (incident,) = incidents(tmp_path)
+    assert incident["verdicts"][0]["findings"][0]["playbook"] == "uneven-batches"
+
+
+@pytest.mark.parametrize("options", [[], ["--kill-after", "60"]])
+def test_a_command_that_is_no_job_ends_at_once(tmp_path: Path, options: list[str]) -> None:
+    assert watched(tmp_path, options, ["sh", "-c", "echo done; exit 5"]) == (5, "done\n", "")
