@@ -58,25 +58,30 @@ class Judge:
         first = _first_death(history) if any(rank.alive is False for rank in facts.ranks) else None
         if first is None or facts.job.aftermath.post_mortem:
             return None
+        oldest: Facts | None = None  # a stall that explains the deaths by its age alone
         for end in _ends(history[:first]):
             before = self.facts(history[:end])
             if before.job.stall.stalled:
-                return before if self._explains_deaths(before, facts) else None
-        return None
+                if self._has_known_cause(before, facts):
+                    return before
+                if oldest is None and (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S and not _crashed(facts):
+                    oldest = before
+        return oldest
 
-    def _explains_deaths(self, before: Facts, after: Facts) -> bool:
-        """True if it was no mere pause: its cause is known, or nothing outside the job could end it, or it is old.
+    def _has_known_cause(self, before: Facts, after: Facts) -> bool:
+        """True if the stall was no mere pause: its cause is known, and nothing outside the job could end it.
 
         A crash is explained by a certain cause only: writing a core file takes long enough for peers to stand still.
-        Ranks whose end was not seen may have ended well, so that only the age counts.
+        Ranks whose end was not seen may have ended well, so that the stall must be old, too.
         """
         finding = next((one for one in self.verdict(before).findings[:1] if one.status == "stalled"), None)
-        if any(rank.exit.first and (rank.exit.oom or rank.exit.kind == "crashed") for rank in after.ranks):
-            return finding is not None and finding.confidence == "high"
-        is_seen = any(rank.exit.kind not in (None, "finished") for rank in after.ranks)
-        if is_seen and finding is not None and (before.job.stall.internal or finding.confidence != "low"):
-            return True
-        return (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S
+        if finding is None:
+            return False
+        if _crashed(after):
+            return finding.confidence == "high"
+        if not any(rank.exit.kind not in (None, "finished") for rank in after.ranks):
+            return (before.job.stall.seconds or 0.0) >= UNEXPLAINED_S
+        return bool(before.job.stall.internal) or finding.confidence != "low"
 
     def not_ruled_out(self, considered: Sequence[Considered]) -> str:
         """The playbooks for a job that makes steps, but slow or wrong ones, that could not be evaluated; "" if none."""
@@ -109,6 +114,11 @@ class Judge:
         symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
         explained = any(finding.playbook not in symptoms for finding in findings)
         return () if explained else differences(facts.case)
+
+
+def _crashed(facts: Facts) -> bool:
+    """True if the first rank to end crashed, or was killed for its memory."""
+    return any(rank.exit.first and (rank.exit.oom or rank.exit.kind == "crashed") for rank in facts.ranks)
 
 
 def _first_death(history: Sequence[Snapshot]) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def once(how: str, after_s: float) -> Crash | str:
     with tempfile.TemporaryDirectory(prefix="black-box-") as folder:
         try:
             return crash(how, after_s, Path(folder))
-        except (TrialError, AssertionError) as error:
+        except (TrialError, AssertionError, subprocess.TimeoutExpired) as error:
             return str(error)
 
 

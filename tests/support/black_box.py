@@ -88,13 +88,16 @@ def essence(verdict: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
 def crash(how: str, after_s: float, root: Path) -> Crash:
     """Run a job until it hangs, end it (see ENDS) `after_s` after hangdoc's first suspicion, and read what is left."""
     timeout_s = TIMEOUT_S if how == "timeout" else LONG_S
-    arguments = ("--pause", "0.7", "--timeout", str(timeout_s))
+    go = root / "go"
+    arguments = ("--pause", "0.3", "--timeout", str(timeout_s), "--go", str(go))
     job = partial(running, HUNG / "leaves_early.py", 2, arguments)
     store, out = IncidentStore(root), root / "events"
     with started(job, "^step 0 ") as trial, out.open("wb") as sink:
         command = [*HANGDOC, "watch", "--pids", str(trial.launcher_pid), "--json", "--incidents", str(root)]
         watch = subprocess.Popen(command, cwd=ROOT, stdout=sink, stderr=subprocess.DEVNULL)
         try:
+            until(out.read_text, lambda text: '"event": "healthy"' in text, PATIENCE_S)
+            go.touch()
             until(store.entries, within_s=PATIENCE_S)
             time.sleep(after_s)
             ENDS[how](trial, watch)
