@@ -79,6 +79,8 @@ def load(root: Path) -> State:
         raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
     try:
         state = msgspec.json.decode(data, type=State)
+    except msgspec.MsgspecError as error:  # a ValueError in newer versions only
+        raise ValueError(str(error)) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if state.schema != SCHEMA:
