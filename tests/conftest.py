@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
@@ -28,12 +29,23 @@ def _state() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """Let SIGINT end the children, though the shell of `make test &` starts us with SIGINT ignored.
+    """Let signals reach the children, though the shell of `make test &` starts us with SIGINT and SIGQUIT ignored, and
+    nohup with SIGHUP.
 
     An ignored signal stays ignored across exec; one with a handler gets its default action back.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: _do_nothing,
+        signal.SIGHUP: _do_nothing,
+    }
+    for number, handler in handlers.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """For a signal that would be ignored."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
