@@ -104,16 +104,15 @@ def test_it_reads_what_py_spy_reads(python: str, tmp_path: Path) -> None:
 
 def test_a_stack_that_changes_is_no_error() -> None:
     code = (
-        "import threading\nprint(1, flush=True)\ndef f(n): return n and f(n - 1)\ndef g():\n while True: f(900)\n"
-        "threading.Thread(target=g).start(); g()"
+        "import threading\ndef f(n): return n and f(n - 1)\ndef g():\n while True: f(900)\n"
+        "threading.Thread(target=g).start(); print(1, flush=True); g()"
     )
     with started("-c", code) as program:
         for _ in range(20):
             found = deep_stacks.read(program.pid)
             for thread in found.threads if found else ():
-                assert {frame["name"] for frame in thread["frames"]} <= {
-                    "f", "g", "<module>", "run", "_bootstrap", "_bootstrap_inner", "start", "wait", "__init__", "_wait",
-                }  # fmt: skip
+                names = {frame["name"] for frame in thread["frames"]}
+                assert names <= {"f", "g", "<module>", "run", "_bootstrap", "_bootstrap_inner"}
 
 
 def test_none_where_there_is_no_python() -> None:
