@@ -68,7 +68,7 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
         for key, own in facts.items()
         if own.phase != "exited" and (thread := judged_thread(case, key))
     }
-    native = {lines[key]: own for key, own in facts.items() if own.native and own.phase != "stopped"}
+    native = {lines[key]: own for key, own in facts.items() if key in lines and own.native and own.phase != "stopped"}
     return {
         key: _with_phase_of(own, native[lines[key]])
         if key in lines and not own.native and own.phase != "stopped" and lines[key] in native
