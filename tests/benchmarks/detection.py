@@ -25,6 +25,7 @@ from tests.support import reproducers
 from tests.support.cli import watching
 
 EVERY_S = 0.1
+START_S = 10.0  # for every rank to start; some jobs lack one
 STEP_S = 0.02  # CPU time of all ranks: two ticks of the clock that counts it
 RESTED_S = 1.0  # ranks that used CPU time so shortly before the verdict spin
 
@@ -67,7 +68,8 @@ def observed(ranks: Sequence[int]) -> Iterator[Activity]:
 def delay_s(job: reproducer.BrokenJob) -> tuple[float | None, str]:
     """Seconds from the stop to the verdict, None if the ranks spin; and the playbook. Raises TrialError."""
     with job.running() as trial:
-        while len(ranks := trial.rank_pids()) < job.spec.ranks:
+        limit_s = time.monotonic() + START_S
+        while len(ranks := trial.rank_pids()) < job.spec.ranks and time.monotonic() < limit_s:
             trial.check()
             time.sleep(EVERY_S)
         with (
