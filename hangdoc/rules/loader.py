@@ -26,6 +26,7 @@ from hangdoc.rules.terms import Compiler
 T = TypeVar("T")
 
 MAX_DEPTH = 20  # levels of a file
+NESTED = "is nested too deeply", "see the built-in playbooks"
 MAX_VALUE = 4_000  # characters of a key or a value in the file
 MAX_PROBLEMS = 20  # reported per playbook
 
@@ -136,7 +137,11 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self.lines[()] = mark.line + 1 if mark else 1
-            self._say((), f"is not YAML: {error.problem or error.context}", "quote texts that contain `{`, `:` or `#`")
+            problem = error.problem or error.context or ""
+            if "nesting depth" in problem:  # of libyaml itself, since PyYAML 6.0.4
+                self._say((), *NESTED)
+            else:
+                self._say((), f"is not YAML: {problem}", "quote texts that contain `{`, `:` or `#`")
         except UnreadableFile as error:
             self._say((), str(error), "a playbook is a file of a few kilobytes")
         except OSError as error:
@@ -153,7 +158,7 @@ class _Reader:
             if isinstance(event, AliasEvent):
                 return self._say((), "uses a YAML alias", "write the value out: a playbook has no anchors")
             if depth > MAX_DEPTH:
-                return self._say((), "is nested too deeply", "see the built-in playbooks")
+                return self._say((), *NESTED)
             if len(getattr(event, "value", "")) > MAX_VALUE:
                 return self._say((), f"contains a value of more than {MAX_VALUE} characters", "shorten it")
         self.lines.clear()
