@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_time
-from hangdoc.analysis.compute.workload import more_work, same_code
+from hangdoc.analysis.compute.workload import in_each_step, more_work, same_code
+from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.phases import WAITING
-from hangdoc.analysis.ranks.progress import Look, ProgressJob, looks_at
+from hangdoc.analysis.ranks.progress import Look, ProgressFacts, ProgressJob, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import (
     BUSY_CORES,
     BUSY_HELPER,
     FULL_CORE,
+    IDLE_CORES,
     IN_EACH_PART,
     LATE,
     LATE_IN_SLICE,
@@ -36,7 +38,8 @@ from hangdoc.analysis.thresholds import (
     VERY_LATE,
 )
 
-MUTUAL = ("all_", "reduce_scatter", "barrier", "monitored_barrier", "wait")  # every member waits for every other
+# Every member waits for every other; in a broadcast or scatter, for the rank that has the data.
+MUTUAL = ("all_", "reduce_scatter", "barrier", "monitored_barrier", "wait", "broadcast", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class StragglerFacts:
     steadiness: float | None = None  # share of the window's slices with lateness; None: known from stacks only
     others_stood: float | None = None  # share of the looks at its peers that found no movement (median over peers)
     same_code: bool | None = None  # while its peers waited, it ran lines that they run too
+    each_step: bool | None = None  # while its peers waited, it ran lines of its own, in every step
     late: bool | None = None  # it is the straggler: late in every part of the window, while steps go by
     mutual: bool | None = None  # its peers wait mostly in collectives where every rank waits for every other
     doing: str | None = None  # its most common phase while it did not wait: compute, input, idle, ...
@@ -80,9 +84,19 @@ class StragglerDetector(Detector[StragglerFacts, None]):
         moving = sum(moves.values())
         for key in waits:
             derived = _facts(case, key, waits[key], peers, facts[key])
-            peers_move = moving > moves[key]
-            facts[key] = replace(derived, late=peers_move and _is_late(derived, period))
+            # Of peers that are always found in the same collective, the number of the late rank's step shows it, if it
+            # is theirs, too: an evaluation counts its batches, but reaches nobody meanwhile.
+            steps_go_by = moving > moves[key] or bool(derived.each_step and moves[key] and _peers_step(case, key))
+            facts[key] = replace(derived, late=steps_go_by and _is_late(derived, period))
         return facts, None
+
+
+def _peers_step(case: Case, key: Key) -> bool:
+    """True if bytes reach the peers of a rank, or, where no connection was seen, they work now and then."""
+    if (moving := case.job(NetworkJob).moving) is not None:
+        return moving
+    shares = (facts.cpu_share for other, facts in case.facts(ProgressFacts).items() if other != key)
+    return any((share or 0.0) >= IDLE_CORES for share in shares)
 
 
 class RankValues:
@@ -157,6 +171,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         less=gets / (own_gets or 1e-9) if own_gets is not None and gets is not None else None,
         work=more_work(case, key) if share >= LATE_WITH_MORE_WORK else None,
         same_code=same_code(case, key) if share >= LATE_WITH_MORE_WORK else None,
+        each_step=in_each_step(case, key) if share >= LATE_WITH_MORE_WORK else None,
     )
     return replace(facts, cause=_cause(facts, own, peers)) if share >= LATE_WITH_MORE_WORK else facts
 
@@ -202,7 +217,7 @@ def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
 
     An evaluation on one rank runs its own lines, and its peers make no steps meanwhile.
     """
-    if facts.same_code:
+    if facts.same_code or facts.each_step:
         return True
     if period_s is None or period_s > SLICE_S or (facts.others_stood or 0.0) > PEERS_UNMOVED:
         return False

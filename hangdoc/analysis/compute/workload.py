@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import gcd
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.compute.wait_time import WaitingRanks
 from hangdoc.analysis.ranks.call_path import CallPath, is_library, per_path
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
-from hangdoc.analysis.ranks.progress import looks_at
-from hangdoc.analysis.thresholds import HALF, MIN_LOOKS, MORE_WORK, USUAL
+from hangdoc.analysis.ranks.progress import Look, looks_at
+from hangdoc.analysis.thresholds import HALF, MIN_GAPS, MIN_LOOKS, MORE_WORK, MOSTLY, USUAL
 from hangdoc.evidence import Variable
 
 MODEL = "/torch/nn/modules/"
@@ -79,19 +81,52 @@ def same_code(case: Case, key: Key) -> bool | None:
 
     None: too few looks found most peers waiting.
     """
-    looks = {rank: looks_at(case, rank) for rank in case.ranks}
-    waiters = case.once("waiting ranks", lambda: WaitingRanks(looks.values()))
-    places = case.once("places by rank", lambda: {rank: {_place(look.path) for look in looks[rank]} for rank in looks})
-    ranks_at = case.once("ranks by place", lambda: Counter(place for rank in places.values() for place in rank))
-    own = looks[key]
-    waited_for = [
-        _place(look.path)
-        for look in own
-        if look.phase not in WAITING and 2 * waiters.at(look.at_s - own[0].at_s) > len(looks) - 1
-    ]
+    waited_for = _waited_for(case, key)
     if len(waited_for) < MIN_LOOKS - 1:
         return None
-    return sum(ranks_at[place] > (place in places[key]) for place in waited_for) >= HALF * len(waited_for)
+    return sum(_is_shared(case, key, look) for look in waited_for) >= HALF * len(waited_for)
+
+
+def in_each_step(case: Case, key: Key) -> bool:
+    """True if a rank, while most of its peers wait, runs lines of its own in every step.
+
+    A number in its frames, such as the step or the index of the batch, grows from one such look to the next. Work in
+    every Nth step, or after each epoch of N steps, is seen at values that differ by multiples of N.
+    """
+    seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+    own = [look for look in _waited_for(case, key) if not _is_shared(case, key, look)]
+    for look in own:
+        for step in look.thread:
+            for variable in step.variables.values():
+                if variable.kind == "int" and variable.number is not None:
+                    seen[step.function, variable.name].append(variable.number)
+    return any(_counts_by_one(values) for values in seen.values() if len(values) >= max(MIN_GAPS, MOSTLY * len(own)))
+
+
+def _counts_by_one(values: Sequence[float]) -> bool:
+    """True if the numbers grow, mostly from each to the next, and not by multiples of some other number than 1."""
+    grown = [int(b - a) for a, b in pairwise(values)]
+    return min(grown) >= 0 and sum(by > 0 for by in grown) >= MOSTLY * len(grown) and gcd(*grown) == 1
+
+
+def _waited_for(case: Case, key: Key) -> list[Look]:
+    """The looks at a rank that did not wait while most of its peers did."""
+    looks = {rank: looks_at(case, rank) for rank in case.ranks}
+    waiters = case.once("waiting ranks", lambda: WaitingRanks(looks.values()))
+    own = looks[key]
+    return [
+        look for look in own if look.phase not in WAITING and 2 * waiters.at(look.at_s - own[0].at_s) > len(looks) - 1
+    ]
+
+
+def _is_shared(case: Case, key: Key, look: Look) -> bool:
+    """True if another rank was seen at the place of this look, too."""
+    places = case.once(
+        "places by rank", lambda: {rank: {_place(look.path) for look in looks_at(case, rank)} for rank in case.ranks}
+    )
+    ranks_at = case.once("ranks by place", lambda: Counter(place for rank in places.values() for place in rank))
+    place = _place(look.path)
+    return ranks_at[place] > (place in places[key])
 
 
 @per_path

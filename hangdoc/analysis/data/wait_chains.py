@@ -46,6 +46,7 @@ class ChainFacts:
     end: str | None = None
     pid: int | None = None  # last process of the chain; None: the rank itself
     process: str | None = None  # that process: "curl (pid 71)"
+    peer: bool | None = None  # that process is another rank of the job
     server: str | None = None  # address of the last connection of the chain: "10.0.0.7:443"
     silent_s: float | None = None  # for which nothing has come, at least
     quiet: bool | None = None  # no process that could end the wait works or has sent anything for STALL_S
@@ -87,13 +88,15 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     )
     silent = quiet and silent_s >= EXPECTED_S and _is_awaited(case, key)
     stuck = silent or (certain and is_stall(case, watched_s))
+    other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(
         text=_text(case, key, links, end, last, silent_s),
         way=links[0][1].way,
         writes=links[0][0].writes,
         end=end,
-        pid=last.pid if last is not None and last.pid != key[1] else None,
-        process=f"{last.command} (pid {last.pid})" if last is not None and last.pid != key[1] else None,
+        pid=other.pid if other else None,
+        process=f"{other.command} (pid {other.pid})" if other else None,
+        peer=(other is not None and (key[0], other.pid) in case.ranks) or None,
         server=links[-1][1].target if links[-1][1].way == "tcp" else None,
         silent_s=silent_s,
         quiet=quiet or None,

@@ -15,7 +15,17 @@ from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.call_path import CallPath, Step, Steps, Thread, frames_of, is_library, per_path
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.analysis.thresholds import ACTIVE_BYTES, ACTIVE_S, BUSY_HELPER, RECENT_S, STALL_S, STILL_S
+from hangdoc.analysis.thresholds import (
+    ACTIVE_BYTES,
+    ACTIVE_S,
+    BUSY_HELPER,
+    EXPECTED_S,
+    IDLE_CORES,
+    RECENT_S,
+    STALL_S,
+    STILL_LOOKS,
+    STILL_S,
+)
 from hangdoc.evidence import FileCall, Helper, Io, Place, Process, Source, Stack, Stacks
 
 # "file:function" of frames in which a rank waits for its helpers
@@ -77,7 +87,7 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
         return UNSEEN
     waiting_s = _waiting_s(looks)
     waits = waiting_s is not None
-    recent = [(at, io) for at, io in series if series[-1][0] - at <= RECENT_S]
+    recent = _recent(series)
     workers = workers_of(case, key, recent)
     shown = min(workers, key=lambda w: (KINDS.index(w.kind), -w.cores), default=None)
     stack = case.facts(StackFacts)[key]
@@ -109,6 +119,12 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
         # A rank that waits for its helpers does not compute, even if a thread that manages them does.
         and stack.phase not in (("stopped", "exited") if waits else ("compute", "stopped", "exited")),
     )
+
+
+def _recent(series: Sequence[tuple[float, Io]]) -> Sequence[tuple[float, Io]]:
+    """The looks of the last RECENT_S and the one before, three at least: on a busy host seconds pass between them."""
+    older = sum(series[-1][0] - at > RECENT_S for at, _ in series)
+    return series[max(0, min(older - 1, len(series) - int(STILL_LOOKS))) :]
 
 
 def is_stall(case: Case, watched_s: float) -> bool:
@@ -206,18 +222,21 @@ def workers_of(case: Case, key: Key, recent: Sequence[tuple[float, Io]]) -> list
             first.setdefault(helper.pid, (at, helper))
     blocked = {call.pid for call in newest.calls if call.kind not in ("pipe", "socket") and _is_blocked(call, recent)}
     own, services = _children(case, key)
+    long_idle = (case.job(NetworkJob).idle_s or 0.0) >= EXPECTED_S
     workers = []
     for helper in newest.helpers:
         if helper.pid in services:
             continue
         at, before = first[helper.pid]
         ran_s, seconds = helper.cpu_s - before.cpu_s, end - at
-        # A timed sleep ends by itself; in another program it counts only if the program woke up within the window.
-        woke = helper.sleeps == "time" and (helper.pid in own or helper.switches != before.switches)
+        # A timed sleep ends by itself; in another program it counts only if the program woke up within the window. If
+        # the job has long been idle, whatever the sleeper polls for does not come.
+        woke = helper.sleeps == "time" and (helper.pid in own or helper.switches != before.switches) and not long_idle
+        polls = long_idle and ran_s < IDLE_CORES * seconds
         moved = (helper.moved or 0) - (before.moved or 0)
         fresh = at > recent[0][0]  # started within the window
         active = helper.state not in "ZXTt" and (
-            ran_s >= ACTIVE_S or moved >= ACTIVE_BYTES or woke or fresh or helper.state == "R"
+            (ran_s >= ACTIVE_S and not polls) or moved >= ACTIVE_BYTES or woke or fresh or helper.state == "R"
         )
         seen = [h.locked for _, io in recent[1:] for h in io.helpers if h.pid == helper.pid]
         locked = len(seen) > 1 and all(seen)
@@ -265,8 +284,10 @@ def _kind(helper: Helper, active: bool, locked: bool, blocked: bool, steps: Step
         return "blocked"
     if is_importing(steps):
         return "starting"
+    if helper.sleeps == "time" and (active or own):
+        return "sleeping"
     if active:
-        return "sleeping" if helper.sleeps == "time" else "busy"
+        return "busy"
     return "idle" if steps and not own else "other"
 
 

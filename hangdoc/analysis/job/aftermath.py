@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.job.blocking import stuck_ranks
+from hangdoc.analysis.logs.logs import LogsFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
+from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Stacks
 from hangdoc.evidence.logs import Aftermath
 
@@ -42,7 +44,8 @@ class AftermathDetector(Detector[AftermathFacts, AftermathJob]):
             return dict.fromkeys(case.ranks, AftermathFacts()), AftermathJob()
         proved = stuck_ranks(case)
         facts = {key: _facts(case, key, key in proved) for key in case.ranks}
-        return facts, AftermathJob(True, _doubt(facts.values()))
+        timed_out = any(logs.stuck for logs in case.facts(LogsFacts).values())
+        return facts, AftermathJob(True, _doubt(facts.values(), timed_out))
 
 
 def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
@@ -57,8 +60,13 @@ def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
     return AftermathFacts(record.left, presumed, True if presumed else None)
 
 
-def _doubt(facts: Collection[AftermathFacts]) -> str:
-    if any(rank.presumed for rank in facts):
+def _doubt(facts: Collection[AftermathFacts], timed_out: bool) -> str:
+    """The doubt about a job of which this is left.
+
+    `timed_out`: by a log, a collective timed out on a rank. The hang of a rank with a log of its own, which does not
+    show that, is then no presumption. The stack of a rank without a log may be later than its own timeout.
+    """
+    if any(rank.presumed and not (timed_out and "logs" in rank.left) for rank in facts):
         return "nobody watched the job; its hang is presumed"
     if not any(BEYOND_LOGS & set(rank.left) for rank in facts):
         return "known from logs alone"
@@ -66,11 +74,20 @@ def _doubt(facts: Collection[AftermathFacts]) -> str:
 
 
 def _runs(case: Case, key: Key) -> bool:
-    """The main thread was on a CPU when its stack was taken."""
-    stacks = case.record(key, "stacks")
+    """The main thread was on a CPU when its stack was taken, and neither does it wait nor do most ranks wait for it.
+
+    MPI, NCCL and CUDA spin while they wait.
+    """
+    stacks, facts = case.record(key, "stacks"), case.facts(StackFacts)
+    if facts[key].waits or case.once("half of the ranks wait", lambda: _half_wait(case)):
+        return False
     return isinstance(stacks, Stacks) and any(
         thread.active and (thread.name in (None, "MainThread")) for thread in stacks.threads
     )
+
+
+def _half_wait(case: Case) -> bool:
+    return 2 * sum(own.waits is True for own in case.facts(StackFacts).values()) >= len(case.ranks)
 
 
 ANALYSIS = AftermathDetector()

@@ -20,7 +20,7 @@ from hangdoc.analysis.fast_dataclass import fast_dataclass
 from hangdoc.analysis.job.aftermath import AftermathFacts, AftermathJob
 from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
 from hangdoc.analysis.locks.lock_files import LockFileFacts
-from hangdoc.analysis.locks.mutexes import waits_for_thread
+from hangdoc.analysis.locks.mutexes import MutexFacts, waits_for_thread
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.ranks.phases import WAITING
@@ -182,7 +182,8 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
     # A loop over the data set, before the training, makes no step of the job. Nor does one that may never end, while
     # peers wait: a search that finds nothing has a counter, too.
     apart = awaited and not stack.waits
-    alone = apart and computes and (_idle_s(case) or 0.0) >= APART_S
+    busy = computes or (advancing and stack.phase == "compute")  # of a busy host, it may get only a part of a core
+    alone = apart and busy and (_idle_s(case) or 0.0) >= APART_S
     endless = alone and not progress.advanced and not _trains(case, key)
     prepares = apart and (case.facts(DataLoadingFacts)[key].prepare_share or 0.0) >= MOSTLY
     stepping = progress.period_s is not None and not prepares and (progress.advanced is True or not apart)
@@ -245,11 +246,13 @@ def _every_source(case: Case) -> bool:
 def _expects(case: Case, key: Key) -> bool:
     """True if it is known what an idle rank waits for, and that is likely to come.
 
-    A read that returns nothing is no progress, nor is a wait for a process or a thread that does nothing, nor any wait
-    for which the job has been idle for long.
+    A read that returns nothing is no progress, nor is a wait for a process or a thread that does nothing, nor one that
+    looks like a deadlock, nor any wait for which the job has been idle for long.
     """
     silent = case.facts(StackFacts)[key].op in READS and not _receives(case, key)
     if silent or case.facts(ChainFacts)[key].quiet or _waits_for_idle_threads(case, key):
+        return False
+    if case.facts(MutexFacts)[key].suspected:
         return False
     if (_idle_s(case) or 0.0) >= EXPECTED_S:
         return False

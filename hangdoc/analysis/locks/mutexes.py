@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Detector, Key
@@ -40,6 +40,7 @@ class MutexFacts:
     reentrant: bool | None = None  # it is a reentrant lock (RLock)
     sure: bool | None = None  # the holder was read from memory, not inferred
     lines: tuple[str, ...] = ()  # one sentence for each deadlocked thread
+    suspected: bool | None = None  # its newest stacks look deadlocked, but too few undisturbed looks confirm it
 
 
 UNSEEN = MutexFacts()
@@ -57,7 +58,17 @@ def _facts(case: Case, key: Key) -> MutexFacts:
     stacks, locks = case.record(key, "stacks"), case.record(key, "locks")
     if not isinstance(stacks, Stacks) or not isinstance(locks, Locks):
         return UNSEEN
-    if case.ranks[key].alive is False or not (parked := _parked(case, key)):
+    if case.ranks[key].alive is False:
+        return FREE
+    facts = _judged(case, key, stacks, locks, _parked(case, key))
+    if facts.stuck:
+        return facts
+    return replace(FREE, suspected=_judged(case, key, stacks, locks, frozenset(locks.parked)).stuck)
+
+
+def _judged(case: Case, key: Key, stacks: Stacks, locks: Locks, parked: frozenset[int]) -> MutexFacts:
+    """The facts if these threads are the parked ones."""
+    if not parked:
         return FREE
     threads = Threads(stacks, locks, parked, {t.stack.tid: t.path for t in threads_of(case, key)})
     stack = case.facts(StackFacts)[key]

@@ -226,12 +226,14 @@ def _rank(
 ) -> NetworkFacts:
     own = [one.connection for one in data]
     queues, holds, moved = _queues(case, own), _holds(case, key, own), _recent_bytes(own, history)
+    idle_s = tcp_counters.least([tcp_counters.idle(one) for one in own])
+    silent = idle_s is not None and idle_s >= RECENT_S  # after looks that were far apart
     return NetworkFacts(
         connections=len(own),
         unacked_bytes=queues.unacked,
         retransmitting=queues.again,
-        idle_s=tcp_counters.least([tcp_counters.idle(one) for one in own]),
-        moving=None if moved is None else moved > 0,
+        idle_s=idle_s,
+        moving=None if moved is None else moved > 0 and not silent,
         zero_window=_any([tcp_counters.window_shut(one) for one in own]),
         dead_links=sum([dead.get(one.end) is True for one in data]) if dead else 0,
         syn_sent=sum(one.state == "syn_sent" for one in case.record(key, "sockets").connections),

@@ -18,6 +18,23 @@ from hangdoc.evidence import Frame, Place, Source, Stack, Stacks, Variable
 
 ROOT_FUNCTIONS = ("<module>",)
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchinductor_")
+# Frameworks that often run from a checkout, and libraries whose folder a dump leaves out, by their own subfolders.
+FRAMEWORKS = re.compile(
+    r"(?:^|/)(?:"
+    r"megatron/(?:core|training|legacy|inference|post_training|energon|bridge)"
+    r"|deepspeed/(?:runtime|comm|utils|accelerator|inference|moe|ops|pipe|sequence|checkpoint|launcher|zero)"
+    r"|(?:colossalai|fairscale|nemo|llmfoundry|fairseq)/(?!examples?/|scripts?/)\w+/"
+    r"|vllm/(?:engine|executor|worker|v1|distributed|model_executor|entrypoints|attention|utils|core|compilation|lora)"
+    r"|sglang/(?:srt|lang|launch)|verl/(?:workers|trainer|single_controller|utils|models|third_party|experimental)"
+    r"|(?:pytorch_)?lightning/(?:pytorch|fabric|trainer|strategies|loops|core|callbacks|utilities|accelerators|plugins)"
+    r"|(?:lightning_fabric|torchtitan|torchtune|torchforge|trl|peft|accelerate|huggingface_hub|safetensors)/(?!examples?/|scripts?/|train|run|main)\w+"
+    r"|transformers/(?:trainer\w*\.py|modeling_\w+\.py|models|generation|integrations|data|utils|pipelines)"
+    r"|(?:transformer_engine|flash_attn|apex|xformers|bitsandbytes|torchrec|torchft|triton|liger_kernel)/\w+"
+    r"|(?:botocore|boto3|s3transfer|s3fs|gcsfs|fsspec|aiobotocore|aiohttp|httpx|httpcore|grpc|urllib3|wandb|mlflow)/\w+"
+    r"|requests/(?:adapters|api|sessions|models)\.py|filelock/_\w+\.py|webdataset/\w+|nvidia/dali/"
+    r"|datasets/(?:arrow_|builder|load|iterable_dataset|formatting/|packaged_modules/|utils/)"
+    r")"
+)
 
 Frames = tuple[tuple[str, str, int | None, bool], ...]  # innermost first: function, file, line, native
 T = TypeVar("T")
@@ -238,7 +255,7 @@ def variables_of(frame: Frame, module: Sequence[Variable] | None) -> Sequence[Va
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """True for torch, site-packages, the standard library, and frozen or compiled code; False for user code."""
-    return any(part in file for part in LIBRARIES) or file.startswith("<")
+    return any(part in file for part in LIBRARIES) or file.startswith("<") or bool(FRAMEWORKS.search(file))
 
 
 @lru_cache(maxsize=4096)

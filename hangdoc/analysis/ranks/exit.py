@@ -31,6 +31,7 @@ class ExitFacts:
     kind: str | None = None  # killed | crashed | aborted | failed | told | finished, see KINDS
     text: str | None = None  # "signal 9 (SIGKILL)", "exit code 1"
     first: bool | None = None  # it ended by a fault, and no rank of its host ended before it
+    unordered: bool | None = None  # other ranks of its host ended with an error at the same look
     oom: bool | None = None  # the kernel's OOM killer killed it
     oom_kills: int | None = None  # increase of its cgroup's oom_kill counter
     oom_counter: str | None = None  # file with that counter
@@ -67,7 +68,10 @@ class ExitAnalysis(Analysis[ExitFacts, ExitJob]):
         ended = [key for key, rank in case.ranks.items() if rank.alive is False]
         unfinished = [key for key in ended if facts[key].kind != "finished"]
         first = _first({key: (facts[key].kind, case.ranks[key].end) for key in unfinished})
-        facts = {key: replace(own, first=key in first) if own.kind else own for key, own in facts.items()}
+        facts = {
+            key: replace(own, first=key in first, unordered=_is_unordered(case, key, facts)) if own.kind else own
+            for key, own in facts.items()
+        }
         return facts, ExitJob(
             ended=len(ended),
             all_ended=len(ended) == len(facts) > 0,
@@ -125,6 +129,19 @@ def _first(ends: dict[Key, tuple[str | None, End | None]]) -> set[Key]:
     first = [(kind, key) for each in earliest.values() for at_s, key, kind in each if at_s == min(each)[0]]
     worst = min((kind for kind, _ in first), key=_RANKING.index, default="unknown")
     return {key for kind, key in first if kind == worst} if worst in FAULTS else set()
+
+
+def _is_unordered(case: Case, key: Key, facts: dict[Key, ExitFacts]) -> bool:
+    """True if a look found this rank ended, and another of its host ended with an exit code: either may be first."""
+    end = case.ranks[key].end
+    return any(
+        other != key and other[0] == key[0] and own.kind == "failed" and _at_s(case.ranks[other].end) == _at_s(end)
+        for other, own in facts.items()
+    )
+
+
+def _at_s(end: End | None) -> float | None:
+    return end.at_s if end else None
 
 
 def _age_s(case: Case, key: Key) -> float | None:

@@ -14,10 +14,11 @@ import yaml
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, is_library
 
 PHASES = (
-    "collective", "p2p", "compute", "input", "checkpoint", "compile", "startup", "teardown", "idle", "stopped",
+    "collective", "p2p", "gpu", "compute", "input", "checkpoint", "compile", "startup", "teardown", "idle", "stopped",
     "exited", "unknown",
 )  # fmt: skip
 WAITING = frozenset({"collective", "p2p"})
+GPU = "gpu"  # waits for the GPU; NCCL is asynchronous, so that may be a wait in a collective called before
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class PhaseRule:
     when: str | None
     mpi: bool
     group: bool
+    gpu: bool
     weak: bool
+    innermost: bool
 
 
 class ProcessContext(NamedTuple):  # a cache key for every rank: a tuple hashes faster than a dataclass
@@ -43,6 +46,8 @@ class ProcessContext(NamedTuple):  # a cache key for every rank: a tuple hashes 
     mpi: bool  # started by an MPI launcher
     group: bool  # holds a process group
     native: bool  # native frames were captured
+    gpu: bool = False  # it uses a GPU, or the job has ended, so that a call that can only wait for a GPU did
+    ended: bool = False  # the job has ended: the frames show where a rank stood for good
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +71,9 @@ def _rule(row: dict[str, Any]) -> PhaseRule:
         when=row.get("when"),
         mpi=bool(row.get("mpi")),
         group=bool(row.get("group")),
+        gpu=bool(row.get("gpu")),
         weak=bool(row.get("weak")),
+        innermost=bool(row.get("innermost")),
     )
 
 
@@ -91,13 +98,23 @@ def _phase(frames: Frames, calls: tuple[str, ...], in_library: bool, context: Pr
 def _allowed(rule: PhaseRule, context: ProcessContext) -> bool:
     if (rule.when == "idle" and context.busy is not False) or (rule.when == "busy" and not context.busy):
         return False
-    return not ((rule.mpi and not context.mpi) or (rule.group and not context.group))
+    needs = ((rule.mpi, context.mpi), (rule.group, context.group), (rule.gpu, context.gpu))
+    return all(has for needed, has in needs if needed)
+
+
+def waits(phase: str, context: ProcessContext) -> bool:
+    """True if a thread waits for its peers: in a collective, or, post mortem, for a GPU that its peers hold up.
+
+    A rank that trains waits for its GPU all the time, so that this phase alone shows no wait while the job is watched.
+    """
+    return phase in WAITING or (phase == GPU and context.ended and context.group)
 
 
 def _fit(rule: PhaseRule, frames: Frames, calls: Sequence[str]) -> str | None:
     names: dict[str, str] = {}
     if rule.function or rule.file:
-        python = ((name.rsplit(".", 1)[-1], file) for name, file, _, native in frames if not native)
+        python = [(name.rsplit(".", 1)[-1], file) for name, file, _, native in frames if not native]
+        python = python[:1] if rule.innermost else python
         function = next((name for name, file in python if _fits(rule, name, file)), None)
         if function is None:
             return None
@@ -112,7 +129,7 @@ def _fit(rule: PhaseRule, frames: Frames, calls: Sequence[str]) -> str | None:
         if call is None:
             return None
         names["call"] = call.group(1) if call.re.groups else call.group(0).lstrip(".")
-    return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), ""), rule.op).lower()
+    return re.sub(r"\{(\w+)\}", lambda m: names.get(m.group(1), "").lower(), rule.op)
 
 
 def _fits(rule: PhaseRule, name: str, file: str) -> bool:

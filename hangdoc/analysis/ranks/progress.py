@@ -21,8 +21,8 @@ from hangdoc.analysis.ranks.training_thread import in_look, phase
 from hangdoc.analysis.thresholds import MIN_STEP_S, WATCHED_LOOKS
 from hangdoc.evidence import Process, Stacks, Variable
 
-COMPUTES = frozenset({"compute"})
-WORKS = frozenset({"compute", "input", "checkpoint"})
+COMPUTES = frozenset({"compute", "gpu"})
+WORKS = frozenset({"compute", "gpu", "input", "checkpoint"})
 
 
 @fast_dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class ProgressFacts:
     changed: bool | None  # its stack or a number in its variables changed between looks; None: fewer than two looks
     standing_s: float | None  # time since the newest change, or since the first look
     standing_looks: int  # looks since the newest change, including the one that saw it
-    pause_s: float | None  # longest pause between two changes
+    pause_s: float | None  # longest pause that has ended: from the first to the last look at the same
     cpu_share: float | None  # CPU used by the process: 1.0 is one core
     wait_share: float | None  # share of looks in which it waited for other ranks
-    compute_share: float | None  # share of looks in which it computed
+    compute_share: float | None  # share of looks in which it computed, or waited for its GPU to compute
     sites: int  # distinct call paths (by line) it was seen on
     period_s: float | None  # time per step, by the loop counter in user code that grew most
     recent_s: float | None = None  # the same in the newest third of the window
@@ -170,7 +170,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
     shares = case.once(("shares", seen), lambda: _shares(seen))
     period_s = _period_s(looks)
     recent = looks[-max(int(WATCHED_LOOKS), len(looks) // 3) :]
-    ended = [b - a for a, b in pairwise([looks[0].at_s, *changes])] if changes else []
+    ended = _pauses([look.at_s for look in looks], changes)
     return ProgressFacts(
         looks=len(looks),
         window_s=window,
@@ -187,6 +187,16 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         completed=any(map(_has_completed, looks, looks[1:])) if len(looks) > 1 else None,
         advanced=_has_advanced(looks) if len(looks) > 1 else None,
     )
+
+
+def _pauses(looks: Sequence[float], changes: Sequence[float]) -> list[float]:
+    """For how long nothing changed, between one change and the last look before the next.
+
+    What happened between two looks that differ is not known; looks at a calm job are far apart.
+    """
+    return [
+        max(at for at in looks if at < end) - begin for begin, end in pairwise([*looks[:1], *changes]) if begin < end
+    ]
 
 
 def _has_completed(before: Look, after: Look) -> bool:

@@ -6,22 +6,31 @@ frames take precedence over a guess from the source line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, threads_of
+from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, per_path, threads_of
 from hangdoc.analysis.ranks.judged_thread import judged_thread
-from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
+from hangdoc.analysis.ranks.phases import GPU, WAITING, ProcessContext, phase_of, waits
 from hangdoc.analysis.ranks.process import is_stopped
 from hangdoc.analysis.ranks.process_context import is_busy, process_context
-from hangdoc.analysis.ranks.training_thread import training_thread
+from hangdoc.analysis.ranks.training_thread import TRAINS, training_thread
 from hangdoc.analysis.ranks.transfers import awaited, transfers_of
+from hangdoc.analysis.thresholds import AT_ONE_PLACE
 from hangdoc.evidence import Branch, Frame, ProcessGroups, Stacks
+from hangdoc.evidence.logs import Aftermath
 
 # Phases and operations that may be a wait for a send or receive; None: an unknown operation.
 _UNCERTAIN = frozenset({"collective", "p2p", "idle", "unknown"})
+# Phases of a rank that may wait for its GPU, and of one that is blocked in something else.
+_MAY_LAUNCH = frozenset({"compute", "idle", "unknown"})
+_BLOCKED = frozenset({"input", "checkpoint", "compile", "teardown", "idle"})
+# FSDP, and the stages of ZeRO, reduce-scatter gradients and gather parameters, in forward and in backward.
+SHARDED = re.compile(r"torch/distributed/(_composable/)?fsdp/|(^|/)deepspeed/runtime/zero/")
+PRESUMED_GPU = "C code, probably for the GPU"
 _MAY_TRANSFER = frozenset({None, "wait", "wait for a send or receive", "sends and receives of a pipeline stage"})
 
 
@@ -37,7 +46,9 @@ class StackFacts:
     line: int | None = None
     text: str | None = None  # its source line
     branch: str | None = None  # condition of the innermost `if` around that line
-    waits: bool | None = None  # in a collective, send or receive; None: its stacks were not seen
+    # It waits for its peers: in a collective, send or receive, or, post mortem, for the GPU. None: not seen.
+    waits: bool | None = None
+    on_gpu: bool = False  # it waits for the GPU: what that waits for is a collective called before, or other work
     in_backward: bool = False  # in a backward pass
     leaf: str | None = None  # innermost Python frame: "wait (threading.py:355)"
     native_leaf: str | None = None  # up to four innermost named native frames, innermost first, joined by " <- "
@@ -56,7 +67,8 @@ class StackAnalysis(Analysis[StackFacts, None]):
 
     def derive(self, case: Case) -> tuple[dict[Key, StackFacts], None]:
         facts = _with_native_phases({key: rank_facts(case, key) for key in case.ranks}, case)
-        return _with_transfers(facts, case), None
+        facts = _with_sharded_backward(facts, case)
+        return _with_presumed_gpu(_with_transfers(facts, case), case), None
 
 
 def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
@@ -77,6 +89,22 @@ def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, S
     }
 
 
+def _with_sharded_backward(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
+    """A backward pass that waits reduces gradients, by DDP's all_reduce unless frames of a rank show sharding."""
+    waiting = [key for key, own in facts.items() if own.in_backward and own.op == "all_reduce"]
+    if not waiting:
+        return facts
+    paths = (thread.path for key in case.ranks for thread in threads_of(case, key))
+    if not any(map(_shards, paths)):
+        return facts
+    return facts | {key: replace(facts[key], op="backward") for key in waiting}
+
+
+@per_path
+def _shards(path: CallPath) -> bool:
+    return any(SHARDED.search(file) for _, file, _, native in path.frames if not native)
+
+
 def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
     """Name the send or receive of each rank that waits for one in `Work.wait()`."""
     for key, own in facts.items():
@@ -86,6 +114,28 @@ def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, Stack
             ops = {"isend" if one.sends else "irecv" for one in waited}
             facts[key] = replace(own, phase="p2p", op=" or ".join(sorted(ops)), waits=True)
     return facts
+
+
+def _with_presumed_gpu(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
+    """Post mortem, most ranks are at one place in C code, and no rank waits: presumably they wait for their GPU.
+
+    Without native frames and source, `.item()` and the launch of a kernel show no more. Some rank has to be blocked
+    elsewhere: otherwise, all of them may just compute.
+    """
+    if any(own.waits for own in facts.values()):
+        return facts
+    at: dict[Frames, list[Key]] = {}
+    for key, own in facts.items():
+        if not isinstance(case.record(key, "aftermath"), Aftermath):
+            return facts
+        unclear = own.phase in _MAY_LAUNCH and (own.op is None or own.op in TRAINS) and not own.native
+        if unclear and not own.text and (thread := judged_thread(case, key)):
+            at.setdefault(thread.path.python, []).append(key)
+    most = max(at.values(), key=len, default=[])
+    others = [own.phase if own.op else None for key, own in facts.items() if key not in most]
+    if len(most) < AT_ONE_PLACE * len(facts) or not others or not _BLOCKED.issuperset(others):
+        return facts
+    return facts | {key: replace(facts[key], phase=GPU, op=PRESUMED_GPU, waits=True, on_gpu=True) for key in most}
 
 
 @lru_cache(maxsize=64)
@@ -148,7 +198,8 @@ def _facts(
         line=user.line if user else None,
         text=user.place.text if user and user.place else None,
         branch=branch.test if branch else None,
-        waits=phase in WAITING,
+        waits=not stopped and waits(phase, context),
+        on_gpu=phase == GPU,
         in_backward=any(step.function == "_engine_run_backward" for step in path.steps),
         leaf=path.steps[-1].site if path.steps else None,
         native_leaf=_native_leaf(path.frames),

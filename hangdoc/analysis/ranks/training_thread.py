@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Thread, per_path, thread_in, threads_of
-from hangdoc.analysis.ranks.phases import WAITING, ProcessContext, phase_of
+from hangdoc.analysis.ranks.phases import GPU, WAITING, ProcessContext, phase_of
 from hangdoc.analysis.ranks.process_context import is_busy, process_context
 from hangdoc.evidence import Source, Stack, Stacks
 
@@ -80,7 +80,7 @@ def _choose(case: Case, threads: Sequence[Thread], context: ProcessContext) -> i
             trained = [at for at in others if counts.get(start(threads[at].path))]
             if trained:
                 return max(trained, key=lambda at: (counts[start(threads[at].path)], _trains(phases[at]), -at))
-    works = [at for at, (found, _) in enumerate(phases) if found in WAITING or found in ("input", "checkpoint")]
+    works = [at for at, (found, _) in enumerate(phases) if found in WAITING or found in (GPU, "input", "checkpoint")]
     if idle and works:
         return works[0]
     own = [at for at in others if threads[at].path.own]
@@ -92,7 +92,7 @@ def _main(stacks: Sequence[Stack]) -> int:
 
 
 def _trains(found: Phase) -> bool:
-    return found[0] in WAITING or (found[0] == "compute" and found[1] in TRAINS)
+    return found[0] in WAITING or found[0] == GPU or (found[0] == "compute" and found[1] in TRAINS)
 
 
 def _is_parked(case: Case, path: CallPath, found: Phase, context: ProcessContext) -> bool:

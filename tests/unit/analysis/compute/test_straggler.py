@@ -194,6 +194,35 @@ def test_work_of_one_rank_only_is_no_straggling_without_a_step_counter(stage: St
     assert (facts.ranks[0].pace.same_code, facts.ranks[0].pace.late) == (False, False)
 
 
+# Rank 0 spends half of each second at a line of its own; its peer is always found in the same collective of it.
+@pytest.mark.parametrize(
+    ("step_at", "late"),
+    [
+        (lambda look: look + look // 4, True),  # a step or two between looks
+        (lambda look: 10 * (look // 2), False),  # it evaluates after every tenth step
+        (lambda look: look % 7, False),  # the index of a batch of its evaluation
+        (lambda look: look // 6, False),  # the epoch
+    ],
+    ids=["in each step", "in every tenth step", "batches of an evaluation", "in each epoch"],
+)
+def test_work_of_one_rank_only_is_straggling_if_it_is_in_each_step(
+    stage: Stage, step_at: Callable[[int], int], late: bool
+) -> None:
+    facts = watched(
+        stage,
+        lambda look: Doing(0.95, waits=False, state="R", step=step_at(look), alone=True),
+        lambda look: Doing(0.3, step=0),
+    )
+    assert (facts.ranks[0].pace.each_step, facts.ranks[0].pace.late) == (late, late)
+
+
+def test_batches_of_an_evaluation_of_which_its_peers_hear_nothing(stage: Stage) -> None:
+    facts = watched(
+        stage, lambda look: Doing(0.95, waits=False, state="R", step=look, alone=True), lambda look: Doing(0.0, step=0)
+    )
+    assert (facts.ranks[0].pace.each_step, facts.ranks[0].pace.late) == (True, False)
+
+
 @given(st.lists(st.floats(-9, 9), min_size=2, max_size=9))
 def test_median_without_one_value(values: Sequence[float]) -> None:
     for i, value in enumerate(values):

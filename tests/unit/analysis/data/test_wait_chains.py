@@ -162,6 +162,16 @@ def test_a_child_that_is_younger_than_the_silence() -> None:
     assert facts(chain(first, replace(child, awaits=(), age_s=10.0)), idle_s=50.0).stuck is None
 
 
+def test_a_chain_that_ends_at_another_rank() -> None:
+    of_rank = facts(chain(rank(replace(PIPE, peers=(101,))), waiter(101, "python train.py", state="T")))
+    assert (of_rank.end, of_rank.peer, of_rank.text) == (
+        "stopped",
+        True,
+        "waits on a pipe from rank 1, which is stopped",
+    )
+    assert facts(chain(rank(PIPE), CURL)).peer is None
+
+
 def test_a_circle() -> None:
     back = Awaited("tcp", "127.0.0.1:80", (100,), silent_s=40.0, state="established", accepted=False)
     seen = facts(chain(rank(Awaited("child", peers=(71,)), call="child"), waiter(71, "upload", back, call="receive")))

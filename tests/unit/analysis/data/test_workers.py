@@ -60,11 +60,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
 
 
-def seen(stage: Stage, workers: Sequence[Does], inner: Sequence[tuple[str, str]], looks: int = 7) -> WorkerFacts:
+def seen(
+    stage: Stage, workers: Sequence[Does], inner: Sequence[tuple[str, str]], looks: int = 7, every_s: float = 1.0
+) -> WorkerFacts:
     """Rank 0 waits in all_reduce, rank 1 in `inner` for `workers`."""
     waits = in_c10d("all_reduce", ("train", 6))
     shots = [[waits, _rank(stage, workers, inner, look)] for look in range(looks)]
-    facts = stage.facts(*shots).ranks[1].workers
+    facts = stage.facts(*shots, every_s=every_s).ranks[1].workers
     assert isinstance(facts, WorkerFacts)
     return facts
 
@@ -144,6 +146,12 @@ def test_advancing(stage: Stage, worker: Does, advancing: bool) -> None:
 def test_advancing_until_watched_long_enough(stage: Stage) -> None:
     facts = seen(stage, [LOCKED, LOCKED], IN_LOADER, looks=3)
     assert (facts.stuck, facts.advancing) == (None, True)
+
+
+def test_looks_that_are_far_apart(stage: Stage) -> None:
+    """On a busy host: a window of seconds may hold a single look."""
+    assert seen(stage, [LOCKED, IDLE], IN_LOADER, 4, every_s=6.0).stuck is True
+    assert not seen(stage, [LOCKED, BUSY], IN_LOADER, 4, every_s=6.0).stuck
 
 
 def test_training_rank_does_not_wait_for_helpers(stage: Stage) -> None:

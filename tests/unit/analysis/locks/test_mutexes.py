@@ -181,6 +181,13 @@ def test_not_stuck_without_proof(stage: Stage, locks: Locks, more: dict[str, Any
     assert judged(stage, locks, [thread(stage, OTHER, "upload", 14)], **more).stuck is False
 
 
+def test_too_few_undisturbed_looks_leave_a_suspicion(stage: Stage) -> None:
+    """Such as while another watch examines the rank: no proof of a deadlock, nor of progress."""
+    upload = [thread(stage, OTHER, "upload", 14)]
+    assert judged(stage, RING, upload, switches=(5, 5, 6, 6)).suspected is True
+    assert judged(stage, replace(RING, waits=()), upload).suspected is False
+
+
 def test_threads_woken_by_a_debugger_are_still_parked(stage: Stage) -> None:
     """py-spy stops every thread of a process and resumes it."""
     extra = [thread(stage, OTHER, "upload", 14)]

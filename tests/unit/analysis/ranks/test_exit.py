@@ -73,6 +73,14 @@ def test_who_ended_first(ends: list[End | None], expected: list[int]) -> None:
     assert found.job.exit.fault is bool(expected)
 
 
+def test_ends_found_by_one_look_have_no_order() -> None:
+    """A launcher may have killed rank 1 because rank 0 had failed."""
+    together = facts(at(End(code=1), 3), at(KILLED, 3))
+    assert [rank.exit.unordered for rank in together.ranks] == [False, True]
+    assert not facts(at(End(code=1), 4), at(KILLED, 3)).ranks[1].exit.unordered
+    assert not facts(at(ABORTED, 3), at(KILLED, 3)).ranks[1].exit.unordered
+
+
 def test_clocks_of_two_hosts_are_not_compared() -> None:
     found = facts(at(CRASHED, 9000), at(REQUESTED, 9001), at(ABORTED, 3), at(REQUESTED, 4), hosts="aabb")
     assert first(found) == [0]

@@ -50,3 +50,20 @@ def test_a_rank_advances_in_a_loop_that_comes_to_an_end(
         for look in values
     ]
     assert stage.facts(*looks).ranks[0].progress.advanced is advanced
+
+
+@pytest.mark.parametrize(
+    ("lines", "every_s", "pause_s"),
+    [
+        ((3, 4, 3, 4), 30.0, 0.0),  # looks at a calm job are far apart, and each finds it elsewhere
+        ((3, 4, 4, 4, 4, 3), 1.0, 3.0),
+        ((3, 4, 4, 4), 1.0, 0.0),  # the pause that goes on has not ended
+        ((3, 3, 3), 1.0, None),
+    ],
+)
+def test_a_pause_is_a_time_in_which_a_rank_was_seen_to_stand(
+    lines: Sequence[int], every_s: float, pause_s: float | None, tmp_path: Path
+) -> None:
+    stage = Stage(SCRIPT, tmp_path)
+    looks = [[At([("train", line)])] for line in lines]
+    assert stage.facts(*looks, every_s=every_s).ranks[0].progress.pause_s == pause_s

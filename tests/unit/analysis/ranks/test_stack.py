@@ -18,6 +18,7 @@ def work(comm, handle):
     dist.all_reduce(x)
     f.read()
     remote.to_here()
+    loss.item()
 """
 RPC = f"{LIB}/distributed/rpc/api.py"
 PY = "/usr/lib/python3.11"
@@ -96,6 +97,25 @@ def test_native_frames_of_one_rank_apply_to_ranks_with_the_same_stack(stage: Sta
     told = At([("work", 7)], native=["pthread_cond_wait", "c10d::Work::wait"])
     facts = stage.facts([told, At([("work", 7)]), At([("work", 4)])])
     assert [rank.stack.phase for rank in facts.ranks] == ["collective", "collective", "idle"]
+
+
+GPU_THREADS = ("python", "pt_nccl_watchdg")
+
+
+@pytest.mark.parametrize("state", ["R", "S"])
+def test_a_rank_that_waits_for_its_gpu_waits_for_no_peer_while_watched(stage: Stage, state: str) -> None:
+    on_gpu = At([("work", 9)], state=state, threads=GPU_THREADS)
+    stack = stage.facts([on_gpu, At([("work", 6)], [("all_reduce", C10D)])]).ranks[0].stack
+    assert (stack.phase, stack.on_gpu, stack.waits) == ("gpu", True, False)
+
+
+def test_a_call_of_item_without_a_gpu_is_no_wait_for_one(stage: Stage) -> None:
+    assert stage.facts([At([("work", 9)], state="R")]).ranks[0].stack.phase == "compute"
+
+
+def test_native_frames_show_a_wait_for_the_gpu_in_a_save(stage: Stage) -> None:
+    saves = At([("work", 1)], [("save", f"{LIB}/serialization.py")], native=["cudaMemcpyAsync"])
+    assert stage.facts([saves]).ranks[0].stack.phase == "gpu"
 
 
 def test_threads_in_collectives_are_counted(stage: Stage) -> None:
