@@ -24,6 +24,7 @@ from hangdoc.evidence.record import Record
 from hangdoc.formatting import suggestion
 from hangdoc.redaction.text import redact_text
 from hangdoc.render.sanitize import clean
+from hangdoc.system.node_socket import LONGEST_PATH
 from hangdoc.system.private_files import read_file
 from hangdoc.system.programs import only_root_may_change
 from probes import ASKABLE
@@ -49,6 +50,7 @@ class DaemonConfig(Record, frozen=True):
     """The daemon itself."""
 
     state_dir: Text = ""  # "": the default of the incident store
+    socket: Text = ""  # "": the default place; "off": none
     interval_s: Annotated[float, Meta(ge=0.1, le=60)] = 1.0
     playbooks: Texts = ()
     ask: Texts = ()
@@ -126,6 +128,7 @@ class ActionsConfig(Record, frozen=True):
     dry_run: bool = True
     min_confidence: Literal["medium", "high"] = "high"
     max_per_hour: Annotated[int, Meta(ge=1, le=1_000)] = 2
+    shared_dir: Text = ""  # "": the state folder
     timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 60.0
 
 
@@ -157,6 +160,7 @@ DEFAULT = f"""\
 
 [daemon]
 state_dir = ""             # incidents, state and spool; "": /var/lib/hangdoc for root, else ~/.local/state/hangdoc
+socket = ""                # where agents ask; "": /run/hangdoc/hangdoc.sock for root and the service; "off": nowhere
 interval_s = 1.0           # time between samples; longer while every job is healthy
 playbooks = []             # folders with playbooks of your own
 ask = []                   # requests that hangdoc may send: {", ".join(map(repr, sorted(ASKABLE)))}
@@ -224,7 +228,8 @@ command = ""               # "": off
 kind = "node"              # "node": only if a node is to blame; "job": only if the job is
 dry_run = true             # only say what would be run
 min_confidence = "high"
-max_per_hour = 2           # over all nodes
+max_per_hour = 2           # of all daemons that share the folder:
+shared_dir = ""            # "": the state folder, so this daemon alone
 timeout_s = 60
 """
 
@@ -310,6 +315,10 @@ def _expected(error: str, kind: Any, value: Any) -> str:
 def _wrong(config: Config, path: Path) -> Iterator[tuple[Path_, str]]:
     """Problems of valid values: key, and sentence with remedy."""
     alerts, actions = config.alerts, config.actions
+    listens = config.daemon.socket
+    if listens not in ("", "off") and not (listens.startswith("/") and len(os.fsencode(listens)) <= LONGEST_PATH):
+        sentence = f'`socket` in [daemon] is an absolute path of at most {LONGEST_PATH} bytes, or "off"'
+        yield ("daemon", "socket"), sentence
     for name in config.daemon.ask:
         if name not in (*ASKABLE, "all"):
             yield ("daemon", "ask"), f"`ask` in [daemon]: no request is named {name!r}; {suggestion(name, ASKABLE)}"
@@ -344,6 +353,8 @@ def _wrong(config: Config, path: Path) -> Iterator[tuple[Path_, str]]:
             alerts.apprise.addresses()
         except HangdocError as error:
             yield ("alerts", "apprise", "urls_file"), f"[alerts.apprise] has no addresses: {error}"
+    if actions.shared_dir and not os.path.isabs(actions.shared_dir):
+        yield ("actions", "shared_dir"), "`shared_dir` in [actions] is an absolute path"
     if os.geteuid() == 0 and actions.command and os.path.exists(path) and not only_root_may_change(str(path)):
         sentence = "root runs no `command` of a file that other users can change: chown root, chmod go-w"
         yield ("actions", "command"), sentence

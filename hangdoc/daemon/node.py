@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from hangdoc.alerts.alerts import Alerts
+from hangdoc.analysis import Key
+from hangdoc.daemon.actions import Actions
+from hangdoc.daemon.agents import AgentServer
+from hangdoc.daemon.board import Board
 from hangdoc.daemon.config import Config
 from hangdoc.daemon.governor import Budget, Governor
 from hangdoc.daemon.health import Liveness, Steps
@@ -19,17 +24,18 @@ from hangdoc.daemon.probe_limits import LimitedProbe, limited
 from hangdoc.daemon.rounds import Hooks, Rounds
 from hangdoc.daemon.state import Ledger, StateLock, processes_of
 from hangdoc.diagnose import load_judge
-from hangdoc.evidence import Target
+from hangdoc.evidence import Snapshot, Target
 from hangdoc.evidence.memory import share_heap
 from hangdoc.incident.log import Change, IncidentLog, script_of, user_of
 from hangdoc.incident.record import IncidentRecord
 from hangdoc.incident.store import IncidentStore, Limits
-from hangdoc.system import procfs
+from hangdoc.system import node_socket, procfs
 from hangdoc.verdict import Verdict
 from hangdoc.watch.live import Event, Live, WatchedJob
 from hangdoc.watch.sampler import Sampler
 from hangdoc.watch.session import Session, WatchOptions
 from hangdoc.watch.sources import LocalSource, Source
+from probes import Probe, Tier
 from probes import load as load_probes
 
 MOST_RANKS = 1024  # of this host; anybody can start processes that look like ranks
@@ -62,6 +68,7 @@ class Node(AbstractContextManager["Node"]):
             resumed = self._incidents.resume()
             self._left = {record.job: record.id for record in resumed}
             self._counted = {record.id for record in resumed if _cause(record) is not None}
+            self._board: Board | None = None
             source, probes = self._source(steps, stack)
             options = WatchOptions(
                 playbooks=tuple(map(Path, config.daemon.playbooks)),
@@ -69,12 +76,16 @@ class Node(AbstractContextManager["Node"]):
                 ask=frozenset(config.daemon.ask),
             )
             judge = load_judge(options.playbooks, log.warning)
+            faults = {playbook.id: playbook.envelope.fault for playbook in judge.library.playbooks}
+            self._actions = Actions(config.actions, root, self._store.path, faults.get, log.notice)
             live = Live(options, Session(source, None), judge, self._event, _ignore, self._incidents)
             hooks = Hooks(self._finished, self._metrics.probe_failed, self._found)
-            self.rounds = Rounds(live, Governor(_budget(config)), steps, self._liveness, log, probes, hooks)
+            governor = Governor(_budget(config))
+            self.rounds = Rounds(live, governor, steps, self._liveness, log, probes, hooks, self._board)
             if config.metrics.port:
                 stack.callback(MetricsServer(self._metrics, self._liveness.trouble, config.metrics.port).close)
             self._alerts.resume(self._store.list())
+            self._listen(probes, stack)
             self._stack = stack.pop_all()
 
     def __exit__(self, *error: object) -> None:
@@ -88,7 +99,8 @@ class Node(AbstractContextManager["Node"]):
         old, self._config = self._config, config
         self.rounds.governor.budget = _budget(config)
         self._store.limits = _limits(config)
-        if config.alerts != old.alerts:
+        self._actions.config = config.actions
+        if config.alerts != old.alerts or config.alerts.apprise:  # a file of its addresses may have changed
             self._alerts.close()
             self._alerts = Alerts(config.alerts, self._root / "spool", self._log.once)
         if (config.metrics.port, config.fleet, config.daemon) != (old.metrics.port, old.fleet, old.daemon):
@@ -119,7 +131,21 @@ class Node(AbstractContextManager["Node"]):
             return collector, ()
         probes = limited(load_probes(), steps, self._metrics.probe_failed)
         sampler = Sampler(platform.node(), (), probes, ask=ask)
-        return LocalSource(sampler=sampler, admit=self._admits, opt_out=self._config.jobs.opt_out), probes
+        source = _SharedSource(sampler=sampler, admit=self._admits, opt_out=self._config.jobs.opt_out)
+        if _socket_path(self._config):
+            source.board = self._board = Board([probe.name for probe in probes if probe.steady])
+        return source, probes
+
+    def _listen(self, probes: Sequence[Probe], stack: ExitStack) -> None:
+        """Answer agents on the socket. Without it, the daemon does all of its other work."""
+        if self._board is None:
+            return
+        path = _socket_path(self._config)
+        hosts = frozenset(probe.name for probe in probes if probe.scope == "host")
+        try:
+            stack.callback(AgentServer(path, self._board, hosts, self._log.once).close)
+        except OSError as error:
+            self._log.warning(f"agents cannot ask this daemon at {path}: {error.strerror or error}")
 
     def _admits(self, target: Target, environ: Mapping[str, str]) -> bool:
         """True if [jobs] selects the job of this rank."""
@@ -164,6 +190,10 @@ class Node(AbstractContextManager["Node"]):
             self._alerts.notify(change)
         except Exception as error:
             self._log.error(f"{record.id}: its alert could not be queued: {type(error).__name__}: {error}")
+        try:
+            self._actions.notify(change)
+        except Exception as error:
+            self._log.error(f"{record.id}: its action failed: {type(error).__name__}: {error}")
 
     def _count(self, change: Change) -> None:
         """Count an incident once: when its cause is known, or when it ends without one."""
@@ -210,6 +240,25 @@ class Node(AbstractContextManager["Node"]):
             self._log.info(f"job {job}: rank {event.data['rank']} has ended: {event.data.get('exit', 'unknown how')}")
         else:
             self._log.info(f"job {job}: {event.kind.replace('_', ' ')}")
+
+
+@dataclass(slots=True)
+class _SharedSource(LocalSource):
+    """The ranks of this host; each round is left on the board, too."""
+
+    board: Board | None = None
+
+    def round(self, tier: Tier, still: Collection[Key] = ()) -> tuple[Snapshot]:
+        shots = LocalSource.round(self, tier, still)
+        if self.board is not None:
+            self.board.put(shots[0])
+        return shots
+
+
+def _socket_path(config: Config) -> str:
+    """Where agents ask; "": nowhere."""
+    path = config.daemon.socket
+    return "" if path == "off" else path or node_socket.served_path()
 
 
 def _headline(verdict: Verdict) -> str:

@@ -12,26 +12,30 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hangdoc.daemon.board import Asked, Board
 from hangdoc.daemon.governor import Governor
 from hangdoc.daemon.health import Abandoned, Liveness, Steps
 from hangdoc.daemon.log import Log
 from hangdoc.daemon.probe_limits import LimitedProbe
-from hangdoc.daemon.pulse import Pulse
 from hangdoc.discovery.newcomers import Newcomers
 from hangdoc.evidence import Target
 from hangdoc.evidence.memory import release
 from hangdoc.watch.live import Live
+from hangdoc.watch.pulse import Pulse
 from hangdoc.watch.session import HISTORY_ROUNDS
 from hangdoc.watch.sources import LocalSource
+from probes import Tier
 
 PULSE_S = 2.0  # between two pulses; twice that at the two highest levels of the governor
 SLOW_PULSE_LEVEL = 3
 LOOK_S = 30.0  # between two looks at jobs whose pulse is as before
+EMPTY_S = 6.0  # at a fleet without jobs: only its agents find them
 BLIND_S = 6.0  # at a job whose pulse would not show a standstill
 UNDECIDED_S = 3.0  # at a job whose status has been unclear for URGENT_S
 URGENT_S = 60.0  # after a change of status, looks are as frequent as in `hangdoc watch`
 ALERT_S = 8.0  # likewise after a pulse that differs
 ALERT_GAP_S = 30.0  # between two such alerts of one job, for each level of the governor
+STALLED_GAP_S = 2.0  # likewise of a stalled job, whose recovery somebody waits for
 CHECK_S = 4.0  # between two checks for new processes
 SEARCH_S = 60.0  # between two full searches for ranks; without new processes they find little
 MOST_FAILURES = 20  # of rounds in a row; then a restart is better
@@ -73,11 +77,12 @@ class Rounds:
         log: Log,
         probes: Sequence[LimitedProbe],
         hooks: Hooks,
+        board: Board | None = None,
     ) -> None:
-        """`probes`: those of this host, empty for a fleet."""
+        """`probes`: those of this host, empty for a fleet. `board`: what agents ask for, over the socket."""
         self.live, self.session, self.governor = live, live.session, governor
         self._steps, self._liveness, self._log = steps, liveness, log
-        self._probes, self._hooks = probes, hooks
+        self._probes, self._hooks, self._board = probes, hooks, board
         self._newcomers = Newcomers()
         self._pulse = Pulse()
         self._attention: dict[str, _Attention] = {}
@@ -120,17 +125,23 @@ class Rounds:
         odd = self._take_pulse(targets)
         for job in odd:
             attention = self._attention[job]
-            if now_s - attention.until_s >= ALERT_GAP_S * self.governor.level:
+            gap_s = STALLED_GAP_S if self._is_stalled(job) else ALERT_GAP_S
+            if now_s - attention.until_s >= gap_s * self.governor.level:
                 attention.until_s = now_s + ALERT_S
         due = self._exited or now_s >= self._looked_s + self._look_interval_s(now_s)
-        if self.session.jobs and (due or any(self._attention[job].until_s > now_s for job in odd)):
-            self._look(now_s)
+        alerted = any(self._attention[job].until_s > now_s for job in odd)
+        asked = self._board.take(self._is_busy, self._is_of_stalled) if self._board else None
+        if (due or alerted or asked) and (self.session.jobs or self._is_fleet):
+            self._look(now_s, asked)
+
+    @property
+    def _is_fleet(self) -> bool:
+        return not self._probes
 
     def _search(self, now_s: float) -> None:
         self._checked_s = now_s
-        fleet = not self._probes
-        search_s = SEARCH_S * self.governor.factor if not fleet else 0.0
-        if fleet or self._newcomers.check(now_s) or now_s - self._searched_s >= search_s:
+        search_s = SEARCH_S * self.governor.factor
+        if self._is_fleet or self._newcomers.check(now_s) or now_s - self._searched_s >= search_s:
             self._searched_s = now_s
             self._discover()
             for probe in self._probes:
@@ -154,19 +165,33 @@ class Rounds:
 
     def _take_pulse(self, targets: dict[str, list[Target]]) -> frozenset[str]:
         """The jobs that move otherwise than before. Hosts of a fleet have no pulse here."""
-        if not self._probes:
+        if self._is_fleet:
             return frozenset()
         with self._steps.doing("pulse"):
-            return self._pulse.beat(targets)
+            return self._pulse.beat(targets, {job for job in targets if self._is_stalled(job)})
 
-    def _look(self, now_s: float) -> None:
+    def _is_stalled(self, job: str) -> bool:
+        watched = self.live.watched.get(job)
+        return watched is not None and watched.state == "stalled"
+
+    def _is_of_stalled(self, target: Target) -> bool:
+        return self._is_stalled(target.job)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.governor.level > 0
+
+    def _look(self, now_s: float, asked: Asked | None = None) -> None:
         """Look at every job and judge it. An error in one job's judgement costs that job this round."""
         with self._steps.doing("look"):
-            self.session.look()
+            if asked and asked.tier > Tier.LOOK:
+                self.session.look_closer([(t.host, t.pid) for t in self.session.source.targets if t.pid in asked.still])
+            else:
+                self.session.look()
         self._looked_s, self._exited = now_s, False
         for job in self.session.jobs:
             watched = self.live.watched.get(job)
-            before = (watched.calm, watched.state) if watched else None
+            before = (watched.calm, watched.state) if watched else (False, "new")
             try:
                 with self._steps.doing("judgement"):
                     self.live.follow(job)
@@ -175,17 +200,21 @@ class Rounds:
                 self._log.once(f"job {job}: its judgement failed, it is tried again: {type(error).__name__}: {error}")
                 continue
             watched = self.live.watched.get(job)
-            if watched is None or not self._probes:
+            if watched is None or self._is_fleet:
                 continue
             self._pulse.learn(job, self.session.snapshots(job)[-1:])
             attention = self._attention.get(job)
             over = attention is not None and 0 <= now_s - attention.until_s < PULSE_S  # an alert has just ended
-            if over or before != (watched.calm, watched.state):
+            if before != (watched.calm, watched.state) or (over and watched.state != "stalled"):
                 self._pulse.restart(job)
+            if attention is not None and before[1] != watched.state:
+                attention.until_s = 0.0  # the alert has done its work; the next one is about the new state
 
     def _look_interval_s(self, now_s: float) -> float:
         """The time from the last look to the next one: as short as the most urgent job needs."""
-        return min((self._interval_s(job, now_s) for job in self.session.jobs), default=LOOK_S)
+        if not self.session.jobs:
+            return EMPTY_S * self.governor.factor if self._is_fleet else LOOK_S
+        return min(self._interval_s(job, now_s) for job in self.session.jobs)
 
     def _interval_s(self, job: str, now_s: float) -> float:
         watched, attention, factor = self.live.watched.get(job), self._attention.get(job), self.governor.factor
@@ -205,10 +234,13 @@ class Rounds:
         due_s = self._looked_s + self._look_interval_s(now_s) if self.session.jobs else now_s + pulse_s
         until_s = max(now_s + LEAST_WAIT_S, min(now_s + pulse_s, due_s))
         with self._steps.doing("wait"):
-            while (now_s := time.monotonic()) < until_s and not (self._exited or stop.is_set()):
+            while (now_s := time.monotonic()) < until_s and not (self._exited or stop.is_set() or self._is_asked()):
                 part_s = min(until_s, now_s + STOP_CHECK_S)
                 self.session.source.wait(part_s)
                 self._exited = time.monotonic() < part_s - WOKEN_S
+
+    def _is_asked(self) -> bool:
+        return self._board is not None and self._board.due(self._is_busy)
 
     def _govern(self) -> None:
         now_s, governor = time.monotonic(), self.governor

@@ -85,6 +85,8 @@ class Host:
 PING_S = 0.75  # a host silent for this long is pinged
 SILENT_S = 3.5  # a host without any response for this long is lost
 START_S = 4.5  # the same, while its agent starts
+HELLO_S = 10.0  # for a first sign of life if nothing else can be watched: Python starts slowly on a busy host
+FIRST_S = 60.0  # for a first answer, by an agent that responds
 PEERS_S = 2.0  # for a host to answer which agents it shows
 PATIENCE_S = 4.0  # a round waits no longer for a host that is up but slow
 EXAMINE_S = 12.0  # the same for native stacks, which take a while each
@@ -119,6 +121,7 @@ class Fleet:
     _checked_s: float = 0.0  # last check for silent hosts
     _patience_s: float = 0.0
     _until_s: float = 0.0  # when the round stops waiting
+    _began_s: float = field(default_factory=time.monotonic)
     _round: int = 0
     _fresh: bool = False
     _forgotten: set[tuple[str, int, int]] = field(default_factory=set)
@@ -175,8 +178,19 @@ class Fleet:
         return {host.name: host.lost for host in self._hosts.values() if host.lost is not None}
 
     def pending(self) -> bool:
-        """True if a first answer is still possible from some host."""
-        return any(host.shot is None and host.lost is None for host in self._hosts.values())
+        """True if the first answer of some host is worth waiting for: its agent responds to pings, or may do so soon.
+
+        Once there are ranks to watch, only agents that respond are waited for, and not for long: a probe may hang.
+        """
+        elapsed_s = time.monotonic() - self._began_s
+        if elapsed_s >= (FIRST_S if not self._targets else HELLO_S):
+            return False
+        just_started = elapsed_s < HELLO_S and not self._targets
+        return any(
+            just_started if host.heard_s is None else host.silent_s() < SILENT_S
+            for host in self._hosts.values()
+            if host.shot is None and host.ended_s is None and not host.stopped
+        )
 
     def blind(self) -> dict[str, str]:
         """Hosts with no visible rank and a reason why some may have been missed."""

@@ -91,8 +91,11 @@ class IncidentLog:
         store: IncidentStore | None,
         say: Callable[[str], None] = lambda text: None,
         listeners: Sequence[Callable[[Change], None]] = (),
+        step: str = "",
     ) -> None:
+        """`step`: the Slurm step whose tasks share their incidents, see `step_of`; "": there are none."""
         self.store = store
+        self.step = step
         self.listeners = listeners
         self._say = say
         self._said: set[str] = set()
@@ -220,7 +223,7 @@ class IncidentLog:
         now, about = datetime.now(timezone.utc), self._about.get(job, _About("", None, None, None))
         shots, at = self._newest.get(job, ((), 0.0))
         record = IncidentRecord(
-            id=f"{now:%Y%m%dT%H%M%SZ}-{_host()}-{secrets.token_hex(2)}",
+            id=f"{now:%Y%m%dT%H%M%SZ}-{f'slurm-{self.step}' if self.step else _host()}-{secrets.token_hex(2)}",
             job=job,
             label=about.label,
             user=about.user,
@@ -232,13 +235,28 @@ class IncidentLog:
             updated=now.isoformat(timespec="milliseconds"),
             ended=None,
             status="unknown",
+            step=self.step,
         )
         current = self._current[job] = _Current(record, at, at, dead=_dead(shots))
         if self.store:
-            current.stored = self._guarded(lambda store: store.open(record, shots), "keep incidents")
+            current.stored = self._guarded(lambda store: self._open(store, current, shots), "keep incidents")
             current.note(shots, at)
             self._guarded(lambda store: store.prune(), "remove old incidents")
         return current
+
+    def _open(self, store: IncidentStore, current: _Current, shots: Sequence[Snapshot]) -> None:
+        record = current.record
+        if not record.step:
+            store.open(record, shots)
+            return
+        try:
+            joined = store.join(record, shots)
+        except BlockingIOError:  # another task is stuck with the lock
+            current.record = replace(record, step="")
+            store.open(current.record, shots)
+        else:
+            onset = min(joined.onset, record.onset)
+            current.record = replace(record, id=joined.id, opened=joined.opened, onset=onset)
 
     def _append(self, current: _Current, shots: Sequence[Snapshot], at: float, suspected: bool) -> None:
         """Record the snapshots that are not on disk yet.
@@ -270,7 +288,9 @@ class IncidentLog:
         del self._current[job]
         current.record = replace(current.record, ended=outcome.at, updated=outcome.at, outcome=outcome)
         self._save(current)
-        if self.store:
+        if self.store and current.record.step and current.stored:
+            self._guarded(lambda store: store.leave(current.record), "close an incident")
+        elif self.store:
             self.store.close(current.record.id)
         if current.reported:
             self._tell("closed", current.record)
@@ -278,7 +298,9 @@ class IncidentLog:
     def _drop(self, job: str) -> None:
         current = self._current.pop(job)
         if current.stored:
-            self._guarded(lambda store: store.discard(current.record.id), "remove an incident that was none")
+            record = current.record
+            done = (lambda store: store.leave(record)) if record.step else (lambda store: store.discard(record.id))
+            self._guarded(done, "remove an incident that was none")
 
     def _continue(self, job: str, facts: Facts, shots: Sequence[Snapshot], at: float) -> None:
         """Take over the incident of a job that an earlier hangdoc left, once it is known whether it goes on."""
@@ -309,7 +331,7 @@ class IncidentLog:
 
     def _save(self, current: _Current) -> None:
         if current.stored:
-            self._guarded(lambda store: store.update(current.record), "update an incident")
+            self._guarded(lambda store: store.update(current.record, merged), "update an incident")
 
     def _guarded(self, work: Callable[[IncidentStore], object], what: str) -> bool:
         """Work on the store; a full disk costs the oldest incidents. False: it failed, which is reported once."""
@@ -335,6 +357,27 @@ class IncidentLog:
     def _tell(self, kind: str, record: IncidentRecord) -> None:
         for listener in self.listeners:
             listener(Change(kind, record))
+
+
+def merged(known: IncidentRecord, new: IncidentRecord) -> IncidentRecord:
+    """What two tasks of a step know of their incident; `known` is on disk. The last outcome other than `lost` holds."""
+    verdicts = known.verdicts
+    for verdict in new.verdicts:
+        if verdict not in verdicts and (not verdicts or _replaces(verdict, verdicts[-1])):
+            verdicts = _bounded((*verdicts, verdict))
+    lost = new.outcome is None or (new.outcome.kind == "lost" and known.outcome is not None)
+    last = known if lost else new
+    return replace(
+        new,
+        onset=min(known.onset, new.onset),
+        hosts=tuple(sorted({*known.hosts, *new.hosts})),
+        world_size=max(known.world_size or 0, new.world_size or 0) or None,
+        status=verdicts[-1].get("status", new.status) if verdicts else new.status,
+        verdicts=verdicts,
+        ended=last.ended,
+        outcome=last.outcome,
+        recurrence=new.recurrence or known.recurrence,
+    )
 
 
 def _is_suspected(facts: Facts) -> bool:

@@ -37,4 +37,5 @@ class IncidentRecord(Record, frozen=True, omit_defaults=False):
     status: str  # of the newest verdict: stalled | failed | slow | diverging | unknown (none yet)
     verdicts: tuple[Mapping[str, Any], ...] = ()  # contract JSON, oldest first, only changes, at most MOST_VERDICTS
     outcome: Outcome | None = None  # None: it goes on
+    step: str = ""  # the Slurm step whose tasks keep it together, see `step_of`; "": one watch keeps it
     recurrence: str = ""  # "third stall on node17's eth1 in 6 days"

@@ -11,7 +11,9 @@ import errno
 import fcntl
 import json
 import os
+import platform
 import re
+import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,7 @@ from pathlib import Path
 
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
+from hangdoc.incident import step
 from hangdoc.incident.record import SCHEMA, IncidentRecord
 from hangdoc.recording.codec import decode, encode
 from hangdoc.recording.recorder import Recorder
@@ -35,6 +38,7 @@ MOST_BYTES = 2 * 2**30  # of all incidents
 INCIDENT_BYTES = 64 * 2**20  # of the recording of one; its oldest parts without a verdict go first
 RECORD_BYTES = 16 * 2**20  # a longer record is not read; 16 verdicts on 4,096 ranks take 10 MB
 MOST_LISTED = 10_000  # incidents
+Merge = Callable[[IncidentRecord, IncidentRecord], IncidentRecord]
 LOCK_TRIES, LOCK_RETRY_S = 5, 0.02
 _ID = re.compile(r"(\d{8}T\d{6}Z)-[A-Za-z0-9._-]{1,100}-[0-9a-f]{4}")
 _UNFINISHED = re.compile(rf"\.{_ID.pattern}\.new")
@@ -106,6 +110,7 @@ class IncidentStore:
         self.limits = limits or Limits()
         self._say = say
         self._held: dict[str, _Held] = {}
+        self._name = f"{platform.node()} {os.getpid()} {secrets.token_hex(4)}"  # among the tasks of a step
 
     def path(self, id: str) -> Path:
         """The folder of an incident."""
@@ -119,14 +124,42 @@ class IncidentStore:
         A new folder appears with all of that, or not at all. Raises BlockingIOError if another process writes the
         incident, and other OSErrors.
         """
+        self._open(record, shots)
+
+    def join(self, record: IncidentRecord, shots: Sequence[Snapshot]) -> IncidentRecord:
+        """Keep evidence in the incident that another task of the step has opened for this job; else in a new one.
+
+        Returns the record of the incident. Raises OSError.
+        """
+        with step.turn(self.folder, record.step) as turn:
+            newest = (entry.record for entry in self.entries() if entry.record)
+            joined = next((one for one in newest if _is_shared(one, record)), None)
+            known = joined or record
+            self._open(known, shots, shared=True)
+            turn.enter(known.id, self._name)
+        return known
+
+    def leave(self, record: IncidentRecord) -> None:
+        """Stop writing an incident of a step. If nobody is left, and it came to nothing, it is removed.
+
+        Raises OSError.
+        """
+        self.close(record.id)
+        with step.turn(self.folder, record.step) as turn:
+            known = self._known(record.id)
+            empty = known is not None and not known.verdicts and known.ended is None
+            if turn.leave(record.id, self._name) and empty:
+                self._remove(record.id)
+
+    def _open(self, record: IncidentRecord, shots: Sequence[Snapshot], shared: bool = False) -> None:
         is_new = not self.path(record.id).is_dir()
         name = f".{record.id}.new" if is_new else record.id
         with open_folder(self.folder / name, make=True) as folder:
             lock = os.open(".", _READ, dir_fd=folder)
-        host = record.id.partition("-")[2].rpartition("-")[0]
+        host = platform.node() if shared else record.id.partition("-")[2].rpartition("-")[0]
         recorder = Recorder(self.folder / name, host, INCIDENT_BYTES, self._say, durable=True, make_room=self.make_room)
         try:
-            _lock(lock)
+            _lock(lock, shared)
             for shot in shots:
                 recorder.snapshot(shot)
             recorder.sync()
@@ -154,9 +187,17 @@ class IncidentStore:
         if verdict is not None:
             held.recorder.verdict(verdict)
 
-    def update(self, record: IncidentRecord) -> None:
-        """Replace the record of an open incident, atomically. Raises OSError."""
-        replace_file(self.path(record.id) / RECORD, _text(record))
+    def update(self, record: IncidentRecord, merge: Merge = lambda known, new: new) -> None:
+        """Replace the record of an open incident, atomically. Raises OSError.
+
+        `merge`: of the record on disk, if other tasks of the step write it as well.
+        """
+        if not record.step:
+            replace_file(self.path(record.id) / RECORD, _text(record))
+            return
+        with step.turn(self.folder, record.step):
+            known = self._known(record.id)
+            replace_file(self.path(record.id) / RECORD, _text(merge(known, record) if known else record))
 
     def close(self, id: str) -> None:
         """Close the recording and release the folder; no effect if it is not open here."""
@@ -244,8 +285,9 @@ class IncidentStore:
         return False
 
     def _remove_unfinished(self) -> None:
-        """Remove folders whose writer was killed before their evidence was complete."""
+        """Remove folders whose writer was killed before their evidence was complete, and old locks of steps."""
         with suppress(FileNotFoundError), self._opened() as root:
+            step.remove_old(root)
             for name in filter(_UNFINISHED.fullmatch, os.listdir(root)):
                 self._remove(name)
 
@@ -277,6 +319,12 @@ class IncidentStore:
         finally:
             os.close(folder)
 
+    def _known(self, id: str) -> IncidentRecord | None:
+        """The record on disk; None: there is none that can be read."""
+        with self._opened() as folder:
+            entry = self._entry(id, folder)
+        return entry.record if entry else None
+
     def _entry(self, id: str, root: int) -> Entry | None:
         try:
             folder = os.open(id, _READ, dir_fd=root)
@@ -284,7 +332,9 @@ class IncidentStore:
             return None
         try:
             sizes = [os.stat(name, dir_fd=folder, follow_symlinks=False).st_size for name in os.listdir(folder)]
-            return Entry(id, _record(id, folder), sum(sizes), id in self._held or _is_locked(folder))
+            record = _record(id, folder)
+            shared = record is not None and bool(record.step)
+            return Entry(id, record, sum(sizes), id in self._held or _is_locked(folder, shared))
         except OSError:
             return Entry(id, None, 0, id in self._held)
         finally:
@@ -296,11 +346,15 @@ def _age(entry: Entry) -> tuple[str, str]:
     return entry.id[:16], entry.record.opened if entry.record else ""
 
 
-def _lock(folder: int) -> None:
+def _is_shared(known: IncidentRecord, new: IncidentRecord) -> bool:
+    return (known.step, known.job, known.ended) == (new.step, new.job, None)
+
+
+def _lock(folder: int, shared: bool = False) -> None:
     """Lock a folder; a lister holds the lock for an instant. Raises BlockingIOError and other OSErrors."""
     for tries_left in reversed(range(LOCK_TRIES)):
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             if not tries_left:
                 raise
@@ -309,9 +363,10 @@ def _lock(folder: int) -> None:
             return
 
 
-def _is_locked(folder: int) -> bool:
+def _is_locked(folder: int, shared: bool) -> bool:
+    """`shared`: its writers, tasks of a step, do not exclude each other."""
     try:
-        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(folder, (fcntl.LOCK_EX if shared else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:  # a filesystem without locks: nobody can tell

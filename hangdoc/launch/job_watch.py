@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hangdoc.errors import HangdocError
 from hangdoc.formatting import seconds
-from hangdoc.incident.log import Change
+from hangdoc.incident.log import Change, merged
 from hangdoc.incident.record import Outcome
 from hangdoc.incident.store import IncidentStore
 from hangdoc.launch.kill_after import KillAfter, Process, end_tree, is_running
@@ -95,4 +95,4 @@ class JobWatch:
             return
         with suppress(OSError):
             outcome = Outcome("killed", text, incident.outcome.at)
-            IncidentStore(self.options.incidents).update(replace(incident, outcome=outcome))
+            IncidentStore(self.options.incidents).update(replace(incident, outcome=outcome), merged)

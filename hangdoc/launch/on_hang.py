@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hangdoc.formatting import name_ranks, seconds
 from hangdoc.incident.log import Change
 from hangdoc.incident.record import IncidentRecord
+from hangdoc.incident.step import turn
 from hangdoc.redaction.text import redact_text
 from hangdoc.render.sanitize import clean
 
@@ -42,14 +44,17 @@ class OnHang:
     def notify(self, change: Change) -> None:
         """Run the command, unless it has run for this incident; returns at once and raises nothing."""
         incident = change.incident
-        if incident.id in self._done or not _is_hang(incident):
+        if incident.id in self._done or not is_hang(incident):
             return
         self._done[incident.id] = None
         if len(self._done) > MOST_INCIDENTS:
             del self._done[next(iter(self._done))]
+        if incident.step and not _is_first(incident, self._folder(incident.id)):
+            return
         environment = {**os.environ, **variables(incident, self._folder(incident.id), self._say)}
         self._running = [thread for thread in self._running if thread.is_alive()]
-        thread = threading.Thread(target=self._run, args=(environment,), name="on-hang", daemon=True)
+        hook = Hook(self._command, "--on-hang", "--on-hang-timeout", self._timeout_s, self._say)
+        thread = threading.Thread(target=hook.run, args=(environment,), name="on-hang", daemon=True)
         thread.start()
         self._running.append(thread)
 
@@ -58,11 +63,23 @@ class OnHang:
         for thread in self._running:
             thread.join()
 
-    def _run(self, environment: Mapping[str, str]) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A shell command of the user or the site. `name` and `option` are for messages."""
+
+    command: str
+    name: str
+    option: str  # gives it longer
+    timeout_s: float
+    say: Say
+
+    def run(self, environment: Mapping[str, str]) -> None:
+        """Run it to its end or its deadline; its output is shown, bounded. Raises nothing."""
         try:
             # A session of its own: Ctrl-C is for the job, and at the deadline everything that it started is ended.
             process = subprocess.Popen(
-                ["/bin/sh", "-c", self._command],
+                ["/bin/sh", "-c", self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -70,10 +87,10 @@ class OnHang:
                 start_new_session=True,
             )
         except OSError as error:
-            self._say(f"--on-hang could not be started: {error.strerror or error}")
+            self.say(f"{self.name} could not be started: {error.strerror or error}")
             return
         assert process.stdout is not None
-        until_s = time.monotonic() + self._timeout_s
+        until_s = time.monotonic() + self.timeout_s
         finished = self._show(process.stdout.fileno(), until_s)
         try:
             code = process.wait(max(0.0, until_s - time.monotonic()) if finished else 0.0)
@@ -81,11 +98,11 @@ class OnHang:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            self._say(f"--on-hang was ended after {seconds(self._timeout_s)}; --on-hang-timeout gives it longer")
+            self.say(f"{self.name} was ended after {seconds(self.timeout_s)}; {self.option} gives it longer")
         else:
             if code:
                 how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-                self._say(f"--on-hang failed: {how}")
+                self.say(f"{self.name} failed: {how}")
         finally:
             process.stdout.close()
 
@@ -99,7 +116,7 @@ class OnHang:
             *whole, rest = (rest + piece).split(b"\n") if piece else [rest, b""]
             for line in whole:
                 if line and shown < MOST_OUTPUT:
-                    self._say(f"on-hang: {line.decode(errors='replace')}")
+                    self.say(f"{self.name.lstrip('-')}: {line.decode(errors='replace')}")
                 shown += len(line) + 1
             if not piece:
                 return True
@@ -107,7 +124,16 @@ class OnHang:
         return False
 
 
-def _is_hang(incident: IncidentRecord) -> bool:
+def _is_first(incident: IncidentRecord, folder: Path) -> bool:
+    """False if another task of the step has run its command for this incident."""
+    try:
+        with turn(folder.parent, incident.step) as ours:
+            return ours.call(incident.id)
+    except OSError:
+        return True  # not kept together: each task is on its own
+
+
+def is_hang(incident: IncidentRecord) -> bool:
     """True for a stall, and for a failure with a known cause: ranks of a job that starts again fail without one."""
     found = bool(incident.verdicts and incident.verdicts[-1].get("findings"))
     return bool(incident.verdicts) and (incident.status == "stalled" or (incident.status == "failed" and found))

@@ -18,6 +18,7 @@ from hangdoc.evidence import Target
 from hangdoc.fleet import agent_presence, protocol
 from hangdoc.fleet.encoder import Encoder
 from hangdoc.system import procfs
+from hangdoc.watch.node_source import NodeSource
 from hangdoc.watch.sources import LocalSource
 from probes import Tier
 
@@ -37,7 +38,7 @@ def serve(commands: int, answers: BinaryIO) -> None:
     token = secrets.token_hex(6)
     agent_presence.show_token(token)
     out.write(protocol.Hello(host=platform.node(), token=token, boot=boot_id()))
-    source = LocalSource(slurm=os.environ.get("SLURM_JOB_ID")).find()  # set by srun
+    source = NodeSource(LocalSource(slurm=os.environ.get("SLURM_JOB_ID"))).find()  # set by srun
     writer, ids = Encoder(), ProcessIds()
     for command in _commands(commands, out, token):
         if command.do == "stop":
@@ -46,10 +47,11 @@ def serve(commands: int, answers: BinaryIO) -> None:
         source.drop(frozenset(own.forget))
         if command.fresh:
             source.rediscover()
-        source.skip = frozenset(own.skip)
-        source.sampler.ask = frozenset(command.ask)
-        (shot,) = source.round(TIERS[command.do], [(source.sampler.host, pid) for pid in own.still])
-        out.write(writer.answer(command.id, shot, ids.processes([rank.target for rank in shot.ranks])))
+        source.own.skip = frozenset(own.skip)
+        source.own.sampler.ask = frozenset(command.ask)
+        (shot,) = source.round(TIERS[command.do], [(source.own.sampler.host, pid) for pid in own.still])
+        about = source.about or ids.processes([rank.target for rank in shot.ranks])
+        out.write(writer.answer(command.id, shot, about))
 
 
 class AnswerStream:

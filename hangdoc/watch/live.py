@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -15,6 +15,7 @@ from hangdoc.diagnose import Judge
 from hangdoc.evidence.memory import release
 from hangdoc.incident.log import IncidentLog
 from hangdoc.verdict import CONFIDENCES, EXIT, Finding, Verdict
+from hangdoc.watch.pace import Pace
 from hangdoc.watch.policy import PATIENCE_S as SHORT_PATIENCE_S
 from hangdoc.watch.policy import (
     Examination,
@@ -30,12 +31,11 @@ from hangdoc.watch.session import Session, WatchOptions
 PATIENCE_S = 10.0  # a shorter stall is not reported
 INTERNAL_PATIENCE_S = 6.0  # of one that nothing outside the job can end
 WINDOW_S = 9.0  # of history before a job is reported as healthy or slow
-CALM_FACTOR = 3  # the interval grows by this factor while every job is calm
+SILENCE_S = 2.0  # without a byte between ranks, and
+SILENCES = 2.0  # times the longest silence that ended by itself, are no longer calm
 SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed for this long
 INSPECT_S = 60.0  # a job that is quiet for this long is inspected, even if it was quiet for longer before
-CALM_CORES, CALM_MAX_S = 0.3, 10.0  # CPU share (of a core) while calm, and the longest interval
 FIRM_UP_S = 20.0  # after a verdict that is not certain, the job is judged again; then after twice as long each time
-COSTS = 3  # rounds of which the cheapest counts: the first ones compile rules, and would delay the next look by 10 s
 REDISCOVER_S = 10.0  # between two searches for new ranks
 
 
@@ -58,11 +58,14 @@ class WatchedJob:
     reported_s: float = 0.0  # when it was reported
     judged_s: float = 0.0  # when the stall was last judged
     rhythm_s: float = 0.0  # longest pause so far that ended by itself
+    resumed_s: float = 0.0  # when its last stall was over: that pause is none of its own
     step_s: float | None = None  # shortest step time while healthy
     calm: bool = False  # no change is expected soon
     same_s: float = 0.0  # when the status of the verdict last changed
     quiet_s: float | None = None  # when the current quiet period began
     lull_s: float = 0.0  # longest quiet period so far that ended by itself
+    silent_s: float = 0.0  # since the last byte between ranks, at the last look
+    silence_s: float = 0.0  # longest time without a byte that ended by itself
     inspected: bool = False  # in this quiet period
     gone: set[Key] = field(default_factory=set)  # ranks with a reported exit
     last: Verdict | None = None
@@ -82,31 +85,31 @@ class Live:
     watched: dict[str, WatchedJob] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)  # lost hosts
     code: int = 0
+    _discovered_s: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
         """Watch until every job has ended; returns the exit code of the last verdict."""
-        discovered, used_s = time.monotonic(), time.process_time()
-        costs: deque[float] = deque(maxlen=COSTS)
-        while self.session.jobs:
-            self.report_lost()
-            for job in self.session.jobs:
-                self.follow(job)
-            if time.monotonic() - discovered > REDISCOVER_S:
-                self.session.rediscover()
-                discovered = time.monotonic()
-            costs.append(time.process_time() - used_s)
-            used_s = time.process_time()
-            if self.session.jobs:
-                self.session.wait(self._pause_s(min(costs)))
-                self.report_lost()
-                self.session.look()
+        with closing(Pace(self.options.interval_s)) as pace:
+            while self.session.jobs:
+                used_s = time.process_time()
+                self._round()
+                pace.spent(time.process_time() - used_s)
+                if self.session.jobs:
+                    known = {job: self.watched[job] for job in self.session.jobs if job in self.watched}
+                    stalled = {job for job, watched in known.items() if watched.state == "stalled"}
+                    pace.wait(self.session, all(watched.calm for watched in known.values()), stalled)
+                    self.report_lost()
+                    self.session.look()
         return self.code
 
-    def _pause_s(self, round_s: float) -> float:
-        """The interval to the next look; `round_s`: CPU time of a look and its analysis."""
-        if not all(self.watched[job].calm for job in self.session.jobs if job in self.watched):
-            return self.options.interval_s
-        return max(self.options.interval_s * CALM_FACTOR, min(round_s / CALM_CORES, CALM_MAX_S))
+    def _round(self) -> None:
+        """Judge every job after a look; now and then, look for new ranks."""
+        self.report_lost()
+        for job in self.session.jobs:
+            self.follow(job)
+        if self.session.at_s - self._discovered_s > REDISCOVER_S:
+            self.session.rediscover()
+            self._discovered_s = self.session.at_s
 
     def report_lost(self) -> None:
         """Report each lost host once."""
@@ -140,6 +143,7 @@ class Live:
         elif was_stalled and not facts.job.stall.stalled and self._has_resumed(job, facts, watched):
             self.emit(_event("recovered", job=job, seconds=round(self.session.at_s - watched.since_s, 1)))
             watched.state = "new"
+            watched.resumed_s, watched.silent_s = self.session.at_s, 0.0
             self._recovered(job)
         elif not was_stalled:
             facts = self._inspect_if_quiet(job, facts, watched)
@@ -153,6 +157,7 @@ class Live:
                 self._report_running(job, facts, watched, watched.last)
         if before is None or before.status != watched.last.status:
             watched.same_s = self.session.at_s
+        _listen(facts, watched)
         watched.calm = _calm(facts, watched, watched.last, self.session.at_s)
         self.status(watched.last)
 
@@ -251,8 +256,10 @@ class Live:
         """Report healthy or slow, once, after a long enough window."""
         if not facts.job.stall.settled or may_be_stuck(facts):
             return
-        watched.rhythm_s = max(watched.rhythm_s, _longest_pause(facts))
-        if (facts.job.progress.window_s or 0) < WINDOW_S:
+        window_s = facts.job.progress.window_s or 0.0
+        if self.session.at_s - watched.resumed_s > window_s:
+            watched.rhythm_s = max(watched.rhythm_s, _longest_pause(facts))
+        if window_s < WINDOW_S:
             return
         period_s = facts.job.progress.period_s
         if verdict.status == "healthy" and period_s is not None:
@@ -263,9 +270,10 @@ class Live:
             return
         if verdict.status == "failed" and self.is_ordered():
             return
-        if verdict.status == "failed" and (before := self.judge.before_deaths(facts)) is not None:
-            self._begin_stall(job, before, watched)
-            self._report_as_stalled(job, before, watched)
+        before = self.judge.before_deaths(facts) if verdict.status == "failed" else None
+        if before is not None or verdict.status == "stalled":
+            self._begin_stall(job, before or facts, watched)
+            self._report_as_stalled(job, before or facts, watched)
             return
         watched.state = verdict.status
         if verdict.findings or verdict.status != "healthy":
@@ -334,8 +342,18 @@ def _patience_s(facts: Facts, watched: WatchedJob) -> float:
     return max(INTERNAL_PATIENCE_S if facts.job.stall.internal else PATIENCE_S, 2 * watched.rhythm_s)
 
 
+def _listen(facts: Facts, watched: WatchedJob) -> None:
+    """Learn how long the ranks of this job are silent between two messages."""
+    silent_s = facts.job.network.idle_s or 0.0
+    if silent_s < watched.silent_s:
+        watched.silence_s = max(watched.silence_s, watched.silent_s)
+    watched.silent_s = silent_s
+
+
 def _calm(facts: Facts, watched: WatchedJob, verdict: Verdict, now_s: float) -> bool:
     """True if a longer interval is safe: the job moves, or its stall was reported, or it is just idle."""
+    if watched.state == "healthy" and watched.silent_s > SILENCES * max(watched.silence_s, SILENCE_S):
+        return False
     if watched.state == "healthy" and _moves(facts):
         return True
     if any(rank.stall.still is False for rank in facts.ranks):

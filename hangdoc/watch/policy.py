@@ -82,7 +82,11 @@ class Once:
 
     def accepts(self, judge: Judge, verdict: Verdict, facts: Facts, elapsed_s: float) -> bool:
         """False if a longer watch may show more: patterns take time, and so does what is still undecided."""
-        if self.examination is not None or elapsed_s >= ONCE_S or has_ended(facts):
+        if elapsed_s >= ONCE_LIMIT_S or has_ended(facts):
+            return True
+        if verdict.status == "unknown":  # such as a stall that a slow examination has outlasted
+            return False
+        if self.examination is not None or elapsed_s >= ONCE_S:
             return True
         return verdict.status == "healthy" and not verdict.findings and not judge.not_ruled_out(verdict.considered)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,13 @@ from hangdoc.evidence import Target
 from hangdoc.evidence.memory import share_heap
 from hangdoc.formatting import fold_hosts
 from hangdoc.incident.log import Change, IncidentLog
+from hangdoc.incident.step import step_of
 from hangdoc.incident.store import IncidentStore
 from hangdoc.recording.recorder import Recorder
 from hangdoc.system import procfs
 from hangdoc.verdict import Verdict
 from hangdoc.watch.live import Event, Live
+from hangdoc.watch.node_source import NodeSource
 from hangdoc.watch.policy import ONCE_LIMIT_S, Once, follow
 from hangdoc.watch.sampler import Sampler
 from hangdoc.watch.session import Session, WatchOptions, jobs_of
@@ -27,7 +30,6 @@ from hangdoc.watch.sources import LocalSource
 
 __all__ = ["Event", "WatchOptions", "watch", "watch_once"]
 
-FIRST_ROUNDS = 3  # of a fleet: by then every host has answered or is lost
 MAX_REASONS = 5  # why hosts are not seen, in one error
 WAIT_S, MOST_WAIT_S = 1.0, 10.0  # between two searches for ranks that have not started: each reads all of /proc
 WAIT_GROWTH = 0.1  # of the pause, for each second waited
@@ -95,7 +97,8 @@ def _open_incidents(
     """The log of incidents, continuing those that an earlier watch left; None: they are not kept."""
     if options.incidents is None:
         return None
-    log = IncidentLog(IncidentStore(options.incidents, say=say), say, listeners)
+    step = step_of(os.environ) if options.below and options.fleet is None else ""
+    log = IncidentLog(IncidentStore(options.incidents, say=say), say, listeners, step)
     stack.callback(log.close)
     log.resume()
     return log
@@ -105,7 +108,9 @@ def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], 
     """A session with its first round. Raises HangdocError if there is no rank."""
     keep = stack.enter_context(Recorder(options.record, platform.node(), say=say)) if options.record else None
     if options.fleet is None:
-        session = Session(_local_source(options, say), keep)
+        source = _local_source(options, say)
+        stack.callback(source.close)
+        session = Session(source, keep)
         session.look()
         return session
     from hangdoc.fleet.collector import start_fleet
@@ -113,10 +118,10 @@ def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], 
     fleet = start_fleet(options.fleet, say, options.ask)
     stack.callback(fleet.close)
     session = Session(fleet, keep)
-    for _ in range(FIRST_ROUNDS):
+    session.look()
+    while fleet.pending():
+        session.wait(ONCE_INTERVAL_S)  # answers come in meanwhile: on a busy host, or behind a gateway, it takes long
         session.look()
-        if fleet.targets or not fleet.pending():
-            break
     while not fleet.targets and options.below and _lives(options.pids):
         session.wait(WAIT_S)
         session.rediscover()
@@ -129,20 +134,21 @@ def _open_session(options: WatchOptions, stack: ExitStack, say: Callable[[str], 
     return session
 
 
-def _local_source(options: WatchOptions, say: Callable[[str], None]) -> LocalSource:
+def _local_source(options: WatchOptions, say: Callable[[str], None]) -> NodeSource:
     """The ranks of this host. Raises HangdocError if there are none."""
-    source = LocalSource(options.pids, Sampler(platform.node(), (), ask=options.ask), options.below).find()
+    own = LocalSource(options.pids, Sampler(platform.node(), (), ask=options.ask), options.below)
+    source = NodeSource(own, say).find()
     _await_ranks(source, options, say)
     if not source.targets:
-        reasons = "; ".join(problem.why for problem in source.problems)
+        reasons = "; ".join(problem.why for problem in own.problems)
         raise HangdocError(reasons or "no training rank on this host; select a process with `hangdoc watch --pids PID`")
-    for problem in source.problems:
+    for problem in own.problems:
         say(problem.why)
     say(f"watching {_format_ranks(source.targets)}")
     return source
 
 
-def _await_ranks(source: LocalSource, options: WatchOptions, say: Callable[[str], None]) -> None:
+def _await_ranks(source: LocalSource | NodeSource, options: WatchOptions, say: Callable[[str], None]) -> None:
     """Wait until the given processes have started ranks or have ended, or the time is up."""
     began_s = time.monotonic()
     noted = False

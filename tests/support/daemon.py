@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,9 +68,13 @@ class Daemon:
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
         """`prefix`: a command that starts it, with other rights."""
         self.lines: list[str] = []
+        self.runtime = tempfile.TemporaryDirectory(
+            prefix="hangdoc-run-"
+        )  # its socket: daemons of tests run side by side
         self.process = subprocess.Popen(
             [*prefix, *HANGDOC, "daemon", "--config", f"{folder}/hangdoc.toml", "--state", f"{folder}/state"],
-            cwd=ROOT, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "RUNTIME_DIRECTORY": self.runtime.name, **(environment or {})},
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -95,10 +100,10 @@ class Daemon:
 
 @contextmanager
 def daemon(
-    folder: Path, config: str = "", environment: Mapping[str, str] | None = None
+    folder: Path, config: str = "", environment: Mapping[str, str] | None = None, labels: Sequence[str] = (LABEL,)
 ) -> Iterator[Callable[[], Daemon]]:
-    """A function that starts a daemon on `folder`; it watches the jobs of `job` only. Ends those that still run."""
-    (folder / "hangdoc.toml").write_text(f'[jobs]\nlabels = ["{LABEL}"]\n{config}')
+    """A function that starts a daemon on `folder`; it watches jobs with these labels. Ends those that still run."""
+    (folder / "hangdoc.toml").write_text(f"[jobs]\nlabels = {json.dumps(list(labels))}\n{config}")
     started: list[Daemon] = []
 
     def start() -> Daemon:

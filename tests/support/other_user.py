@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,25 @@ def interpreter() -> str:
         return path
     met("no Python that another user may run (apt-get install python3)")
     raise AssertionError("unreachable")
+
+
+def as_stranger(group: int = STRANGER) -> list[str]:
+    """A prefix that runs a command of this Python as user STRANGER.
+
+    Where our Python lies in a closed home, such as root's, the command has a mount namespace of its own, in which only
+    that Python is in the home.
+    """
+    met(None if os.geteuid() == 0 and shutil.which("setpriv") else "root and setpriv (util-linux) are needed")
+    user = ["setpriv", f"--reuid={STRANGER}", f"--regid={group}", "--clear-groups"]
+    python = Path(sys.base_prefix).resolve()
+    closed = next((one for one in reversed(python.parents) if not one.stat().st_mode & 0o001), None)
+    if closed is None:
+        return user
+    script = (
+        f"m=$(mktemp -d) && mount --bind {python} $m && mount -t tmpfs -o mode=755 none {closed} &&"
+        f' mkdir -p {python} && mount --move $m {python} && rmdir $m && exec "$@"'
+    )
+    return ["unshare", "--mount", "sh", "-c", script, "sh", *user]
 
 
 def hangdoc(

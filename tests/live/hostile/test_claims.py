@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.other_user import peak_rss_bytes, stranger
 
+pytestmark = pytest.mark.quiet  # a target that eats what it can get leaves nothing to others
+
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 HONEST = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871", "TORCHELASTIC_RUN_ID": "honest"}
 LIES = {

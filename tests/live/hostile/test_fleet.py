@@ -17,6 +17,8 @@ import pytest
 from tests.support.other_user import hangdoc, peak_rss_bytes, stranger
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.quiet  # a target that eats what it can get leaves nothing to others
+
 SLEEPER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 RANK = {
     "RANK": "0",
@@ -114,6 +116,14 @@ def flooded(events: Iterator[dict[str, Any]], pid: int) -> None:
     assert (lost["host"], "it was cut off" in lost["why"]) == ("n2", True)
     assert any(event["event"] == "healthy" and event["job"] == "honest-fleet" for event in events)
     assert peak_rss_bytes(pid) < LIMIT_BYTES
+
+
+def test_an_agent_that_starts_slowly(tmp_path: Path) -> None:
+    """As on a busy host: its first answer comes when the first round is long over."""
+    command = os.environ.get("HANGDOC") or str(Path(sys.executable).parent / "hangdoc")
+    with stranger(SLEEPER, environment=RANK):
+        done = judged(tmp_path, f"sleep 6; exec {command} agent", "n2")
+        assert of_job(done.stdout)["job"]["hosts"] == ["n2"], done.stderr
 
 
 def seen(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

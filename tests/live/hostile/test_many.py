@@ -15,6 +15,8 @@ import pytest
 from hangdoc.system import procfs
 from tests.support.other_user import stranger
 
+pytestmark = pytest.mark.quiet  # a target that eats what it can get leaves nothing to others
+
 LIMIT_S, LIMIT_MIB = 45.0, 120  # of `watch --once`, which watches for 9 to 14 s by itself
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
 THREADS = """

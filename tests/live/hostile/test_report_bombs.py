@@ -1,4 +1,7 @@
-"""Small files that unpack or parse into much: none of at most 100 KB may take `hangdoc report` 10 s or 300 MB."""
+"""Small files that unpack or parse into much: none of at most 100 KB may take `hangdoc report` 10 s or 300 MB.
+
+The seconds are CPU time of a quiet machine.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import pytest
 import yaml
 import zstandard
 
+from tests.support.pace import slowness
 from tests.support.paths import ROOT
 
 LIMIT_S, LIMIT_MB = 10.0, 300.0
@@ -133,8 +137,9 @@ def test_a_small_file_costs_little(tmp_path: Path, name: str) -> None:
     content = BOMBS[name]()
     bomb.write_bytes(content)
     assert len(content) <= SMALL, f"{len(content)} bytes: no small file"
+    before = slowness()
     took_s, peak_mb, said = reported(bomb)
-    assert took_s < LIMIT_S, said
+    assert took_s < LIMIT_S * max(before, slowness()), said
     assert peak_mb < LIMIT_MB, said
 
 

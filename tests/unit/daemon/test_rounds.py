@@ -14,9 +14,11 @@ from hangdoc.daemon.governor import Budget, Governor, Usage
 from hangdoc.daemon.health import Liveness, Steps
 from hangdoc.daemon.log import Log
 from hangdoc.daemon.notify import Notifier
+from hangdoc.daemon.probe_limits import LimitedProbe
 from hangdoc.daemon.rounds import BLIND_S, LOOK_S, UNDECIDED_S, URGENT_S, Hooks, Rounds
 from hangdoc.watch.live import WatchedJob
 from hangdoc.watch.session import WatchOptions
+from probes import load
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Set:
     finished: list[float] = field(default_factory=list)
     log: io.StringIO = field(default_factory=io.StringIO)
     usage: Usage = field(default_factory=lambda: Usage(0.0, 50.0))
+    fleet: bool = True
 
     def rounds(self) -> Rounds:
         steps = Steps()
@@ -75,7 +78,8 @@ class Set:
         hooks = Hooks(self.finished.append, self.failed.append, lambda: None)
         governor = Governor(Budget(), lambda: self.usage)
         log = Log(self.log, journal=True)
-        return Rounds(cast(Any, self.fake), governor, steps, Liveness(Notifier({})), log, (), hooks)
+        probes = () if self.fleet else (LimitedProbe(load()[0], steps, lambda name: None),)
+        return Rounds(cast(Any, self.fake), governor, steps, Liveness(Notifier({})), log, probes, hooks)
 
 
 def test_an_error_in_one_job_costs_that_job_one_round_and_is_said_once() -> None:
@@ -107,10 +111,12 @@ def test_a_round_that_fails_is_no_sign_of_life_and_many_end_the_daemon() -> None
         loop.round()
 
 
-def test_without_jobs_there_is_no_look_but_a_search() -> None:
-    made = Set(Fake(jobs=()))
+@pytest.mark.parametrize(("fleet", "looks"), [(False, 0), (True, 1)])
+def test_without_jobs_there_is_no_look_but_a_search(fleet: bool, looks: int) -> None:
+    """The agents of a fleet are the only ones who find jobs, and they do so in a look."""
+    made = Set(Fake(jobs=()), fleet=fleet)
     made.rounds().round()
-    assert (made.fake.looks, made.fake.searches, len(made.finished)) == (0, 1, 1)
+    assert (made.fake.looks, made.fake.searches, len(made.finished)) == (looks, 1, 1)
 
 
 def test_the_most_urgent_job_decides_when_the_next_look_is_due() -> None:

@@ -105,7 +105,7 @@ def test_an_agent_that_answers_pings_during_a_long_examination_is_not_lost() -> 
         assert not made.lost(), "an examination may take as long as this one"
         rounds_until(made, 5.0, {"n2"})  # a look may not
         rounds_until(made, 20.0, set())
-    assert [text for text in said if text.startswith("n2")] == [
+    assert list(dict.fromkeys(text for text in said if text.startswith("n2"))) == [  # on a busy host, more than once
         "n2 is not seen: the agent is alive but has not answered for 4 s",
         "n2 is back",
     ]

@@ -30,6 +30,7 @@ class Look:
     dead_links: int = 0
     still: bool | None = None  # None: as it is stalled
     moving: bool | None = None
+    silent_s: float | None = None  # since the last byte between ranks
     standing_s: float | None = None
     phase: str = "compute"
     dead: int | None = None  # PID of another rank, which is gone
@@ -63,7 +64,7 @@ class Look:
             progress=progress,
             exit=exits,
             startup=SimpleNamespace(pending=False),
-            network=SimpleNamespace(dead_links=self.dead_links, moving=self.moving),
+            network=SimpleNamespace(dead_links=self.dead_links, moving=self.moving, idle_s=self.silent_s),
         )
         gone = [SimpleNamespace(**{**vars(rank), "pid": self.dead, "alive": False})] if self.dead else []
         ranks = [] if self.alive is None else [rank, *gone]
@@ -77,6 +78,7 @@ class Session:
     looks: list[Look]
     at_s: float = 0.0
     keep: Any = None
+    source: Any = None
     shown: Any = None  # the facts of the newest look, in place of its snapshots
     examined: bool = False  # the next history is that of the same look
     jobs: tuple[str, ...] = ("job",)
@@ -161,6 +163,8 @@ OVER = Look(alive=False)
         ([Look(), Look("stalled", True, 7.0, internal=True)], ["healthy", "stall", "verdict stalled"]),
         ([Look(), Look("stalled", True, 7.0)], ["healthy"]),  # what a rank is idle for may still come
         ([Look(), Look("stalled", True, 5.0, dead_links=1)], ["healthy", "stall", "verdict stalled"]),  # no mere pause
+        # a rank is stopped; the job stands before its stall is seen
+        ([Look(), Look("stalled", cause="high", still=False)], ["healthy", "stall", "verdict stalled"]),
         ([Look(), Look("unknown", idle=True)], ["healthy", "verdict unknown"]),
         ([Look(), Look("unknown"), Look()], ["healthy"]),  # its launcher has just started its ranks
     ],
@@ -298,6 +302,17 @@ def watched(*looks: Look) -> tuple[Live, Session, list[Event]]:
     [
         pytest.param([Look(), Look()], [3.0, 3.0], id="healthy, and it moves"),
         pytest.param([Look(still=True)], [1.0], id="healthy, and it stands"),
+        pytest.param([Look(), Look(silent_s=5.0)], [3.0, 1.0], id="healthy, and its ranks are silent"),
+        pytest.param(
+            [Look(silent_s=3.9), Look(), Look(silent_s=7.0), Look(), Look(silent_s=9.0)],
+            [3.0] * 5,
+            id="its ranks are silent now and then",
+        ),
+        pytest.param(
+            [Look("stalled", True, 12.0, silent_s=12.0), Look(), Look(), Look(), Look(silent_s=5.0)],
+            [3.0, 1.0, 3.0, 1.0],
+            id="a stall is no silence of its own",
+        ),
         pytest.param([Look(still=True, moving=True)], [3.0], id="it stands, and bytes cross"),
         pytest.param([Look(moving=True, dead_links=1)], [1.0], id="what was sent is sent again"),
         pytest.param([Look("stalled", True, 5.0)] * 5, [1.0] * 5, id="stands, too short to say so"),

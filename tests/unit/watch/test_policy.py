@@ -13,7 +13,7 @@ from hangdoc.analysis.facts import derive, schema
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Job, Verdict
-from hangdoc.watch.policy import ONCE_S, ONCE_SOON_S, Once, is_balanced, needs_inspection
+from hangdoc.watch.policy import ONCE_LIMIT_S, ONCE_S, ONCE_SOON_S, Once, is_balanced, needs_inspection
 
 
 def without_interfaces(rank: RankEvidence, blind: int | None) -> RankEvidence:
@@ -59,6 +59,8 @@ def test_ranks_that_are_balanced(ranks: list[Any], balanced: bool) -> None:
         ("slow", "", ONCE_SOON_S, False),  # a few looks may mislead
         ("slow", "", ONCE_S, True),
         ("healthy", "replicas-differ", ONCE_S, True),
+        ("unknown", "", ONCE_S, False),  # a stall that a slow examination has outlasted may be seen again
+        ("unknown", "", ONCE_LIMIT_S, True),
     ],
 )
 def test_only_a_healthy_verdict_without_doubts_is_given_early(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Snapshot, Sockets, Target
@@ -20,6 +20,7 @@ KNOWN_BEATS = 30  # of the past that a beat is compared with: a minute
 LEARNED_BEATS = 3  # before that, the rhythm is not known
 QUIETER, LOUDER = 0.25, 4.0  # times the least and most bytes per second of the past
 FEW_BYTES = 4096.0  # per second: keepalives and heartbeats
+RESUMED_BYTES = 256.0  # per second, of a stalled job: even the smallest steps carry more
 CPU_FACTOR, CPU_MARGIN = 2.0, 0.1  # times, and cores, beyond the least and most of the past
 
 
@@ -73,18 +74,21 @@ class Pulse:
             return False
         return bool(known.bytes) if stalled else min(known.rates) > FEW_BYTES
 
-    def beat(self, targets: Mapping[str, Sequence[Target]]) -> frozenset[str]:
-        """Take the pulse of every job; returns the jobs that move otherwise than before."""
+    def beat(self, targets: Mapping[str, Sequence[Target]], stalled: Container[str] = ()) -> frozenset[str]:
+        """Take the pulse of every job; returns the jobs that move otherwise than before.
+
+        `stalled`: jobs that stood still at the last look. Bytes that move again are odd there from the first beat on.
+        """
         self._forget(targets)
         moved = self._moved()
-        return frozenset(job for job, ranks in targets.items() if self._differs(job, ranks, moved))
+        return frozenset(job for job, ranks in targets.items() if self._differs(job, ranks, moved, job in stalled))
 
     def close(self) -> None:
         for table in self._tables.values():
             table.close()
         self._tables.clear()
 
-    def _differs(self, job: str, ranks: Iterable[Target], moved: Mapping[int, int]) -> bool:
+    def _differs(self, job: str, ranks: Iterable[Target], moved: Mapping[int, int], stalled: bool) -> bool:
         known, now_s = self._jobs.setdefault(job, _Job()), self._clock()
         spent = {rank.pid: stat.cpu_s for rank in ranks if rank.pid > 0 and (stat := procfs.stat(rank.pid))}
         passed_s, before, cpu_before = now_s - known.at_s, known.bytes, known.cpu_s
@@ -96,7 +100,9 @@ class Pulse:
         rate = sum(known.bytes[inode] - before[inode] for inode in same) / passed_s
         shares = {pid: (cpu_s - cpu_before[pid]) / passed_s for pid, cpu_s in spent.items() if pid in cpu_before}
         learned = len(known.rates) >= LEARNED_BEATS
-        differs = learned and (_is_odd(rate, known.rates) or _computes_otherwise(shares, known.shares))
+        differs = (stalled and rate > LOUDER * max(known.rates, default=0.0) + RESUMED_BYTES) or (
+            learned and (_is_odd(rate, known.rates) or _computes_otherwise(shares, known.shares))
+        )
         known.rates.append(rate)
         known.shares.append(shares)
         return differs

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from hangdoc.daemon.pulse import LEARNED_BEATS, Pulse
 from hangdoc.evidence import RankEvidence, Snapshot, Target
 from hangdoc.system import procfs
+from hangdoc.watch.pulse import LEARNED_BEATS, Pulse
 from probes import Request, Tier
 from probes.sockets import PROBE
 
@@ -25,7 +25,7 @@ class Job:
         stat = procfs.stat(os.getpid())
         assert stat is not None
         self.target = Target(os.getpid(), stat.start_ticks, "here", 0, job="job", master=f"127.0.0.1:{port}")
-        self.ends, self.now_s = ends, 0.0
+        self.ends, self.now_s, self.stalled = ends, 0.0, False
         self.pulse = Pulse(lambda: self.now_s)
         seen = PROBE.observe(Request((self.target,), Tier.PULSE)).by_pid
         rank = RankEvidence(self.target, True, {"sockets": seen[self.target.pid]})
@@ -38,7 +38,7 @@ class Job:
             sender.sendall(bytes(min(left, 1 << 14)))
             left -= len(receiver.recv(1 << 14, socket.MSG_WAITALL) if left >= 1 << 14 else receiver.recv(left))
         self.now_s += 2.0
-        return bool(self.pulse.beat({"job": [self.target]}))
+        return bool(self.pulse.beat({"job": [self.target]}, {"job"} if self.stalled else ()))
 
 
 @pytest.fixture
@@ -61,6 +61,16 @@ def test_a_standstill_shows_and_so_does_its_end(ends: tuple[socket.socket, socke
     assert not job.pulse.knows("job", stalled=False), "with no bytes a standstill would not show"
     assert job.pulse.knows("job", stalled=True)
     assert job.beat(CHUNK)
+
+
+def test_the_first_bytes_of_a_stalled_job_are_odd_before_its_rhythm_is_learned(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    job = Job(ends, 1)
+    job.stalled = True
+    assert not job.beat(0)
+    assert not job.beat(0)
+    assert job.beat(2048), "the smallest step"
 
 
 def test_pauses_that_belong_to_the_job_are_learned(ends: tuple[socket.socket, socket.socket]) -> None:
