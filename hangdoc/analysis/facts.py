@@ -35,6 +35,7 @@ from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.data.loading_times import LoadingTimeFacts, LoadingTimeJob
 from hangdoc.analysis.data.prompts import PromptFacts
 from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.wait_chains import ChainFacts
@@ -45,7 +46,14 @@ from hangdoc.analysis.job.stall import StallFacts, StallJob
 from hangdoc.analysis.locks.gil import GilFacts
 from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.locks.mutexes import MutexFacts
+from hangdoc.analysis.logs.figures import FiguresFacts, FiguresJob
+from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
+from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
+from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
+from hangdoc.analysis.logs.reported_ports import PortsJob
+from hangdoc.analysis.logs.reported_versions import VersionsJob
+from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts, DivergenceJob
@@ -81,6 +89,14 @@ class JobFacts:
     mesh: MeshJob
     startup: StartupJob
     logs: LogsJob
+    notices: NoticesJob
+    ports: PortsJob
+    versions: VersionsJob
+    printed: PrintedJob
+    loading_times: LoadingTimeJob
+    figures: FiguresJob
+    hardware: HardwareJob
+    tables: TablesJob
     last_stack: LastStackJob
     aftermath: AftermathJob
     stall: StallJob
@@ -133,6 +149,12 @@ class RankFacts:
     fabric: FabricFacts
     startup: StartupFacts
     logs: LogsFacts
+    notices: NoticesFacts
+    printed: PrintedFacts
+    loading_times: LoadingTimeFacts
+    figures: FiguresFacts
+    hardware: HardwareFacts
+    tables: TablesFacts
     last_stack: LastStackFacts
     aftermath: AftermathFacts
     stall: StallFacts

@@ -26,6 +26,7 @@ class Threshold(float):
 
 NEARLY_ALWAYS = Threshold(0.9, "share of the looks", "chosen: nine looks in ten leave no room for a step")
 MOSTLY = Threshold(0.8, "share of the looks", "a rank that does one thing in four of five looks does little else")
+AT_ONE_PLACE = Threshold(0.75, "share of the ranks", "chosen: of four ranks, three at one line; the fourth is late")
 USUAL = Threshold(0.75, "share of the looks", "chosen: an epoch's last batch is smaller, and a batch may be sliced")
 LARGELY = Threshold(0.6, "share of the looks", "chosen: a rank that does one thing more than it does all others")
 HELD_UP = Threshold(
@@ -36,6 +37,12 @@ IN_EACH_PART = Threshold(
     0.5, "of the share over the window", "chosen: a pattern that is in each third of the window is no single event"
 )
 OFTEN = Threshold(0.3, "share of the looks", "chosen: more than the few looks that find a healthy rank there")
+
+REPORTERS = Threshold(2, "ranks", "chosen: one rank that reports a timeout says nothing of those that report none")
+FIRST_CALLS = Threshold(2, "collectives", "NCCL connects the ranks of a group in its first ones")
+RAS_BEHIND = Threshold(2, "operations", "NCCL's guide: RAS asks ranks one after another, so that one more is usual")
+SAME_PLACE = Threshold(2, "iterations", "chosen: ranks in step differ by one, and a bar is drawn before or after it")
+FEW_ABSENT = Threshold(0.5, "of the ranks that report", "chosen: a copied text lacks the lines of more ranks by chance")
 
 # --- looks and time watched -----------------------------------------------------------------------
 
@@ -169,6 +176,15 @@ SHORT_GAP_S = Threshold(
 LONG_GAP_S = Threshold(
     1.3, "s without data", "chosen: above the pauses of a healthy loader; a slow transform's batches take longer"
 )
+DATA_WAIT_S = Threshold(0.1, "s per step", "chosen: a shorter wait is that for the queue between worker and rank")
+PART_OF_LONGEST = Threshold(0.25, "of the longest part of a step", "chosen: a shorter part hardly delays the step")
+LEAST_WAIT_S = Threshold(0.001, "s", "chosen: a shorter wait for data is none, however often it is printed")
+DATA_APART = Threshold(
+    4.0,
+    "times the wait of the usual rank",
+    "chosen: ranks with a loader each differ by less, however uneven their samples",
+)
+PRINTED_STEPS = Threshold(2, "steps", "chosen: of several steps, the first one waits for the workers to start")
 MORE_ENTRIES = Threshold(2.0, "times the entries of the other folder", "chosen: shards of one data set differ by less")
 CLOCK_SKEW_S = Threshold(60.0, "s", "chosen: a file older than the job by more is older by any clock")
 
@@ -210,6 +226,9 @@ GIGABIT = Threshold(1000, "Mbit/s", "chosen: a saturated interface of at most th
 FASTER_DIRECTION = Threshold(
     1.4, "times the rate of the other direction", "chosen: its acknowledgements wait in the queue of that direction"
 )
+SLOWER_PORT = Threshold(2, "times slower", "Ethernet and InfiniBand step their speeds by factors of 2 and more")
+LOST_PINGS = Threshold(50, "percent of the pings", "chosen: no queue that overflows loses half of a few packets")
+PLAIN_PING = Threshold(1472, "bytes", "an MTU of 1500 without the headers of IPv4 and ICMP (RFC 791, 792)")
 SMALL_GRADIENTS = Threshold(
     4096.0, "bytes in a step", "chosen: gradients of about 1,000 parameters; an averaged loss or metric is smaller"
 )
@@ -221,6 +240,35 @@ ARRIVED_S = Threshold(5.0, "s", "chosen: a rank that stands for less may have ar
 PATIENCE_S = Threshold(6.0, "s", "chosen: on one host, ranks that are on their way are seen")
 LINGERS_S = Threshold(60.0, "s", "chosen: a rank that sleeps before it joins waits for something that does not come")
 PATIENCE_ELSEWHERE_S = Threshold(20.0, "s", "chosen: unseen hosts start their ranks in their own time")
+
+# --- logs -----------------------------------------------------------------------------------------
+
+LEADING_LINES = Threshold(60, "lines", "chosen: a message so close above a traceback usually tells its cause")
+TRACEBACK_LINES = Threshold(200, "lines", "chosen: the longest chains of tracebacks of one error, with their notes")
+
+# --- figures in texts -----------------------------------------------------------------------------
+
+BARELY_SLOWER = Threshold(1.2, "times that of other ranks", "chosen: counts only where the others agree (WIDE_GAP)")
+WIDE_GAP = Threshold(
+    3.0, "times the spread of the others", "chosen: stages of a pipeline and shards of data differ gradually"
+)
+MUCH_MORE_OF_TWO = Threshold(2.0, "times that of the other", "chosen: two ranks seldom agree to better than that")
+LONG_WAIT_S = Threshold(0.01, "s", "chosen: below 10 ms, the order in which ranks arrive is chance")
+INPUT_BOUND = Threshold(2, "lines", "chosen: the first batch after a start is always late")
+GRADIENT_ROUNDING = Threshold(
+    1e-3, "of the largest value", "chosen: reduced gradients agree to more digits than a log has"
+)
+
+BUSY_GPU = Threshold(90, "% utilisation", "chosen: a kernel runs nearly all the time; a spinning NCCL kernel counts")
+IDLE_GPU = Threshold(5, "% utilisation", "chosen: no kernel but that of a monitor")
+IDLE_POWER = Threshold(0.4, "of the power limit", "chosen: a GPU that spins in NCCL draws a sixth to a third of it")
+LOW_CLOCK = Threshold(
+    0.75, "times the clock of other GPUs", "chosen: boost clocks of equal GPUs differ by a few percent"
+)
+MANY_PERIODS = Threshold(
+    100, "periods of a CPU quota", "chosen: ten seconds; the start of a process is always throttled"
+)
+FEW_CORES = Threshold(0.34, "times the cores of other processes", "chosen: no launcher splits a host so unevenly")
 
 
 THRESHOLDS: Mapping[str, Threshold] = {name: one for name, one in globals().items() if isinstance(one, Threshold)}
@@ -237,3 +285,7 @@ def is_name(name: str) -> bool:
 
 def value(name: str) -> float:
     return float(THRESHOLDS[name])
+
+
+ROUNDING = Threshold(1e-5, "of the largest value", "float32 has 24 bits; a sum of a billion terms loses some of them")
+COMPARABLE_RANKS = Threshold(3, "ranks", "of two that differ, nothing shows which one is usual")

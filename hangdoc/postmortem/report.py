@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import chain, islice
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
 from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
+from hangdoc.evidence.logs import Logs
+from hangdoc.evidence.pieces import Piece
 from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load_readers
-from hangdoc.postmortem.readers._input_file import find_sources
+from hangdoc.postmortem.readers._input_file import HEAD_BYTES, find_sources
+from hangdoc.postmortem.readers._text_source import TextSource, is_text, marked_parts, text_source
 from hangdoc.postmortem.readers._torchrun import assign_nodes
 from hangdoc.postmortem.readers.recording import join_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
@@ -23,6 +28,19 @@ from hangdoc.verdict import Verdict
 
 Warn = Callable[[str], None]
 MOST_WARNINGS = 20  # the rest is counted
+
+
+class _Problems(list[str]):
+    """Sentences, each once: several readers meet the same damage."""
+
+    def append(self, text: str) -> None:
+        if text not in self._known:
+            self._known.add(text)
+            super().append(text)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: set[str] = set()
 
 
 class Unrecognised(HangdocError):
@@ -61,29 +79,37 @@ def report(
     playbooks: Sequence[Path] = (),
     warn: Warn = lambda text: None,
     progress: Callable[[int], None] = lambda count: None,
-    judge: Judge | None = None,
+    judge: Judge | Callable[[], Judge] | None = None,
+    names: Mapping[Path, str] | None = None,
 ) -> Report:
     """The verdict of every job with evidence in `paths`. Raises Unrecognised if there is none.
 
-    `judge`: reused for many reports; default: a new one from the shipped playbooks and `playbooks`.
+    `judge`: reused for many reports, or a function that loads it; default: a new one from the shipped playbooks and
+    `playbooks`.
+    `names`: what messages call a path, if not by its name.
     """
-    problems: list[str] = []
+    names = names or {}
+    problems = _Problems()
     readers = load_readers()
     identified: list[IdentifiedSource] = []
-    files = join_segments(assign_nodes(find_sources(paths, problems.append)))
+    found = find_sources(paths, problems.append)
+    found = tuple(replace(one, name=names[one.path]) if one.path in names else one for one in found)
+    files = join_segments(assign_nodes(found))
     context = ReadContext(problems.append, progress)
-    shots = snapshots(_read_evidence(files, readers, context, identified), problems.append)
+    evidence = _read_evidence(files, readers, context, identified)
+    first = list(islice(evidence, 1))  # a reader that works ahead is at it while the playbooks are loaded
+    judge = judge() if callable(judge) else judge or load_judge(playbooks, warn)
+    shots = snapshots(chain(first, evidence), problems.append)
     shots = with_source(shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), problems.append)
     for problem in problems[:MOST_WARNINGS]:
         warn(problem)
     if len(problems) > MOST_WARNINGS:
         warn(f"and {len(problems) - MOST_WARNINGS} more that could not be read")
-    names = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
-    if not names and not any(shot.records for shot in shots):
-        raise Unrecognised(_unrecognised_text(paths, readers))
-    judge = judge or load_judge(playbooks, warn)
+    names_of_jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
+    if not names_of_jobs and not any(shot.records for shot in shots):
+        raise Unrecognised(_unrecognised_text([names.get(path, str(path)) for path in paths], readers))
     jobs = []
-    for name in names or {"none": None}:
+    for name in names_of_jobs or {"none": None}:
         facts = judge.facts(_history_of(shots, name))
         facts = judge.before_deaths(facts) or facts
         jobs.append(JobReport(judge.verdict(facts), facts))
@@ -99,22 +125,83 @@ def _history_of(shots: Sequence[Snapshot], job: str) -> list[Snapshot]:
 def _read_evidence(
     sources: Sequence[Source], readers: Sequence[Reader], context: ReadContext, identified: list[IdentifiedSource]
 ) -> Iterator[EvidenceItem]:
-    for source in sources:
-        reader = next((one for one in readers if one.recognises(source)), None) if source.head else None
-        format = reader.name if reader else None
-        identified.extend(IdentifiedSource(part, format) for part in (*source.earlier_segments, source))
-        if reader is None:
-            context.warn(f"{source.name}: {'unknown format' if source.head else _why_no_head(source)}")
-            context.progress(source.size)
-            continue
+    """What the sources hold; several recordings are put in the order of their times, each in its own order.
+
+    A history is cut where its first rank dies: hosts that recorded a job separately must not follow each other in it.
+    """
+    recorded: list[list[Snapshot]] = []
+    exclusive = [reader for reader in readers if getattr(reader, "exclusive", False)]
+    of_text = [reader for reader in readers if not getattr(reader, "exclusive", False)]
+    following = context.following
+    following.extend(sources)
+    while following:
+        source = following.popleft()
+        format = None
         try:
-            yield from reader.read(source, context)
-        except OSError as error:
-            context.warn(f"{source.name}: {error.strerror or error}; read up to there")
-        except (MemoryError, RecursionError):
-            context.warn(f"{source.name}: it needs more memory than a file of its size should; read up to there")
+            if reader := next((one for one in exclusive if one.recognises(source)), None):
+                format = reader.name
+                shots: list[Snapshot] = []
+                recorded.append(shots)
+                for item in _read(reader, source, context):
+                    if isinstance(item, Snapshot):
+                        shots.append(item)
+                    else:
+                        yield item
+            elif is_text(source.head):
+                names: list[str] = []
+                yield from _read_text(source, of_text, context, names)
+                format = ", ".join(names) or None
+            else:
+                context.warn(f"{source.name}: {'unknown format' if source.head else _why_no_head(source)}")
+                context.progress(source.size)
         finally:
+            identified.extend(IdentifiedSource(part, format) for part in (*source.earlier_segments, source))
             source.drop_head()
+    yield from merge(*filter(None, recorded), key=lambda shot: shot.time)
+
+
+def _read_text(
+    source: Source, readers: Sequence[Reader], context: ReadContext, names: list[str]
+) -> Iterator[EvidenceItem]:
+    """Every reader's evidence in a text; `names` takes the formats that are in it."""
+    text = text_source(source, context)
+    whole = isinstance(text, TextSource) or len(source.head) < HEAD_BYTES
+    parts: dict[str, Source] = {} if whole else marked_parts(text, _marks(readers))
+    quiet = ReadContext(context.warn, shared=context.shared)
+    for reader in readers:
+        general = getattr(reader, "marks", None) is None  # any text, or any that it recognises
+        part = text if whole or general else parts.get(reader.name)
+        if part is None or not reader.recognises(part):
+            continue
+        own = ReadContext(context.warn, context.progress, context.shared) if general and not whole else quiet
+        own.taken = frozenset(names)
+        found = 0
+        for item in _read(reader, part, own):
+            found += not _is_empty(item)
+            if not names or not _is_empty(item):
+                yield item
+        if found or (reader is readers[-1] and not names):
+            names.append(reader.name)
+    if whole:
+        context.progress(source.size)
+
+
+def _is_empty(item: EvidenceItem) -> bool:
+    """True for a log without events: that a rank wrote lines counts only in a file that is a log."""
+    return isinstance(item, Piece) and isinstance(item.record, Logs) and not item.record.said
+
+
+def _marks(readers: Sequence[Reader]) -> dict[str, tuple[str, ...]]:
+    return {reader.name: marks for reader in readers if (marks := getattr(reader, "marks", None)) is not None}
+
+
+def _read(reader: Reader, source: Source, context: ReadContext) -> Iterator[EvidenceItem]:
+    try:
+        yield from reader.read(source, context)
+    except OSError as error:
+        context.warn(f"{source.name}: {error.strerror or error}; read up to there")
+    except (MemoryError, RecursionError):
+        context.warn(f"{source.name}: it needs more memory than a file of its size should; read up to there")
 
 
 def _evidence_time(files: Sequence[Source]) -> float | None:
@@ -136,7 +223,7 @@ def _why_no_head(source: Source) -> str:
         return getattr(error, "strerror", None) or str(error)
 
 
-def _unrecognised_text(paths: Sequence[Path], readers: Sequence[Reader]) -> str:
-    names = ", ".join(str(path) for path in paths)
+def _unrecognised_text(names: Sequence[str], readers: Sequence[Reader]) -> str:
     helps = "\n".join(f"  {reader.name}: {reader.help}" for reader in readers)
-    return f"no evidence of a training job in {names}. Known formats, and how to collect them next time:\n{helps}"
+    where = ", ".join(names)
+    return f"no evidence of a training job in {where}. Known formats, and how to collect them next time:\n{helps}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 import playbooks
 from hangdoc.demo import reproducer
+from hangdoc.postmortem.report import Unrecognised
 from tests.support.judge import reported
 from tests.support.paths import DATA
 
@@ -24,16 +26,27 @@ def test_the_logs_tell(name: str, tmp_path: Path) -> None:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
     expected = CASES[name]["expect"]
+    if expected.get("unrecognised"):
+        with pytest.raises(Unrecognised):
+            reported(tmp_path)
+        return
     (verdict,) = reported(tmp_path).verdicts
-    if not expected:
+    assert [family.cls for family in verdict.families] == expected.get(
+        "families", [one.cls for one in verdict.families]
+    )
+    if "playbook" not in expected:
         assert verdict.findings == ()
-        assert verdict.status == "unknown"
+        assert verdict.status == expected.get("status", "unknown")
+        assert re.search(expected.get("note", ""), verdict.note)
+        assert bool(verdict.families) is ("families" in expected)
         return
     assert [finding.playbook for finding in verdict.findings] == [expected["playbook"]]
     (found,) = verdict.findings
     assert sorted(one.rank for one in found.culprits if one.rank is not None) == expected["culprits"]
     assert [one.host for one in found.culprits if one.rank is None] == expected.get("hosts", [])
     assert verdict.status == expected.get("status", "stalled")
+    assert found.confidence == expected.get("confidence", found.confidence)
+    assert re.search(expected.get("action", ""), " ".join(found.actions))
     assert found.confidence != "high" or "Traceback" in str(CASES[name]["files"])  # logs alone tell less than stacks
     assert not [why for why in found.reasons if "left out" in why]
     assert expected.get("evidence", "") in " ".join(line.text for line in found.evidence)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from hangdoc.evidence import Unseen
-from hangdoc.verdict import Considered, Culprit, Finding, Job, Link, Proof, RankLine, Verdict
+from hangdoc.verdict import Considered, Culprit, Family, Finding, Job, Link, Proof, RankLine, Verdict
 
 MakeConsole = Callable[..., Console]
 
@@ -139,7 +139,31 @@ def hostile(text: str = HOSTILE) -> Verdict:
     )
     job = Job(h, 1, h, (h,), (RankLine(0, 1, h, h, h, h), RankLine(1, 2, h, h, h)))
     unseen = (Unseen(h, h, 0, 1, h), Unseen(h, h))
-    return Verdict("stalled", 1.0, job, (finding, finding), unseen, h, (Considered(h, "no", h),))
+    family = Family(h, h, (h,), (h,), h)
+    return Verdict("stalled", 1.0, job, (finding, finding), unseen, h, (Considered(h, "no", h),), (h,), (h,), (family,))
 
 
-ALL = (uneven(), dead_link(), healthy(), unknown(), hostile())
+def nameless() -> Verdict:
+    """No playbook applies: what is known, and what it may be."""
+    lines = (RankLine(2, None, "unknown host", "unknown"),)
+    families = (
+        Family(
+            "collective_wait",
+            "a rank is missing from the collective",
+            ("peers waited until a timeout",),
+            (),
+            "`grep -hE 'Watchdog caught' LOGS`",
+        ),
+        Family("network", "the data did not cross", (), ("no line reports an error of a link",), "`dmesg -T`"),
+    )
+    return Verdict(
+        "stalled",
+        None,
+        Job("none", None, None, ("unknown host",), lines),
+        note="no playbook matches, so hangdoc names no cause",
+        understood=("rank 2 waited in ALLREDUCE 19 for 10 min", "nccl 2.21.5"),
+        families=families,
+    )
+
+
+ALL = (uneven(), dead_link(), healthy(), unknown(), hostile(), nameless())

@@ -19,6 +19,8 @@ need slurm-wlm slurmctld slurmd srun
 need munge munged
 need prometheus prometheus promtool
 need prometheus-alertmanager prometheus-alertmanager amtool
+need systemd systemctl
+need systemd-container systemd-nspawn
 if [ -d /run/systemd/system ] && [ "$HANGDOC_NO_SKIP" != 1 ]; then
     [ -n "$packages" ] && echo "not installed by itself, as services come with it: apt-get install$packages"
     packages=''

@@ -7,7 +7,7 @@ cycle. Where other ranks left a dump, a rank without one was not alive to write 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from hangdoc.analysis.thresholds import MIN_GAPS, OVERDUE
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import Logs
 
+SAME_CALLS = frozenset({"extra", "joined", "unstarted"})  # faults in which the call sites of the ranks tell nothing
 MAX_DIVERGENCES = 64  # outliers' histories whose call sites are compared
 
 
@@ -47,7 +48,8 @@ class DumpFacts:
 class DumpJob:
     """The fault, over all dumps of the job."""
 
-    kind: str | None = None  # operation all_to_all size dtype | threads | order | p2p | absent extra | silent | joined
+    # operation all_to_all size dtype | threads | order | p2p | absent extra | silent | unstarted | joined
+    kind: str | None = None
     group: str | None = None  # process group at fault: "0 (default_pg)"
     sequence: int | None = None  # of the collective at fault
     call: str | None = None  # the majority's call under that number
@@ -168,7 +170,28 @@ def _of_waits(history: JobHistory) -> Cause:
     for i, at in pending:
         if history.groups[i].silent:
             return Cause("silent", (), i, at, history.ranks_in((i, at))[0], silent=history.groups[i].silent)
-    return Cause("joined", (), *pending[0], usual=history.ranks_in(pending[0])[0]) if pending else Cause()
+    if not pending:
+        return Cause()
+    return _unstarted(history, pending) or Cause("joined", (), *pending[0], usual=history.ranks_in(pending[0])[0])
+
+
+def _unstarted(history: JobHistory, pending: Sequence[tuple[int, int]]) -> Cause | None:
+    """Every rank called the collective, but the GPUs of a few have not started its kernel: they are in earlier work.
+
+    torch knows of starts only with TORCH_NCCL_ENABLE_TIMING (FlightRecorder.cpp, `update_state`); without it, no call
+    is ever in state "started", and nothing follows.
+    """
+    states: dict[int, dict[int, set[str]]] = {}  # by group and rank
+    for i, at in pending:
+        calls = {rank: own.calls.get(at, ()) for rank, own in history.by_rank[i].items()}
+        states[i] = {rank: {call.state for call in made if not call.retired} for rank, made in calls.items()}
+    running = {rank for own in states.values() for rank, seen in own.items() if "started" in seen}
+    for i, at in pending:
+        started = sorted(rank for rank, seen in states[i].items() if "started" in seen)
+        held = tuple(sorted(rank for rank, seen in states[i].items() if seen == {"scheduled"}))
+        if held and len(held) < len(started) and running.isdisjoint(held):
+            return Cause("unstarted", held, i, at, usual=started[0])
+    return None
 
 
 def _behind(history: JobHistory) -> Cause | None:
@@ -202,7 +225,7 @@ def _of_gloo(rank_calls: RankCalls, number: int) -> bool:
 
 def _divergences(history: JobHistory, cause: Cause) -> dict[int, Divergence]:
     """How each culprit's call sites diverged from the majority's, by rank."""
-    if cause.group is None or cause.sequence is None or cause.usual is None or cause.kind in ("extra", "joined"):
+    if cause.group is None or cause.sequence is None or cause.usual is None or cause.kind in SAME_CALLS:
         return {}
     by_rank = history.by_rank[cause.group]
     known: dict[int, Divergence | None] = {}  # by identity: ranks with equal calls share one history

@@ -6,13 +6,20 @@ terminated, is a victim too. An exception of a rank's own is a failure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
+EXCEPTION_CODES = frozenset({"1"})  # exit codes of a Python process that an uncaught exception ended
+REQUESTED = frozenset({"KeyboardInterrupt", "SystemExit"})  # exceptions of a process that somebody ended
 VICTIM_EVENTS = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
 
 
@@ -23,14 +30,40 @@ class Failure:
     own: LogEvent | None = None  # its own exception, which ended it
     victim: LogEvent | None = None  # the event that shows it to be a victim
     first: bool = False  # its own exception came first
+    order: str = "same"  # how that is known: same (one exception) | launcher | time | line | unknown
 
 
 def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
     """Failures of the ranks that ended by an exception, or that an event shows to be victims."""
     found = {key: failure for key, events in logs.ranks.items() if (failure := _failure(case, key, events))}
+    roots = root_causes(logs)
     own = {key: failure.own for key, failure in found.items() if failure.own}
-    first = _first(own, _root_causes(logs))
-    return {key: Failure(failure.own, failure.victim, key in first) for key, failure in found.items()}
+    if not own and len(roots) == 1 and (raised := unattributed_failure(logs)):
+        (root,) = roots  # the launcher names the rank, and the traceback in the same text names none
+        if root not in found and _exit_code(logs, root) in EXCEPTION_CODES:
+            own = {root: raised}
+            found[root] = Failure(raised)
+    first, order = _first(own, roots)
+    return {key: Failure(failure.own, failure.victim, key in first, order) for key, failure in found.items()}
+
+
+def unattributed_failure(logs: JobLogs) -> LogEvent | None:
+    """The first exception of some rank that no other rank caused, in lines that name no rank."""
+    own = [event for _, event in logs.unattributed if event.kind == "exception" and not caused_by_peer(event)]
+    victims = [event for _, event in logs.unattributed if event.kind in VICTIM_EVENTS]
+    first = next((event for event in own if event.fields.get("type") not in REQUESTED), None)
+    if first is None or _is_consequence(first, victims) or _goes_on(logs, first):
+        return None
+    return first
+
+
+def _goes_on(logs: JobLogs, event: LogEvent) -> bool:
+    """True if a counter grew after the event: the exception was caught."""
+    return any(later.source == event.source and later.line > event.line for later in logs.all("progress"))
+
+
+def _exit_code(logs: JobLogs, key: Key) -> str | None:
+    return next((event.fields.get("code") for one, event in logs.of_ranks("failure") if one == key), None)
 
 
 def _failure(case: Case, key: Key, events: Sequence[LogEvent]) -> Failure | None:
@@ -59,27 +92,39 @@ def _is_consequence(own: LogEvent, victims: Sequence[LogEvent]) -> bool:
     return any(victim.source == own.source and victim.line < own.line for victim in victims)
 
 
-def _root_causes(logs: JobLogs) -> frozenset[Key]:
+def root_causes(logs: JobLogs) -> frozenset[Key]:
     """Ranks that the launcher reports as the first failure."""
     return frozenset(key for key, event in logs.of_ranks("failure") if "root" in event.fields)
 
 
-def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> frozenset[Key]:
-    """Ranks whose exception came first: by the launcher, by the line in a common file, by the clock of a common host.
+def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> tuple[frozenset[Key], str]:
+    """Ranks whose exception came first, and how that is known.
 
-    All of them, if the order is unknown or all raised the same exception at the same site.
+    By the launcher, by the clock of a common host, by the line in a common file. All of them, if the order is unknown
+    or all raised the same exception at the same site.
     """
     if len(own) < 2 or len({event.fields.get("type") for event in own.values()}) == 1 == len(_sites(own)):
-        return frozenset(own)
+        return frozenset(own), "same"
     if known_roots := roots & own.keys():
-        return known_roots
-    if len({event.source for event in own.values()}) == 1:
-        return frozenset({min(own, key=lambda key: own[key].line)})
+        return known_roots, "launcher"
     times = {key: event.at for key, event in own.items() if event.at is not None}
-    if len({host for host, _ in own}) == 1 and len(times) == len(own):
-        return frozenset({min(times, key=lambda key: times[key])})
-    return frozenset(own)
+    if len({host for host, _ in own}) == 1 and len(times) == len(own) and len(set(times.values())) == len(times):
+        return frozenset({min(times, key=lambda key: times[key])}), "time"
+    if len({event.source for event in own.values()}) == 1:
+        return frozenset({min(own, key=lambda key: own[key].line)}), "line"
+    return frozenset(own), "unknown"
 
 
 def _sites(own: Mapping[Key, LogEvent]) -> set[str | None]:
     return {event.fields.get("site") for event in own.values()}
+
+
+@cache
+def _kinds() -> Sequence[tuple[str, re.Pattern[str]]]:
+    entries = yaml.safe_load((Path(__file__).parent / "error_kinds.yaml").read_text(encoding="utf-8"))
+    return tuple((entry["kind"], re.compile(entry["match"])) for entry in entries)
+
+
+def error_kind(event: LogEvent | None) -> str | None:
+    """The kind of an exception in error_kinds.yaml; None: no event, or of no known kind."""
+    return next((kind for kind, match in _kinds() if match.search(event.text)), None) if event else None

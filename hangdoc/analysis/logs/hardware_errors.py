@@ -14,6 +14,7 @@ from hangdoc.evidence.logs import LogEvent
 # Interfaces and addresses that cannot reach another host.
 INTERNAL = re.compile(r"^(?:docker|br-|veth|virbr|cni|flannel|cali|kube|lxc|podman|lo$)|^tun(?:l\d)?$")
 INTERNAL_ADDRESS = re.compile(r"^(?:127\.|169\.254\.)")
+MAX_TEXT = 200  # characters of a message
 FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR: only the consequence of an earlier error
 STATUSES = {
     "4": "local protection error", "9": "the peer refused the request", "10": "remote access error",
@@ -121,4 +122,6 @@ def _format_gpu(events: Iterable[LogEvent]) -> str | None:
         if event.kind == "xid" and int(event.fields.get("xid", "0")[:6]) in HARDWARE:
             what = f": {event.fields['what']}" if "what" in event.fields else ""
             return f"Xid {event.fields['xid']} on GPU {event.fields.get('gpu', '?').removeprefix('PCI:')}{what}"
+        if event.kind == "gpu_hardware":
+            return event.text[:MAX_TEXT]
     return None

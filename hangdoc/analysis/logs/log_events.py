@@ -30,6 +30,8 @@ class JobLogs:
     keys: Mapping[int, Key]  # rank -> key
     unattributed: Sequence[tuple[str | None, LogEvent]]  # events of no rank, with their host; None: of the whole job
     size: int | None  # world size; if no line names it, the number of ranks found, provided that none is missing
+    named: int | None  # world size that the evidence names; None: none
+    least: int  # the world has at least so many ranks: one more than the highest rank found
 
     def of_ranks(self, *kinds: str) -> Iterator[tuple[Key, LogEvent]]:
         """Events of these kinds that ranks wrote."""
@@ -55,7 +57,8 @@ def job_logs(case: Case) -> JobLogs | None:
         return None
     keys = {rank: key for key in case.ranks if (rank := case.ranks[key].target.rank) is not None}
     found = len(keys) if len(keys) > 1 and max(keys) == len(keys) - 1 else None
-    return JobLogs(ranks, keys, list(unattributed.values()), case.job(WorldJob).size or found)
+    named = case.job(WorldJob).size
+    return JobLogs(ranks, keys, list(unattributed.values()), named or found, named, max(keys, default=-1) + 1)
 
 
 def last(events: Iterable[LogEvent], *kinds: str) -> LogEvent | None:

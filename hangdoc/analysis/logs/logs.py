@@ -6,11 +6,14 @@ came first, and which ranks were its victims. `stuck`: a collective timed out on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.collective_timeouts import (
+    BETWEEN_TWO,
+    Behind,
     CallMismatch,
     Group,
     call_mismatches,
@@ -19,12 +22,38 @@ from hangdoc.analysis.logs.collective_timeouts import (
     is_complete,
     ranks_behind,
 )
-from hangdoc.analysis.logs.first_failure import Failure, failures
+from hangdoc.analysis.logs.counters import (
+    LastCount,
+    last_counts,
+    ranks_left_behind,
+    ranks_that_skipped,
+    ranks_with_shorter_loops,
+)
+from hangdoc.analysis.logs.first_failure import (
+    REQUESTED,
+    Failure,
+    error_kind,
+    failures,
+    root_causes,
+    unattributed_failure,
+)
 from hangdoc.analysis.logs.hardware_errors import HardwareErrors, hardware_errors
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, last, number
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, job_logs, last, number
+from hangdoc.analysis.logs.lost_peers import lost_connections, lost_peers
 from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, rendezvous_errors
+from hangdoc.analysis.thresholds import FIRST_CALLS
 from hangdoc.evidence import limits
-from hangdoc.evidence.logs import LogEvent
+from hangdoc.evidence.logs import LOST, TEARDOWN, LogEvent
+
+FAULTS = re.compile(r"NODE[ _]?FAIL|BOOT[ _]FAIL", re.IGNORECASE)  # reasons of Slurm that nobody asked for
+STALLED = "stalled_tensors"  # Horovod's stall inspector, where it does not show which rank is missing
+# Kinds of lines that only a job of several processes writes.
+DISTRIBUTED = (
+    *TIMEOUTS, *LOST, "work_status", "dump_signal", "dump_observed", "lagging", "joined", "mismatch", "barrier_lacks",
+    "clients_missing", "barrier_of_store", "watchdog_stuck", "connect_failed", "failed", "failure", "told_to_end",
+    "slurm_task", "mpi_end", "gradients_missing", "reduction_unfinished", "ib_error", "size_mismatch",
+    "behind_at_a_look", "stalled_tensors", "ras_missing", "ras_dead", "transfer_mismatch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +68,8 @@ class LogsFacts:
     completed: int | None = None  # sequence number of the newest collective it completed
     behind: bool | None = None  # it never arrived at the collective that its peers timed out in
     behind_why: str | None = None  # the evidence for `behind`: a log line, or a sentence
+    behind_proved: bool | None = None  # torch names it as behind, or its own numbers show it; not only its silence
+    count: str | None = None  # last value of its step counter or progress bar: "450", "epoch 3, 450"
     outlier: bool | None = None  # it called another collective than most ranks, or the same with another size or dtype
     call: str | None = None  # its call: "ALLREDUCE [1000] Float"
     sizes: bool | None = None  # the operations agree; only sizes or dtypes differ
@@ -46,9 +77,12 @@ class LogsFacts:
     unfinished: bool | None = None  # DDP raised in forward: the last backward left gradients that were not reduced
     gradless: str | None = None  # parameters without a gradient, named by DDP: "head.weight, head.bias", "number 2 3"
     error: str | None = None  # its own exception, no other rank's fault: "ValueError: bad batch"
+    error_kind: str | None = None  # gpu memory | memory | worker | ..., see error_kinds.yaml
     error_site: str | None = None  # innermost user frame of that exception
     error_line: str | None = None  # "file:line" of that exception in the log
     first: bool | None = None  # its own exception was the first in the job
+    order: str | None = None  # how it is known which exception came first: same | launcher | time | line | unknown
+    root: bool | None = None  # its launcher's table names it as the first failure; false: it names another rank
     victim: bool | None = None  # it failed, or timed out, because of another rank
     victim_why: str | None = None  # the log line that shows it
     nic: str | None = None  # interface that NCCL chose, and that reaches no other host: "docker0:172.17.0.1"
@@ -75,10 +109,37 @@ class LogsJob:
     behind: tuple[Suspect, ...] = ()  # ranks that never arrived (see LogsFacts.behind) and left no evidence
     absent: tuple[Suspect, ...] = ()  # ranks without a log, if the world size is known and they are few
     waited: str | None = None  # collective that most ranks timed out in: "ALLREDUCE 1900", "ALLGATHER 7 of group 2"
+    waited_s: float | None = None  # how long the first of them waited (s)
+    timeouts: int = 0  # lines that report a collective timeout, with or without a rank
+    reporters: int = 0  # ranks that report a collective timeout
+    sequence: int | None = None  # highest sequence number of a collective that timed out
+    early: bool = False  # the collective that timed out is one of the first of its group
+    size: int | None = None  # world size that the logs name
+    differing: str | None = None  # operations that lines name for one sequence number: "ALLREDUCE, BROADCAST"
+    behind_proved: bool = False  # torch names a rank of `behind`, or all other ranks of the job report the timeout
+    counted: bool = False  # only step counters show which rank is behind
+    shorter: bool = False  # or only that its loop has fewer iterations
+    peer_errors: int = 0  # exceptions that another rank, or the connection to it, caused
+    peer_error: str | None = None  # the first of them
+    lost: int = 0  # lines that report a lost connection between ranks
+    gone: tuple[Suspect, ...] = ()  # ranks, or a host, whose process is probably gone: their peers lost them
+    gone_why: str | None = None  # the evidence for it
+    gone_line: str | None = None  # the first line that reports a lost connection
+    raised: str | None = None  # exception of some rank, in lines that name no rank; no other rank caused it
+    raised_uncaught: bool = False  # its traceback shows that nothing caught it
+    raised_kind: str | None = None  # as in LogsFacts.error_kind
+    raised_site: str | None = None  # innermost user frame of that exception
+    raised_line: str | None = None  # "file:line" of that exception in the log
+    distributed: bool = False  # a line shows that several processes took part
+    requested: str | None = None  # line: a user, launcher or scheduler ended the job, and nothing failed before
+    host_failed: str | None = None  # line: the scheduler ended the job because a host failed
+    versions: str | None = None  # "nccl 2.21.5, torch 2.6.0"
     joined: bool = False  # all ranks timed out in the same collective; none was missing
     outlier_calls: tuple[Suspect, ...] = ()  # ranks that called another operation and left no evidence
     outlier_sizes: tuple[Suspect, ...] = ()  # ranks that called the operation with another size and left no evidence
     outlier_call: str | None = None  # the call of the first of them
+    other_calls: str | None = None  # both sides of calls of other operations: "rank 2 called REDUCE, rank 0 called ..."
+    other_sizes: str | None = None  # the same, where the operations agree and sizes or dtypes differ
     overran: bool = False  # gloo aborted a rank because it received too much
     detects: bool = False  # DDP says that find_unused_parameters=True is set
     tied: bool = False  # two different collectives were called by equally many ranks
@@ -109,16 +170,26 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
         if logs is None:
             return dict.fromkeys(case.ranks, LogsFacts()), LogsJob()
         groups = failed_groups(logs)
+        timed_out = any(True for _ in logs.all(*TIMEOUTS, "dump_signal", "dump_observed"))
+        shorter = ranks_with_shorter_loops(logs, timed_out)
+        behind, left = _behind(groups, logs), shorter or _left_behind(groups, logs, timed_out)
+        if not behind and not left:
+            behind = {rank: Behind(why) for rank, why in ranks_that_skipped(logs).items()}
         job = _Findings(
             logs=logs,
             groups=groups,
-            behind=_behind(groups, logs),
+            behind=_joined(behind, left),
+            counted=bool(left) and not behind,
+            shorter=bool(shorter) and not behind,
             mismatches=list(call_mismatches(logs, groups)),
             hardware=hardware_errors(case, logs),
             rendezvous=rendezvous_errors(logs),
+            counts=last_counts(logs),
+            roots=root_causes(logs),
         )
         ended = failures(case, logs)
-        return {key: _facts(case, key, job, ended.get(key)) for key in case.ranks}, _job_facts(job)
+        facts = {key: _facts(case, key, job, ended.get(key)) for key in case.ranks}
+        return facts, _job_facts(job, any(failure.own for failure in ended.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,48 +198,74 @@ class _Findings:
 
     logs: JobLogs
     groups: list[Group]
-    behind: Mapping[int, str]  # rank -> evidence
+    behind: Mapping[int, Behind]  # rank -> evidence
+    counted: bool  # only counters show which ranks are behind
+    shorter: bool  # or the length of their loops
     mismatches: list[CallMismatch]
     hardware: HardwareErrors
     rendezvous: RendezvousErrors
+    counts: Mapping[int, LastCount]
+    roots: frozenset[Key]  # ranks that launchers name as the first failure
 
 
-def _behind(groups: list[Group], logs: JobLogs) -> dict[int, str]:
+def _behind(groups: list[Group], logs: JobLogs) -> dict[int, Behind]:
     """Ranks behind in any group, with the evidence; the default group comes first."""
-    behind: dict[int, str] = {}
+    behind: dict[int, Behind] = {}
     for group in sorted(groups, key=lambda group: not group.whole):
         for rank, why in ranks_behind(group, logs).items():
             behind.setdefault(rank, why)
     return behind
 
 
+def _left_behind(groups: list[Group], logs: JobLogs, timed_out: bool) -> dict[int, str]:
+    """Ranks whose counter stopped early, but not those that wait in the collective of their peers."""
+    waiting = {rank for group in groups for rank, at in group.timed_out.items() if at is not None and at == group.front}
+    return {rank: why for rank, why in ranks_left_behind(logs, timed_out).items() if rank not in waiting}
+
+
+def _joined(behind: Mapping[int, Behind], left: Mapping[int, str]) -> dict[int, Behind]:
+    """What the collectives show, with what the counters show: two signs prove more than one."""
+    if not behind:
+        return {rank: Behind(why) for rank, why in left.items()}
+    return {rank: Behind(f"{one.why}; {left[rank]}", True) if rank in left else one for rank, one in behind.items()}
+
+
 def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> LogsFacts:
     behind, hardware = job.behind, job.hardware
     rank, events = case.ranks[key].target.rank, job.logs.ranks.get(key, ())
     timeout = first_timeout(job.logs, key)
+    if timeout is None and rank is not None and any(rank in group.timed_out for group in job.groups):
+        timeout = last(events, "work_status")
+    waited = timeout is not None or any(rank in group.timed_out for group in job.groups)
     status = last(events, "work_status", "dump_signal")
     mismatch = next((mismatch for mismatch in job.mismatches if rank in mismatch.calls), None)
     watchdog, overrun = last(events, "watchdog_stuck"), last(events, "size_mismatch")
     unmoved = last(events, "would_not_end")
     own = failure.own if failure else None
+    late = behind.get(rank) if rank is not None else None
     facts = LogsFacts(
-        timed_out=True if timeout else None,
-        stuck=True if timeout and case.ranks[key].alive is not False and not own else None,
+        timed_out=True if waited else None,
+        stuck=True if waited and case.ranks[key].alive is not False and not own else None,
         op=timeout.fields.get("op") if timeout else None,
         sequence=number(timeout, "sequence"),
         enqueued=number(status, "enqueued"),
         completed=number(status, "completed"),
         behind=rank in behind if behind and rank is not None else None,
-        behind_why=behind.get(rank) if rank is not None else None,
+        behind_why=late.why if late else None,
+        behind_proved=late.proved if late else None,
+        count=count.shown if rank is not None and (count := job.counts.get(rank)) else None,
         overrun=(
             f"{overrun.fields['received']} bytes where it expected {overrun.fields['expected']}" if overrun else None
         ),
         unfinished=True if last(events, "reduction_unfinished") else None,
         gradless=_gradless(events),
         error=own.text if own else None,
+        error_kind=error_kind(own),
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
         first=failure.first if own and failure else None,
+        order=failure.order if own and failure else None,
+        root=key in job.roots if job.roots else None,
         victim=True if failure and failure.victim else None,
         victim_why=failure.victim.text if failure and failure.victim else None,
         nic=hardware.nic.get(key),
@@ -191,21 +288,59 @@ def _gradless(events: Sequence[LogEvent]) -> str | None:
     return names[-1] if names else f"number {found[-1]}" if found else None
 
 
-def _job_facts(job: _Findings) -> LogsJob:
+def _job_facts(job: _Findings, ended: bool) -> LogsJob:
+    """`ended`: a rank is known to have failed by an exception of its own."""
     logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
     absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
     host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
+    raised = unattributed_failure(logs) if not ended else None
+    gone, lost = lost_peers(logs), lost_connections(logs)
+    sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
+    peer_errors = [
+        event
+        for event in logs.all("exception")
+        if caused_by_peer(event) and event.fields.get("type") not in REQUESTED and TEARDOWN not in event.fields
+    ]
     return LogsJob(
         read=True,
         ranks=len(logs.ranks),
         behind=tuple(Suspect(rank) for rank in sorted(job.behind) if rank not in logs.keys),
         absent=tuple(Suspect(rank) for rank in absent) if logs.ranks else (),
-        waited=_waited(job.groups),
+        waited=_waited(job.groups) or _waited_by_some_rank(logs),
+        waited_s=_waited_s(logs),
+        timeouts=sum(1 for _ in logs.all(*TIMEOUTS, STALLED)),
+        reporters=len({rank for group in job.groups for rank in group.timed_out}),
+        sequence=sequence,
+        early=sequence is not None and sequence <= FIRST_CALLS,
+        size=logs.named,
+        differing=_differing(logs, sequence),
+        behind_proved=any(one.proved for rank, one in job.behind.items() if rank not in logs.keys),
+        counted=job.counted,
+        shorter=job.shorter,
+        peer_errors=len(peer_errors),
+        peer_error=peer_errors[0].text if peer_errors else None,
+        lost=len(lost),
+        gone=tuple(gone.suspects) if gone else (),
+        gone_why=gone.why if gone else None,
+        gone_line=next((event.text for event in (*lost, *peer_errors)), None),
+        raised=raised.text if raised else None,
+        raised_uncaught=bool(raised and "uncaught" in raised.fields),
+        raised_kind=error_kind(raised),
+        raised_site=raised.fields.get("site") if raised else None,
+        raised_line=f"{raised.source}:{raised.line}" if raised else None,
+        distributed=_is_distributed(logs),
+        requested=_requested(logs),
+        host_failed=next(
+            (one.text for one in logs.all("ended_from_outside") if FAULTS.search(one.fields.get("why", ""))), None
+        ),
+        versions=next((event.text for event in logs.all("versions")), None),
         joined=any(is_complete(group, logs) for group in job.groups) and not job.behind and not job.mismatches,
         outlier_calls=tuple(Suspect(rank) for mismatch, rank in unseen if not mismatch.sizes),
         outlier_sizes=tuple(Suspect(rank) for mismatch, rank in unseen if mismatch.sizes),
         outlier_call=next((mismatch.format_call(rank) for mismatch, rank in unseen), None),
+        other_calls=next((mismatch.text for mismatch in job.mismatches if not mismatch.sizes), None),
+        other_sizes=next((mismatch.text for mismatch in job.mismatches if mismatch.sizes), None),
         overran=any(True for _ in logs.all("size_mismatch")),
         detects=any("detects" in event.fields for event in logs.all("reduction_unfinished")),
         tied=any(mismatch.tied for mismatch in job.mismatches),
@@ -232,6 +367,48 @@ def _waited(groups: list[Group]) -> str | None:
         return None
     op = max(set(ops), key=ops.count) if ops else "collective"
     return f"{op}{f' {front}' if front is not None else ''}{'' if group.whole else f' of group {group.name}'}"
+
+
+def _waited_by_some_rank(logs: JobLogs) -> str | None:
+    """The collective of the first timeout in lines that name no rank."""
+    event = next((event for _, event in logs.unattributed if event.kind in (*TIMEOUTS, STALLED)), None)
+    if event is None or "op" not in event.fields:
+        return None
+    return " ".join(part for part in (event.fields["op"], event.fields.get("sequence", "")) if part)
+
+
+def _waited_s(logs: JobLogs) -> float | None:
+    """How long the first reported collective waited (s)."""
+    for event in logs.all(*TIMEOUTS):
+        if (waited_ms := number(event, "ran_ms") or number(event, "timeout_ms")) is not None:
+            return waited_ms / 1000
+    return None
+
+
+def _differing(logs: JobLogs, sequence: int | None) -> str | None:
+    """The operations that lines without a rank name for the same sequence number, if they differ."""
+    ops = {
+        event.fields["op"]
+        for _, event in logs.unattributed
+        if event.kind in TIMEOUTS and number(event, "sequence") == sequence and "op" in event.fields
+    }
+    return ", ".join(sorted(ops)) if sequence is not None and len(ops) > 1 and not ops & BETWEEN_TWO else None
+
+
+def _is_distributed(logs: JobLogs) -> bool:
+    """True if a line shows several processes: a second rank, a collective, a lost peer, a launcher's failure table."""
+    return len(logs.keys) > 1 or (logs.named or 0) > 1 or any(True for _ in logs.all(*DISTRIBUTED))
+
+
+def _requested(logs: JobLogs) -> str | None:
+    """The line that shows that somebody ended the job: a signal to the launcher, the scheduler, Ctrl-C."""
+    if any(True for _ in logs.all(*TIMEOUTS)):
+        return None
+    interrupted = [one for one in logs.all("exception") if one.fields.get("type") in REQUESTED]
+    own = [one for one in logs.all("exception") if one not in interrupted and not caused_by_peer(one)]
+    ended = [one for one in logs.all("ended_from_outside") if not FAULTS.search(one.fields.get("why", ""))]
+    ended += interrupted
+    return None if own or not ended else ended[0].text
 
 
 ANALYSIS = LogsDetector()

@@ -158,7 +158,9 @@ def _fault(case: Case, one: DataConnection, sent: Flow, rate: float, pair: Pair)
     if sent is NOTHING and not one.connection.send_queue:
         return ""
     if tcp_counters.oversize(one.connection) and not sent.lossy:  # else random loss
-        return "lossy" if echo(case, one).passes == "some" else "oversize"
+        # A small segment that passed before does not prove that one would pass now: the host may have gone since.
+        gone = one.peer is None and bool(case.job(WorldJob).lost)
+        return {"some": "lossy", "small": "oversize"}.get(echo(case, one).passes, "dead" if gone else "oversize")
     if tcp_counters.dead(one.connection):
         return {"small": "oversize", "some": "lossy"}.get(echo(case, one).passes, "dead")
     if not _far(pair):

@@ -1,7 +1,10 @@
-"""Analysis `missed`: what blocked a rank of a dead job that never arrived at the collective its peers waited in.
+"""Analysis `last_stack`: what blocked a rank of a dead job that never arrived at the collective its peers waited in.
 
-Its peers waited until a timeout, and its last stack was taken after that. The rank was therefore blocked at that place,
-or kept returning to it, throughout the wait. A stack is one look: the state of the file, lock or worker is unknown.
+Dumps or logs name that rank: its peers waited until a timeout, and its last stack was taken after that. The rank was
+therefore blocked at that place, or kept returning to it, throughout the wait. Without dumps and logs, the stacks do: it
+is in no collective, while its peers wait in one, or for a GPU that one holds up.
+
+A stack is one look: the state of the file, lock or worker is unknown. `last_calls.yaml` says what a rank is blocked in.
 Code in C has no Python frame. A dump with native frames shows what the innermost Python frame called; in another dump
 only its source line does.
 """
@@ -9,16 +12,25 @@ only its source line does.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
 
 from hangdoc.analysis import Analysis, Case, Key, Suspect
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.recorder import RecorderFacts
 from hangdoc.analysis.data.storage import FOR_THREADS
-from hangdoc.analysis.logs.logs import LogsFacts
+from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
+from hangdoc.analysis.ranks.call_path import Frames, is_library
 from hangdoc.analysis.ranks.divergence import DivergenceJob
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Source, Stacks
+from hangdoc.evidence.logs import Aftermath
 
 _READS = frozenset({"read", "readline", "readlines", "readinto", "open"})
 _NETWORK = re.compile(r"\((?:socket|ssl)\.py:\d+\)$")
@@ -38,18 +50,30 @@ class LastStackFacts:
     """One rank of a dead job. None: the rank had arrived, the job was watched, or the evidence does not show it."""
 
     absent: bool | None = None  # it never arrived at the collective that its peers waited in
-    blocked_in: str | None = None  # what it was blocked in instead: reads | writes | input | lock | lock file | native
+    # What it was blocked in instead: reads | writes | input | lock | lock file | download | subprocess | compile |
+    # exception | native.
+    blocked_in: str | None = None
+    doing: str | None = None  # the same in words: "a download from the Hugging Face Hub"
     by_line: bool = False  # only the source line shows that, and no frame of the call on it
+    by_stacks: bool = False  # only the stacks show that it was absent, and neither dumps nor logs
+    elsewhere: bool = False  # only the stacks show that it was absent, and nothing that it was blocked in
+    drives: bool = False  # a driver of the job: it waits for its workers, the ranks
     awaits: int | None = None  # rank that it waited for, but that does not exist in its peers' process groups
 
 
 UNSEEN = LastStackFacts()
+# Phases in which the frames decide what a rank is blocked in, and operations that do.
+_OPEN = frozenset({"idle", "unknown", "compute", "compile", "startup", "input", "checkpoint"})
+_PROMPTS = frozenset({"debugger prompt", "debugger client", "interpreter prompt", "password prompt"})
+# What more than half of the ranks may be blocked in at the same time: storage, or a server, that all of them use.
+ALIKE = frozenset({"reads", "writes", "input", "download", "lock file"})
 
 
 @dataclass(frozen=True, slots=True)
 class LastStackJob:
     silent: tuple[Suspect, ...] = ()  # ranks without a dump, if every rank with a dump timed out or lost a peer
     together: bool = False  # every rank timed out in the same collective
+    all_wait: bool = False  # by their stacks, all ranks wait in the same operation, or for their GPU
 
 
 class LastStackAnalysis(Analysis[LastStackFacts, LastStackJob]):
@@ -57,7 +81,68 @@ class LastStackAnalysis(Analysis[LastStackFacts, LastStackJob]):
     job_facts = LastStackJob
 
     def derive(self, case: Case) -> tuple[dict[Key, LastStackFacts], LastStackJob]:
-        return {key: _facts(case, key) for key in case.ranks}, _job(case)
+        absent = _absent_by_stacks(case)
+        facts = {key: _facts(case, key, key in absent) for key in case.ranks}
+        return facts, replace(_job(case), all_wait=_all_wait(case))
+
+
+# --- who is absent, by the stacks alone -----------------------------------------------------------
+
+
+def _absent_by_stacks(case: Case) -> Collection[Key]:
+    """The ranks that are in no collective while their peers wait for them; empty if dumps or logs know better.
+
+    Half of the ranks at most: more of them are absent only if all of them are blocked in the same thing.
+    """
+    stack, logs = case.facts(StackFacts), case.facts(LogsFacts)
+    if not _stacks_decide(case):
+        return ()
+    seen = {key for key in case.ranks if stack[key].waits is not None}
+    starting = {key for key in seen if stack[key].phase == "startup" and stack[key].op != "import"}
+    waited = {key for key, own in logs.items() if own.timed_out or own.victim}
+    waiting = {key for key in seen if stack[key].waits} | waited or starting
+    absent = {
+        key
+        for key in seen - waiting
+        if stack[key].phase not in ("exited", "stopped", "teardown") and not _drives(case, key)
+    }
+    kinds = {_blocked_in(case, key)[0] for key in absent}
+    if len(absent) > len(waiting) and (len(absent) < 2 or len(kinds) > 1 or not kinds <= ALIKE):
+        return ()
+    if not waiting and any(stack[key].phase not in ("input", "checkpoint") for key in absent):  # perhaps no training
+        return ()
+    return absent
+
+
+def _drives(case: Case, key: Key) -> bool:
+    """True of a process that waits for the ranks, as the driver of a Ray job does."""
+    call = _call(case, key, case.facts(StackFacts)[key])
+    return call is not None and call.kind == "peers"
+
+
+def _stacks_decide(case: Case) -> bool:
+    """True if the job was not watched, and neither a dump nor a log nor the end of a rank shows who is at fault."""
+    if len(case.ranks) < 2 or not all(isinstance(case.record(key, "aftermath"), Aftermath) for key in case.ranks):
+        return False
+    dumps, logs = case.job(DumpJob), case.facts(LogsFacts)
+    if dumps.kind is not None or dumps.moving or case.job(LogsJob).behind:
+        return False
+    ended = any(rank.alive is False for rank in case.ranks.values())
+    return not ended and not any(one.behind or one.first for one in logs.values())
+
+
+def _all_wait(case: Case) -> bool:
+    """True if every rank of the job was seen to wait, in one operation or for its GPU."""
+    logs = case.facts(LogsFacts)
+    if not _stacks_decide(case) or any(own.timed_out or own.victim for own in logs.values()):
+        return False
+    stack = case.facts(StackFacts)
+    operations = {None if own.on_gpu else (own.phase, own.op) for own in stack.values() if own.waits}
+    waits = all(own.waits or _drives(case, key) for key, own in stack.items())
+    return waits and any(own.waits for own in stack.values()) and len(operations - {None}) < 2
+
+
+# --- dumps and logs -------------------------------------------------------------------------------
 
 
 def _job(case: Case) -> LastStackJob:
@@ -75,19 +160,98 @@ def _job(case: Case) -> LastStackJob:
     return LastStackJob((), timed_out and not apart and len(sequences) == 1 and None not in sequences)
 
 
-def _facts(case: Case, key: Key) -> LastStackFacts:
+def _facts(case: Case, key: Key, by_stacks: bool) -> LastStackFacts:
     dumps, logs = case.facts(DumpFacts)[key], case.facts(LogsFacts)[key]
     if logs.awaits is not None and (size := _world_size(case, key)) and logs.awaits >= size:
         return LastStackFacts(awaits=logs.awaits)
-    if not (dumps.absent or logs.behind) or logs.timed_out or case.ranks[key].alive is False:
-        return UNSEEN
+    recorded = (dumps.absent or logs.behind) and not logs.timed_out and case.ranks[key].alive is not False
+    if not (recorded or by_stacks):
+        ended = isinstance(case.record(key, "aftermath"), Aftermath)
+        return LastStackFacts(drives=True) if ended and _drives(case, key) else UNSEEN
+    blocked_in, doing, by_line = _blocked_in(case, key)
+    only_stacks = not recorded
+    if only_stacks and blocked_in == "native":  # it may just compute
+        blocked_in = None
+    elsewhere = only_stacks and blocked_in in (None, "exception")
+    return LastStackFacts(True, blocked_in, doing, by_line, only_stacks, elsewhere)
+
+
+def _blocked_in(case: Case, key: Key) -> tuple[str | None, str | None, bool]:
+    """What a rank is blocked in, the same in words, and whether only its source line shows that."""
     stack = case.facts(StackFacts)[key]
     if _waits_for_helpers(case, key, stack):
-        return LastStackFacts(True, "input")
+        return "input", None, False
     if _waits_for_locked_thread(case, key, stack):
-        return LastStackFacts(True, "lock", by_line=True)
-    by_frames, by_line = _by_frames(stack), _by_line(stack)
-    return LastStackFacts(True, by_frames or by_line, by_line=by_line is not None and by_frames is None)
+        return "lock", None, True
+    by_frames = _by_frames(stack)
+    call = _call(case, key, stack)
+    if by_frames not in (None, "native") or call is None or call.kind == "peers":
+        by_line = _by_line(stack) if by_frames is None else None
+        return by_frames or by_line, call.doing if call and call.kind == by_frames else None, by_line is not None
+    return call.kind, call.doing, False
+
+
+def _call(case: Case, key: Key, stack: StackFacts) -> LastCall | None:
+    """The call in last_calls.yaml that a rank is in; None for one that waits for its peers or for a person."""
+    thread = judged_thread(case, key)
+    if thread is None or stack.phase not in _OPEN or stack.op in _PROMPTS:
+        return None
+    if stack.phase == "startup" and stack.op != "import":
+        return None
+    return last_call(thread.path.frames)
+
+
+# --- what the frames show -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """One entry of last_calls.yaml."""
+
+    kind: str
+    doing: str
+    function: re.Pattern[str] | None
+    file: re.Pattern[str] | None
+    native: re.Pattern[str] | None
+    own: str | None  # any | strict
+    below: bool
+    innermost: int | None
+
+    def fits(self, frames: Frames) -> bool:
+        """True if a frame of a thread, innermost first, shows it."""
+        python = [frame for frame in frames if not frame[3]]
+        if self.own and (is_library(python[0][1]) if python else self.own == "strict"):
+            return False
+        if self.native:
+            return any(native and self.native.search(name) for name, _, _, native in frames)
+        if self.below or self.innermost:
+            user = next((at for at, frame in enumerate(python) if not is_library(frame[1])), len(python))
+            python = python[:user]
+        return any(self._fits(name, file) for name, file, _, _ in python[: self.innermost])
+
+    def _fits(self, name: str, file: str) -> bool:
+        if self.function and not self.function.search(name):
+            return False
+        return not (self.file and not self.file.search(file))
+
+
+@lru_cache(maxsize=1)
+def last_calls() -> tuple[LastCall, ...]:
+    """The rules of last_calls.yaml, in order."""
+    text = files("hangdoc.analysis.postmortem").joinpath("last_calls.yaml").read_text()
+    return tuple(_last_call(row) for row in yaml.safe_load(text))
+
+
+def _last_call(row: dict[str, Any]) -> LastCall:
+    function, file, native = (re.compile(row[name]) if name in row else None for name in ("function", "file", "native"))
+    below = bool(row.get("below"))
+    return LastCall(row["in"], row["doing"], function, file, native, row.get("own"), below, row.get("innermost"))
+
+
+@lru_cache(maxsize=1024)
+def last_call(frames: Frames) -> LastCall | None:
+    """The first rule that the frames of a thread fit."""
+    return next((rule for rule in last_calls() if rule.fits(frames)), None)
 
 
 def _world_size(case: Case, key: Key) -> int:
@@ -120,6 +284,8 @@ def _by_frames(stack: StackFacts) -> str | None:
         return "reads" if "load" in (stack.op or "") else "writes"
     if stack.phase == "input":
         return "input"
+    if stack.phase == "compile" and stack.op != "wait for a compile lock":
+        return "compile"
     if stack.op in ("wait for a lock file", "wait for a compile lock"):
         return "lock file"
     if stack.phase not in ("idle", "unknown"):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
 from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
 from hangdoc.postmortem.readers._torchrun import process_of
 
@@ -109,6 +110,7 @@ def _owners(ranks: Sequence[ProcessDump], source: Source) -> list[ProcessRef]:
         replace(dump.process, rank=_rank_from_command(dump)) if dump.process.rank is None else dump.process
         for dump in ranks
     ]
+    found = _ranks_from_gpus(found)
     found = _ranks_from_local_ranks(ranks, found) or found
     if all(process.rank is None for process in found):
         named = process_of_file(source)
@@ -175,6 +177,17 @@ def _variable_value(dump: ProcessDump, names: Sequence[str]) -> int | None:
 def _rank_from_command(dump: ProcessDump) -> int | None:
     found = _GLOBAL_RANK.search(dump.command)
     return int(found[1] or found[2]) if found else None
+
+
+def _ranks_from_gpus(processes: list[ProcessRef]) -> list[ProcessRef]:
+    """Ranks from the GPU or worker numbers in headings; on several hosts they are unknown."""
+    named = [process for process in processes if process.pid is not None and -(10**4) < process.pid - LOCAL_PIDS <= 0]
+    if len({process.host for process in processes}) > 1:
+        return processes
+    return [
+        replace(process, rank=LOCAL_PIDS - (process.pid or 0), pid=None) if process in named else process
+        for process in processes
+    ]
 
 
 def _ranks_from_local_ranks(ranks: Sequence[ProcessDump], processes: Sequence[ProcessRef]) -> list[ProcessRef] | None:

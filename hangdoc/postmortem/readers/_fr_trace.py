@@ -16,16 +16,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, RecordedCall
-from hangdoc.postmortem.readers._fr_dedup import DumpModels
+from hangdoc.postmortem.readers._fr_worker import MOST_DIMS, MOST_ENTRIES, MOST_FRAMES, MOST_TENSORS, TIMED_ENTRIES
 from hangdoc.redaction.text import redact
 
-MOST_ENTRIES = 4_000_000
-MOST_FRAMES = 64  # per stack
-MOST_TENSORS, MOST_DIMS = 512, 32  # per operation
-TIMED_ENTRIES = 64  # newest entries; their times are kept
 LONGEST = 300  # characters of a name or path
 DEFAULT = ("0", "default_pg")  # torch's name and description of the default group
-_MALFORMED = (TypeError, ValueError, KeyError, AttributeError, OverflowError, IndexError)
+MALFORMED = (TypeError, ValueError, KeyError, AttributeError, OverflowError, IndexError)
 _NO_SIZES = b""
 
 
@@ -38,14 +34,13 @@ class SharedParts:
     entries: dict[tuple[Any, ...], RecordedCall] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     groups: dict[ProcessGroup, ProcessGroup] = field(default_factory=dict)
-    models: DumpModels = field(default_factory=DumpModels)
 
 
 def flight_recorder(trace: Mapping[str, Any], shared: SharedParts) -> tuple[FlightRecorder, int]:
-    """The record, and the number of unreadable entries."""
+    """The record of the newest MOST_ENTRIES entries, and the number of unreadable ones."""
     raw = trace.get("entries")
-    raw = raw[:MOST_ENTRIES] if isinstance(raw, list) else []
-    reader = _Entries(shared)
+    raw = raw[-MOST_ENTRIES:] if isinstance(raw, list) else []
+    reader = Entries(shared)
     entries = reader.read(raw)
     first = _int(raw[0].get("record_id")) if raw and isinstance(raw[0], dict) else None
     made = trace_header(trace, shared)
@@ -78,7 +73,7 @@ def text(value: object) -> str:
 # --- entries --------------------------------------------------------------------------------------
 
 
-class _Entries:
+class Entries:
     """Converts the entries of one trace."""
 
     def __init__(self, shared: SharedParts) -> None:
@@ -89,23 +84,34 @@ class _Entries:
 
     def read(self, raw: Sequence[Any]) -> list[RecordedCall]:
         found: list[RecordedCall] = []
-        known, labels = self.shared.entries, self.labels
         for entry in raw:
             try:
-                key = self._key(entry)
-                one = known.get(key)
-                if one is None:
-                    one = known[key] = self._make(entry, key)
-                if key[0] not in labels:
-                    labels[key[0]] = _label(entry.get("process_group"))
-            except _MALFORMED:
+                one, group = self.made(entry, self._thread(entry.get("thread_id")))
+                if group not in self.labels:
+                    self.labels[group] = label(entry.get("process_group"))
+            except MALFORMED:
                 continue
+            found.append(one)
+        return self.closed(found)
+
+    def made(self, entry: Mapping[str, Any], thread: int | None) -> tuple[RecordedCall, str]:
+        """A call, and the name of its group as the trace has it. Raises one of MALFORMED."""
+        key = self._key(entry, thread)
+        one = self.shared.entries.get(key)
+        if one is None:
+            one = self.shared.entries[key] = self._make(entry, key)
+        return one, key[0]
+
+    def closed(self, calls: Sequence[RecordedCall]) -> list[RecordedCall]:
+        """The calls; the parts of a coalesced call retire with it."""
+        found: list[RecordedCall] = []
+        for one in calls:
             if one.op.endswith("coalesced"):
                 self._close(found, one)
             found.append(one)
         return found
 
-    def _key(self, entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _key(self, entry: Mapping[str, Any], thread: int | None) -> tuple[Any, ...]:
         """Hashable key of all fields of a record: a flat tuple of plain values."""
         get = entry.get
         name = entry["profiling_name"]
@@ -133,7 +139,7 @@ class _Entries:
             ",".join(get("input_dtypes") or ()),
             ",".join(get("output_dtypes") or ()),
             id(self._stack(get("frames"))),
-            self._thread(get("thread_id")),
+            thread,
         )
 
     def _thread(self, id: Any) -> int | None:
@@ -216,7 +222,7 @@ def _sizes_text(raw: Any) -> str:
     return str([array("q", dims[:MOST_DIMS]).tolist() for dims in raw[:MOST_TENSORS]]) if raw else ""
 
 
-def _label(group: Any) -> str:
+def label(group: Any) -> str:
     label = text(group[1]) if isinstance(group, (list, tuple)) and len(group) > 1 else ""
     return "" if label == "undefined" else label
 

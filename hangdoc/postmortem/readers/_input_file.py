@@ -60,11 +60,7 @@ class Source:
     @cached_property
     def rank_in_name(self) -> int | None:
         """The rank in the file's name."""
-        match = None
-        for match in _RANK_IN_NAME.finditer(self.path.name):
-            if match[1]:
-                break
-        return int(match[1] or match[2]) if match else None
+        return rank_in_name(self.path.name)
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -83,6 +79,15 @@ class Source:
                     yield _SalvagingReader(_DecompressedStream(packed, file), _CHUNK)
             else:
                 yield file
+
+
+def rank_in_name(name: str, worded: bool = False) -> int | None:
+    """The rank in a file name; `worded`: only one that a word announces (`rank_3.log`)."""
+    match = None
+    for match in _RANK_IN_NAME.finditer(name):
+        if match[1]:
+            break
+    return int(match[1] or match[2]) if match and (match[1] or not worded) else None
 
 
 class _DecompressedStream(io.RawIOBase):

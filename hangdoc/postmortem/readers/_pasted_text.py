@@ -7,14 +7,18 @@ prefix form one channel.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._owner_hints import NAME, OwnerHints
+from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits
 
 MAX_LINE = 16 * 2**10  # bytes kept per line
@@ -22,32 +26,19 @@ MOST_CHANNELS = 4096
 MAX_PREFIX = 80  # characters
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?[ \t]")
-_NAME = r"[A-Za-z0-9][\w.\-]{0,252}"
-_HOST_PREFIX = re.compile(rf"({_NAME}): ?$")
+_TIME = re.compile(
+    r"^(\[pod/[^\]\n]{1,200}\] )?(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,12}(?:Z"
+    r"|[+-]\d\d:?\d\d)?\]?(?: std(?:out|err) [FP])?"
+    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}\[\d{1,9}\]:)(?:[ \t]|$)"
+)
+_HOST_PREFIX = re.compile(rf"({NAME}): ?$")
 _RANK_PREFIX = re.compile(
-    r"\[(?:rank|default)?(\d{1,6})\]:?\s*$|\[\d+,(\d{1,6})\]<std(?:out|err)>:?\s*$|^\s*(\d{1,6}): ?$"
+    r"\[(?:rank|default|RANK )?(\d{1,6})\]:?\s*$|\[\d+,(\d{1,6})\]<std(?:out|err)>:?\s*$|^\s*(\d{1,6}): ?$"
 )
-_POD_PREFIX = re.compile(rf"\[pod/({_NAME})/[^\]]*\]\s*$|^({_NAME})\s+\|\s*$")
-_RAY_PREFIX = re.compile(rf"pid=(\d{{1,9}})(?:, ip=({_NAME}))?\)\s*$")
+_POD_PREFIX = re.compile(rf"\[pod/({NAME})/[^\]]*\]\s*$|^({NAME})\s+\|\s*$")
+_RAY_PREFIX = re.compile(rf"pid=(\d{{1,9}})(?:, ip=({NAME}))?\)\s*$")
 
-_RANK = re.compile(r"(?<![A-Za-z_])(?:global[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
-_OTHER_RANK = re.compile(
-    r"(?:local|node|group)[ _-]?rank[\s:=#_-]{0,4}\d+|world[ _-]?size[\s:=]{0,3}\d+", re.IGNORECASE
-)
-_PID = re.compile(r"(?<![A-Za-z_])(?:--)?pid[\s:=#_]{0,4}(\d{1,9})(?!\d)", re.IGNORECASE)
-_HOST = re.compile(
-    rf"(?<![A-Za-z_])(?:host(?:name)?|node|pod)(?:\s*[:=]\s*|\s+)({_NAME})|(?:\bon\s+|@\s*)({_NAME})", re.IGNORECASE
-)
-_FILLER_WORDS = re.compile(
-    r"\b(?:stack|stacks|trace|dump|dumps|of|for|on|the|py-spy|process|worker|gpu\s*\d+|begin|start|output|txt|log|out|err)\b",
-    re.IGNORECASE,
-)
-_DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")
-_RULER = re.compile(r"[-=*#]{4,}\s*")
-_TITLE = re.compile(rf"\s*[=\-#*]{{2,}}\s*({_NAME})\s*[=\-#*]{{2,}}\s*|==> ({_NAME}) <==\s*")
-_ALONE = re.compile(rf"({_NAME})\s*")
-_ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
 _NEUTRAL = " \t>|"  # indents and quotes, which name no process
 _MOST_BROKEN = 50  # invalid documents, then the rest of the text is ignored
 _JSON_BEFORE = 200 * 2**10  # characters of context before a document
@@ -55,7 +46,8 @@ _JSON_START = re.compile(r"^[ \t]*(?=(?:\[\s*\{|\{\s*\"))", re.MULTILINE)
 
 
 def text_lines(source: Source, context: ReadContext) -> Iterator[str]:
-    """The lines of a source without colours and line ends, long ones cut. Warns and stops at damage."""
+    """The cleaned lines of a source, without times, long ones cut. Warns and stops at damage."""
+    source = text_source(source, context)
     done, left = 0, input_limits.most_lines(source.size)
     try:
         with source.open() as file:
@@ -81,72 +73,12 @@ def _text(raw: bytes) -> str:
         text = _TERMINAL.sub("", text)
     if "\r" in text:  # an overwritten progress bar
         text = text.rpartition("\r")[2]
-    return _TIME.sub("", text, count=1) if text[:2] == "20" else text
+    return without_time(text)
 
 
-@dataclass(slots=True)
-class OwnerHints:
-    """Hints at the process of the next dump, from its prefix and the lines before it.
-
-    A rank or PID holds for one dump, a host until the next host.
-    """
-
-    rank: int | None = None
-    pid: int | None = None
-    host: str | None = None
-    fixed: ProcessRef = field(default_factory=ProcessRef)  # from the prefix: holds for every dump
-    updated: bool = False  # a line since the last dump gave a hint
-    _before: tuple[str, str] = ("", "")
-
-    def take(self, pid: int | None = None) -> ProcessRef:
-        """The process of the dump that begins here; consumes its rank and PID."""
-        process = ProcessRef(
-            self.fixed.rank if self.fixed.rank is not None else self.rank,
-            self.fixed.host or self.host,
-            pid if pid is not None else self.pid if self.pid is not None else self.fixed.pid,
-        )
-        self.rank = self.pid = None
-        self.updated = False
-        return process
-
-    def observe(self, text: str) -> None:
-        """Read a line between dumps; most are prose without a reliable hint."""
-        before, self._before = self._before, (self._before[1], text)
-        if len(text) > 200 or not text.strip():
-            return
-        if title := _TITLE.fullmatch(text):
-            name = _ENDING.sub("", title[1] or title[2])
-            if not _RANK.search(name) and _is_host(name):
-                self.host, self.updated = name, True
-                return
-        if _RULER.fullmatch(text) and _RULER.fullmatch(before[0]) and (alone := _ALONE.fullmatch(before[1])):
-            self.host, self.updated = alone[1], True  # header of clush and dshbak
-            return
-        self._observe_labels(text)
-
-    def _observe_labels(self, text: str) -> None:
-        rest = _OTHER_RANK.sub(" ", text)
-        rank, pid = _RANK.search(rest), _PID.search(rest)
-        if rank is None and pid is None:
-            return
-        rest = _PID.sub(" ", _RANK.sub(" ", rest, count=1), count=1)
-        host = _HOST.search(rest)
-        rest = _FILLER_WORDS.sub(" ", _HOST.sub(" ", rest, count=1))
-        words = [
-            word for word in _DECORATION.sub(" ", rest.replace("-", "\0")).replace("\0", "-").split() if word.strip("-")
-        ]
-        if len(words) > 1 or (words and host):
-            return  # a sentence
-        named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_is_host, words), None)
-        self.rank = int(rank[1]) if rank else None
-        self.pid = int(pid[1]) if pid else None
-        self.host = named or self.host
-        self.updated = True
-
-
-def _is_host(word: str) -> bool:
-    """True if a single word looks like a host: `node-a`, `gpu07`, `10.0.0.3`."""
-    return bool(_ALONE.fullmatch(word) and re.search(r"[\d.-]", word) and not _FILLER_WORDS.fullmatch(word))
+def without_time(text: str) -> str:
+    """A line without the time at its beginning."""
+    return _TIME.sub(lambda found: found[1] or "", text, count=1) if ":" in text[:40] else text
 
 
 class ChannelParser(Protocol):
@@ -182,11 +114,23 @@ def parse_channels(texts: Iterable[str], opening: re.Pattern[str], factory: Pars
         if not parsers[prefix].feed(rest):
             hints_by_prefix[prefix].observe(rest)
         if parsers[prefix].pieces:
-            yield from parsers[prefix].pieces
+            yield from _of_each_owner(parsers[prefix].pieces, hints_by_prefix[prefix])
             parsers[prefix].pieces.clear()
-    for parser in parsers.values():
+    for prefix, parser in parsers.items():
         parser.end()
-        yield from parser.pieces
+        yield from _of_each_owner(parser.pieces, hints_by_prefix[prefix])
+
+
+def _of_each_owner(pieces: Iterable[Piece], hints: OwnerHints) -> Iterator[Piece]:
+    """The pieces; those under a heading of several ranks once a rank."""
+    for piece in pieces:
+        yield piece
+        for rank in hints.companions.get(piece.process.rank, ()) if piece.process.rank is not None else ():
+            process = ProcessRef(rank, piece.process.host)
+            record = piece.record
+            if isinstance(getattr(record, "process", None), ProcessRef):
+                record = dataclasses.replace(record, process=process)
+            yield replace(piece, process=process, record=record)
 
 
 def _prefix(
@@ -265,3 +209,9 @@ def _joined_text(source: Source, context: ReadContext, most: int) -> str:
             break
         found.append(line)
     return "\n".join(found)
+
+
+__all__ = [
+    "MAX_PREFIX", "ChannelParser", "OwnerHints", "ParserFactory", "json_documents", "json_documents_with_context",
+    "parse_channels", "text_lines",
+]  # fmt: skip

@@ -21,6 +21,7 @@ TEXT = 400
 class ElasticReader:
     name = "torchelastic error file"
     order = 20
+    exclusive = True
     help = "decorate the script's main function with torch.distributed.elastic.multiprocessing.errors.record"
 
     def recognises(self, source: Source) -> bool:

@@ -27,6 +27,8 @@ OPENING = re.compile(
     r"(?:Current thread|Thread) 0x[0-9a-f]{1,16}(?: \[.*\])? \(most recent call first\)"
     r"|Stack \(most recent call first\)|Fatal Python error: |Timeout \(\d+:\d\d:\d\d"
 )
+_HEADING = re.compile(r"(?:Thread 0x[0-9a-f]{1,16}[^(\n]{0,120}|Stack )\(most recent call first\)")
+_ANY_FRAME = re.compile(r'File "[^"\n]{0,1000}", line \d{1,9} in |<no Python frame>')
 _SIGNALS = {"Segmentation fault": 11, "Bus error": 7, "Floating": 8, "Illegal instruction": 4}
 _ABORT = 6  # every other fatal error ends in abort()
 _LOOKS_LIKE = re.compile(
@@ -38,20 +40,40 @@ _LOOKS_LIKE = re.compile(
 class FaulthandlerReader:
     name = "faulthandler dump"
     order = 30
+    marks = ("(most recent call first)",)
     help = (
         "`faulthandler.register(signal.SIGUSR1)` in the script, then `kill -USR1 PID`; PYTHONFAULTHANDLER=1 for crashes"
     )
 
     def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
-        if not _LOOKS_LIKE.search(head):
-            return False
-        rows = [row for row in head.splitlines() if row.strip()]
-        mine = sum(bool(OPENING.search(row) or re.search(r'File "[^"]*", line \d+ in ', row)) for row in rows)
-        return 3 * mine >= len(rows)  # else a log that contains a dump
+        return _LOOKS_LIKE.search(head) is not None and (_is_mostly_dumps(head) or _on_demand(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        return rank_pieces(faulthandler_dumps(text_lines(source, context)), source, context)
+        dumps = faulthandler_dumps(text_lines(source, context))
+        if not _is_mostly_dumps(source.head.decode("utf-8", "replace")):
+            dumps = (dump for dump in dumps if not dump.more)  # the log reader knows whose crash it was
+        return rank_pieces(dumps, source, context)
+
+
+def _is_mostly_dumps(head: str) -> bool:
+    """False for a log that contains a dump."""
+    rows = [row for row in head.splitlines() if row.strip()]
+    return 3 * sum(bool(OPENING.search(row) or _ANY_FRAME.search(row)) for row in rows) >= len(rows)
+
+
+def _on_demand(head: str) -> bool:
+    """True if a dump does not belong to a crash: a signal, a timeout or the script asked for it."""
+    crashed = False
+    for row in head.splitlines():
+        if _FATAL.search(row):
+            crashed = True
+        elif _HEADING.search(row):
+            if not crashed:
+                return True
+        elif row.strip() and not _ANY_FRAME.search(row) and not _REST.fullmatch(row):
+            crashed = False
+    return False
 
 
 def faulthandler_dumps(texts: Iterable[str]) -> Iterator[ProcessDump]:

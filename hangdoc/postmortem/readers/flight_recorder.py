@@ -18,9 +18,10 @@ from hangdoc.evidence.collectives import pending_call
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
-from hangdoc.postmortem.readers._fr_dedup import ENTRIES
-from hangdoc.postmortem.readers._fr_trace import TIMED_ENTRIES, SharedParts, flight_recorder, text, trace_header
-from hangdoc.postmortem.readers._safe_pickle import PickleRefused, load_head, load_plain
+from hangdoc.postmortem.readers._fr_pool import PROTOCOL, DumpPool
+from hangdoc.postmortem.readers._fr_trace import SharedParts, flight_recorder, text
+from hangdoc.postmortem.readers._fr_worker import MOST_ENTRIES
+from hangdoc.postmortem.readers._safe_pickle import PickleRefused, load_plain
 from hangdoc.system import input_limits
 
 MOST_CUTS = 400  # cut positions tried in a truncated pickle
@@ -39,6 +40,7 @@ _C10D = "torch/distributed/distributed_c10d.py"
 class FlightRecorderReader:
     name = "Flight Recorder dump"
     order = 10
+    exclusive = True
     help = "TORCH_FR_BUFFER_SIZE=2000 in the job's environment: each rank writes a dump when a collective times out"
 
     def recognises(self, source: Source) -> bool:
@@ -50,39 +52,51 @@ class FlightRecorderReader:
         return load_head.lstrip()[:1] == b"{" and any(key in load_head for key in _KEYS)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
-        most = input_limits.most_whole(source.size)
-        with source.open() as file:
-            data = file.read(most + 1)
-        context.progress(source.size)
-        if len(data) > most:
-            context.warn(
-                f"{source.name}: not read: it decompresses to more than {most >> 20} MiB, too much for its size"
-            )
-            return
-        with gc_paused():
-            record = self._record(source, data, context)
-        del data
+        pool = context.shared.get(__name__)
+        if pool is None:
+            pool = context.shared[__name__] = DumpPool(SharedParts())
+        record = None
+        if source.head[:1] == PROTOCOL:
+            pool.look_ahead(source, context.following)
+            digested = pool.digested(source)
+            if digested is not None:
+                record = digested.record
+                _warn_of_limits(source, record, digested.left_out, context)
+                context.progress(source.size)
+        if record is None:
+            record = _read_carefully(source, context, pool.shared)
         if record is not None:
             yield from _pieces(source, record, context)
 
-    def _record(self, source: Source, data: bytes, context: ReadContext) -> FlightRecorder | None:
-        shared = context.shared.setdefault(__name__, SharedParts())
-        known = _from_model(data, shared)
-        if known is not None:
-            return known
+
+def _read_carefully(source: Source, context: ReadContext, shared: SharedParts) -> FlightRecorder | None:
+    """The record of a dump of any form, as far as it is intact."""
+    most = input_limits.most_whole(source.size)
+    with source.open() as file:
+        data = file.read(most + 1)
+    context.progress(source.size)
+    if len(data) > most:
+        context.warn(f"{source.name}: not read: it decompresses to more than {most >> 20} MiB, too much for its size")
+        return None
+    with gc_paused():
         trace, defect = _trace(data, source.size)
+        del data
         if defect:
             context.warn(f"{source.name}: {defect}")
         if trace is None:
             return None
         record, bad = flight_recorder(trace, shared)
-        if bad:
-            context.warn(f"{source.name}: {bad} unreadable entries were ignored")
-        if not re.match(r"2\.", record.version):
-            context.warn(f"{source.name}: unknown dump version {record.version}; read as 2.10")
-        if not defect and not bad:
-            _add_model(data, record, shared)
-        return record
+    if bad:
+        context.warn(f"{source.name}: {bad} unreadable entries were ignored")
+    _warn_of_limits(source, record, len(trace["entries"]) - MOST_ENTRIES, context)
+    return record
+
+
+def _warn_of_limits(source: Source, record: FlightRecorder, left_out: int, context: ReadContext) -> None:
+    if left_out > 0:
+        context.warn(f"{source.name}: only the newest {MOST_ENTRIES:,} entries were read, {left_out:,} were left out")
+    if not re.match(r"2\.", record.version):
+        context.warn(f"{source.name}: unknown dump version {record.version}; read as 2.10")
 
 
 # --- from bytes to a trace ------------------------------------------------------------------------
@@ -147,51 +161,6 @@ def _from_json(data: bytes, packed: int) -> tuple[Any, str]:
     except (ValueError, AttributeError, RecursionError, MemoryError):
         pass
     return {"entries": entries, "version": "2.x"}, f"it is truncated; the {len(entries)} entries before that are used"
-
-
-# --- dumps equal to an earlier one ----------------------------------------------------------------
-
-
-def _from_model(data: bytes, shared: SharedParts) -> FlightRecorder | None:
-    """The record of a dump with the entries of an earlier one; None: it must be loaded."""
-    before, body = _split(data)
-    found = shared.models.find(before[1], body) if before is not None else None
-    if before is None or found is None:
-        return None
-    model, names = found
-    called = {old: text(new) for old, new in names.items()}
-    entries = tuple([_with_group_name(entry, called, shared) for entry in model.entries]) if called else model.entries
-    begun = [int.from_bytes(body[at : at + 8], "little") / 1e9 for at in model.created]
-    labels = {called.get(group, group): label for group, label in model.labels.items()}
-    made = trace_header(before[0], shared)
-    return replace(made, entries=entries, labels=labels, begun=tuple(begun), missed=model.missed)
-
-
-def _with_group_name(entry: RecordedCall, names: Mapping[str, str], shared: SharedParts) -> RecordedCall:
-    """The same call, with the group renamed."""
-    name = names.get(entry.group)
-    if name is None:
-        return entry
-    key = ("called", id(entry), name)
-    if key not in shared.entries:
-        shared.entries[key] = replace(entry, group=name)
-    return shared.entries[key]
-
-
-def _add_model(data: bytes, record: FlightRecorder, shared: SharedParts) -> None:
-    """Remember a loaded dump; equal dumps are not loaded again."""
-    before, body = _split(data)
-    if before is not None:
-        shared.models.add(before[1], body, record, TIMED_ENTRIES)
-
-
-def _split(data: bytes) -> tuple[tuple[Mapping[str, Any], Mapping[int, Any]] | None, bytes]:
-    """The fields before the entries, with their pickle memo, and the bytes from the entries on."""
-    at = data.find(ENTRIES)
-    if at < 0:
-        return None, b""
-    found = load_head(data[:at] + b"u.")
-    return (found, data[at:]) if found is not None and isinstance(found[0], dict) else (None, b"")
 
 
 # --- from a record to pieces ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 class IncidentReader:
     name = "incident record"
     order = 0
+    exclusive = True
     help = "`hangdoc incidents` lists what `hangdoc watch` kept; `hangdoc report latest` judges the newest again"
 
     def recognises(self, source: Source) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -24,7 +26,7 @@ _OPERATION = re.compile(
     r"\s*Communicator ranks have different (\w+) operation counts\s*|\s*(Communicator ranks have different status)\s*"
 )
 _MAJORITY = re.compile(
-    r"\s*(\d{1,9}) ranks have (?:launched up to operation (\d{1,19})|(not) launched any operations)\s*"
+    r"\s*(\d{1,9}) ranks? ha(?:ve|s) (?:launched up to operation (\d{1,19})|(not) launched any operations)\s*"
 )
 _RANK = re.compile(
     r"\s*Rank (\d{1,7})(?: has (?:launched up to operation (\d{1,19})|(not) launched any operations|status (\w+))"
@@ -36,10 +38,25 @@ _SIZES = re.compile(
     r"\s*(\d{1,6})\s+(\d{1,9})\s+\d{1,7}\s+[\d\-]{1,15}\s+(\d{1,9})\s+(\d{1,9})\s+[A-Z]+\s+[A-Z,+ ]+\s*"
 )
 _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT)\s*")
-_START = re.compile(r"NCCL version [\d.]+.*|Job summary\s*")
-OPENING = re.compile(r"NCCL version \d[\d.]* compiled with CUDA|Job summary\s*$")
+_START = re.compile(r"NCCL version [\d.]+ compiled with .*|Job summary\s*")
+# People paste the part below the summary alone.
+_BEGINS = re.compile(r"Group\s+Comms\s+Nodes\s+Ranks\b.*|(?:INCOMPLETE|DEAD)\s*")
+OPENING = re.compile(
+    r"NCCL version \d[\d.]* compiled with CUDA|Job summary\s*$|Group\s+Comms\s+Nodes\s+Ranks\b"
+    r"|#\d{1,6}-\d{1,6} \([0-9a-f]{1,16}\) (?:INCOMPLETE|ERROR|MISMATCH)\s*$|(?:INCOMPLETE|DEAD)\s*$"
+)
+# Other lines of a report; what is none of them does not belong to it.
+_OTHER = re.compile(
+    r"\s*|=+\s*|(?:Errors|Warnings)\s*|CUDA runtime version .*|Communicators\.\.\. .*|\s*#\s+in group .*"
+    r"|\(total\) .*"
+    r"|\s*Nodes\s+Processes\s.*|[\s\d-]+|\s+\d{1,9} (?:ranks?|job process(?:es)?) .*|\s+Missing communicator data .*"
+    r"|\s+(?:Initialization|Asynchronous) errors? on .*|\s+Encountered \d.*|\s+Communicator .*|\s+\[.*\]\s*"
+    r"|No communicator data collected!\s*|Gathering data about .*"
+    r"|\s*(?:Warning: |Collected data |Travel times|Minimum ).*"
+)
 MOST_JSON_BYTES = 64 * 2**20  # bytes of JSON
 MOST_RANKS = 1_000_000
+MOST_COMPARED = 64  # ranks that one in another order is compared with
 _OPS = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
     "Reduce": "reduce", "SendRecv": "send/recv", "Send": "send", "Recv": "recv", "AlltoAll": "all_to_all",
@@ -81,13 +98,18 @@ class Ras:
 class NcclRasReader:
     name = "ncclras output"
     order = 34
+    marks = ("Job summary", "Communicator ranks have different", "Missing communicator data", '"communicators_count"')
     help = "`ncclras -v` on a host of the job (NCCL 2.24 or later), twice, ten seconds apart"
 
     def recognises(self, source: Source) -> bool:
         head = source.head
         if b'"communicators_count"' in head and b'"nccl_version"' in head:
             return True
-        return b"Job summary" in head and b"Communicators..." in head and b"======" in head
+        if b"Job summary" in head and b"Communicators..." in head and b"======" in head:
+            return True
+        return b"ommunicator" in head and any(
+            _COMMUNICATOR.search(line.decode("utf-8", "replace")) for line in head.splitlines() if b"#" in line
+        )
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if b'"communicators_count"' in source.head:
@@ -122,6 +144,8 @@ class _Parser:
                 self.end()
             self._open = True
             return True
+        if not self._open and (_BEGINS.fullmatch(text) or _COMMUNICATOR.fullmatch(text)):
+            self._open = True
         if not self._open:
             return False
         if found := _SECTION.fullmatch(text):
@@ -143,6 +167,8 @@ class _Parser:
             self._rank(found)
         elif self._kind == "DEAD" and (found := _DEAD.fullmatch(text)) and len(self._dead) < MOST_RANKS:
             self._dead.append((found[2], int(found[1])))
+        else:
+            return bool(_OTHER.fullmatch(text) or _DEAD.fullmatch(text))
         return True
 
     def _rank(self, found: re.Match[str]) -> None:
@@ -247,9 +273,15 @@ def ras_pieces(queries: Sequence[Ras], source: Source) -> Iterator[Piece]:
         yield Piece(ProcessRef(), "ras", ras, world_size=ras.world_size)
         for communicator in ras.communicators:
             yield from _recorder_pieces(communicator, ras)
-    status_text = [*_unreachable_events(queries[-1:], source), *_lag_events(queries, source)]
+        yield from _missing_ranks(ras)
+    status_text = [
+        *_unreachable_events(queries[-1:], source),
+        *_lag_events(queries, source),
+        *_order_events(queries[-1:], source),
+    ]
     if status_text:
-        yield Piece(ProcessRef(), "logs", Logs(tuple(status_text)))
+        numbered = (replace(event, line=number) for number, event in enumerate(status_text, 1))
+        yield Piece(ProcessRef(), "logs", Logs(tuple(numbered)))
 
 
 def _recorder_pieces(one: Communicator, ras: Ras) -> Iterator[Piece]:
@@ -265,6 +297,13 @@ def _recorder_pieces(one: Communicator, ras: Ras) -> Iterator[Piece]:
         entry = RecordedCall(one.hash, count, _OPS.get(op, op.lower()), "", (), False)
         record = FlightRecorder("ras", (entry,), {one.hash: count}, {})
         yield Piece(ProcessRef(rank.rank, rank.host, rank.pid), "recorder", record, world_size=one.size)
+
+
+def _missing_ranks(ras: Ras) -> Iterator[Piece]:
+    """Which process each rank is that does not answer, for the output of other tools, which shows it by its PID."""
+    for one in ras.communicators:
+        for rank in one.missing if _spans_job(one, ras) else ():
+            yield Piece(ProcessRef(rank.rank, rank.host, rank.pid), "ras", ras, world_size=one.size)
 
 
 def _unreachable_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
@@ -293,8 +332,35 @@ def _lag_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
                 numbers = ", ".join(str(rank.rank) for rank in slow if rank.launched[op] == count)[:2000]
                 text = f"RAS: rank {numbers} has launched {count} {op}, most of communicator {one.hash} {most}"
                 fields = {"ranks": numbers, "completed": str(count), "sequence": str(count + 1), "op": op}
-                fields |= _group_fields(one, queries[-1])
-                yield LogEvent("lagging" if still else "ras_behind", text, source.name, 0, None, fields)
+                fields |= {"lag": str(most - count)} | _group_fields(one, queries[-1])
+                yield LogEvent("lagging" if still else "behind_at_a_look", text, source.name, 0, None, fields)
+
+
+def _order_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
+    """Events for a rank that is ahead of the majority in one operation and behind in another.
+
+    Lateness cannot explain it, since a rank is asked for all its counts at once: it called other operations.
+    """
+    for ras in queries:
+        for one in ras.communicators if len(queries) == 1 else ():
+            if not _spans_job(one, ras):
+                continue
+            listed = {rank.rank for rank in one.ranks}
+            usual = [rank for rank in range(min(one.size or 0, MOST_COMPARED)) if rank not in listed]
+            for rank in one.ranks:
+                differ = {op: count - one.most[op] for op, count in rank.launched.items() if op in one.most}
+                if len(set(map(_sign, differ.values())) - {0}) < 2:
+                    continue
+                own = ", ".join(f"{op} {rank.launched[op]}" for op, more in differ.items() if more)
+                theirs = ", ".join(f"{op} {one.most[op]}" for op, more in differ.items() if more)
+                text = f"RAS: rank {rank.rank} has launched {own}, most of communicator {one.hash} {theirs}"
+                for other in usual:
+                    fields = {"rank_a": str(rank.rank), "op_a": own, "rank_b": str(other), "op_b": theirs}
+                    yield LogEvent("mismatch", text, source.name, 0, None, fields)
+
+
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)
 
 
 def _group_fields(one: Communicator, ras: Ras) -> dict[str, str]:
@@ -303,6 +369,8 @@ def _group_fields(one: Communicator, ras: Ras) -> dict[str, str]:
 
 
 def _spans_job(one: Communicator, ras: Ras) -> bool:
+    if ras.world_size is None and len(ras.communicators) == 1:
+        return True  # the summary with the sizes was not copied
     return one.size is not None and one.size == ras.world_size
 
 

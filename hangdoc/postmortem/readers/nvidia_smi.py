@@ -73,17 +73,12 @@ class Gpus:
 class NvidiaSmiReader:
     name = "nvidia-smi output"
     order = 35
+    marks = ("NVIDIA-SMI", "NVSMI LOG")
     help = "`nvidia-smi` and `nvidia-smi -q` on every host, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
-        if not re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE):
-            return False
-        rows = [row for row in head.splitlines() if row.strip()]
-        mine = sum(
-            bool(re.search(r"\|\s*$|[+|][-=+]{20,}|^\s*[A-Z][^:]* : |^\s{4,}\S|handle for GPU", row)) for row in rows
-        )
-        return 3 * mine >= len(rows)
+        return re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         for piece in parse_channels(text_lines(source, context), OPENING, _Parser):

@@ -31,6 +31,10 @@ _THREAD = re.compile(r'Thread (0x[0-9A-Fa-f]{1,16}|\d{1,18})(?: \(((?:idle|activ
 OPENING = re.compile(
     r"(?:Parent )?Process \d{1,9}: |Thread (?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \((?:idle|active)(?:\+gil)?\)"
 )
+_THREAD_LINE = re.compile(r"\bThread (?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \((?:idle|active)(?:\+gil)?\)")
+_FRAME_LINE = re.compile(
+    r"\([^()\n]{1,1000}:\d{1,9}\)[ \t\r]*$|\([^()\n]{1,400}\.so[.\d]{0,20}\)[ \t\r]*$", re.MULTILINE
+)
 _SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
 _VARIABLE = re.compile(r"\s*([A-Za-z_.]\w*): (.*)")
 _LINE = re.compile(r"(.*):(\d{1,9})")
@@ -43,21 +47,18 @@ _TEXT = 600  # characters of a variable, before redaction
 class PySpyReader:
     name = "py-spy dump"
     order = 20
+    marks = ("(idle)", "(active)", "(active+gil)", "(idle+gil)", '"owns_gil"')
     help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
 
     def recognises(self, source: Source) -> bool:
-        if _is_json(source.head):
-            return True
         head = source.head.decode("utf-8", "replace")
-        threads = len(re.findall(r"\bThread (?:0x[0-9A-Fa-f]+|\d+) \((?:idle|active)(?:\+gil)?\)", head))
-        return threads > 0 and (
-            threads > 2 or bool(re.search(r"\bProcess \d+: |^[^\n]* \([^\n]+:\d+\)\s*$", head, re.MULTILINE))
-        )
+        return _is_json(source.head) or (_THREAD_LINE.search(head) is not None and _FRAME_LINE.search(head) is not None)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        if _is_json(source.head):
-            return rank_pieces(_json_dumps(source, context), source, context)
-        return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
+        found: list[ProcessDump] = list(_json_dumps(source, context)) if _is_json(source.head) else []
+        if not found or _THREAD_LINE.search(source.head.decode("utf-8", "replace")):
+            found += process_dumps(text_lines(source, context), OPENING, _Parser)
+        return rank_pieces(found, source, context)
 
 
 class _Parser:
@@ -106,7 +107,7 @@ class _Parser:
             self._process = self._hints.take()
         self._close()
         number = int(tid, 16 if tid.startswith("0x") else 10)
-        if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and number < 2**22 + 1:
+        if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and 0 < number < 2**22 + 1:
             # Linux: the main thread's TID is the PID.
             self._process = ProcessRef(self._process.rank, self._process.host, number)
         thread = ThreadBuilder(number, name, status.endswith("+gil"), status.startswith("active"))

@@ -34,6 +34,7 @@ _MOST_FRAMES = 4096
 class PystackReader:
     name = "pystack dump"
     order = 32
+    marks = ("Traceback for thread ",)
     help = "`pystack remote --locals PID` of every rank"
 
     def recognises(self, source: Source) -> bool:
@@ -89,7 +90,7 @@ class _Parser:
             if made is not None and len(self._variables) < MOST_VARIABLES:
                 self._variables.append(made)
             return True
-        return self._pending is not None  # the source line below a frame
+        return self._pending is not None and text[:1].isspace()  # the source line below a frame
 
     def _close(self) -> None:
         if self._pending is not None and self._threads and len(self._threads[-1][1]) < _MOST_FRAMES:
@@ -107,7 +108,7 @@ class _Parser:
         for thread in threads:
             if thread.tid == pid or (len(mains) == 1 and thread is mains[0]):
                 thread.name = "MainThread"
-                pid = pid if pid is not None else thread.tid  # Linux: the main thread's TID is the PID
+                pid = pid if pid is not None else thread.tid or None  # Linux: the main thread's TID is the PID
         record = stacks_record(threads)
         if self._process is not None and record is not None:
             process = ProcessRef(self._process.rank, self._process.host, pid)

@@ -30,6 +30,7 @@ MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for lines
 class RecordingReader:
     name = "recording"
     order = 0
+    exclusive = True
     help = "`hangdoc watch --record DIR` beside the job records incidents"
 
     def recognises(self, source: Source) -> bool:

@@ -17,6 +17,7 @@ _PYTHON = re.compile(rb"^\s*(?:import |from [\w.]+ import |def \w+\(|class \w+|@
 class ScriptReader:
     name = "Python script"
     order = 15
+    exclusive = True
     help = "the training script as it ran: `hangdoc report DUMPS train.py` shows loops and branches"
 
     def recognises(self, source: Source) -> bool:

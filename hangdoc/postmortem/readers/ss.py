@@ -106,14 +106,13 @@ class _Table:
 class SsReader:
     name = "ss output"
     order = 33
+    marks = ("Recv-Q",)
     help = "`ss -tinpoe` on every host, as root, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
         head = source.head.decode("utf-8", "replace")
         rows = re.findall(rf"^.{{0,80}}?(?:{_STATE})\s+\d+\s+\d+\s+{_ENDPOINT}\s+{_ENDPOINT}", head, re.MULTILINE)
-        return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3) and 10 * len(rows) >= head.count(
-            "\n"
-        )
+        return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         most = min(MOST_ROWS, MOST_ROWS_SMALL + source.size // BYTES_A_ROW)

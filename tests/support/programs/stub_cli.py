@@ -74,7 +74,7 @@ vars(stub).update(WatchOptions=WatchOptions, Event=Event, watch=watch, watch_onc
 sys.modules["hangdoc.watch.run"] = stub
 report = types.ModuleType("hangdoc.postmortem.report")
 vars(report).update(
-    report=lambda sources, warn, progress, judge: None,
+    report=lambda sources, warn, progress, judge, names: None,
     Unrecognised=type("Unrecognised", (HangdocError,), {}),
 )
 sys.modules["hangdoc.postmortem.report"] = report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 
@@ -15,8 +15,11 @@ from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
+from hangdoc.postmortem.readers._hosts import OF_HOST, HostContext, host_in_front
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin
-from hangdoc.postmortem.readers._logs.exits import exits_in, failure_entry
+from hangdoc.postmortem.readers._logs.catalogue import NOTICE
+from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
+from hangdoc.postmortem.readers._logs.exits import LATER_S, exits_in, failure_entry
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.scan import MatchedLine, ScanSummary
 from hangdoc.postmortem.readers._logs.tracebacks import (
@@ -31,15 +34,34 @@ from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MOST_ORIGINS = 20_000
 FATAL = "Fatal Python error"
+MOST_CHAIN = 600  # lines of a chain of tracebacks
 MOST_EVENTS = 64  # kept per origin: so many first and so many last ones
+MOST_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones
 TEXT, FIELD = 400, 200  # characters kept
 LAUNCHER_EXCEPTIONS = re.compile(
     r"ChildFailedError|SignalException|RendezvousGracefulExit|subprocess\.CalledProcessError"
 )
 FAILURE_KINDS = frozenset({"exception", "collective_timeout", "gloo_timeout", "failed", "failure", "connection_closed"})
+SLURM_FAILED = "slurm_failed"  # a task of srun has failed
 TORCHELASTIC = frozenset({"failed", "failure", "told_to_end"})
-_SIZE = re.compile(r"(?:world|World|WORLD)[_ ]?(?:size|SIZE|Size)\W{1,4}(\d{1,6})\b")
-_SIZES = re.compile(r"global_world_sizes=\[(\d{1,6})")
+# World sizes in the head of a file: `rank 3 of 8`, `n_ranks=8`, `MEMBER: 2/4` (Lightning), `num_processes: 8`.
+# Each begins with a literal text, which makes the search fast.
+_SIZES = (
+    re.compile(r"(?:world|World|WORLD)[_ ]?(?:size|SIZE|Size)\W{1,4}(\d{1,6})\b"),
+    re.compile(r"global_world_sizes=\[(\d{1,6})"),
+    re.compile(r"ank[ :=#]{0,2}\d{1,6} ?(?:of|out of|/) ?(\d{1,6})\b"),
+    re.compile(r"um(?:ber)?[_ ](?:of[_ ])?(?:processes|ranks|gpus|GPUs)\W{1,3}(\d{1,6})\b"),
+    re.compile(r"n_?[rR]anks\W{1,3}(\d{1,6})\b"),
+    re.compile(r"MEMBER: \d{1,6}/(\d{1,6})\b"),
+    re.compile(r"registered\. Starting with (\d{1,6}) processes"),
+)
+_VERSIONS = (
+    ("nccl", re.compile(r"NCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)")),
+    ("torch", re.compile(r"orch(?: version|==|[ :=v]{1,3})[ :=v]{0,2}(\d\.\d{1,2}(?:\.\d{1,2})?)\b")),
+)
+_OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|gloo|deepspeed")
+# torch.distributed prints uncaught exceptions so (excepthook of init_process_group, distributed_c10d.py).
+_BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 
 Fields = Mapping[str, str | None]
@@ -51,10 +73,14 @@ class _OriginEvents:
 
     first: list[LogEvent] = field(default_factory=list)
     last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    notices: int = 0  # seen, kept or not
     stacks: tuple[int, float | None, Stacks] | None = None  # priority, time, record
     times: list[float] = field(default_factory=list)  # earliest and latest
 
     def add(self, event: LogEvent) -> None:
+        self.notices += event.kind == NOTICE
+        if event.kind == NOTICE and self.notices > MOST_NOTICES:
+            return  # keeps room for events that rules read
         (self.first if len(self.first) < MOST_EVENTS else self.last).append(event)
 
     def add_time(self, at: float | None) -> None:
@@ -70,11 +96,14 @@ class _OriginEvents:
 class LogCollector:
     """Takes the matched lines of a file in order; `pieces` returns the evidence."""
 
-    def __init__(self, source: Source, style: PrefixStyle) -> None:
+    def __init__(self, source: Source, style: PrefixStyle, crashes: bool = True) -> None:
         self.name, self.style = source.name, style
+        self.crashes = crashes  # False: another reader takes the stacks of fatal errors
         self.path_origin = file_origin(source)
         self.origins = OriginResolver(self.path_origin, source.head.decode("utf-8", "replace"), style)
         self.run = self.path_origin.process.run
+        self.hosts = HostContext()  # of a pasted text
+        self.text_line = 0  # of the line that is added, in that text
         self.events: dict[tuple[int, LineOrigin], _OriginEvents] = defaultdict(_OriginEvents)
         self.ends: list[tuple[int, LineOrigin, End]] = []
         self.sigterm_lines: dict[int, int] = {}  # PID -> line of the launcher's closing signal
@@ -82,13 +111,16 @@ class LogCollector:
         self.run_kinds: set[str] = set()  # in the current run
         self.file_kinds: set[str] = set()  # in the whole file
         head = source.head.decode("utf-8", "replace")
-        self.size = max((int(found[1]) for found in chain(_SIZE.finditer(head), _SIZES.finditer(head))), default=None)
+        self.size = max((int(found[1]) for size in _SIZES for found in size.finditer(head)), default=None)
+        self.versions = {name: found[1] for name, version in _VERSIONS if (found := version.search(head))}
 
     def add(self, kind: str, matched: MatchedLine, line: Line, match: re.Match[str]) -> None:
         """Record a line that matches a pattern."""
         fields = {name: value.strip() for name, value in match.groupdict().items() if value}
         if self._is_start(kind, fields):
             return
+        if kind in OF_HOST and line.host is None and line.rank is None:
+            line.host = self._host_of(matched, line, match)
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
         if kind in ("nccl_rank", "ray_worker"):
@@ -100,7 +132,8 @@ class LogCollector:
             if exception is None or LAUNCHER_EXCEPTIONS.search(exception.type):
                 return
             fields, text = _exception_fields(exception), exception.text
-        elif kind == "fatal_error":
+            fields["by_torch"] = "yes" if _BY_TORCH.search(matched.raw) else None
+        elif kind == "fatal_error" and self.crashes:
             self._add_fatal_error(origin, matched, line)
         elif kind == "failed_stack" and (stacks := watchdog_stack(matched.after(40))):
             self._events_of(origin).offer_stack(2, line.at, stacks)
@@ -121,12 +154,21 @@ class LogCollector:
             origin = LineOrigin(pid=int(fields["pid"]))
             self.force_killed.add(int(fields["pid"]))
         else:
-            self.ends += [(self.run, ended, end) for ended, end in exits_in(kind, fields, line)]
+            before = frozenset(self.file_kinds)
+            self.ends += [
+                (self.run, ended, self._in_order(kind, end, before)) for ended, end in exits_in(kind, fields, line)
+            ]
         if kind in ("clients_missing", "barrier_of_store"):
             self._set_world_size(fields.get("expected"))
         if kind == "exception" and exception is not None and exception.uncaught:
             self._events_of(origin).offer_stack(1, line.at, exception.stacks)
         self._add_event(origin, kind, text, matched, line, fields)
+
+    def _host_of(self, matched: MatchedLine, line: Line, match: re.Match[str]) -> str | None:
+        """The host of a message that names none: a label in front of it, or the text above."""
+        raw = matched.text
+        at = raw.find(line.text)
+        return host_in_front(raw, max(at, 0) + match.start()) or self.hosts.at(self.text_line)
 
     def _add_event(
         self, origin: LineOrigin, kind: str, text: str, matched: MatchedLine, line: Line, fields: Fields
@@ -198,12 +240,14 @@ class LogCollector:
         for rank, at in self.origins.ranks_seen(summary, self.style):
             self._events_of(LineOrigin(rank=rank)).add_time(at)
         by_process: dict[tuple[int, ProcessRef], list[_OriginEvents]] = defaultdict(list)
+        self._add_ending(summary)
         for (run, origin), part in self.events.items():
             by_process[run, self.origins.resolve(origin, run)].append(part)
         launcher, sigterm_lines = self._launcher(), self._sigterm_lines_by_rank()
         for (_, process), parts in by_process.items():
             events = [event for part in parts for event in (*part.first, *part.last)]
             events.sort(key=lambda event: event.line)
+            events = [_mark_uncaught(one, events) for one in events]
             if (line := sigterm_lines.get((process.run, process.rank))) is not None:
                 events = [_mark_teardown(one) if one.kind == "exception" and one.line > line else one for one in events]
             times = [at for part in parts for at in part.times]
@@ -215,8 +259,8 @@ class LogCollector:
             shown = max((part.stacks for part in parts if part.stacks), key=lambda stack: stack[0], default=None)
             if shown is not None:
                 yield Piece(process, "stacks", shown[2], shown[1], self.size, None, launcher)
-            if _ended_by_exception(events):
-                yield Piece(process, "end", End(code=1), None, self.size, None, launcher)
+            if (end := _end_by_exception(events)) is not None:
+                yield Piece(process, "end", end, None, self.size, None, launcher)
         for run, origin, end in self.ends:
             process = self.origins.resolve(origin, run)
             if origin.pid in self.force_killed and end.signal == signal.SIGKILL:
@@ -224,6 +268,63 @@ class LogCollector:
             tasks_are_ranks = not self.file_kinds & TORCHELASTIC or "slurm_task" not in self.file_kinds
             if (process.rank is not None and tasks_are_ranks) or process.pid is not None:
                 yield Piece(process, "end", end, None, self.size, None, launcher)
+
+    def _add_ending(self, summary: ScanSummary) -> None:
+        """The last counters of each rank, error lines without a traceback, and versions.
+
+        Counters and versions explain other evidence; without any, they are of no use.
+        """
+        one = self.origins.only_rank is not None
+        ending = read_ending(summary.tail, summary.lines, self.style, self.origins.origin_of, one)
+        events = [event for part in self.events.values() for event in (*part.first, *part.last)]
+        known = {event.text[:80] for event in events if event.kind != NOTICE}
+        for origin, error in ending.errors:
+            if LAUNCHER_EXCEPTIONS.search(error.type) or error.text[:80] in known:
+                continue
+            part = self.events.get((self.run, origin), _OriginEvents())
+            tracebacks = [event.line for event in (*part.first, *part.last) if event.kind == "exception"]
+            if any(0 <= error.line - line < MOST_CHAIN for line in tracebacks):
+                continue  # an exception of a chain
+            known_rank = self.origins.resolve(origin, self.run).rank is not None
+            if self.events or known_rank or _OF_A_JOB.search(error.text):
+                self._events_of(origin).add(self._error_event(error))
+        for origin, counter in ending.counters:
+            if self.origins.resolve(origin, self.run).rank is not None or "exception" in self.file_kinds:
+                self._events_of(origin).add(self._counter_event(counter))
+        for origin, printed in ending.printed:
+            if self.origins.resolve(origin, self.run).rank is not None:
+                fields = {"name": printed.name, "value": redact(printed.name, printed.value)[:FIELD]}
+                fields |= {"step": str(printed.step)} if printed.step is not None else {}
+                event = LogEvent("printed", printed.text[:TEXT], self.name, printed.line, printed.at_s, fields)
+                self._events_of(origin).add(event)
+        if self.versions and self.events:
+            text = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+            self._events_of(LineOrigin()).add(LogEvent("versions", text, self.name, 1, None, dict(self.versions)))
+
+    def _error_event(self, error: ErrorLine) -> LogEvent:
+        fields = {"type": error.type, "message": error.message[:FIELD], "bare": "yes"}
+        fields |= {"by_torch": "yes"} if error.by_torch else {}
+        return LogEvent("exception", error.text[:TEXT], self.name, error.line, error.at_s, fields)
+
+    def _counter_event(self, counter: Counter) -> LogEvent:
+        numbers = {"epoch": counter.epoch or 0, "at": counter.at, "of": counter.of, "every": counter.every}
+        fields = {name: str(number) for name, number in numbers.items() if number is not None}
+        return LogEvent(
+            "progress", counter.text[:TEXT], self.name, counter.line, counter.at_s, {"unit": counter.unit, **fields}
+        )
+
+    def _in_order(self, kind: str, end: End, before: frozenset[str]) -> End:
+        """The end of a process, given the kinds of the lines before.
+
+        A launcher or scheduler that ends a job kills the remaining processes. srun reports exits in order.
+        """
+        killed = end.signal == signal.SIGKILL and not end.oom_kills
+        if killed and kind != "oom_kill" and not before.isdisjoint((SLURM_FAILED, "ended_from_outside")):
+            return End(signal=signal.SIGTERM, at_s=end.at_s)
+        if kind == "slurm_task" and (end.code or end.oom_kills or end.signal not in (None, signal.SIGTERM)):
+            self.file_kinds.add(SLURM_FAILED)
+            return End(code=end.code, at_s=LATER_S) if end.code and SLURM_FAILED in before else end
+        return end
 
     def _sigterm_lines_by_rank(self) -> dict[tuple[int, int | None], int]:
         """(run, rank) -> line of the launcher's closing signal."""
@@ -253,10 +354,23 @@ def _exception_fields(exception: LoggedException) -> dict[str, str | None]:
     }
 
 
-def _ended_by_exception(events: list[LogEvent]) -> bool:
-    """True if an uncaught exception ended the process, and no timeout came before."""
-    kinds = {event.kind for event in events}
-    return any("uncaught" in event.fields for event in events if event.kind == "exception") and not kinds & WAITED
+def _mark_uncaught(event: LogEvent, events: Sequence[LogEvent]) -> LogEvent:
+    """Mark an exception that torch's handler of uncaught exceptions printed, unless the rank went on counting."""
+    if event.kind != "exception" or "uncaught" in event.fields or "by_torch" not in event.fields:
+        return event
+    goes_on = any(other.kind == "progress" and other.line > event.line for other in events)
+    return event if goes_on else replace_record(event, fields={**event.fields, "uncaught": "yes"})
+
+
+def _end_by_exception(events: Sequence[LogEvent]) -> End | None:
+    """The end of a process that an uncaught exception ended; None: no exception did, or a timeout came before."""
+    if {event.kind for event in events} & WAITED:
+        return None
+    uncaught = [event for event in events if event.kind == "exception" and "uncaught" in event.fields]
+    if not uncaught:
+        return None
+    interrupted = uncaught[-1].fields.get("type") == "KeyboardInterrupt"
+    return End(signal=signal.SIGINT) if interrupted else End(code=1)
 
 
 def _redacted_field(name: str, value: str) -> str:

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import End
 from hangdoc.evidence.limits import parse_count
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
@@ -16,6 +18,13 @@ from hangdoc.postmortem.readers._logs.tracebacks import HEADING, LoggedException
 
 MOST_TASKS = 4096
 LATER_S = 0.0  # `at_s` of exits after the root cause, whose own `at_s` is None: before all others
+# Signals that a shell reports as 128 plus their number; other codes above 128 are a program's own.
+SIGNALS = frozenset(
+    {
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE,
+        signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM,
+    }
+)  # fmt: skip
 _ENTRY = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
 _EXIT = re.compile(r"(?P<code>-?\d{1,10})\s+\(pid: (?P<pid>\d{1,10})\)")
 _OOM = re.compile(r"python|pt_main|pt_data|torchrun|train", re.IGNORECASE)
@@ -59,7 +68,7 @@ def failure_entry(matched: MatchedLine) -> FailureEntry:
     how = _EXIT.search(entry.get("exitcode", ""))
     root = any("Root Cause" in text for text in above[:4])
     code = int(how["code"]) if how else 1
-    end = End(code=code if code >= 0 else None, signal=-code if code < 0 else None, at_s=None if root else LATER_S)
+    end = replace(end_of_code(code), at_s=None if root else LATER_S)
     fields = {name: entry[name] for name in ("time", "host") if name in entry} | {"code": str(code)}
     if root:
         fields["root"] = "yes"
@@ -73,9 +82,7 @@ def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple
         origin = LineOrigin(rank=int(fields["rank"]), host=fields["host"], pid=int(fields["pid"]))
         yield origin, End(signal=int(fields["signal"]))
     elif kind == "failed" and "pid" in fields:
-        code = int(fields["code"])
-        end = End(code=code) if code >= 0 else End(signal=-code)
-        yield LineOrigin(local=int(fields["local_rank"]), pid=int(fields["pid"])), end
+        yield LineOrigin(local=int(fields["local_rank"]), pid=int(fields["pid"])), end_of_code(int(fields["code"]))
     elif kind == "oom_kill" and _OOM.search(fields["command"]):
         end = End(signal=signal.SIGKILL, oom_kills=1, kernel=(line.text[:200],))
         yield LineOrigin(host=line.host, pid=int(fields["pid"])), end
@@ -86,9 +93,16 @@ def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple
                 yield LineOrigin(rank=task, host=fields["host"]), end_of_task
 
 
+def end_of_code(code: int) -> End:
+    """The end behind an exit code: -9 (torchrun) and 128 + 9 (shells, containers, Slurm) stand for signal 9."""
+    if -64 <= code < 0:
+        return End(signal=-code)
+    return End(signal=code - 128) if code - 128 in SIGNALS else End(code=code)
+
+
 def _slurm(how: str) -> End | None:
     if match := re.search(r"[Ee]xit(?:ed with exit)? code (\d{1,3})", how):
-        return End(code=int(match[1]))
+        return end_of_code(int(match[1]))
     number = next((number for words, number in _SLURM if words in how.lower()), None)
     return End(signal=number, oom_kills=1 if "emory" in how else None) if number is not None else None
 

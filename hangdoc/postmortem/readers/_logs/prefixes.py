@@ -14,6 +14,7 @@ _ISO = re.compile(
     r"\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?(?::(?= )|,)?"
 )
+_CLOCK = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? ")
 _SYSLOG = re.compile(
     r"(?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) (?P<host>[\w.-]+) "
     r"(?=[\w./-]+(?:\[\d+\])?: )"
@@ -28,20 +29,22 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\[rank(?P<rank>\d{1,6})\]:? ?"),
     re.compile(r"\[\d+,(?P<rank>\d{1,6})\]<(?:stdout|stderr|stddiag)>: ?"),  # mpirun --tag-output
-    re.compile(r"\[RANK (?P<rank>\d{1,6})\] ?"),
+    re.compile(r"\[(?:RANK |r)(?P<rank>\d{1,6})\]:?(?: \|)? ?"),
+    # Loops that people write: `rank 3: `, `rank3 | `.
+    re.compile(r"[Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |>|\s{0,20}\|)\s?(?=\S)"),
     re.compile(r"\[(?:[a-zA-Z]\w*?)?(?P<local>\d{1,4})\]: ?(?=.*\S)"),  # torchrun --tee: role and local rank
     re.compile(r"\([\w.()]*?(?: rank=(?P<rank>\d{1,6}))? ?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?"),  # Ray
     re.compile(r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?"),  # kubectl logs --prefix
     re.compile(r"(?:stdout|stderr) [FP] "),  # files of the container runtime, after the time
     re.compile(r"(?P<host>[a-z0-9][\w.-]*) +\| "),  # docker compose
     re.compile(r"(?P<host>[a-z0-9][\w.-]+) (?!kernel)[\w.-]+ (?=\d{4}-\d\d-\d\dT)"),  # stern: pod, container, time
-    re.compile(r"(?:(?P<host>[a-zA-Z][\w.-]*) )?kernel: (?:\[ *\d+\.\d+\] )?"),
+    re.compile(r"(?:(?P<kernel_host>[a-zA-Z][\w.-]*) )?kernel: (?:\[ *\d+\.\d+\] )?"),
     re.compile(r"\[ *\d+\.\d{6}\] "),  # dmesg
-    re.compile(r"\d\d:\d\d:\d\d[.,]\d+ "),
+    re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?(?: [AP]M)?(?: |$)"),  # Jenkins and others; no date
     re.compile(r"[\w.-]+ \[(?:stdout|stderr)\] "),
     re.compile(r"(?:- )?\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?(?: -|:)? "),
 )
-_LABEL = re.compile(r" {0,6}(?P<rank>\d{1,6}): ?")  # srun --label
+_LABEL = re.compile(r" {0,6}(?!\d\d:\d\d)(?P<rank>\d{1,6}): ?")  # srun --label
 _HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
 _NCCL = re.compile(r"(?:^|[\s\]:>])(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] ")
@@ -79,12 +82,18 @@ class PrefixStyle:
 
 def prefix_style(head: str, written: float) -> PrefixStyle:
     """From the first lines of a file and its modification time (Unix time, s)."""
-    lines = [line for line in head.splitlines()[:200] if line.strip()]
+    lines = [_untimed(line) for line in head.splitlines()[:200] if line.strip()]
     many = max(3, len(lines) * 0.6)
     at = datetime.fromtimestamp(max(written, 0.0), timezone.utc)
     labels = sum(bool(_LABEL.match(line)) for line in lines) >= many
     hosts = [match["host"] for line in lines if (match := _HOST_LABEL.match(line))]
     return PrefixStyle(labels, len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2, at.year, at.month)
+
+
+def _untimed(line: str) -> str:
+    """Without the time that a CI system puts in front of each line."""
+    match = _ISO.match(line) or _CLOCK.match(line)
+    return line[match.end() :].lstrip(" ") if match else line
 
 
 def parse(raw: str, style: PrefixStyle) -> Line:
@@ -120,7 +129,9 @@ def _strip_prefix(line: Line, style: PrefixStyle) -> str | None:
         return text[match.end() :].removeprefix(" ")
     if match := _SYSLOG.match(text):
         month = _MONTHS.index(match["month"]) + 1 if match["month"] in _MONTHS else 0
-        line.at, line.host = _time_without_year(month, match, style), line.host or match["host"]
+        line.at = _time_without_year(month, match, style)
+        of_kernel = text.startswith("kernel: ", match.end())
+        line.host = match["host"] if of_kernel else line.host or match["host"]
         return text[match.end() :]
     for pattern in _PREFIXES:
         if match := pattern.match(text):
@@ -134,12 +145,15 @@ def _strip_prefix(line: Line, style: PrefixStyle) -> str | None:
 
 
 def _apply(line: Line, found: Mapping[str, str | None]) -> None:
-    """Merge a prefix into the line: the innermost rank wins (the job's), the outermost host and PID (the cluster's)."""
+    """Merge a prefix into the line: the innermost rank wins (the job's), the outermost host and PID (the cluster's).
+
+    The host that the kernel writes is its own, whatever pod or container printed the line.
+    """
     number: Callable[[str], int | None] = lambda name: int(value) if (value := found.get(name)) else None  # noqa: E731
     line.rank = number("rank") if found.get("rank") else line.rank
     line.local = number("local") if found.get("local") else line.local
     line.pid = line.pid if line.pid is not None else number("pid")
-    line.host = line.host or found.get("host")
+    line.host = found.get("kernel_host") or line.host or found.get("host")
 
 
 def _iso_time(match: re.Match[str]) -> float | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hangdoc.evidence import Frame, Stack, Stacks
 from hangdoc.redaction.text import redact_text
 
+MOST_STRANGE = 3  # lines between two frames
 MOST_FRAMES = 200
 TEXT = 400  # characters of a message that are kept
 
@@ -66,15 +67,21 @@ def parse_traceback(lines: Iterable[str]) -> LoggedException | None:
 
 
 def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None]:
-    """The frames, outermost first, and the line of the exception after them."""
+    """The frames, outermost first, and the line of the exception after them.
+
+    A few lines that are neither may be parts of source lines that a terminal broke.
+    """
     frames: list[Frame] = []
+    strange = 0
     for text in lines:
         if match := _FRAME.match(text):
             if len(frames) < MOST_FRAMES:
                 file = match["file"]
                 frames.append(Frame(match["function"] or "<module>", file, int(match["line"]), _short(file)))
         elif text and not text[0].isspace():
-            return frames, text
+            if _EXCEPTION.match(text) or strange == MOST_STRANGE or HEADING in text:
+                return frames, text
+            strange += 1
     return frames, None
 
 

@@ -228,6 +228,33 @@ def test_all_ranks_in_the_same_collective_have_no_culprit(tmp_path: Path) -> Non
     assert best is None or best.cls == "network"
 
 
+@pytest.mark.parametrize(
+    ("states", "kind", "late"),
+    [
+        (["started", "scheduled", "started", "started"], "unstarted", (1,)),
+        (["scheduled", "scheduled", "started", "started"], "joined", ()),  # as many: perhaps just sampled earlier
+        (["scheduled"] * 4, "joined", ()),  # without timing, torch records no start
+        (["started"] * 4, "joined", ()),
+    ],
+)
+def test_a_gpu_that_has_not_started_is_late(
+    tmp_path: Path, states: Sequence[str], kind: str, late: tuple[int, ...]
+) -> None:
+    traces = {rank: trace([*STEP, {**WAITS, "state": state}], FOUR) for rank, state in enumerate(states)}
+    job, best, _ = judged(tmp_path, traces)
+    assert (job.kind, job.culprits) == (kind, late)
+    assert best
+    assert best.playbook == ("gpu-behind" if late else "transport-stalled")
+
+
+def test_a_gpu_that_runs_a_kernel_of_another_group_is_not_late(tmp_path: Path) -> None:
+    groups = {"0": range(4), "1": (0, 1)}
+    other = {**hung("all_gather", 30, group="1"), "state": "started"}
+    own = [trace([*STEP, {**WAITS, "state": state}, other] if rank < 2 else [*STEP, {**WAITS, "state": state}], groups)
+           for rank, state in enumerate(["scheduled", "started", "started", "started"])]  # fmt: skip
+    assert judged(tmp_path, dict(enumerate(own)))[0].kind == "joined"
+
+
 def test_matched_transfers_are_no_mismatch(tmp_path: Path) -> None:
     traces = {
         0: trace([hung("send 0->1", 5)], {"0": [0, 1]}),

@@ -154,6 +154,28 @@ def test_a_dead_link_to_a_lost_host_blames_that_host(lost: bool) -> None:
     assert [(one.rank, one.host) for one in facts.job.network.beyond] == [(2, "10.0.0.3")]
 
 
+@pytest.mark.parametrize(
+    ("lost", "echo", "fault"),
+    [
+        pytest.param(False, None, "oversize", id="its host is just not watched"),
+        pytest.param(True, None, "dead", id="its host has gone"),
+        pytest.param(True, (0, 0), "dead", id="its host has gone and answers no ping"),
+        pytest.param(True, (5, 0), "oversize", id="its host still answers small pings"),
+    ],
+)
+def test_a_small_segment_that_passed_before_the_host_was_lost(
+    lost: bool, echo: tuple[int, int] | None, fault: str
+) -> None:
+    stuck = {**STUCK, "echo": echo} if echo else STUCK
+    flows = {way: how for way, how in {**RING, (1, 2): stuck}.items() if way[0] != 2}
+    shots = [
+        Snapshot("here", float(at), "", tuple(evidence(rank, flows, at, True) for rank in (0, 1))) for at in range(5)
+    ]
+    gone = Snapshot("far", 0.0, "", (), unseen=(Unseen(AGENT, "silent", host="far"),))
+    found = derive([gone, *shots] if lost else shots, schema()).job.network.links
+    assert {one.fault for one in found if (one.from_rank, one.remote.partition(":")[0]) == (1, "10.0.0.3")} == {fault}
+
+
 def test_within_a_host_nothing_is_slow() -> None:
     _, job = looked_at({**RING, (1, 0): SLOW, (2, 1): LOSSY}, namespaces=False)
     assert [one.fault for one in job.links if one.fault] == []

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.analysis.facts import Facts, derive, schema
-from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob, _by_frames, _by_line
+from hangdoc.analysis.postmortem.last_stack import (
+    LastStackFacts,
+    LastStackJob,
+    _by_frames,
+    _by_line,
+    last_call,
+    last_calls,
+)
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
@@ -131,3 +138,93 @@ def test_no_facts_without_dumps_or_a_matching_line() -> None:
     found = facts((0, logs(WAITED)))
     assert [rank.last_stack for rank in found.ranks] == [LastStackFacts()]
     assert found.job.last_stack == LastStackJob()
+
+
+PY = "/usr/lib/python3.11"
+SITE_PACKAGES = "/v/site-packages"
+OWN = ("main", "/job/train.py", 9, False)
+
+
+def frames(*python: str) -> tuple[tuple[str, str, int | None, bool], ...]:
+    """Frames of a thread, innermost first: "FUNCTION FILE"; without a file, a native one. Below them, user code."""
+    split = [text.partition(" ") for text in python]
+    return (*((name, file, 1 if file else None, not file) for name, _, file in split), OWN)
+
+
+@pytest.mark.parametrize(
+    ("thread", "kind"),
+    [
+        (frames(f"acquire {PY}/threading.py"), "lock"),
+        (frames(f"wait {PY}/threading.py", f"get {PY}/queue.py"), None),
+        (frames(f"acquire {PY}/logging/__init__.py", f"handle {PY}/logging/__init__.py"), "lock"),
+        (frames(f"flush {PY}/logging/__init__.py", f"emit {PY}/logging/__init__.py"), "writes"),
+        (frames(f"write {SITE_PACKAGES}/tqdm/utils.py", f"fp_write {SITE_PACKAGES}/tqdm/std.py"), "writes"),
+        (frames(f"acquire {SITE_PACKAGES}/filelock/_api.py"), "lock file"),
+        (frames("flock"), "lock file"),
+        (frames("__libc_read"), "reads"),
+        (frames("__libc_write"), "writes"),
+        (frames("pthread_mutex_lock"), "lock"),
+        (frames("PyThread_acquire_lock_timed", f"wait {PY}/threading.py"), None),
+        (frames(f"recv_into {PY}/socket.py"), "download"),
+        (frames(f"getresponse {SITE_PACKAGES}/urllib3/connection.py"), "download"),
+        (frames("run /job/hooks.py", f"pyagent {SITE_PACKAGES}/wandb/agents/pyagent.py"), None),
+        (frames(f"communicate {PY}/subprocess.py", f"run {PY}/subprocess.py"), "subprocess"),
+        (frames("encode /job/tokens.py", f"run {PY}/subprocess.py"), None),
+        (frames(f"rmtree {PY}/shutil.py"), "writes"),
+        (frames(f"stat {PY}/pathlib.py"), "reads"),
+        (frames("_find_and_load <frozen importlib._bootstrap>"), "reads"),
+        (frames(f"open {SITE_PACKAGES}/PIL/Image.py"), "reads"),
+        (frames(f"_compile {TORCH}_dynamo/convert_frame.py"), "compile"),
+        (frames("step /job/model.py", f"compile_wrapper {TORCH}_dynamo/eval_frame.py"), None),
+        (frames(f"run {TORCH}_inductor/runtime/triton_heuristics.py"), None),
+        (frames(f"_bench {SITE_PACKAGES}/triton/runtime/autotuner.py"), "compile"),
+        (frames(f"run {SITE_PACKAGES}/triton/runtime/autotuner.py"), None),
+        (frames(f"print_exception {PY}/traceback.py"), "exception"),
+        (frames("collate /job/data.py", f"fetch {TORCH}utils/data/_utils/fetch.py"), "input"),
+        (frames(f"forward {TORCH}nn/modules/linear.py"), None),
+        (frames(), None),
+    ],
+)
+def test_last_call(thread: tuple[tuple[str, str, int | None, bool], ...], kind: str | None) -> None:
+    found = last_call(thread)
+    assert (found.kind if found else None) == kind
+
+
+def test_every_last_call_is_one_that_a_playbook_may_know() -> None:
+    known = {"reads", "writes", "input", "lock", "lock file", "download", "subprocess", "compile", "exception", "peers"}
+    assert {call.kind for call in last_calls()} <= known
+    assert all(call.function or call.file or call.native for call in last_calls())
+
+
+WAITING = Stack(1, "MainThread", (Frame("all_reduce", f"{TORCH}distributed/distributed_c10d.py", 9),))
+IDLE = Stack(1, "MainThread", (Frame("acquire", f"{PY}/threading.py", 9), Frame("main", "/job/train.py", 9)))
+
+
+def standing(*extra: tuple[int, object]) -> Facts:
+    """Two ranks in a collective, and one at a lock, known by their stacks; `extra`: other evidence."""
+    return facts(*((rank, Stacks((WAITING,))) for rank in range(2)), (2, Stacks((IDLE,))), *extra)
+
+
+def test_stacks_alone_show_who_is_absent() -> None:
+    found = standing().ranks
+    assert [(rank.last_stack.absent, rank.last_stack.by_stacks) for rank in found[:2]] == [(None, False)] * 2
+    assert found[2].last_stack == LastStackFacts(True, "lock", "the wait for a lock", by_stacks=True)
+
+
+def test_who_timed_out_waited_whatever_its_stack_shows_later() -> None:
+    found = facts(*((rank, Stacks((IDLE,))) for rank in range(3)), (0, logs(WAITED)), (1, logs(WAITED)))
+    assert [rank.last_stack.absent for rank in found.ranks] == [None, None, True]
+
+
+def test_dumps_decide_before_stacks() -> None:
+    behind = facts(
+        (0, dump(6)), (1, dump(7, retired=False)), (2, dump(7, retired=False)), (0, Stacks((WAITING,))),
+        (1, Stacks((WAITING,))), (2, Stacks((IDLE,))),
+    )  # fmt: skip
+    assert [rank.last_stack.absent for rank in behind.ranks] == [True, None, None]
+
+
+def test_all_wait_if_no_rank_is_elsewhere() -> None:
+    assert not standing().job.last_stack.all_wait
+    assert facts(*((rank, Stacks((WAITING,))) for rank in range(3))).job.last_stack.all_wait
+    assert not facts((0, Stacks((WAITING,)))).job.last_stack.all_wait

@@ -18,8 +18,9 @@ from hangdoc.evidence import FlightRecorder, ProcessGroups, Stacks
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._fr_trace import SharedParts, flight_recorder
+from hangdoc.postmortem.readers._fr_worker import MOST_ENTRIES, Digest
 from hangdoc.postmortem.readers._input_file import find_sources
-from hangdoc.postmortem.readers.flight_recorder import READER
+from hangdoc.postmortem.readers.flight_recorder import READER, _read_carefully
 from tests.support.flight_recorder_traces import C10D, call, trace, write
 
 EVERYBODY = {"0": range(4)}
@@ -283,10 +284,11 @@ def of_rank(rank: int, **more: Any) -> Mapping[str, Any]:
 
 def test_deduplicated_dumps_equal_loaded_ones(tmp_path: Path) -> None:
     write(tmp_path / "all", {rank: of_rank(rank) for rank in range(8)})
-    context = ReadContext(lambda text: None)
-    found = records(read(tmp_path / "all", context=context))
-    (shared,) = context.shared.values()
-    assert shared.models.hits >= 6
+    digest = Digest()
+    for rank in range(8):
+        digest.answer((tmp_path / f"all/nccl_trace_rank_{rank}").read_bytes())
+    assert digest.models.hits == 7
+    found = records(read(tmp_path / "all"))
     for rank in range(8):
         alone = records(read(write(tmp_path / f"one{rank}", {rank: of_rank(rank)})))[rank]
         assert found[rank] == alone
@@ -302,6 +304,49 @@ def test_dump_with_any_relevant_difference_is_loaded(tmp_path: Path, field: str)
     alone = records(read(write(tmp_path / "one", {1: odd})))
     assert found[1] == alone[1]
     assert found[1].entries != found[0].entries
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("version", ["2.0", "2.10"])
+def test_digested_dumps_equal_those_that_are_read_carefully(tmp_path: Path, protocol: int, version: str) -> None:
+    parts = [call("send 0->1", 5, done=False), call("recv 0<-1", 6, done=False), call("coalesced", 7, [])]
+    for rank in range(4):
+        one = dict(of_rank(rank, version=version))
+        one["entries"] += trace(parts * (1 + rank))["entries"]
+        for number, entry in enumerate(one["entries"]):
+            entry["thread_name"] = f"worker-{rank}-{number}"
+            entry["record_id"] += 500
+            if version == "2.0":
+                entry["seq_id"] = entry.pop("collective_seq_id")
+                del entry["is_p2p"], entry["timeout_ms"]
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(one, protocol=protocol))
+    found = records(read(tmp_path))
+    for source in find_sources([tmp_path], lambda text: None):
+        careful = _read_carefully(source, ReadContext(lambda text: None), SharedParts())
+        assert found[source.rank_in_name] == careful
+    assert found[2].missed == 500
+    assert found[2].labels == {"0": "a group", "1": "a group", "102": "a group"}
+
+
+def test_a_dump_that_kills_its_process_costs_no_other_dump(tmp_path: Path) -> None:
+    for rank in (0, 1, 3):
+        write(tmp_path, {rank: of_rank(rank)})
+    nested = b"\x80\x02}(X\x07\x00\x00\x00entries()" + b"\x85" * 2_000_000 + b"K\x01u."
+    (tmp_path / "nccl_trace_rank_2").write_bytes(nested)
+    problems: list[str] = []
+    assert set(records(read(tmp_path, problems))) == {0, 1, 3}
+    assert len(problems) == 1
+    assert "rank_2" in problems[0]
+
+
+def test_only_the_newest_entries_of_a_huge_dump_are_read(tmp_path: Path) -> None:
+    one = trace([call("all_reduce", 24)])
+    entry = one["entries"][0]
+    one["entries"] = [{**entry, "record_id": n, "collective_seq_id": n} for n in range(MOST_ENTRIES + 5)]
+    problems: list[str] = []
+    record = records(read(write(tmp_path, {0: one}), problems))[0]
+    assert (len(record.entries), record.missed, record.entries[0].sequence) == (MOST_ENTRIES, 5, 5)
+    assert "5 were left out" in problems[0]
 
 
 def test_large_dump(tmp_path: Path) -> None:

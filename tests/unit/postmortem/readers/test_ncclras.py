@@ -46,7 +46,7 @@ def test_rank_behind_the_majority() -> None:
     (rank,) = communicator.ranks
     assert (rank.rank, rank.host, rank.pid, rank.launched) == (7, "node1", 1650386, {"AllReduce": 60})
     ((kind, fields),) = said(found)
-    assert kind == "ras_behind", "one query proves no hang: the ranks are asked one after another"
+    assert kind == "behind_at_a_look", "one query proves no hang: the ranks are asked one after another"
     assert (fields["ranks"], fields["completed"]) == ("7", "60")
 
 
@@ -71,7 +71,7 @@ def test_counts_that_grow_are_not_lagging(tmp_path: Path) -> None:
     content = (FOLDER / "twice.json").read_text()
     half = content.index("}\n{") + 2
     moved = content[:half].replace("100", "90").replace("101", "95") + content[half:]
-    assert [kind for kind, _ in said(text("ncclras", tmp_path, moved, "x.json"))] == ["ras_behind"]
+    assert [kind for kind, _ in said(text("ncclras", tmp_path, moved, "x.json"))] == ["behind_at_a_look"]
 
 
 def test_dead_and_missing_ranks() -> None:

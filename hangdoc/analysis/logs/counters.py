@@ -1,0 +1,126 @@
+"""Step counters and progress bars in logs: ranks of one job count in step, so that a rank that stopped early is behind.
+
+The output of a rank may be buffered, and ranks may log a step apart. A difference counts if a collective timed out, or
+if it is larger than the distance of two lines of the counter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from hangdoc.analysis.logs.log_events import JobLogs, number
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS, SAME_PLACE
+
+Value = tuple[int, int]  # epoch (0: none), counter
+
+
+@dataclass(frozen=True, slots=True)
+class LastCount:
+    """The last line of a rank's counter."""
+
+    value: Value
+    every: int  # distance of two lines of this counter; 1: unknown
+    of: int | None  # the number that it counts to
+    text: str
+
+    @property
+    def shown(self) -> str:
+        epoch, at = self.value
+        return f"epoch {epoch}, {at}" if epoch else str(at)
+
+
+def ranks_with_shorter_loops(logs: JobLogs, timed_out: bool) -> dict[int, str]:
+    """Ranks whose loop has fewer iterations than that of most ranks, and the evidence.
+
+    Without a timeout it counts only if the peers stand where the shorter loops ended.
+    """
+    for counts in sorted(_by_unit(logs).values(), key=len, reverse=True):
+        lengths = {rank: count.of for rank, count in counts.items() if count.of is not None}
+        longest = max(lengths.values(), default=None)
+        short = sorted(rank for rank, length in lengths.items() if length != longest)
+        if not short or len(lengths) != len(counts):
+            continue
+        few = len(short) < len(lengths) - len(short)
+        if (timed_out and few) or (2 * len(short) <= len(lengths) and _stand_at_the_end(counts, short)):
+            return {rank: f"its loop has {lengths[rank]} iterations, that of its peers {longest}" for rank in short}
+    return {}
+
+
+def _stand_at_the_end(counts: Mapping[int, LastCount], short: Collection[int]) -> bool:
+    """True if the shorter loops are done, and the peers stopped within SAME_PLACE iterations of their end."""
+    ends = {counts[rank].of for rank in short}
+    end = ends.pop()
+    return (
+        not ends
+        and end is not None
+        and all(counts[rank].value[1] == end for rank in short)
+        and all(
+            abs(count.value[1] - end) <= SAME_PLACE and count.value[1] != count.of
+            for rank, count in counts.items()
+            if rank not in short
+        )
+    )
+
+
+def ranks_left_behind(logs: JobLogs, timed_out: bool) -> dict[int, str]:
+    """Ranks whose counter stopped before that of most ranks, and the evidence.
+
+    `timed_out`: a collective timed out, so that a difference of one line counts.
+    """
+    for counts in sorted(_by_unit(logs).values(), key=len, reverse=True):
+        found = _behind(counts, timed_out)
+        if found:
+            return found
+    return {}
+
+
+def last_counts(logs: JobLogs) -> Mapping[int, LastCount]:
+    """The last line of the counter that most ranks show."""
+    return max(_by_unit(logs).values(), key=len, default={})
+
+
+def _by_unit(logs: JobLogs) -> Mapping[str, dict[int, LastCount]]:
+    found: dict[str, dict[int, LastCount]] = defaultdict(dict)
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    for key, event in logs.of_ranks("progress"):
+        at = number(event, "at")
+        if at is None or key not in ranks:
+            continue
+        value = number(event, "epoch") or 0, at
+        count = LastCount(value, number(event, "every") or 1, number(event, "of"), event.text)
+        before = found[event.fields.get("unit", "")].get(ranks[key])
+        if before is None or before.value < count.value:
+            found[event.fields.get("unit", "")][ranks[key]] = count
+    return found
+
+
+def ranks_that_skipped(logs: JobLogs) -> dict[int, str]:
+    """Ranks that skipped a batch which their peers did not, and the evidence."""
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    found = {ranks[key]: event.text for key, event in logs.of_ranks("skipped_batch") if key in ranks}
+    if not found or len(logs.keys) < COMPARABLE_RANKS or 2 * len(found) >= len(logs.keys):
+        return {}
+    return {rank: f"it skipped a batch, and its peers did not: {text}"[:400] for rank, text in found.items()}
+
+
+def _behind(counts: Mapping[int, LastCount], timed_out: bool) -> dict[int, str]:
+    front = max((count.value for count in counts.values()), default=None)
+    if front is None:
+        return {}
+    near = max(count.every for count in counts.values())
+    left = {rank for rank, count in counts.items() if _far(count.value, front, 0 if timed_out else near)}
+    ahead = counts.keys() - left
+    if not timed_out and (len(ahead) < 2 or all(count.value[1] == count.of for count in counts.values())):
+        return {}
+    if not left or len(left) >= len(ahead):
+        return {}
+    top = next(count.shown for count in counts.values() if count.value == front)
+    return {rank: f"its counter stopped at {counts[rank].shown}, that of its peers at {top}" for rank in sorted(left)}
+
+
+def _far(value: Value, front: Value, near: int) -> bool:
+    """True if a counter is more than `near` behind; the end of an epoch is next to the start of the following one."""
+    epochs = front[0] - value[0]
+    return epochs > 1 or (epochs == 1 and (not near or front[1] > near)) or (not epochs and front[1] - value[1] > near)

@@ -1,0 +1,330 @@
+"""Analysis `figures`: which rank, GPU or host has another figure than its peers, in tables and lists of a text.
+
+Ranks of a job that synchronises all have the same step time: only their own work, what they wait for, and how long they
+wait for others tells them apart. A rank that waits less than all others is the one that they wait for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.thresholds import (
+    BARELY_SLOWER,
+    COMPARABLE_RANKS,
+    GRADIENT_ROUNDING,
+    INPUT_BOUND,
+    LARGELY,
+    LONG_WAIT_S,
+    MUCH_MORE_CPU,
+    MUCH_MORE_OF_TWO,
+    PART_OF_LONGEST,
+    ROUNDING,
+    WIDE_GAP,
+)
+from hangdoc.evidence.figures import Figure, Figures
+
+MAX_NEWEST = 5  # values of an owner that are compared
+MAX_SUSPECTS = 64
+RANKS = frozenset({"rank"})
+SLOW_IF_HIGH = ("work", "backward", "step")
+SLOW_IF_LOW = ("rate", "score")
+# The first shows the cause best: its own work, then what only shows that it is late.
+ORDER = ("work", "score", "backward", "rate", "step")
+
+Values = Mapping[str, float]  # owner -> value
+Group = tuple[str, str, str]  # kind, kind of owner, name
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresFacts:
+    """One rank."""
+
+    slow: bool | None = None  # it works longer, or gets less done, than its peers
+    loading: bool | None = None  # it waits longer for its batches than its peers
+    odd: bool | None = None  # most ranks have another value of what replicas have in common
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresJob:
+    """All owners of figures. Suspects are ranks and hosts; a GPU or replica of no known rank is none."""
+
+    slow: tuple[Suspect, ...] = ()
+    slow_why: str | None = None  # "forward 0.271 s on rank 11, 0.0885 s on others"
+    slow_firm: bool = False  # by a wide margin, in a figure of its own work, and of three owners or more
+    loading: tuple[Suspect, ...] = ()
+    loading_why: str | None = None
+    loading_share: float | None = None  # of the step, on every rank; None: no line shows both, or it is small
+    odd: tuple[Suspect, ...] = ()
+    apart: str | None = None  # name of a value that replicas have in common and that differs: "param checksum"
+    apart_why: str | None = None  # "7be0 on ranks 1-3, c314 on rank 0"
+    apart_kind: str | None = None  # state | grad | batch
+    apart_exact: bool = False  # a checksum, not a number that is rounded
+    step: int | None = None  # of these values
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlier:
+    owners: tuple[tuple[str, str], ...]  # kind of owner, owner
+    why: str
+    firm: bool
+
+
+class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
+    rank_facts = FiguresFacts
+    job_facts = FiguresJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, FiguresFacts], FiguresJob]:
+        figures = case_figures(case)
+        if not figures:
+            return dict.fromkeys(case.ranks, FiguresFacts()), FiguresJob()
+        as_ranks = any(one.index_is_rank for one in figures)
+        values = [one for record in figures for one in record.values]
+        loading = _loading(values)
+        slow = _slow(values)
+        if slow and loading and set(slow.owners) <= set(loading.owners):
+            slow = None
+        parted = _parted(values)
+        job = FiguresJob(
+            slow=_suspects(slow, as_ranks),
+            slow_why=slow.why if slow else None,
+            slow_firm=slow.firm if slow else False,
+            loading=_suspects(loading, as_ranks),
+            loading_why=loading.why if loading else None,
+            loading_share=_share(values),
+            **parted,
+        )
+        keys = {rank.target.rank: key for key, rank in case.ranks.items()}
+
+        def ranks(suspects: Iterable[Suspect]) -> set[Key]:
+            return {keys[one.rank] for one in suspects if one.rank in keys}
+
+        late, starving, odd = ranks(job.slow), ranks(job.loading), ranks(job.odd)
+        return {
+            key: FiguresFacts(key in late or None, key in starving or None, key in odd or None) for key in case.ranks
+        }, job
+
+
+def case_figures(case: Case) -> list[Figures]:
+    """The figures of all texts, each once."""
+    found: dict[str, Figures] = {}
+    for shot in case.history:
+        record = shot.records.get("figures")
+        if isinstance(record, Figures):
+            found[record.source] = record
+    return list(found.values())
+
+
+def suspect(of: str, owner: str, as_ranks: bool) -> Suspect | None:
+    """The rank or the host; None: the text does not say which rank it is."""
+    if of == "rank" or (of == "gpu" and as_ranks):
+        return Suspect(int(owner)) if owner.isdecimal() else None
+    if of == "host":
+        number = owner.rpartition("-")[2]
+        return Suspect(int(number)) if as_ranks and number.isdecimal() else Suspect(None, None, owner)
+    return None
+
+
+def _suspects(found: _Outlier | None, as_ranks: bool) -> tuple[Suspect, ...]:
+    named = [suspect(of, owner, as_ranks) for of, owner in found.owners] if found else []
+    return tuple(one for one in named if one is not None)[:MAX_SUSPECTS]
+
+
+# --- slower than its peers ------------------------------------------------------------------------
+
+
+def _slow(values: Sequence[Figure]) -> _Outlier | None:
+    groups = _groups(values)
+    found: list[tuple[int, _Outlier]] = []
+    for (kind, of, name), by_owner in groups.items():
+        unit = " s" if kind not in SLOW_IF_LOW else ""
+        if kind in SLOW_IF_HIGH:
+            owners, usual = _high(by_owner)
+        elif kind in SLOW_IF_LOW:
+            owners, usual = _low(by_owner)
+        else:
+            continue
+        if owners:
+            firm = len(by_owner) >= COMPARABLE_RANKS and _much(by_owner, owners, usual)
+            found.append(
+                (ORDER.index(kind), _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, unit), firm))
+            )
+    if found:
+        return min(found, key=lambda one: (not one[1].firm, one[0]))[1]
+    return _awaited(groups)
+
+
+def _awaited(groups: Mapping[Group, Values]) -> _Outlier | None:
+    """The owner that waits least, where all others wait long."""
+    for (kind, of, name), by_owner in groups.items():
+        if kind not in ("wait", "backward") or len(by_owner) < COMPARABLE_RANKS:
+            continue
+        owners, usual = _low(by_owner)
+        if len(owners) == 1 and usual >= LONG_WAIT_S and by_owner[owners[0]] * MUCH_MORE_OF_TWO <= usual:
+            return _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, " s"), False)
+    return None
+
+
+def _groups(values: Sequence[Figure]) -> dict[Group, Values]:
+    """The median of the newest values of each owner."""
+    series: dict[Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in values:
+        if one.owner and not one.exact and one.kind not in ("state", "grad", "batch"):
+            series[one.kind, one.of, one.name][one.owner].append(float(one.value))
+    return {
+        group: {owner: median(several[-MAX_NEWEST:]) for owner, several in by_owner.items()}
+        for group, by_owner in series.items()
+        if len(by_owner) > 1
+    }
+
+
+def _high(values: Values) -> tuple[list[str], float]:
+    """The owners whose value is above that of most others, and the usual value."""
+    if len(values) < COMPARABLE_RANKS:
+        (least, _), (most, high) = sorted(values.items(), key=lambda item: item[1])
+        return ([most], values[least]) if high >= MUCH_MORE_OF_TWO * values[least] > 0 else ([], 0.0)
+    for limit in (MUCH_MORE_CPU, BARELY_SLOWER):
+        usual = median(values.values())
+        owners = [owner for owner, value in values.items() if value >= limit * usual > 0]
+        if 0 < len(owners) < len(values) / 2 and _stands_out(values, owners):
+            return owners, median(value for owner, value in values.items() if owner not in owners)
+    return [], 0.0
+
+
+def _low(values: Values) -> tuple[list[str], float]:
+    """The same, below it."""
+    if any(value <= 0 for value in values.values()):
+        return [], 0.0
+    owners, usual = _high({owner: 1 / value for owner, value in values.items()})
+    return owners, 1 / usual if owners else 0.0
+
+
+def _stands_out(values: Values, owners: Sequence[str]) -> bool:
+    """True if the outliers are further from the others than these are from one another."""
+    rest = [value for owner, value in values.items() if owner not in owners]
+    gap = min(values[owner] for owner in owners) - max(rest)
+    return gap >= WIDE_GAP * (max(rest) - min(rest)) or (gap > 0 and len(owners) == 1 and gap >= median(rest))
+
+
+def _much(values: Values, owners: Sequence[str], usual: float) -> bool:
+    ratios = [values[owner] / usual for owner in owners]
+    return all(max(ratio, 1 / ratio if ratio else 0.0) >= MUCH_MORE_CPU for ratio in ratios)
+
+
+def _of(of: str, owners: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((of, owner) for owner in owners)
+
+
+def _why(name: str, of: str, values: Values, owners: Sequence[str], usual: float, unit: str) -> str:
+    shown = ", ".join(f"{values[owner]:.3g}{unit} on {_called(of, owner)}" for owner in owners[:4])
+    return f"{name}: {shown}; {usual:.3g}{unit} on the other {len(values) - len(owners)}"
+
+
+def _called(of: str, owner: str) -> str:
+    return owner if of == "host" else f"GPU {owner}" if of == "gpu" else f"{of} {owner}"
+
+
+# --- waits for batches ----------------------------------------------------------------------------
+
+
+def _loading(values: Sequence[Figure]) -> _Outlier | None:
+    """Owners that wait for batches, by far longer than others, and for a part of the step that matters."""
+    groups = _groups(values)
+    for (kind, of, name), by_owner in groups.items():
+        if kind != "input" or len(by_owner) < COMPARABLE_RANKS:
+            continue
+        owners, usual = _high(by_owner)
+        longest = max(
+            (max(more.values()) for (other, whose, _), more in groups.items() if whose == of and other in SLOW_IF_HIGH),
+            default=0.0,
+        )
+        if (
+            owners
+            and _much(by_owner, owners, usual)
+            and min(by_owner[one] for one in owners) >= PART_OF_LONGEST * longest
+        ):
+            return _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, " s"), True)
+    return None
+
+
+def _share(values: Sequence[Figure]) -> float | None:
+    """The share of the step in which every rank waits for data, by the lines that show both."""
+    steps: dict[int, float] = {}
+    inputs: dict[int, float] = {}
+    for one in values:
+        if one.timed and one.kind in ("step", "input"):
+            (steps if one.kind == "step" else inputs).setdefault(one.line, float(one.value))
+    both = [line for line in inputs if steps.get(line, 0.0) >= inputs[line]]
+    total = sum(steps[line] for line in both)
+    if len(both) < INPUT_BOUND or not total:
+        return None
+    share = sum(inputs[line] for line in both) / total
+    return share if share >= LARGELY else None
+
+
+# --- replicas that differ -------------------------------------------------------------------------
+
+
+def _parted(values: Sequence[Figure]) -> dict[str, Any]:
+    """The newest value in which replicas differ: a checksum rather than a norm, a norm of weights before one of
+    gradients."""
+    found: dict[tuple[str, str, str, int | None, int], dict[str, Figure]] = defaultdict(dict)
+    owners_of: dict[int, set[str]] = defaultdict(set)
+    for one in values:
+        owners_of[one.line].add(one.owner)
+    for one in values:
+        if one.kind in ("state", "grad", "batch") and one.owner and one.of != "host":
+            together = one.line if len(owners_of[one.line]) > 1 and one.step is None else 0
+            found[one.kind, one.name, one.of, one.step, together].setdefault(one.owner, one)
+    ranked = sorted(
+        found.items(), key=lambda item: (-_rank(item[0][0], item[1]), item[0][3] or 0, item[0][4]), reverse=True
+    )
+    for (kind, name, of, step, _), owners in ranked:
+        texts = {owner: one.value for owner, one in owners.items()}
+        if len(texts) < 2 or not _differ(kind, texts.values()):
+            continue
+        (usual, count), *others = Counter(texts.values()).most_common()
+        majority = bool(others) and count > max(1, others[0][1]) and kind != "grad"
+        odd = [owner for owner, text in texts.items() if text != usual] if majority else []
+        named = [suspect(of, owner, False) for owner in odd]
+        return {
+            "odd": tuple(one for one in named if one is not None)[:MAX_SUSPECTS],
+            "apart": name,
+            "apart_why": ", ".join(f"{text} on {_called(of, owner)}" for owner, text in list(texts.items())[:8]),
+            "apart_kind": kind,
+            "apart_exact": any(one.exact for one in owners.values()),
+            "step": step,
+        }
+    return {}
+
+
+def _rank(kind: str, owners: Mapping[str, Figure]) -> int:
+    if kind == "state":
+        return 0 if any(one.exact for one in owners.values()) else 1
+    return 2 if kind == "batch" else 3
+
+
+def _differ(kind: str, values: Iterable[str]) -> bool:
+    texts = set(values)
+    numbers = list(_numbers(texts))
+    if len(numbers) < len(texts) or kind == "batch":
+        return len(texts) > 1
+    if all("." not in text and "e" not in text for text in texts):
+        return kind == "state" and len(texts) > 1
+    slack = GRADIENT_ROUNDING if kind == "grad" else ROUNDING
+    return max(numbers) - min(numbers) > slack * max(map(abs, numbers))
+
+
+def _numbers(texts: Iterable[str]) -> Iterator[float]:
+    for text in texts:
+        try:
+            yield float(text)
+        except ValueError:
+            continue
+
+
+ANALYSIS = FiguresDetector()

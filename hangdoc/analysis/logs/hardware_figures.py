@@ -1,0 +1,235 @@
+"""Analysis `hardware`: GPUs that are slowed or stand apart, and CPUs that are too few, in the output of tools."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.figures import FiguresJob, case_figures, suspect
+from hangdoc.analysis.thresholds import (
+    BUSY_GPU,
+    COMPARABLE_RANKS,
+    CORES_OVERCOMMITTED,
+    CORES_OVERCOMMITTED_TWICE,
+    FEW_CORES,
+    IDLE_GPU,
+    IDLE_POWER,
+    LOW_CLOCK,
+    MANY_BUSY_THREADS_PER_CORE,
+    MANY_PERIODS,
+    MUCH_MORE_OF_TWO,
+    THROTTLED_PERIODS,
+)
+from hangdoc.evidence.figures import Figure
+
+MAX_SUSPECTS = 64
+MAX_SHOWN = 4
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFacts:
+    """One rank."""
+
+    slowed: bool | None = None  # its GPU is slowed
+    held: bool | None = None  # a quota, or too few cores, holds it up
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareJob:
+    """GPUs and CPUs in texts. Suspects are ranks and hosts; a GPU of no known rank is none."""
+
+    slowed: tuple[Suspect, ...] = ()
+    slowed_why: str | None = None  # "GPU 6: HW Thermal Slowdown, 795 MHz, 91 C; 1980 MHz on the other 7"
+    idle_gpu: tuple[Suspect, ...] = ()
+    idle_gpu_why: str | None = None  # one GPU is idle, all others are busy
+    busy_gpu: tuple[Suspect, ...] = ()
+    busy_gpu_why: str | None = None  # one GPU draws power, all others only spin
+    held: tuple[Suspect, ...] = ()  # of the quota or the few cores below
+    throttled_why: str | None = None  # a quota throttles a process: "in 99 % of the periods of its quota"
+    crowded_why: str | None = None  # more threads than cores: "load 702 on 128 cores"
+    crowded_proved: bool = False  # the threads of the processes were counted, too
+    bound_why: str | None = None  # one process may use far fewer cores than its peers, or several share one
+    emulated_why: str | None = None  # bfloat16 on a CPU without it
+
+
+class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
+    rank_facts = HardwareFacts
+    job_facts = HardwareJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, HardwareFacts], HardwareJob]:
+        records = case_figures(case)
+        if not records:
+            return dict.fromkeys(case.ranks, HardwareFacts()), HardwareJob()
+        as_ranks = any(one.index_is_rank for one in records)
+        values: dict[str, list[Figure]] = defaultdict(list)
+        for record in records:
+            for one in record.values:
+                values[one.kind].append(one)
+        named = _Named(as_ranks, case.job(FiguresJob).slow)
+        slowed, slowed_why = _slowed(values)
+        idle, idle_why = _idle(values)
+        busy, busy_why = _busy(values)
+        throttled, throttled_why = _throttled(values["cpu throttled"], values["cpu periods"])
+        bound, bound_why = _bound(values["cpu allowed"])
+        crowded_why, proved = _crowded(values)
+        job = HardwareJob(
+            named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
+            named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, _emulated(values),
+        )  # fmt: skip
+        keys = {rank.target.rank: key for key, rank in case.ranks.items()}
+        slow = {keys[one.rank] for one in job.slowed if one.rank in keys}
+        late = {keys[one.rank] for one in job.held if one.rank in keys}
+        return {key: HardwareFacts(key in slow or None, key in late or None) for key in case.ranks}, job
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Names the rank of a GPU, a host or a process."""
+
+    as_ranks: bool  # the text states that their numbers are those of the ranks
+    slow: Sequence[Suspect]  # by their own figures
+
+    def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
+        """If as many ranks are slow as GPUs or hosts are slowed, they are the same."""
+        found = [one for of, owner in owners if (one := self._suspect(of, owner)) is not None]
+        if any(one.rank is None for one in found) or len(found) < len(owners):
+            ranks = tuple(one for one in self.slow if one.rank is not None)
+            if ranks and len(ranks) == len(owners):
+                return ranks[:MAX_SUSPECTS]
+        return tuple(dict.fromkeys(found))[:MAX_SUSPECTS]
+
+    def _suspect(self, of: str, owner: str) -> Suspect | None:
+        host, _, number = owner.rpartition("/")
+        if of == "gpu" and host:
+            return Suspect(None, None, host)
+        return suspect(of, number or owner, self.as_ranks)
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+def _newest(figures: Iterable[Figure]) -> dict[str, float]:
+    return {one.owner: float(one.value) for one in figures if not one.exact}
+
+
+def _slowed(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:
+    """GPUs with an active reason for lower clocks, other than a power cap, or with a far lower clock under load."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for one in values["gpu slowed"]:
+        if one.value not in reasons[one.owner]:
+            reasons[one.owner].append(one.value)
+    clocks, used = _newest(values["gpu clock"]), _newest(values["gpu utilisation"])
+    loaded = {gpu: clock for gpu, clock in clocks.items() if used.get(gpu, 0.0) >= BUSY_GPU}
+    usual = median(loaded.values()) if len(loaded) >= COMPARABLE_RANKS else 0.0
+    low = [gpu for gpu, clock in loaded.items() if clock <= LOW_CLOCK * usual]
+    found = list(dict.fromkeys([*reasons, *low]))
+    if not found:
+        return [], None
+    warm = _newest(values["gpu temperature"])
+    texts = []
+    for gpu in found[:MAX_SHOWN]:
+        parts = [*reasons.get(gpu, ())][:2]
+        parts += [f"{clocks[gpu]:.0f} MHz"] if gpu in clocks else []
+        parts += [f"{warm[gpu]:.0f} C"] if gpu in warm else []
+        texts.append(f"{_called(gpu)}: {', '.join(parts)}")
+    rest = [clock for gpu, clock in clocks.items() if gpu not in found]
+    if rest:
+        texts.append(f"{median(rest):.0f} MHz on the other {len(rest)}")
+    return [("gpu", gpu) for gpu in found], "; ".join(texts)
+
+
+def _idle(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:
+    used = _newest(values["gpu utilisation"])
+    idle = [gpu for gpu, share in used.items() if share <= IDLE_GPU]
+    busy = [gpu for gpu, share in used.items() if share >= BUSY_GPU]
+    if len(idle) != 1 or len(busy) < COMPARABLE_RANKS - 1 or len(busy) + 1 < len(used):
+        return [], None
+    return [("gpu", idle[0])], f"{_called(idle[0])} is at {used[idle[0]]:.0f} %, the other {len(busy)} are busy"
+
+
+def _busy(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:
+    """The one GPU that computes: all are at 100 %, and the others draw little power, as a spinning kernel does."""
+    used, power, limit = (_newest(values[f"gpu {name}"]) for name in ("utilisation", "power", "power limit"))
+    both = {gpu: watts for gpu, watts in power.items() if used.get(gpu, 0.0) >= BUSY_GPU}
+    if len(both) < COMPARABLE_RANKS or len(both) < len(used):
+        return [], None
+    most = max(both, key=lambda gpu: both[gpu])
+    others = [watts for gpu, watts in both.items() if gpu != most]
+    spinning = all(watts <= IDLE_POWER * limit[gpu] for gpu, watts in both.items() if gpu != most and gpu in limit)
+    if both[most] < MUCH_MORE_OF_TWO * max(others) or not spinning:
+        return [], None
+    text = f"{_called(most)} draws {both[most]:.0f} W, the others at most {max(others):.0f} W, all at full utilisation"
+    return [("gpu", most)], text
+
+
+def _called(gpu: str) -> str:
+    host, _, number = gpu.rpartition("/")
+    name = f"GPU {number}" if number != "?" else "a GPU"
+    return f"{name} of {host}" if host else name
+
+
+# --- CPUs -----------------------------------------------------------------------------------------
+
+
+def _throttled(shares: Sequence[Figure], periods: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:
+    enough = {one.owner for one in periods if float(one.value) >= MANY_PERIODS}
+    held = {
+        (one.of, one.owner): float(one.value)
+        for one in shares
+        if one.owner in enough and float(one.value) >= THROTTLED_PERIODS
+    }
+    if not held:
+        return [], None
+    shown = [
+        f"{share:.0%} of the periods of its quota{f' on {_owner(key)}' if key[1] else ''}"
+        for key, share in list(held.items())[:MAX_SHOWN]
+    ]
+    return [key for key in held if key[1]], f"throttled in {', '.join(shown)}"
+
+
+def _owner(key: tuple[str, str]) -> str:
+    return key[1] if key[0] == "host" else f"{key[0]} {key[1]}"
+
+
+def _bound(allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:
+    """Processes that may use a fraction of the cores that their peers may use."""
+    cores = {(one.of, one.owner): float(one.value) for one in allowed if one.owner and float(one.value) > 0}
+    if len(cores) < COMPARABLE_RANKS:
+        return [], None
+    usual = median(cores.values())
+    few = [key for key, count in cores.items() if count <= FEW_CORES * usual]
+    if not few or len(few) * 2 >= len(cores):
+        return [], None
+    shown = ", ".join(f"{cores[key]:.0f} on {_owner(key)}" for key in few[:MAX_SHOWN])
+    return few, f"cores allowed: {shown}; {usual:.0f} on the others"
+
+
+def _crowded(values: Mapping[str, list[Figure]]) -> tuple[str | None, bool]:
+    """More runnable threads than cores, by the load or by the threads of the processes and their setting."""
+    cores = max((float(one.value) for one in values["cpu cores"]), default=0.0)
+    if not cores:
+        return None, False
+    load = max((float(one.value) for one in values["cpu load"]), default=0.0)
+    threads = sum(float(one.value) for one in values["cpu threads"])
+    setting = max((float(one.value) for one in values["cpu setting"]), default=0.0)
+    counted = threads >= MANY_BUSY_THREADS_PER_CORE * cores
+    if load >= CORES_OVERCOMMITTED_TWICE * cores:
+        text = f"a load of {load:.0f} on {cores:.0f} cores"
+        return (f"{text}, and {threads:.0f} threads" if counted else text), counted or setting >= cores
+    if counted and setting * CORES_OVERCOMMITTED >= cores:
+        return f"{threads:.0f} threads on {cores:.0f} cores, with {setting:.0f} computing threads in each process", True
+    return None, False
+
+
+def _emulated(values: Mapping[str, list[Figure]]) -> str | None:
+    if not values["cpu no bf16"] or not values["cpu uses bf16"]:
+        return None
+    return "the CPU has neither avx512_bf16 nor amx_bf16, and the job computes in bfloat16"
+
+
+ANALYSIS = HardwareDetector()

@@ -1,0 +1,181 @@
+"""Messages in logs that name a cause by themselves: memory, GPUs, storage, limits, the scheduler.
+
+A fact has the name of its kind in the catalogue of messages; a kind with a field here needs no code. A message of a
+rank counts only if it belongs to what ended the rank: an error that the rank caught and survived explains nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.first_failure import failures
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs
+from hangdoc.analysis.thresholds import LEADING_LINES, TRACEBACK_LINES
+from hangdoc.evidence.logs import LogEvent
+
+# Kinds of event that show that the rank went on after a message, or that what was lost came back.
+GOES_ON = TIMEOUTS | {"progress", "storage_back"}
+NAMED = ("rank", "rank_b")  # fields with the ranks at fault
+MAX_SUSPECTS = 64
+_EXCEPTION = re.compile(r"[\w.]{1,100}(?:Error|Exception)?: ")
+
+
+@dataclass(frozen=True, slots=True)
+class NoticesFacts:
+    """The first message of each kind about one rank. None: there is none."""
+
+    gpu_out_of_memory: str | None = None  # its GPU had no memory left
+    host_out_of_memory: str | None = None  # its host, or the limit of its cgroup, had no memory left
+    process_killed: str | None = None  # a shell or a scheduler says that SIGKILL ended it
+    process_crashed: str | None = None  # a shell says that it crashed
+    gpu_memory_fault: str | None = None  # a kernel of it used a bad address or failed an assertion
+    gpu_hardware: str | None = None  # its GPU or NVLink reports a hardware error
+    gpu_unavailable: str | None = None  # it found no usable GPU
+    shared_memory_full: str | None = None  # /dev/shm was full
+    worker_died: str | None = None  # one of its data loader workers died
+    storage_full: str | None = None  # a file system or quota to which it writes was full
+    stale_lock: str | None = None  # a listing shows an old lock file that no process has open
+    storage_lost: str | None = None  # a file system, its server or its disk reported an error
+    too_many_files: str | None = None  # it reached its limit of open files
+    too_many_threads: str | None = None  # it reached its limit of threads or processes
+    memory_lock_limit: str | None = None  # it may not lock enough memory for InfiniBand
+    duplicate_gpu: str | None = None  # it shares a GPU with another rank of its communicator
+    version_mismatch: str | None = None  # it loads another version of NCCL than a peer
+    transfer_mismatch: str | None = None  # a peer sent it another number of bytes than its collective expects
+    model_mismatch: str | None = None  # its model has other parameters than rank 0's
+    rendezvous_timeout: str | None = None  # too few nodes joined its rendezvous
+    rendezvous_failed: str | None = None  # it could not reach the rendezvous store
+    ended_by_scheduler: str | None = None  # the scheduler ended it: time limit, preemption, eviction
+    node_failed: str | None = None  # its host was lost
+
+
+@dataclass(frozen=True, slots=True)
+class NoticesJob:
+    """The same in lines of no known rank, and in `..._at` the hosts of these lines or the absent ranks they name."""
+
+    gpu_out_of_memory: str | None = None
+    gpu_out_of_memory_at: tuple[Suspect, ...] = ()
+    host_out_of_memory: str | None = None
+    host_out_of_memory_at: tuple[Suspect, ...] = ()
+    process_killed: str | None = None
+    process_killed_at: tuple[Suspect, ...] = ()
+    process_crashed: str | None = None
+    process_crashed_at: tuple[Suspect, ...] = ()
+    gpu_memory_fault: str | None = None
+    gpu_memory_fault_at: tuple[Suspect, ...] = ()
+    gpu_hardware: str | None = None
+    gpu_hardware_at: tuple[Suspect, ...] = ()
+    gpu_unavailable: str | None = None
+    gpu_unavailable_at: tuple[Suspect, ...] = ()
+    shared_memory_full: str | None = None
+    shared_memory_full_at: tuple[Suspect, ...] = ()
+    worker_died: str | None = None
+    worker_died_at: tuple[Suspect, ...] = ()
+    storage_full: str | None = None
+    storage_full_at: tuple[Suspect, ...] = ()
+    stale_lock: str | None = None
+    stale_lock_at: tuple[Suspect, ...] = ()
+    storage_lost: str | None = None
+    storage_lost_at: tuple[Suspect, ...] = ()
+    too_many_files: str | None = None
+    too_many_files_at: tuple[Suspect, ...] = ()
+    too_many_threads: str | None = None
+    too_many_threads_at: tuple[Suspect, ...] = ()
+    memory_lock_limit: str | None = None
+    memory_lock_limit_at: tuple[Suspect, ...] = ()
+    duplicate_gpu: str | None = None
+    duplicate_gpu_at: tuple[Suspect, ...] = ()
+    version_mismatch: str | None = None
+    version_mismatch_at: tuple[Suspect, ...] = ()
+    transfer_mismatch: str | None = None
+    transfer_mismatch_at: tuple[Suspect, ...] = ()
+    model_mismatch: str | None = None
+    model_mismatch_at: tuple[Suspect, ...] = ()
+    rendezvous_timeout: str | None = None
+    rendezvous_timeout_at: tuple[Suspect, ...] = ()
+    rendezvous_failed: str | None = None
+    rendezvous_failed_at: tuple[Suspect, ...] = ()
+    ended_by_scheduler: str | None = None
+    ended_by_scheduler_at: tuple[Suspect, ...] = ()
+    node_failed: str | None = None
+    node_failed_at: tuple[Suspect, ...] = ()
+
+
+KINDS = frozenset(field.name for field in fields(NoticesFacts))
+
+
+class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
+    rank_facts = NoticesFacts
+    job_facts = NoticesJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, NoticesFacts], NoticesJob]:
+        logs = job_logs(case)
+        if logs is None:
+            return dict.fromkeys(case.ranks, NoticesFacts()), NoticesJob()
+        own = {key: failure.own for key, failure in failures(case, logs).items()}
+        of_rank: dict[Key, dict[str, str]] = {key: {} for key in case.ranks}
+        texts: dict[str, str] = {}
+        suspects: dict[str, dict[Suspect, None]] = {}
+        for key, host, event in _notices(logs):
+            if key is not None and not _explains(event, own.get(key), logs.ranks.get(key, ())):
+                continue
+            if key is None and not _goes_with(event, logs):
+                continue
+            named = _named(event)
+            if not named and key is not None:
+                of_rank[key].setdefault(event.kind, event.text)
+                continue
+            absent = []
+            for one in named:
+                at_fault = logs.keys.get(one.rank) if one.rank is not None else None
+                if at_fault is None:
+                    absent.append(one)
+                else:
+                    of_rank[at_fault].setdefault(event.kind, event.text)
+            if not named and host is not None and " " not in host:  # "unknown host"
+                absent = [Suspect(None, None, host)]
+            if absent or not named:
+                texts.setdefault(event.kind, event.text)
+                suspects.setdefault(event.kind, {}).update(dict.fromkeys(absent))
+        of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
+        return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
+
+
+def _notices(logs: JobLogs) -> Iterator[tuple[Key | None, str | None, LogEvent]]:
+    """Events of these kinds, with the rank that wrote them, or with the host."""
+    for key, events in logs.ranks.items():
+        yield from ((key, None, event) for event in events if event.kind in KINDS)
+    yield from ((None, host, event) for host, event in logs.unattributed if event.kind in KINDS)
+
+
+def _named(event: LogEvent) -> list[Suspect]:
+    """The ranks, or else the host, that a message names."""
+    ranks = [event.fields[name] for name in NAMED if name in event.fields]
+    if ranks:
+        return [Suspect(int(rank)) for rank in ranks]
+    return [Suspect(None, None, event.fields["host"])] if "host" in event.fields else []
+
+
+def _explains(event: LogEvent, own: LogEvent | None, events: Sequence[LogEvent]) -> bool:
+    """True if the message belongs to the rank's own exception, or the rank shows no sign of life after it."""
+    if own is None:
+        return not _later(event, events)
+    if own.source != event.source:
+        return own.text[:60] in event.text or not _EXCEPTION.match(event.text)
+    return own.text[:60] in event.text or -LEADING_LINES <= event.line - own.line <= TRACEBACK_LINES
+
+
+def _goes_with(event: LogEvent, logs: JobLogs) -> bool:
+    """True if no counter grows after a message of no known rank, in the same file."""
+    return not _later(event, [other for _, other in logs.unattributed])
+
+
+def _later(event: LogEvent, events: Sequence[LogEvent]) -> bool:
+    return any(other.kind in GOES_ON and other.source == event.source and other.line > event.line for other in events)
+
+
+ANALYSIS = NoticesDetector()

@@ -1,0 +1,170 @@
+"""Ports and paths of hosts as tools print them: which host differs from its peers in speed, MTU or state.
+
+A single host says nothing: a management port is slow by design, and an unused one is down. What counts is a difference
+between hosts, or a path that a tool measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Detector, Suspect
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, number
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS, LOST_PINGS, PLAIN_PING, SLOWER_PORT
+
+MAX_SUSPECTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PortsJob:
+    """Hosts whose ports differ from those of their peers, by the output of tools. None: nothing shows it."""
+
+    slow: tuple[Suspect, ...] = ()  # hosts with a slower port than their peers
+    slow_text: str | None = None  # "worker-d runs at 100 Mbit/s, worker-a, worker-b at 10000 Mbit/s"
+    slow_path: str | None = None  # a path far slower than another: "a to c 940 Mbit/s, a to b 94100 Mbit/s"
+    other_mtu: tuple[Suspect, ...] = ()  # hosts with another MTU than most
+    mtu_text: str | None = None  # "rk3-08 has an MTU of 1500, rk3-05 to rk3-07 of 9000"
+    large_lost: str | None = None  # a ping of full size, which was lost
+    lost: str | None = None  # a small ping, which was lost
+    down: tuple[Suspect, ...] = ()  # hosts with a port whose last reported state is down
+    down_text: str | None = None  # the first line that shows it
+    blamed: tuple[Suspect, ...] = ()  # the hosts of the strongest of these signs
+    suffers: bool = False  # a collective timed out, or a connection or a transfer between ranks failed
+    rejects: tuple[Suspect, ...] = ()  # hosts whose firewall rejects or drops connections
+    reject_text: str | None = None  # the first line or rule that shows it
+
+
+class ReportedPortsDetector(Detector[object, PortsJob]):
+    job_facts = PortsJob
+
+    def derive(self, case: Case) -> tuple[dict[tuple[str, int], object], PortsJob]:
+        logs = job_logs(case)
+        if logs is None or not any(True for _, event in logs.unattributed if event.kind in KINDS):
+            return {}, PortsJob()
+        slow, slow_text = _slow(logs)
+        other, mtu_text = _mtu(logs)
+        down, down_text = _down(logs)
+        rejects = [(host, event) for host, event in logs.unattributed if event.kind == "firewall_rejects"]
+        return {}, PortsJob(
+            slow=_suspects(slow),
+            slow_text=slow_text,
+            slow_path=_slow_path(logs),
+            other_mtu=_suspects(other),
+            mtu_text=mtu_text,
+            large_lost=_lost(logs, large=True),
+            lost=_lost(logs, large=False),
+            down=_suspects(down),
+            down_text=down_text,
+            blamed=_suspects(slow or other or down),
+            suffers=any(True for _ in logs.all(*TIMEOUTS, "ib_error", "connect_failed", "connection_closed")),
+            rejects=_suspects(_known(host for host, _ in rejects)),
+            reject_text=rejects[0][1].text if rejects else None,
+        )
+
+
+KINDS = frozenset({"port_speed", "port_mtu", "port_state", "port_link", "path_rate", "path_loss", "firewall_rejects"})
+
+
+def _suspects(hosts: Iterable[str]) -> tuple[Suspect, ...]:
+    return tuple(Suspect(None, None, host) for host in hosts)[:MAX_SUSPECTS]
+
+
+def _known(hosts: Iterable[str | None]) -> list[str]:
+    """The distinct host names; a space is in none, but in the stand-in for a host that is not known."""
+    return list(dict.fromkeys(host for host in hosts if host is not None and " " not in host))
+
+
+def _by_host(logs: JobLogs, kind: str, name: str) -> Mapping[str, Mapping[str, int]]:
+    """For each host, the numbers that its lines of a kind show, by interface; the last one counts."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for host, event in logs.unattributed:
+        value = number(event, name) if event.kind == kind else None
+        if value is not None and host is not None and " " not in host:
+            found[host][event.fields.get("interface", "")] = value
+    return found
+
+
+def _comparable(hosts: Mapping[str, Mapping[str, int]]) -> Mapping[str, int]:
+    """One number a host: of the interface that most hosts show, else the only one that each host shows."""
+    shared = Counter(interface for ports in hosts.values() for interface in ports)
+    if not shared:
+        return {}
+    interface, count = shared.most_common(1)[0]
+    if count > 1:
+        return {host: ports[interface] for host, ports in hosts.items() if interface in ports}
+    return {host: next(iter(ports.values())) for host, ports in hosts.items() if len(ports) == 1}
+
+
+def _slow(logs: JobLogs) -> tuple[Sequence[str], str | None]:
+    speeds = _comparable(_by_host(logs, "port_speed", "mbit"))
+    fastest = max(speeds.values(), default=0)
+    slow = [host for host, speed in speeds.items() if speed * SLOWER_PORT <= fastest]
+    if not slow or 2 * len(slow) > len(speeds):
+        return [], None
+    return slow, _sides(speeds, "runs at {} Mbit/s", slow)
+
+
+def _mtu(logs: JobLogs) -> tuple[Sequence[str], str | None]:
+    """The hosts with another MTU; none if as many have one as the other, or if only two are known."""
+    sizes = _comparable(_by_host(logs, "port_mtu", "mtu"))
+    counts = Counter(sizes.values()).most_common(2)
+    if len(counts) < 2:
+        return [], None
+    usual = counts[0][0] if counts[0][1] > counts[1][1] and len(sizes) >= COMPARABLE_RANKS else None
+    other = [host for host, size in sizes.items() if usual is not None and size != usual]
+    return other, _sides(sizes, "has an MTU of {}", other)
+
+
+def _sides(numbers: Mapping[str, int], what: str, first: Sequence[str]) -> str:
+    sides: dict[int, list[str]] = defaultdict(list)
+    for host in sorted(numbers, key=lambda host: (host not in first, host)):
+        sides[numbers[host]].append(host)
+    return ", ".join(f"{' and '.join(hosts[:3])} {what.format(value)}" for value, hosts in sides.items())[:400]
+
+
+def _slow_path(logs: JobLogs) -> str | None:
+    """The slowest measured path next to the fastest one, if they are far apart."""
+    rates: dict[tuple[str, str], float] = {}
+    for event in logs.all("path_rate"):
+        rates[event.fields.get("from", "?"), event.fields.get("to", "?")] = float(event.fields.get("mbit", "0"))
+    if len(rates) < 2:
+        return None
+    ranked = sorted(rates, key=lambda pair: rates[pair])
+    slow, fast = ranked[0], ranked[-1]
+    if not rates[slow] or rates[slow] * SLOWER_PORT > rates[fast]:
+        return None
+    return ", ".join(f"{one} to {other} {rates[one, other]:g} Mbit/s" for one, other in (slow, fast))
+
+
+def _lost(logs: JobLogs, large: bool) -> str | None:
+    for event in logs.all("path_loss"):
+        is_large = (number(event, "bytes") or 0) > PLAIN_PING
+        if is_large == large and (number(event, "percent") or 0) >= LOST_PINGS:
+            return f"ping of {event.fields.get('bytes')} bytes to {event.fields.get('to')}: {event.text}"
+    return None
+
+
+def _down(logs: JobLogs) -> tuple[Sequence[str], str | None]:
+    """Hosts with a port that is down, and the line.
+
+    A tool lists every port of a host, and those without a cable are down: they count only if it shows none that is up.
+    """
+    states: dict[tuple[str | None, str], tuple[str, str]] = {}
+    with_port_up = {
+        host
+        for host, event in logs.unattributed
+        if event.kind == "port_state" and event.fields.get("state") in ("up", "active")
+    }
+    for host, event in logs.unattributed:
+        if event.kind == "port_link" or (event.kind == "port_state" and host not in with_port_up):
+            port = event.fields.get("interface") or event.fields.get("port", "")
+            states[host, port] = event.fields.get("state", ""), event.text
+    down = {key: text for key, (state, text) in states.items() if state == "down"}
+    if not down:
+        return [], None
+    return _known(host for host, _ in down), next(iter(down.values()))
+
+
+ANALYSIS = ReportedPortsDetector()

@@ -1,0 +1,66 @@
+"""Analysis `tables`: what tables of other tools (`ps`, `kubectl`) and the kernel's log say of processes and pods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.log_events import JobLogs, job_logs, last
+from hangdoc.analysis.logs.notices import MAX_SUSPECTS
+
+
+@dataclass(frozen=True, slots=True)
+class TablesFacts:
+    """One rank's process in such a table. None: no table shows it."""
+
+    uninterruptible: str | None = None  # line: it is in state D
+    storage: bool | None = None  # it is in state D in a function of a file system
+    defunct: str | None = None  # line: it has ended, and its launcher has not reaped it
+
+
+@dataclass(frozen=True, slots=True)
+class TablesJob:
+    """The same for processes of no known rank, and the pods of the job."""
+
+    unstarted: tuple[Suspect, ...] = ()  # pods that have not started
+    unstarted_why: str | None = None  # line about the first of them
+    hung: tuple[Suspect, ...] = ()  # processes of no known rank that the kernel reports as blocked
+    hung_why: str | None = None  # line about the first of them
+    hung_storage: bool = False  # its stack is in a file system
+
+
+class TablesDetector(Detector[TablesFacts, TablesJob]):
+    rank_facts = TablesFacts
+    job_facts = TablesJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, TablesFacts], TablesJob]:
+        logs = job_logs(case)
+        if logs is None:
+            return dict.fromkeys(case.ranks, TablesFacts()), TablesJob()
+        return {key: _facts(logs, key) for key in case.ranks}, _job(logs)
+
+
+def _facts(logs: JobLogs, key: Key) -> TablesFacts:
+    events = logs.ranks.get(key, ())
+    wait, gone = last(events, "kernel_wait"), last(events, "defunct")
+    return TablesFacts(
+        uninterruptible=wait.text if wait else None,
+        storage="storage" in wait.fields if wait else None,
+        defunct=gone.text if gone else None,
+    )
+
+
+def _job(logs: JobLogs) -> TablesJob:
+    pods = list(logs.all("pod_waits"))
+    hung = [(host, event) for host, event in logs.unattributed if event.kind == "kernel_wait"]
+    names = dict.fromkeys(event.fields.get("pod", "") for event in pods)
+    return TablesJob(
+        unstarted=tuple(Suspect(None, None, name) for name in names)[:MAX_SUSPECTS],
+        unstarted_why=pods[0].text if pods else None,
+        hung=tuple(dict.fromkeys(Suspect(None, None, host) for host, _ in hung if host))[:MAX_SUSPECTS],
+        hung_why=hung[0][1].text if hung else None,
+        hung_storage=any("storage" in event.fields for _, event in hung),
+    )
+
+
+ANALYSIS = TablesDetector()

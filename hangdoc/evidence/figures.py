@@ -1,0 +1,27 @@
+"""Figures that ranks, GPUs or hosts have in a text: times of a step and its parts, rates, scores, checksums, norms."""
+
+from __future__ import annotations
+
+from hangdoc.evidence.record import Record
+
+
+class Figure(Record, frozen=True):
+    """One value of one owner."""
+
+    kind: str  # id in postmortem/readers/_logs/figure_kinds.yaml: work, wait, rate, state, ...
+    name: str  # as the text has it, in lower case: "forward"
+    of: str  # kind of owner: rank, gpu, host, replica; "": the text does not say
+    owner: str  # number or name
+    value: str  # seconds for times, else the number; a checksum as it is
+    exact: bool = False  # a checksum, not a number that is rounded
+    timed: bool = False  # the value is in seconds
+    step: int | None = None
+    line: int = 0  # from 1
+
+
+class Figures(Record, frozen=True):
+    """The figures in a text, in its order (record `figures`)."""
+
+    values: tuple[Figure, ...]
+    source: str
+    index_is_rank: bool = False  # the text states that the number of a GPU or pod is its rank

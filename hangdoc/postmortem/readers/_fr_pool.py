@@ -1,0 +1,201 @@
+"""Digests Flight Recorder pickles in confined child processes, several at a time and ahead of their reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import weakref
+from array import array
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+from msgspec.structs import replace
+
+from hangdoc.evidence import FlightRecorder, RecordedCall
+from hangdoc.postmortem.readers import Source, _fr_worker
+from hangdoc.postmortem.readers._fr_trace import MALFORMED, Entries, SharedParts, label, trace_header
+from hangdoc.system import input_limits
+
+CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to digest a pickle, plus one per CPU_BYTES_S bytes
+MOST_WORKERS = 2
+MOST_AHEAD = 256  # dumps that are digested before they are read,
+MOST_AHEAD_BYTES = 64 << 20  # and their size on disk
+MOST_ANSWER = 16  # times the size of the pickle, plus
+ANSWER_FLOOR = 1 << 20  # bytes
+PROGRAM = Path(_fr_worker.__file__)
+PROTOCOL = b"\x80"  # first byte of a pickle of protocol 2 or newer
+
+Jobs = queue.SimpleQueue["tuple[Source, Future[Digested | None]] | None"]  # None: no more
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """A dump that was intact: its record, and how many older entries were left out."""
+
+    record: FlightRecorder
+    left_out: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A child process, and all calls and stacks that it has answered, by number."""
+
+    process: subprocess.Popen[bytes]
+    calls: list[tuple[RecordedCall, str, str]] = field(default_factory=list)  # with its group's raw name and label
+    stacks: list[list[Any]] = field(default_factory=list)
+
+    @classmethod
+    def started(cls) -> _Worker:
+        pipe = subprocess.PIPE
+        return cls(
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", str(PROGRAM)],
+                stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True,
+            )
+        )  # fmt: skip
+
+    def ask(self, data: bytes, packed: int) -> tuple[bytes, bytes]:
+        """The answer. Raises OSError if the process has ended, or answers more than a dump can hold."""
+        requests, answers = pipes(self.process)
+        memory = input_limits.most_memory(packed, len(data))
+        requests.write(_fr_worker.REQUEST.pack(len(data), memory, CPU_S + len(data) // CPU_BYTES_S))
+        requests.write(data)
+        requests.flush()
+        header = answers.read(_fr_worker.ANSWER.size)
+        if len(header) < _fr_worker.ANSWER.size:
+            raise OSError("it has ended")
+        lengths = _fr_worker.ANSWER.unpack(header)
+        if sum(lengths) > MOST_ANSWER * len(data) + ANSWER_FLOOR:
+            raise OSError("its answer is too long")
+        meta, indices = (answers.read(length) for length in lengths)
+        return meta, indices
+
+
+def pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
+
+
+def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Kill and reap child processes."""
+    for process in processes:
+        process.kill()
+        for pipe in pipes(process):
+            try:
+                pipe.close()
+            except OSError:  # unwritten data is dropped
+                continue
+        process.wait()
+
+
+class DumpPool:
+    """Digests dumps in child processes, each fed by a thread. Both end with the pool."""
+
+    def __init__(self, shared: SharedParts) -> None:
+        self.shared = shared
+        self._jobs: Jobs = queue.SimpleQueue()
+        self._ahead: dict[Path, tuple[Source, Future[Digested | None]]] = {}
+        self._making = threading.Lock()  # one answer at a time becomes records
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads = 0
+        weakref.finalize(self, _end, self._jobs, self._processes)
+
+    def look_ahead(self, source: Source, following: Iterable[Source]) -> None:
+        """Start to digest a source and those that come next, up to the limits and the first that is no pickle."""
+        size = sum(one.size for one, _ in self._ahead.values())
+        for one in chain([source], following):
+            if one.path in self._ahead:
+                continue
+            if len(self._ahead) >= MOST_AHEAD or size > MOST_AHEAD_BYTES or one.head[:1] != PROTOCOL:
+                return
+            one.drop_head()
+            self._submit(one)
+            size += one.size
+
+    def digested(self, source: Source) -> Digested | None:
+        """The record of a dump; None: it is no intact dump, or the child process did not survive it."""
+        if source.path not in self._ahead:
+            self._submit(source)
+        return self._ahead.pop(source.path)[1].result()
+
+    def _submit(self, source: Source) -> None:
+        future: Future[Digested | None] = Future()
+        self._ahead[source.path] = source, future
+        self._jobs.put((source, future))
+        if self._threads < min(MOST_WORKERS, os.cpu_count() or 1, len(self._ahead)):
+            self._threads += 1
+            # The thread must not keep the pool alive.
+            arguments = (self._jobs, self._processes, self._making, self.shared)
+            threading.Thread(target=_work, args=arguments, daemon=True).start()
+
+
+def _end(jobs: Jobs, processes: list[subprocess.Popen[bytes]]) -> None:
+    """End the threads and child processes of a pool."""
+    for _ in range(MOST_WORKERS):
+        jobs.put(None)
+    stop(processes)
+
+
+def _work(jobs: Jobs, processes: list[subprocess.Popen[bytes]], making: threading.Lock, shared: SharedParts) -> None:
+    """Feed one child process; start another if it ends."""
+    worker: _Worker | None = None
+    while job := jobs.get():
+        source, future = job
+        found: Digested | None = None
+        try:
+            data = _content(source)
+            if data is not None:
+                if worker is None:
+                    worker = _Worker.started()
+                    processes.append(worker.process)
+                meta, indices = worker.ask(data, source.size)
+                with making:
+                    found = _record(worker, meta, indices, shared) if meta else None
+        except (OSError, MemoryError, *MALFORMED):
+            found = None
+        if worker is not None and (found is None or len(worker.calls) > _fr_worker.MOST_KNOWN):
+            processes.remove(worker.process)
+            stop([worker.process])
+            worker = None
+        future.set_result(found)
+
+
+def _content(source: Source) -> bytes | None:
+    most = input_limits.most_whole(source.size)
+    with source.open() as file:
+        data = file.read(most + 1)
+    return data if len(data) <= most else None
+
+
+def _record(worker: _Worker, meta: bytes, indices: bytes, shared: SharedParts) -> Digested:
+    """The record of an answer. Raises ValueError or one of MALFORMED if the dump needs the careful path."""
+    answer: Mapping[str, Any] = json.loads(meta)
+    names = ("name", "filename", "line")
+    worker.stacks += [[dict(zip(names, frame, strict=True)) for frame in stack] for stack in answer["stacks"]]
+    entries = Entries(shared)
+    for raw in answer["calls"]:
+        entry = dict(zip(_fr_worker.FIELDS, raw, strict=True))
+        entry["frames"] = worker.stacks[entry["frames"]]
+        worker.calls.append((*entries.made(entry, entry["thread"]), label(entry["process_group"])))
+    numbers = array("I", indices)
+    labels: dict[str, str] = {}
+    for number in dict.fromkeys(numbers):
+        _, group, named = worker.calls[number]
+        labels.setdefault(group, named)
+    record = replace(
+        trace_header(answer["head"], shared),
+        entries=tuple(entries.closed([worker.calls[number][0] for number in numbers])),
+        labels=labels,
+        begun=tuple([time / 1e9 for time in answer["times"]]),
+        missed=max(0, answer["first"] or 0),
+    )
+    return Digested(record, answer["count"] - len(numbers))

@@ -1,0 +1,142 @@
+"""Figures of CPUs in what tools print: the quota of a cgroup, affinities, load, cores, threads, instruction sets.
+
+cpu.stat: Linux Documentation/admin-guide/cgroup-v2.rst; taskset(1), uptime(1), nproc(1), lscpu(1), ps(1), proc(5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hangdoc.evidence.figures import Figure
+from hangdoc.postmortem.readers._owner_hints import OwnerHints
+
+MAX_FIGURES = 4_096
+PERIODS, THROTTLED, ALLOWED, LOAD, CORES, THREADS, SETTING, NO_BF16, BF16 = (
+    "cpu periods", "cpu throttled", "cpu allowed", "cpu load", "cpu cores", "cpu threads", "cpu setting", "cpu no bf16",
+    "cpu uses bf16",
+)  # fmt: skip
+
+_SHOWS = re.compile(
+    r"nr_|affinit|Cpus_allowed|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
+)
+_STAT = re.compile(r"\bnr_(periods|throttled)[\s:=]{1,4}(\d{1,18})\b")
+_AFFINITY = re.compile(
+    r"\bpid (\d{1,9})'s (?:current |new )?affinity (list|mask): ([0-9a-fA-F,-]{1,400})"
+    r"|\bCpus_allowed_(?P<list>list):\s{0,8}(?P<cpus>[\d,-]{1,400})"
+)
+_LOAD = re.compile(r"\bload averages?: {0,3}(\d{1,6}(?:\.\d{1,2})?)")
+_NPROC = re.compile(r"(?:^|[$#;&|] ?)nproc\b")
+_NPROC_IS = re.compile(
+    r"\bnproc ?[:=] ?(\d{1,5})\b|^\s{0,4}CPU\(s\):\s{1,40}(\d{1,5})\b"
+    r"|\b(?:cpu_count|cpus?)\(\) ?(?:=|->|:) ?(\d{1,5})\b"
+    r"|\((\d{1,4}) (?:cpu |logical |physical |CPU )?(?:cores|cpus|CPUs)\)"
+)
+_THREADS = re.compile(r"^\s{0,12}(?:(\d{1,5}) )?Threads:\s{1,8}(\d{1,6})$")
+_OMP = re.compile(r"\b(?:OMP_NUM_THREADS|MKL_NUM_THREADS) ?[=:] ?(\d{1,5})\b(?! in default)|\b(\d{1,5}) OMP threads\b")
+_PS = re.compile(r"\bps\b.{0,40}?-(?:o|eo|Ao|axo|o) ?([\w%,:]{3,200})")
+_LISTS_BF16 = re.compile(r"grep\b.{0,80}(?:avx512_bf16|amx_bf16)")
+_BF16 = re.compile(r"\b(?:bf16|bfloat16)\b", re.IGNORECASE)
+_SERVER = re.compile(r"^\W{0,4}([a-z][\w.-]{0,60}?-?\d{1,4}|[a-z][\w.-]{1,60}): {0,8}nr_")
+
+
+@dataclass(slots=True)
+class CpuTexts:
+    """Takes the lines of a text in order."""
+
+    found: list[Figure] = field(default_factory=list)
+    _hints: OwnerHints = field(default_factory=OwnerHints)
+    _stat: dict[str, int] = field(default_factory=dict)
+    _owner: tuple[str, str] = ("", "")
+    _asked: str = ""  # the command before: nproc, bf16
+    _columns: list[str] = field(default_factory=list)  # of ps
+
+    def feed(self, text: str, rank: int | None, host: str | None, number: int) -> None:
+        if len(text) > 400 or len(self.found) >= MAX_FIGURES:
+            return
+        if not _SHOWS.search(text) and not self._asked:
+            self._observe(text)
+            return
+        for kind, owner, value in self._figures(text, rank, host):
+            of, name = owner
+            self.found.append(Figure(kind, kind, of, name, value, kind in (NO_BF16, BF16), False, None, number))
+
+    def _observe(self, text: str) -> None:
+        self._hints.updated = False
+        self._hints.observe(text)
+        if self._hints.updated:
+            hints = self._hints
+            named = ("rank", str(hints.rank)) if hints.rank is not None else ("host", hints.host or "")
+            self._owner, self._stat = named if named[1] else ("", ""), {}
+
+    def _figures(self, text: str, rank: int | None, host: str | None) -> Iterator[tuple[str, tuple[str, str], str]]:
+        own = ("rank", str(rank)) if rank is not None else ("host", host) if host else self._owner
+        if stats := _STAT.findall(text):
+            yield from self._throttled(text, stats, own)
+            return
+        if found := _AFFINITY.search(text):
+            count = _cpus(found[3], found[2] == "mask") if found[3] else _cpus(found["cpus"], False)
+            owner = own if own[0] == "rank" else ("process", found[1]) if found[1] else own
+            yield ALLOWED, owner, str(count)
+            return
+        if load := _LOAD.search(text):
+            yield LOAD, own, load[1]
+        if cores := _NPROC_IS.search(text):
+            yield CORES, own, next(group for group in cores.groups() if group)
+        if threads := _THREADS.match(text):
+            yield THREADS, own, str(int(threads[1] or 1) * int(threads[2]))
+        for setting in _OMP.finditer(text):
+            yield SETTING, own, setting[1] or setting[2]
+        yield from self._answers(text, own)
+        self._observe(text)
+
+    def _answers(self, text: str, own: tuple[str, str]) -> Iterator[tuple[str, tuple[str, str], str]]:
+        """What the command on a line before prints."""
+        if listed := _PS.search(text):
+            self._columns = [one.split(":")[0].lower() for one in listed[1].split(",")]
+            self._asked = ""
+            return
+        if _LISTS_BF16.search(text):
+            self._asked = "bf16"
+            return
+        if _NPROC.search(text):
+            self._asked = "nproc"
+            return
+        cells = text.split()
+        if self._asked == "nproc" and cells and re.fullmatch(r"\d{1,5}", cells[0]):
+            yield CORES, own, cells[0]
+        elif self._asked == "bf16":
+            if "bf16" not in text:
+                yield NO_BF16, own, "no"
+        elif self._columns and "nlwp" in self._columns and "python" in text and len(cells) >= len(self._columns):
+            value = cells[self._columns.index("nlwp")]
+            if re.fullmatch(r"\d{1,6}", value):
+                yield THREADS, own, value
+        elif _BF16.search(text):
+            yield BF16, own, "yes"
+        self._asked = ""
+
+    def _throttled(
+        self, text: str, stats: list[tuple[str, str]], own: tuple[str, str]
+    ) -> Iterator[tuple[str, tuple[str, str], str]]:
+        if server := _SERVER.match(text):
+            own = ("host", server[1])
+        self._stat |= {name: int(value) for name, value in stats}
+        if len(self._stat) == 2:
+            if self._stat["periods"]:
+                yield PERIODS, own, str(self._stat["periods"])
+                yield THROTTLED, own, f"{min(self._stat['throttled'] / self._stat['periods'], 1.0):.4f}"
+            self._stat = {}
+
+
+def _cpus(text: str, mask: bool) -> int:
+    """The number of CPUs in a list (`0-3,8`) or a mask (`ff`)."""
+    if mask:
+        return int(text.replace(",", "").replace("-", "") or "0", 16).bit_count()
+    count = 0
+    for part in text.split(",")[:64]:
+        first, _, last = part.partition("-")
+        if first.isdecimal() and len(first) < 6 and (not last or (last.isdecimal() and len(last) < 6)):
+            count += max(int(last or first) - int(first) + 1, 0)
+    return count

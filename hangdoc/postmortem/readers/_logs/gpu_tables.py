@@ -1,0 +1,200 @@
+"""Figures of GPUs in the tables of nvidia-smi, rocm-smi, amd-smi, dcgmi and gpustat, and in fragments of them.
+
+nvidia-smi: the table, `--query-gpu`, `-q`, `dmon` (nvidia-smi(1); nvml.h, nvmlClocksEventReasons). The number of a GPU
+is that of its host.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hangdoc.evidence.figures import Figure
+
+MAX_GPUS = 4_096
+UTILISATION, CLOCK, POWER, LIMIT, TEMPERATURE, SLOWED = (
+    "gpu utilisation", "gpu clock", "gpu power", "gpu power limit", "gpu temperature", "gpu slowed",
+)  # fmt: skip
+
+_SHOWS = re.compile(
+    r"\d ?W\b|\bMHz|\d ?%|C\b|Slowdown|Active|query-gpu|clocks|sclk|SMCLK|pclk|\bGPU\b|nvidia-smi"
+    r"|[0-9A-F]{8}:[0-9A-F]{2}:",
+    re.IGNORECASE,
+)
+_ROW_OF = re.compile(r"^\W{0,6}(\d{1,3})\s+(?:NVIDIA|Tesla|GeForce|Quadro|A\d|H\d|B\d|L\d|RTX|AMD)\b")
+_POWER = re.compile(r"(\d{1,4}(?:\.\d{1,3})?) ?W\s{0,4}/\s{0,4}(\d{1,4}(?:\.\d{1,3})?) ?W\b")
+_UTILISATION = re.compile(r"\|\s{0,12}(\d{1,3}) ?%\s{1,12}(?:Default|E\. Proc|Excl|Proh)")
+_TEMPERATURE = re.compile(r"(?<![\w.])(\d{1,3})(?:\.\d)? ?(?:\u00b0|')?[Cc]\b")
+_QUERY = re.compile(r"--query-gpu[= ]([\w.,]{3,1000})")
+_PICKED = re.compile(r"nvidia-smi\b.{0,200}\s(?:-i|--id)[ =]?(\d{1,3})\b")
+_FIELD = re.compile(
+    r"^(?:index|uuid|name|gpu_name|timestamp|count|pstate|serial|driver_version"
+    r"|(?:gpu_)?(?:pci\.|bus_id|clocks|power|temperature|utilization|memory|ecc|fan|enforced|pcie)[\w.]{0,80})"
+    r"(?: \[[\w%]{1,10}\])?$"
+)
+_DETAIL_GPU = re.compile(r"^\s{0,4}GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$")
+_DETAIL = re.compile(r"^\s{2,40}([A-Z][\w /]{1,40}?)\s{1,60}: (\S[^:\n]{0,60})$")
+_REASON = re.compile(
+    r"\b((?:HW|SW) (?:Thermal |Power Brake )?Slowdown|hw_(?:thermal_|power_brake_)?slowdown|sw_thermal_slowdown)"
+    r"\s{0,60}[:=]\s{0,4}Active\b"
+)
+_HEADS = {
+    "pwr": POWER, "power": POWER, "avgpwr": POWER, "power_usage": POWER, "powr": POWER, "gtemp": TEMPERATURE,
+    "temp": TEMPERATURE, "gpu_t": TEMPERATURE, "tmptr": TEMPERATURE, "sm": UTILISATION, "gpu%": UTILISATION,
+    "gputl": UTILISATION, "gfx%": UTILISATION, "pclk": CLOCK, "sclk": CLOCK, "smclk": CLOCK, "gfx_clk": CLOCK,
+    "gfx_clock": CLOCK,
+}  # fmt: skip
+_NUMBER = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,4})?) ?(W|MHz|Mhz|%|\u00b0?[cC])?(?![\w.])")
+_GPUSTAT = re.compile(r"\[(\d{1,3})\] .{1,80}\| {0,4}(\d{1,3})(?:'|\u00b0) ?C, {0,4}(\d{1,3}) ?%")
+_HOST = re.compile(r"^\W{0,8}((?=[a-z\d.-]{0,60}\d)[a-z][\w.-]{1,60}):?\W{0,8}$")
+_BITS = {0x8: "HW Slowdown", 0x20: "SW Thermal Slowdown", 0x40: "HW Thermal Slowdown", 0x80: "HW Power Brake Slowdown"}
+
+
+@dataclass(slots=True)
+class GpuTables:
+    """Takes the lines of a text in order."""
+
+    found: list[Figure] = field(default_factory=list)
+    host: str = ""
+    _columns: list[str] = field(default_factory=list)  # of --query-gpu
+    _heads: list[str] = field(default_factory=list)  # of dmon, rocm-smi, amd-smi, dcgmi
+    _gpu: str = ""  # that the next lines describe
+    _row: int = 0
+    _detailed: int = 0  # GPUs in output of -q
+
+    def feed(self, text: str, host: str | None, number: int) -> None:
+        if host:
+            self._enter(host)
+        if not _SHOWS.search(text) and not (self._heads and re.match(r"\W{0,6}\d", text)):
+            if not text.strip():
+                self._columns, self._heads = [], []
+            elif title := _HOST.match(text):
+                self._enter(title[1])
+            return
+        if len(self.found) < MAX_GPUS * 8:
+            self.found += self._figures(text, number)
+
+    def _enter(self, host: str) -> None:
+        if host != self.host:
+            self.host, self._columns, self._heads, self._gpu, self._row, self._detailed = host, [], [], "", 0, 0
+
+    def _figures(self, text: str, number: int) -> Iterator[Figure]:
+        if query := _QUERY.search(text):
+            self._columns, self._row = query[1].split(","), 0
+            return
+        if picked := _PICKED.search(text):
+            self._gpu = picked[1]
+            return
+        cells = [cell.strip() for cell in text.split(",")]
+        if len(cells) > 1 and all(map(_FIELD.match, cells)):
+            self._columns, self._row = [cell.split(" ")[0] for cell in cells], 0
+        elif self._columns and len(cells) == len(self._columns):
+            yield from self._queried(cells, number)
+        elif found := _GPUSTAT.search(text):
+            yield self._figure(TEMPERATURE, found[1], found[2], number)
+            yield self._figure(UTILISATION, found[1], found[3], number)
+        elif reason := _REASON.search(text):
+            yield self._figure(SLOWED, self._gpu or "?", reason[1].replace("_", " "), number)
+        elif found := _DETAIL_GPU.match(text):
+            self._gpu = str(self._detailed) if not self._detailed and self._gpu else found[1]
+            self._detailed += 1
+        elif (found := _DETAIL.match(text)) and self._gpu:
+            yield from self._detail(found[1], found[2], number)
+        elif self._is_head(text):
+            return
+        elif self._heads:
+            yield from self._listed(text, number)
+        else:
+            yield from self._tabled(text, number)
+
+    def _queried(self, cells: Sequence[str], number: int) -> Iterator[Figure]:
+        row = dict(zip(self._columns, cells, strict=True))
+        gpu = row.get("index") or row.get("pci.bus_id") or row.get("gpu_bus_id") or row.get("uuid") or str(self._row)
+        self._row += 1
+        for name, cell in row.items():
+            value = _NUMBER.match(cell)
+            if "reasons" in name and cell == "Active":
+                reason = name.rpartition(".")[2].replace("_", " ")
+                if "slowdown" in reason:
+                    yield self._figure(SLOWED, gpu, reason, number)
+            elif name.endswith("reasons.active") and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", cell):
+                for bit, reason in _BITS.items():
+                    if int(cell, 16) & bit:
+                        yield self._figure(SLOWED, gpu, reason, number)
+            elif value and (kind := _kind_of_field(name)):
+                yield self._figure(kind, gpu, value[1], number)
+
+    def _detail(self, name: str, value: str, number: int) -> Iterator[Figure]:
+        kind = {"SM": CLOCK, "GPU Current Temp": TEMPERATURE, "Power Draw": POWER, "Gpu": UTILISATION}.get(name)
+        match = _NUMBER.match(value)
+        shown = any(one.kind == kind and one.owner == self._called(self._gpu) for one in self.found[-64:])
+        if kind and match and not shown:  # the current clocks come before the highest
+            yield self._figure(kind, self._gpu, match[1], number)
+
+    def _is_head(self, text: str) -> bool:
+        heads = text.lower().replace("#", " ").replace("|", " ").split()
+        if (
+            len(heads) > 2
+            and heads[0] in ("gpu", "device", "entity", "idx")
+            and sum(one in _HEADS for one in heads) > 1
+        ):
+            self._heads = heads
+            return True
+        return heads[:1] == ["idx"]  # the units of dmon
+
+    def _listed(self, text: str, number: int) -> Iterator[Figure]:
+        """A row under a head: by its place if it has a cell for each column, else by the units."""
+        row = re.match(r"\W{0,6}(?:GPU )?(\d{1,3})\s", text)
+        if not row:
+            self._heads = []
+            return
+        cells = re.sub(r"^\W*GPU ", "", text).replace("|", " ").split()
+        if len(cells) == len(self._heads):
+            for head, cell in zip(self._heads, cells, strict=True):
+                if (kind := _HEADS.get(head)) and (value := _NUMBER.match(cell)):
+                    yield self._figure(kind, row[1], value[1], number)
+            return
+        seen: set[str] = set()
+        shares = []
+        for value in _NUMBER.finditer(text, row.end()):
+            unit = (value[2] or "").lower()
+            kind = POWER if unit == "w" else CLOCK if unit == "mhz" else TEMPERATURE if unit.endswith("c") else ""
+            if unit == "%":
+                shares.append(value[1])
+            elif kind and kind not in seen:
+                seen.add(kind)
+                yield self._figure(kind, row[1], value[1], number)
+        if shares:
+            last = "gpu%" in self._heads  # of rocm-smi
+            yield self._figure(UTILISATION, row[1], shares[-1 if last else 0], number)
+
+    def _tabled(self, text: str, number: int) -> Iterator[Figure]:
+        """A line of nvidia-smi's table."""
+        if found := _ROW_OF.match(text):
+            self._gpu = found[1]
+        if not self._gpu or not (power := _POWER.search(text)):
+            return
+        yield self._figure(POWER, self._gpu, power[1], number)
+        yield self._figure(LIMIT, self._gpu, power[2], number)
+        if used := _UTILISATION.search(text):
+            yield self._figure(UTILISATION, self._gpu, used[1], number)
+        if warm := _TEMPERATURE.search(text):
+            yield self._figure(TEMPERATURE, self._gpu, warm[1], number)
+        self._gpu = ""
+
+    def _called(self, gpu: str) -> str:
+        return f"{self.host}/{gpu}" if self.host else gpu
+
+    def _figure(self, kind: str, gpu: str, value: str, number: int) -> Figure:
+        return Figure(kind, kind, "gpu", self._called(gpu)[:120], value[:60], kind == SLOWED, False, None, number)
+
+
+def _kind_of_field(name: str) -> str | None:
+    if name in ("clocks.sm", "clocks.current.sm", "clocks.gr", "clocks.current.graphics"):
+        return CLOCK
+    if name in ("power.draw", "power.draw.instant", "power.draw.average"):
+        return POWER
+    if name in ("power.limit", "enforced.power.limit"):
+        return LIMIT
+    return {"utilization.gpu": UTILISATION, "temperature.gpu": TEMPERATURE}.get(name)

@@ -1,0 +1,242 @@
+"""Finds the process of a stack in the lines around it: headings that people and tools write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from hangdoc.evidence.pieces import ProcessRef
+
+NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
+MOST_COMPANIONS = 4096  # ranks under one heading
+LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
+
+_RANK = re.compile(r"(?<![A-Za-z_])(?:global[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANKS = re.compile(
+    r"(?<![A-Za-z_])ranks?[\s:=#_\[(-]{0,4}"
+    r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
+    re.IGNORECASE,
+)
+_SPAN = re.compile(r"(\d{1,6})(?:\s{0,2}(?:-|\u2013|to|\.\.)\s{0,2}(\d{1,6}))?")
+_OTHER_RANK = re.compile(
+    r"(?:local|node|group)[ _-]?rank[\s:=#_-]{0,4}\d{1,6}|world[ _-]?size[\s:=]{0,3}\d{1,6}|(?<=\d)\s?(?:/"
+    r"|of)\s?\d{1,6}\b",
+    re.IGNORECASE,
+)
+_LOCAL = re.compile(
+    r"(?<![A-Za-z_])(?:gpu|cuda|device|local[ _-]?rank|worker|proc)[\s:=#_-]{1,3}(\d{1,4})(?![\d.]|:\d)", re.IGNORECASE
+)
+_PID = re.compile(r"(?<![A-Za-z_])(?:--)?pid[\s:=#_]{0,4}(\d{1,9})(?!\d)", re.IGNORECASE)
+_HOST = re.compile(
+    rf"(?<![A-Za-z_])(?:host(?:name)?|node|pod)(?:\s*[:=]\s*|\s+)({NAME})|(?:\bon\s+|@\s*)({NAME})", re.IGNORECASE
+)
+_FILLER_WORDS = re.compile(
+    r"\b(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|pystack|gdb"
+    r"|process|worker"
+    r"|gpu\s*\d{1,4}|begin|start|output|txt|log|out|err|global|main|thread|python|here|is|this|and|shows?|at"
+    r"|both|all|are)\b",
+    re.IGNORECASE,
+)
+_DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")
+_RULER = re.compile(r"[-=*#]{4,}\s*")
+_TITLE = re.compile(rf"\s*[=\-#*]{{2,}}\s*({NAME})\s*[=\-#*]{{2,}}\s*|==> ({NAME}) <==\s*")
+_DECORATED = re.compile(r"\s*(?:[=\-#*~+>]{2,}|#{1,6} )\s*\S.{0,200}")
+_ALONE = re.compile(rf"({NAME})\s*")
+_ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
+_LEAD = re.compile(  # a heading may be a sentence; then it begins with the process, and ends in a colon
+    r"[\s\[(=\-#*~+>]{0,20}(?:\d{1,2}[.)] )?(?:(?:here(?:'s| is)|this is|and|on|for|from|the|stack(?:s|trace)?"
+    r"|trace(?:back)?"
+    r"|dump|py-spy|gdb|of|global|node \S{1,60}[, ]{1,2})[\s:-]{1,3}){0,5}(?:ranks?|gpu|worker|local[ _-]?rank|proc)\b",
+    re.IGNORECASE,
+)
+# A shell's prompt: `user@host:~/dir$`, `[user@host dir]#`, `host:~ $`, `host#`; and the command behind it.
+_PROMPT = re.compile(
+    rf"\s{{0,4}}(?:\([\w. -]{{1,40}}\) ?)?(?:\[?[A-Za-z_][\w.-]{{0,31}}@(?P<host>{NAME})"
+    rf"(?:[: ][^\n$#%>\]]{{0,80}})?\]? ?[$#%>]"
+    rf"|\[?(?P<bare>{NAME})(?:[: ][~/][\w./~-]{{0,80}})?\]? ?[$#%]|[$%](?=\s))(?:\s+(?P<command>\S.{{0,2000}}?))?\s*"
+)
+_ELSEWHERE = re.compile(
+    r"(?:sudo )?(?:pdsh|clush|pssh|parallel-ssh|srun|mpirun|mpiexec|ansible|kubectl|docker|podman|salt)\b"
+)
+_SSH = re.compile(rf"(?:sudo )?ssh (?:-\w+ (?:[\w=]{{1,40}} )?){{0,4}}(?:[\w.-]{{1,32}}@)?({NAME})\b")
+_NO_HOST = re.compile(  # names with digits that are no hosts
+    r"(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
+    r"|ib|bond"
+    r"|eth|en|nvme|sd|hfi|roce|card|hip|npu|ce|xid|sxid|v|x|py|python|cu|thread|tid|attempt|try|run|exit|code|sh"
+    r"|bash|zsh"
+    r"|stage|pp|tp|dp|ep|part|shard|replica|trial|day|page|version|num|no|pcie|mp|lwp|nvidia|nvswitch|ttyS|tty|loop|md"
+    r"|dm|sda|fd|arg|case|test|cpu|core|socket|numa|bus|slot|port|lane|link)[-_ ]?[a-z]?\d*(?<!gpu\d\d)(?<!gpu\d\d\d)"
+    r"|(?:sh|bash|zsh)-\d.*|[\d.:-]+|\d[\da-fA-F]*[.:].*|\d+[a-zA-Z]{0,3}|[EWIF]\d{4}"
+    r"|.*\.(?:py|sh|log|txt|yaml|yml|json|out|err|c|cc|cpp|cu|so[\d.]*|h5|tar|zip|safetensors|pt|bin)",
+    re.IGNORECASE,
+)
+_PRODUCT = re.compile(  # GPUs, models, systems and versions of software
+    r"(?:[ahvbltpk]|gh|gb|mi)\d{2,3}s?x?(?:[-_x](?:\d+[a-z]*|sxm\d?|pcie|nvl\d*))?|(?:rtx|gtx|tesla"
+    r"|quadro)[-_]?[ahvb]?\d{2,4}(?:ti)?"
+    r"|(?:ubuntu|centos|debian|rhel|rocky|cuda|cudnn|rocm|torch|pytorch|nccl|driver|kernel|linux|llama|qwen|gpt"
+    r"|mistral|mixtral|gemma|deepseek|resnet|imagenet|slurm|k8s|fp|bf|int|float)[-_]?v?\d.*",
+    re.IGNORECASE,
+)
+_RANK_NAME = re.compile(r"(?:global[-_]?)?rank[-_]?(\d{1,6})", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
+_LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
+    r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|here's|from) )(?:global )?rank[ -]?(\d{1,6})(?:'s)?"
+    r"(?: [A-Za-z'-]{1,20}){0,5} ?:\s*$",
+    re.IGNORECASE,
+)
+_LOGGED = re.compile(r"\d\d:\d\d:\d\d|\b(?:INFO|WARN|WARNING|ERROR|DEBUG|NCCL)\b|[=:]\s*-?\d{1,9}\.\d|\[[EWI]\d{4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A line with a shell's prompt."""
+
+    host: str | None  # on which the command ran; None: not stated, or on several
+    states_host: bool  # it shows where the command ran, or that it ran elsewhere
+    name: str | None  # as printed: a host, or `rank1`
+    command: str
+
+
+def prompt_of(text: str) -> Prompt | None:
+    """The shell's prompt at the beginning of a line, and where its command ran."""
+    if not text or len(text) > 2400 or not any(mark in text[:160] for mark in "$#%>"):
+        return None
+    found = _PROMPT.fullmatch(text)
+    if not found:
+        return None
+    name, command = found["host"] or found["bare"], found["command"] or ""
+    if found["bare"] and as_rank(found["bare"]) is None and not is_host_name(found["bare"]):
+        return None
+    if ssh := _SSH.match(command):
+        return Prompt(ssh[1], True, ssh[1], command)
+    if _ELSEWHERE.match(command):
+        return Prompt(None, True, None, command)
+    host = name if name and as_rank(name) is None and name != "localhost" else None
+    return Prompt(host, name is not None, name, command)
+
+
+def as_rank(name: str) -> int | None:
+    """The rank that a name such as `rank1` or `rank-1` stands for."""
+    found = _RANK_NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def is_host_name(name: str) -> bool:
+    """True if a word is more likely a host (`gn12`, `dgx-a`, `10.0.0.3`) than anything else with a digit or a dash."""
+    if _ADDRESS.fullmatch(name):
+        return True
+    return bool(re.search(r"\d", name) and re.search(r"[A-Za-z]", name)) and not (
+        _NO_HOST.fullmatch(name) or _PRODUCT.fullmatch(name)
+    )
+
+
+@dataclass(slots=True)
+class OwnerHints:
+    """Hints at the process of the next dump, from its prefix and the lines before it.
+
+    A rank or PID holds for one dump, a host until the next host. A GPU or worker number is the rank on its host.
+    """
+
+    rank: int | None = None
+    pid: int | None = None
+    host: str | None = None
+    local: int | None = None
+    fixed: ProcessRef = field(default_factory=ProcessRef)  # from the prefix: holds for every dump
+    updated: bool = False  # a line since the last dump gave a hint
+    companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
+    _before: tuple[str, str] = ("", "")
+
+    def take(self, pid: int | None = None) -> ProcessRef:
+        """The process of the dump that begins here; consumes its rank and PID."""
+        pid = pid if pid is not None else self.pid if self.pid is not None else self.fixed.pid
+        rank = self.fixed.rank if self.fixed.rank is not None else self.rank
+        if rank is None and pid is None and self.local is not None:
+            pid = LOCAL_PIDS - self.local
+        process = ProcessRef(rank, self.fixed.host or self.host, pid)
+        self.rank = self.pid = self.local = None
+        self.updated = False
+        return process
+
+    def observe(self, text: str) -> None:
+        """Read a line between dumps; most are prose without a reliable hint."""
+        before, self._before = self._before, (self._before[1], text)
+        if prompt := prompt_of(text):
+            self._observe_prompt(prompt)
+            return
+        if len(text) > 200 or not text.strip():
+            return
+        if title := _TITLE.fullmatch(text):
+            name = _ENDING.sub("", title[1] or title[2])
+            if not _RANK.search(name) and not _LOCAL.search(name) and _is_host(name):
+                self.host, self.updated = name, True
+                return
+        if _RULER.fullmatch(text) and _RULER.fullmatch(before[0]) and (alone := _ALONE.fullmatch(before[1])):
+            self.host, self.updated = alone[1], True  # header of clush and dshbak
+            return
+        self._observe_labels(text)
+
+    def _observe_prompt(self, prompt: Prompt) -> None:
+        """The host of the prompt, and the process that its command names."""
+        if prompt.host is not None or not prompt.states_host:
+            self.host = prompt.host or self.host
+        rank = as_rank(prompt.name) if prompt.name else None
+        pid = _PID.search(prompt.command)
+        if rank is not None or pid:
+            self.rank, self.pid, self.updated = rank, int(pid[1]) if pid else None, True
+
+    def _observe_labels(self, text: str) -> None:
+        rest = _OTHER_RANK.sub(" ", text)
+        several = _several(rest)
+        rank, pid = _RANK.search(rest), _PID.search(rest)
+        local = _LOCAL.search(text) if rank is None and not several else None
+        if rank is None and pid is None and local is None and not several:
+            return
+        rest = _RANKS.sub(" ", rest, count=1) if several else _RANK.sub(" ", rest, count=1)
+        rest = _PID.sub(" ", _LOCAL.sub(" ", rest, count=1) if local else rest, count=1)
+        host = _HOST.search(rest)
+        rest = _FILLER_WORDS.sub(" ", _HOST.sub(" ", rest, count=1))
+        words = [
+            word for word in _DECORATION.sub(" ", rest.replace("-", "\0")).replace("\0", "-").split() if word.strip("-")
+        ]
+        if (len(words) > 1 or (words and host)) and not self._is_heading(text, rest, words):
+            if (clause := _LAST_CLAUSE.search(text)) and not _LOGGED.search(text):
+                self.rank, self.pid, self.local, self.updated = int(clause[1]), None, None, True
+            return  # a sentence
+        if host and host[2] and host[2][-1:].isalpha() and _FILLER_WORDS.fullmatch(host[2]):
+            host = None  # "on rank 1 py-spy says"
+        named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_is_host, words), None)
+        self.rank = several[0] if several else int(rank[1]) if rank else None
+        self.pid = int(pid[1]) if pid else None
+        self.local = int(local[1]) if local else None
+        self.host = named or self.host
+        self.updated = True
+        if self.rank is not None:
+            self.companions.pop(self.rank, None)
+            if several[1:]:
+                self.companions[self.rank] = several[1:]
+
+    def _is_heading(self, text: str, rest: str, words: list[str]) -> bool:
+        """True if a line of several words announces the stack of one process."""
+        if len(words) > 12 or _RANK.search(rest) or _LOGGED.search(text):
+            return False
+        announces = text.rstrip(" *_`").endswith((":", "->", "=>")) or _DECORATED.fullmatch(text) is not None
+        return announces and _LEAD.match(text) is not None
+
+
+def _several(text: str) -> tuple[int, ...]:
+    """The ranks in `Ranks 0, 2-4`, if there are several."""
+    found = _RANKS.search(text)
+    if not found:
+        return ()
+    ranks: dict[int, None] = {}
+    for span in _SPAN.finditer(found[1]):
+        first, last = int(span[1]), int(span[2] or span[1])
+        if not first <= last < first + MOST_COMPANIONS or len(ranks) > MOST_COMPANIONS:
+            return ()
+        ranks |= dict.fromkeys(range(first, last + 1))
+    return tuple(ranks)
+
+
+def _is_host(word: str) -> bool:
+    """True if a single word looks like a host: `node-a`, `gpu07`, `10.0.0.3`."""
+    return bool(_ALONE.fullmatch(word) and re.search(r"[\d.-]", word) and not _FILLER_WORDS.fullmatch(word))

@@ -1,0 +1,172 @@
+"""A text as the readers see it: cleaned, unwrapped, with headings above its stacks; and the parts of a long one."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import IO, Any
+
+from hangdoc.postmortem.readers import ReadContext
+from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
+from hangdoc.postmortem.readers._headless import with_headings
+from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
+from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
+from hangdoc.postmortem.readers._unwrapping import unwrapped
+
+MOST_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
+ALWAYS_CLEANED = 32 * 2**10  # bytes
+MOST_CLEANED_FILES = 16 * 2**20  # bytes of one report; in later files, only those that need it at their beginning
+CLEANED = "bytes cleaned"  # key of ReadContext.shared
+SAMPLE = 8 * 2**10  # bytes at the beginning of a longer text, to see whether it needs cleaning
+BEFORE, BEHIND = 16 * 2**10, 2 * 2**20  # bytes of a long text around the literals of a format
+_BINARY = bytes(set(range(7)) | set(range(14, 27)) | {28, 29, 30, 31})
+
+
+@dataclass(frozen=True)
+class TextSource(Source):
+    """A cleaned text in memory, of the same file."""
+
+    content: bytes = b""
+    numbers: array[int] = field(default_factory=lambda: array("I"), compare=False)  # of each line in the file
+
+    @property
+    def head(self) -> bytes:
+        """The whole text."""
+        return self.content
+
+    def drop_head(self) -> None:
+        """Nothing is cached."""
+
+    def line_number(self, line: int) -> int:
+        """The number in the file of a line of the text; both from 1."""
+        return self.numbers[line - 1] if 0 < line <= len(self.numbers) else line
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        yield io.BufferedReader(io.BytesIO(self.content))
+
+
+@dataclass(frozen=True)
+class PlainSource(Source):
+    """A text that needs no cleaning, or is too long for it."""
+
+
+def text_source(source: Source, context: ReadContext) -> Source:
+    """The cleaned text of a source; the source itself if it is too long, binary, or clean already."""
+    if isinstance(source, (TextSource, TextPart, PlainSource)) or not is_text(source.head):
+        return source
+    same = (source.path, source.name, source.size, source.node, source.earlier_segments, source.skipped_segments)
+    always = ALWAYS_CLEANED if context.shared.get(CLEANED, 0) < MOST_CLEANED_FILES else 0
+    if source.size > MOST_CLEANED or (len(source.head) > always and _is_clean(source.head[:SAMPLE])):
+        return PlainSource(*same)
+    data, damage = _content(source)
+    if len(data) > MOST_CLEANED:
+        return PlainSource(*same)
+    context.shared[CLEANED] = context.shared.get(CLEANED, 0) + len(data)
+    lines = cleaned(decode(data))
+    if damage:
+        context.warn(f"{source.name}: {damage}; the text before that is used")
+    content = "\n".join(line.text for line in lines).encode("utf-8", "replace")
+    return TextSource(*same, content, array("I", (line.number for line in lines)))
+
+
+def _is_clean(sample: bytes) -> bool:
+    """True if cleaning changes nothing in the first lines."""
+    text = decode(sample)
+    lines = text.split("\n")[:-1]
+    return text.encode("utf-8", "replace")[:64] == sample[:64] and [
+        line.text for line in clean_lines("\n".join(lines))
+    ] == [line.removesuffix("\r") for line in lines]
+
+
+def cleaned(text: str) -> list[TextLine]:
+    """The lines of a text as readers expect them."""
+    return with_headings(unwrapped(clean_lines(text)))
+
+
+def is_text(head: bytes) -> bool:
+    """True if these first bytes are text, UTF-16 included."""
+    sample = head[:4096]
+    if sample.count(0) * 8 >= len(sample) > 0:
+        return "\0" not in decode(sample)
+    return bool(sample) and len(sample.translate(None, _BINARY)) >= len(sample) * 0.95
+
+
+def _content(source: Source) -> tuple[bytes, str | None]:
+    """Up to MOST_CLEANED bytes and one more, and why reading stopped early."""
+    found = b""
+    try:
+        with source.open() as file:
+            while len(found) <= MOST_CLEANED and (data := file.read(min(HEAD_BYTES, MOST_CLEANED + 1 - len(found)))):
+                found += data
+    except OSError as error:
+        return found, error.strerror or str(error)
+    return found, None
+
+
+@dataclass(frozen=True)
+class TextPart(Source):
+    """The part of a long text around what a reader looks for."""
+
+    start: int = 0  # offset in the decompressed text
+    end: int = 0
+
+    @cached_property
+    def head(self) -> bytes:
+        found = b""
+        with suppress(OSError), self.open() as file:
+            while len(found) < MOST_CLEANED and (data := file.read(HEAD_BYTES)):
+                found += data
+        return found
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        with super().open() as file:
+            left = self.start
+            while left > 0 and (skipped := file.read(min(left, CHUNK))):
+                left -= len(skipped)
+            yield io.BufferedReader(_Limited(file, self.end - self.start))
+
+
+class _Limited(io.RawIOBase):
+    def __init__(self, file: IO[bytes], left: int) -> None:
+        self._file, self._left = file, left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), self._left))
+        self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def marked_parts(source: Source, marks: Mapping[str, Sequence[str]]) -> dict[str, Source]:
+    """For each key of `marks`, the part of a long text around its literals; missing: the text has none."""
+    anchors = Anchors(tuple(dict.fromkeys(mark for several in marks.values() for mark in several)))
+    literals = {
+        mark.encode(): [name for name, several in marks.items() if mark in several] for mark in anchors.literals
+    }
+    search = AnchorSearch(anchors)
+    spans: dict[str, tuple[int, int]] = {}
+    at, data = 0, b""
+    with suppress(OSError), source.open() as file:
+        while chunk := file.read(CHUNK):
+            kept = data[-anchors.longest :]
+            data = kept + chunk
+            for start in search.positions(data, 0, len(data)):
+                for name in next((found for mark, found in literals.items() if data.startswith(mark, start)), ()):
+                    first, _ = spans.get(name, (at - len(kept) + start, 0))
+                    spans[name] = first, at - len(kept) + start
+            at += len(chunk)
+    return {
+        name: TextPart(
+            source.path, source.name, source.size, source.node, (), 0, max(0, first - BEFORE), min(at, last + BEHIND)
+        )
+        for name, (first, last) in spans.items()
+    }

@@ -1,0 +1,178 @@
+"""Output of `kubectl get pods`, `kubectl describe pod` and `kubectl get events`.
+
+Columns and states: Kubernetes 1.20 to 1.34 (pkg/printers/internalversion/printers.go, printPod;
+staging/src/k8s.io/kubectl/pkg/describe/describe.go). The main process of a container has PID 1 in it. Only what the
+text says of a pod is taken: a pod's number is no rank (the master of a PyTorchJob has none, its workers begin at 0);
+RANK in the environment of its container is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from hangdoc.evidence import End
+from hangdoc.evidence.logs import LogEvent, Logs
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
+
+_POD = r"[a-z0-9][a-z0-9.\-]{0,252}"
+_PODS = re.compile(r"\s*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s.{0,200}")
+_ROW = re.compile(
+    rf"\s*(?:{_POD}\s+)?(?P<pod>{_POD})\s+\d{{1,4}}/\d{{1,4}}\s+(?P<status>[\w:/]{{1,60}})\s+\d{{1,9}}(?:\s.{{0,300}})?"
+)
+_NAME = re.compile(rf"\s*Name:\s+(?P<pod>{_POD})\s*")
+_ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+pods?[ /](?P<pod>{_POD})")
+_NODE = re.compile(r"\s*Node:\s+(?P<node>[\w.\-]{1,253})/.{0,60}")
+_RANK = re.compile(r"\s*RANK:\s+(?P<rank>\d{1,6})\s*")  # in the environment of a container
+_STATE = re.compile(r"\s*(?P<what>State|Last State):\s+(?P<state>Running|Waiting|Terminated)\s*")
+_FIELD = re.compile(r"\s*(?P<name>Status|Reason|Exit Code|Signal|Message):\s+(?P<value>\S.{0,300}?)\s*")
+_EVENT = re.compile(
+    r"(?:^|\s)(?P<reason>FailedScheduling|Evicted|Preempted|Preempting|NodeNotReady|TaintManagerEviction|FailedMount"
+    r"|FailedAttachVolume|ErrImagePull|OOMKilling|SystemOOM|FailedCreatePodSandBox)\s+(?P<rest>\S.{0,500})"
+)
+_OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
+_MEMBER = re.compile(r"(?:-(?:master|worker|launcher|node|head|replica|ps))?(?:-\d{1,6})?(?:-[a-z0-9]{5})?$")
+OPENING = re.compile(
+    r"^[ \t]*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS|^[ \t]*Last State:|^[ \t]*LAST SEEN\s+TYPE\s+REASON"
+    r"|^[ \t]*State:[ \t]+(?:Running|Waiting|Terminated)[ \t]*$",
+    re.MULTILINE,
+)
+# Reason of an event -> kind of log event. A mount that fails is tried again; the pod has not started.
+KINDS = {
+    "Evicted": "ended_by_scheduler", "Preempted": "ended_by_scheduler", "TaintManagerEviction": "ended_by_scheduler",
+    "NodeNotReady": "node_failed",
+    "FailedScheduling": "pod_waits", "FailedMount": "pod_waits", "FailedAttachVolume": "pod_waits",
+    "ErrImagePull": "pod_waits", "FailedCreatePodSandBox": "pod_waits",
+}  # fmt: skip
+WAITS = {
+    "Pending", "ImagePullBackOff", "ErrImagePull", "ContainerCreating", "CreateContainerConfigError", "Unschedulable",
+    "InvalidImageName", "CreateContainerError", "SchedulingGated", "PodInitializing",
+}  # fmt: skip
+ENDED = {"Evicted": "ended_by_scheduler", "Preempting": "ended_by_scheduler", "NodeLost": "node_failed",
+         "NodeShutdown": "ended_by_scheduler", "Terminated": "ended_by_scheduler"}  # fmt: skip
+MOST_PODS = 4096
+
+
+class KubernetesReader:
+    name = "kubectl output"
+    order = 39
+    marks = ("READY", "Last State:", "LAST SEEN", "State:  ")
+    help = "`kubectl get pods -o wide`, `kubectl describe pod POD`, `kubectl get events --sort-by=.lastTimestamp`"
+
+    def recognises(self, source: Source) -> bool:
+        texts = source.head.decode("utf-8", "replace").splitlines()
+        return bool(OPENING.search("\n".join(map(without_time, texts))))
+
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        found = _Pods(source.name)
+        for number, text in enumerate(text_lines(source, context), 1):
+            found.feed(text, number)
+        yield from found.pieces()
+
+
+@dataclass(slots=True)
+class _Pods:
+    source: str
+    _table: bool = False
+    _listed: Counter[str] = field(default_factory=Counter)  # pods of each job in tables
+    _started: set[str] = field(default_factory=set)  # pods that run or have run
+    _pod: str | None = None  # that `describe` shows
+    _last: str = ""  # "State" or "Last State"
+    _container: dict[str, str] = field(default_factory=dict)
+    _ends: dict[str, End] = field(default_factory=dict)
+    _events: dict[tuple[str, str], LogEvent] = field(default_factory=dict)
+    _ranks: dict[str, int] = field(default_factory=dict)  # of pods whose environment names it
+
+    def feed(self, text: str, number: int) -> None:
+        if _PODS.fullmatch(text):
+            self._table, self._pod = True, None
+        elif self._table and (row := _ROW.fullmatch(text)):
+            self._listed[_job_of(row["pod"])] += 1
+            self._status(row["pod"], row["status"], number)
+        elif name := _NAME.fullmatch(text):
+            self._table, self._pod, self._last, self._container = False, name["pod"], "", {}
+        elif "kubectl" in text[:200] and (asked := _ASKED.search(text[:500])):
+            self._table, self._pod, self._last, self._container = False, asked["pod"], "", {}
+        elif state := _STATE.fullmatch(text):
+            self._last, self._container = state["what"], {"state": state["state"]}
+        elif (own := _RANK.fullmatch(text)) and self._pod and len(self._ranks) < MOST_PODS:
+            self._ranks[self._pod] = int(own["rank"])
+        elif (one := _FIELD.fullmatch(text)) and self._pod:
+            self._describe(one["name"], one["value"], number)
+        elif event := _EVENT.search(text):
+            self._event(event["reason"], event["rest"], text, number)
+
+    def _status(self, pod: str, status: str, number: int) -> None:
+        word = status.rpartition(":")[2]
+        if word in ("Running", "Completed", "Error", "OOMKilled", "CrashLoopBackOff", "Terminating"):
+            self._started.add(pod)
+        if word == "OOMKilled":
+            self._end(pod, "OOMKilled", 137)
+        elif word in WAITS:
+            self._add("pod_waits", pod, f"pod {pod} has not started: {status}", number, word)
+        elif word in ENDED:
+            self._add(ENDED[word], pod, f"pod {pod}: {status}", number, word)
+
+    def _describe(self, name: str, value: str, number: int) -> None:
+        pod = self._pod or ""
+        if not self._last:
+            if name == "Status" and value.split()[0] in ("Pending", "Running"):
+                self._status(pod, value.split()[0], number)
+            elif name == "Reason":
+                self._status(pod, value, number)
+            return
+        self._container[name] = value
+        if self._container.get("state") == "Waiting" and name == "Reason":
+            self._status(pod, value, number)
+        elif (
+            self._container.get("state") == "Terminated" and name == "Exit Code" and value.isdigit() and len(value) < 4
+        ):
+            self._end(pod, self._container.get("Reason", ""), int(value))
+
+    def _end(self, pod: str, reason: str, code: int) -> None:
+        if len(self._ends) >= MOST_PODS:
+            return
+        if reason == "OOMKilled":
+            line = f"pod {pod}: Killed process 1: container OOMKilled (exit code {code})"
+            self._ends[pod] = End(signal=signal.SIGKILL, oom_kills=1, kernel=(line,))
+        elif reason == "Error" and code:
+            self._ends.setdefault(pod, End(signal=code - 128) if 128 < code < 160 else End(code=code))
+
+    def _event(self, reason: str, rest: str, text: str, number: int) -> None:
+        named = _OBJECT.search(text)
+        pod = named["pod"] if named else self._pod
+        if pod is None or (kind := KINDS.get(reason)) is None:
+            return
+        self._add(kind, pod, f"pod {pod}: {reason}: {' '.join(rest.split())}"[:400], number, reason)
+
+    def _add(self, kind: str, pod: str, text: str, number: int, why: str) -> None:
+        if len(self._events) < MOST_PODS:
+            fields = {"pod": pod, "host": pod, "why": why}
+            self._events.setdefault((kind, pod), LogEvent(kind, text, self.source, number, None, fields))
+
+    def pieces(self) -> Iterator[Piece]:
+        """Without pods that stand alone in a list of several jobs: they may belong to anybody."""
+        for (kind, pod), event in self._events.items():
+            if self._foreign(pod) or (kind == "pod_waits" and pod in self._started):
+                continue
+            yield Piece(ProcessRef(self._ranks.get(pod), pod), "logs", Logs((event,)))
+        for pod, end in self._ends.items():
+            if self._foreign(pod):
+                continue
+            yield Piece(ProcessRef(self._ranks.get(pod), pod, 1), "end", end)
+
+    def _foreign(self, pod: str) -> bool:
+        return len(self._listed) > 1 and self._listed[_job_of(pod)] == 1
+
+
+def _job_of(pod: str) -> str:
+    """The name of a pod without its role, its number and a random ending: `llm-worker-3` -> `llm`."""
+    return _MEMBER.sub("", pod)
+
+
+READER = KubernetesReader()

@@ -1,0 +1,266 @@
+"""What tools print of hosts: speed, MTU and state of ports, throughput, loss, firewalls, and versions of software.
+
+`ethtool`, `ip link`, `ifconfig`, `rdma link`, `ibstat`, `ibstatus`, `ibv_devinfo`, `iperf3`, `ib_write_bw`, `ping`,
+`iptables -L`, the kernel's log. The host of a line is in its prefix, in the prompt above it, or in a heading.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hangdoc.evidence.logs import LogEvent, Logs
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import text_lines
+
+_NAME = r"[A-Za-z0-9][\w.-]{0,80}"
+_ADDRESS = r"\d{1,3}(?:\.\d{1,3}){3}"
+# `[root@node3 ~]# `, `node3$ `, `user@node3:~/run$ `, `node3:~> `
+_PROMPT = re.compile(
+    rf"\s{{0,8}}\[?(?:[\w.-]{{1,40}}@)?({_NAME})(?:[ :][~/]?[\w./~-]{{0,80}})?\]?\s?[$#>%]\s{{1,4}}(\S.*)"
+)
+_BARE_PROMPT = re.compile(r"\s{0,8}[$#>%] {1,4}(\S.*)")
+_SSH = re.compile(rf"\bssh (?:-\S+ )*(?:[\w.-]{{1,40}}@)?({_NAME})\b")
+# `on node3:`, `node lm02 (10.3.0.12), root:`, `host node3`, `=== node3 ===`, `node3:`
+_HEADING = re.compile(
+    rf"\W{{0,8}}(?:(?:and |now )?(?:on|from|at) (?:the )?)?(?:(?:host|node|server|machine|worker)[ :]{{1,3}})?({_NAME})"
+    rf"(?: ?\(({_ADDRESS}|{_NAME})\))?(?:,? (?:as )?root)?\s?(?::|=+|-+|\W*)\s*",
+)
+_AT_END = re.compile(
+    r"\b(?:dmesg|ethtool|ip|ifconfig|journalctl|ibstat|ibstatus|rdma|iptables|nft)\b[^\n]{0,60}?"
+    rf" (?:on|from|of) ({_NAME})"
+)
+_PREFIX = re.compile(rf"\s{{0,4}}\|?\s{{0,4}}({_NAME}(?: ?[/,&] ?{_NAME}){{0,16}}) ?[|:][ \t]{{0,8}}(?=\S)")
+_PAIR = re.compile(rf"(?<![\w.])({_NAME}) ?\(({_ADDRESS})\)")
+_ETC_HOSTS = re.compile(rf"\s{{0,4}}({_ADDRESS})\s{{1,16}}({_NAME})(?:\s{{1,16}}{_NAME}){{0,4}}\s*")
+_SPEED = re.compile(r"\bSpeed: {0,4}(\d{1,7}) ?(M|G)b/?p?s\b|NIC Link is Up,? (\d{1,7}) ?(M|G)b", re.IGNORECASE)
+_RATE = re.compile(r"^\s*\|?\s*[Rr]ate: {1,4}(\d{1,4})(?: Gb/sec.*)?\s*$")
+_IP_LINK = re.compile(r"(?:\d{1,5}: )?([\w.-]{1,40})(?:@[\w.-]{1,40})?: <([A-Z_,-]{1,200})> mtu (\d{3,6})\b")
+_IFCONFIG = re.compile(r"([\w.-]{1,40}): flags=\d{1,6}<([A-Z_,]{1,200})>\s{1,4}mtu (\d{3,6})\b")
+_BARE_MTU = re.compile(r"\b(?:mtu|MTU)[ =:]{1,3}(\d{3,6})\b")
+_RDMA = re.compile(r"\blink ([\w.-]{1,40}/\d{1,3}) (?:\S{1,40} ){0,8}?state (\w{1,20}) physical_state (\w{1,20})")
+_NO_CARRIER = re.compile(r"\bLink detected: no\b")
+_IB_PORT = re.compile(r"(?:CA '([\w.-]{1,40})'|Infiniband device '([\w.-]{1,40})' port|hca_id:\s{1,8}([\w.-]{1,40}))")
+_IB_STATE = re.compile(r"^\s*(?:State|state): {0,20}\t{0,4}(?:\d: )?(?:PORT_)?(Down|DOWN|Active|ACTIVE|Init|INIT\w*)\b")
+_KERNEL_LINK = re.compile(
+    r"(?:mlx5_core|mlx4_en|ixgbe|i40e|ice|bnxt_en|igb|e1000e|r8169|tg3|ena|qede|nfp)\b[: ].{0,40}?"
+    r"\b([a-z][\w.-]{1,30})[: ]{1,3}(?:(?:NIC )?[Ll]ink (?:is )?)([Dd]own|[Uu]p)\b"
+)
+_PATH = re.compile(
+    rf"(?<![\w.])({_NAME}) {{0,4}}(?:-+>|=>|→|<-+>|to) {{0,4}}({_NAME}) {{0,8}}[:=|]? {{0,8}}"
+    r"(\d{1,6}(?:\.\d{1,6})?) ?"
+    r"([KMG])(?:bits?/s(?:ec)?|bps|b/s|bit/s)"
+)
+_PING = re.compile(rf"PING ({_NAME})(?: \(({_ADDRESS})\))? (\d{{1,6}})\(\d{{1,6}}\) bytes")
+_PINGED = re.compile(r"(\d{1,7}) packets transmitted, (\d{1,7}) received,.{0,40}? (\d{1,3}(?:\.\d{1,9})?)% packet loss")
+# `REJECT  all  --  0.0.0.0/0 ... reject-with`, and the kernel's log of a rule: `IN=eth0 OUT= SRC=... DST=... DPT=...`
+_RULE = re.compile(
+    r"^\s*(?:\d{1,5}\s+)?(?:\d{1,9}[KMG]?\s+){0,2}(REJECT|DROP)\s+(?:all|tcp|0|6)\s+--\s+"
+    r"(?:\*\s+\*\s+|any\s+any\s+)?\S+\s+\S+"
+    r"(?!.{0,100}\bdpt:)"
+)
+_DROPPED = re.compile(
+    r"(?:REJECT|DROP|BLOCK|DENY|Reject|Drop|Block)\w{0,40}\]?:? .{0,80}?\bIN=\S{1,40} OUT=\s.{0,200}?"
+    rf"SRC=({_ADDRESS}) DST=({_ADDRESS}).{{0,120}}?PROTO=TCP.{{0,60}}?DPT=(\d{{1,5}})",
+    re.IGNORECASE,
+)
+OPENING = re.compile(
+    r"\bSpeed: {0,4}\d{1,7} ?[MG]b|> mtu \d{3,6}|physical_state|Link detected: |packets transmitted, |Physical state:"
+    r"|phys_state:|PORT_DOWN|[KMG]bits/sec|reject-with|\bIN=\S{1,40} OUT=\s|[Ll]ink (?:is )?[Dd]own|NIC Link is Up"
+    r"|\bnvidia-nccl-cu\d|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d",
+)
+_FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
+# Interfaces that carry no traffic between hosts.
+_INTERNAL = re.compile(r"^(?:lo|docker|br-|veth|virbr|cni|flannel|cali|kube|lxc|podman|tun|ib\d{1,2}\.|dummy)")
+# `nvidia-nccl-cu12==2.20.5`, `NCCL version 2.20.5+cuda12.4`, `torch 2.3.1`, `Driver Version: 550.54.15`
+_VERSION = re.compile(
+    r"\bnvidia-(nccl)-cu\d{2}(?:==| {1,40})(\d{1,2}(?:\.\d{1,4}){1,3})|\b(NCCL) version (\d{1,2}(?:\.\d{1,3}){1,2})"
+    r"|\b(torch)(?:==| {1,40}|\.__version__ ?[:=]? ?)(\d\.\d{1,2}(?:\.\d{1,2})?)"
+    r"|\b(Driver) Version: (\d{3}(?:\.\d{1,4}){1,3})"
+)
+_NCCL_LINE = re.compile(rf"(?:^|[\s\]:>|])({_NAME}):\d{{1,9}}:\d{{1,9}} \[-?\d{{1,3}}\] ")
+MOST_EVENTS = 2000
+MOST_ALIASES = 10_000
+_FACTOR = {"K": 0.001, "M": 1.0, "G": 1000.0}  # to Mbit/s
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The state while a text is read."""
+
+    source: str
+    host: str | None = None  # of the lines that follow
+    only: str | None = None  # host of a text that names one in a sentence
+    device: str = ""  # of ibstat
+    pinged: tuple[str, int] | None = None  # host and bytes of the ping that runs
+    events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)  # address -> name
+
+    def add(self, host: str | None, kind: str, text: str, **fields: str) -> None:
+        if len(self.events) < MOST_EVENTS:
+            number = len(self.events) + 1
+            self.events.append((host, LogEvent(kind, text.strip()[:400], self.source, number, None, fields)))
+
+
+class NetworkToolsReader:
+    name = "output of network tools"
+    order = 45
+    marks = (
+        "Speed: ",
+        "> mtu ",
+        "physical_state",
+        "packets transmitted, ",
+        "Physical state:",
+        "bits/sec",
+        "reject-with",
+        "PROTO=TCP",
+        "nvidia-nccl-cu",
+    )
+    help = "`ethtool IFACE`, `ip link` or `ibstat` of every host, `iperf3` and `ping -M do -s 8972` between them"
+
+    def recognises(self, source: Source) -> bool:
+        return bool(OPENING.search(source.head.decode("utf-8", "replace")))
+
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        reading = _Reading(source.name)
+        for text in text_lines(source, context):
+            if len(text) <= 1000:
+                _read_line(reading, text)
+        yield from _pieces(reading)
+
+
+def _read_line(reading: _Reading, text: str) -> None:
+    for pair in _PAIR.finditer(text):
+        if len(reading.names) < MOST_ALIASES and _is_host(pair[1]) and not _is_address(pair[1]):
+            reading.names.setdefault(pair[2], pair[1])
+    if (entry := _ETC_HOSTS.fullmatch(text)) and len(reading.names) < MOST_ALIASES and not _is_address(entry[2]):
+        reading.names.setdefault(entry[1], entry[2])
+    if found := _PROMPT.match(text):
+        if _is_host(found[1]):
+            reading.host = found[1]
+        text = found[2]
+    elif found := _BARE_PROMPT.match(text):
+        text = found[1]
+    if found := _SSH.search(text):
+        reading.host = found[1] if _is_host(found[1]) else reading.host
+    elif _observed(reading, text):
+        return
+    hosts, rest = _prefix(text)
+    for host in hosts or (reading.host,):
+        _port(reading, host, rest)
+        _version(reading, host, rest)
+    _path(reading, text)
+    _firewall(reading, text)
+
+
+def _observed(reading: _Reading, text: str) -> bool:
+    """True if the line is a heading, which names the host of what follows."""
+    if len(text) <= 120 and (found := _HEADING.fullmatch(text)) and _is_host(found[1]):
+        reading.host = found[1]
+        return True
+    if (found := _AT_END.search(text)) and _is_host(found[1]):
+        reading.only = found[1]
+    return False
+
+
+def _prefix(text: str) -> tuple[tuple[str, ...], str]:
+    """The hosts in front of a line, and the rest."""
+    found = _PREFIX.match(text)
+    if not found:
+        return (), text
+    names = tuple(name.strip() for name in re.split(r"[/,&]", found[1]))
+    rest = text[found.end() :]
+    plain = _IP_LINK.match(text.strip()) or _IFCONFIG.match(text.strip())
+    return (names, rest) if all(map(_is_host, names)) and not plain else ((), text)
+
+
+def _port(reading: _Reading, host: str | None, text: str) -> None:
+    if found := _IB_PORT.search(text):
+        reading.device = next(name for name in found.groups() if name)
+    if found := _SPEED.search(text):
+        number, unit = (found[1], found[2]) if found[1] else (found[3], found[4])
+        reading.add(host, "port_speed", text, mbit=str(int(int(number) * _FACTOR[unit.upper()])))
+    elif (found := _RATE.match(text)) and reading.device:
+        reading.add(host, "port_speed", text, mbit=str(int(found[1]) * 1000), interface=reading.device)
+    if found := _IP_LINK.search(text) or _IFCONFIG.search(text):
+        if not _INTERNAL.match(found[1]):
+            reading.add(host, "port_mtu", text, interface=found[1], mtu=found[3])
+            state = "down" if "NO-CARRIER" in found[2] else "up" if "LOWER_UP" in found[2] else ""
+            if state:
+                reading.add(host, "port_state", text, interface=found[1], state=state)
+    elif (found := _BARE_MTU.search(text)) and host is not None:
+        reading.add(host, "port_mtu", text, mtu=found[1])
+    if found := _RDMA.search(text):
+        reading.add(host, "port_state", text, interface=found[1], state=found[2].lower())
+    elif (found := _IB_STATE.match(text)) and reading.device:
+        reading.add(host, "port_state", text, interface=reading.device, state=found[1].lower())
+    elif _NO_CARRIER.search(text):
+        reading.add(host, "port_state", text, state="down")
+    if found := _KERNEL_LINK.search(text):
+        named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
+        reading.add(named[1] if named else host, "port_link", text, port=found[1], state=found[2].lower())
+
+
+def _version(reading: _Reading, host: str | None, text: str) -> None:
+    if (found := _VERSION.search(text)) is None:
+        return
+    writer = _NCCL_LINE.search(text[: found.start()])
+    name, version = (group for group in found.groups() if group)
+    host = writer[1] if writer else host
+    if host is not None:
+        reading.add(host, "software_version", text, package=name.lower(), version=version)
+
+
+def _path(reading: _Reading, text: str) -> None:
+    for rate in _PATH.finditer(text):
+        mbit = float(rate[3]) * _FACTOR[rate[4]]
+        reading.add(None, "path_rate", text, **{"from": rate[1], "to": rate[2], "mbit": f"{mbit:g}"})
+    if found := _PING.search(text):
+        reading.pinged = found[1], int(found[3])
+    elif (found := _PINGED.search(text)) and reading.pinged:
+        host, size = reading.pinged
+        reading.add(None, "path_loss", text, to=host, bytes=str(size), percent=str(int(float(found[3]))))
+        reading.pinged = None
+
+
+def _firewall(reading: _Reading, text: str) -> None:
+    if found := _DROPPED.search(text):
+        named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
+        host = named[1] if named and _is_host(named[1]) else reading.host or reading.names.get(found[2], found[2])
+        reading.add(host, "firewall_rejects", text, port=found[3])
+    elif (found := _RULE.match(text)) and reading.host:
+        reading.add(reading.host, "firewall_rejects", text)
+
+
+def _pieces(reading: _Reading) -> Iterator[Piece]:
+    by_host: dict[str | None, list[LogEvent]] = {}
+    for host, event in reading.events:
+        by_host.setdefault(_joined(host or reading.only, reading.names), []).append(event)
+    for host, events in by_host.items():
+        yield Piece(ProcessRef(host=host), "logs", Logs(tuple(events)))
+
+
+def _joined(host: str | None, names: Mapping[str, str]) -> str | None:
+    """The name of a host that the text names by its address elsewhere."""
+    return names.get(host, host) if host is not None else None
+
+
+def _is_address(word: str) -> bool:
+    try:
+        ipaddress.ip_address(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_host(word: str) -> bool:
+    """True if a word looks like a host: `node-a`, `gpu07`, `10.0.0.3`."""
+    if not re.search(r"[\d-]", word) or re.fullmatch(r"[\d.]{1,6}", word) or not re.search(r"[A-Za-z]|\d\.\d", word):
+        return False
+    return "." not in word or _is_address(word) or not _FILE.search(word)
+
+
+READER = NetworkToolsReader()

@@ -1,0 +1,308 @@
+"""Tables of `ps` (aux, -ef, -eo ..., -eLf) and of `top -b`: state, wait channel and memory of ranks and their helpers.
+
+Columns and states: procps-ng (ps(1), STANDARD FORMAT SPECIFIERS and PROCESS STATE CODES; src/ps/output.c; top(1)).
+A rank is a Python process below a launcher, or one whose command line or environment (`ps e`) names its rank; in a
+table without parents, a Python process of a script. Other processes are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hangdoc.evidence import ChildProcess, End, Environ, Process, ThreadCpu
+from hangdoc.evidence.limits import parse_count
+from hangdoc.evidence.logs import LogEvent, Logs
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._owner_hints import prompt_of
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
+from hangdoc.redaction.text import redact_text
+
+_COLUMNS = (
+    "USER RUSER UID PID PPID PGID SID LWP TID NLWP SPID C CP PR PRI NI %CPU %MEM VSZ VIRT RSS RES SHR SZ TTY TT STAT S"
+    " START STIME TIME TIME+ ELAPSED WCHAN COMMAND CMD F ADDR PSR CLS P ARGS"
+)
+_NAMES = frozenset(_COLUMNS.split())
+OPENING = re.compile(
+    r"(?<![\w%+])[ \t]*(?:(?:F S|F|S|R?USER|UID|PPID|STAT|NI)[ \t]+){0,4}PID[ \t]+[A-Z%+ \t]{0,160}"
+    r"\b(?:COMMAND|CMD|ARGS|STAT|S|WCHAN)\b"
+)
+# The columns of a table whose header `grep` took away, by the names of `ps -o`.
+_BY_OPTION = {
+    "pid": "PID", "ppid": "PPID", "stat": "STAT", "state": "STAT", "s": "STAT", "wchan": "WCHAN", "etime": "ELAPSED",
+    "etimes": "ELAPSED", "comm": "COMMAND", "args": "COMMAND", "cmd": "COMMAND", "command": "COMMAND", "pcpu": "%CPU",
+    "%cpu": "%CPU", "c": "C", "pmem": "%MEM", "%mem": "%MEM", "rss": "RSS", "vsz": "VSZ", "user": "USER", "uid": "UID",
+    "lwp": "LWP", "tid": "TID", "spid": "SPID", "ni": "NI", "nice": "NI", "psr": "PSR", "time": "TIME", "tty": "TTY",
+    "nlwp": "NLWP", "start": "START", "stime": "STIME", "pri": "PRI",
+}  # fmt: skip
+_ASKED = re.compile(r"\bps\s(?:-?\w{1,6}\s){0,3}?-?\w{0,4}o[ =]?([\w%,:]{3,200})")
+_FILTERED = re.compile(r"\|\s?(?:grep|egrep|awk|rg|sed|tail)\b|--no-headers|\bh\b")
+_ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|\$\{?\w{1,20}\}?)/environ\b.*\bRANK")
+_LOOP = re.compile(r"\bfor \w{1,20} in ((?:\d{1,9} ){0,64}\d{1,9});")
+_OWN_RANK = re.compile(r"\s*(?:export )?RANK=(\d{1,6})\s*")
+_STATE = re.compile(r"[RSDTtZXI][<NLsl+]{0,5}")
+_LAUNCHER = re.compile(
+    r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|\bdeepspeed\b|deepspeed\.launcher"
+    r"|accelerate(?:\.commands\.launch| launch|-launch)|\bmpi(?:run|exec)\b|\bprted?\b|\borted\b|slurmstepd|\bsrun\b"
+    r"|hydra_pmi"
+)
+_PYTHON = re.compile(r"(?:^|[/\s])python[\d.]*(?:\s|$)|^pt_main|^ray::")
+_SCRIPT = re.compile(r"\spython[\d.]*\s|(?:^|/)python[\d.]*\s+(?:-\w\s+)*(?:-m\s+[\w.]+|\S+\.py\b)|^ray::")
+_HELPER = re.compile(
+    r"multiprocessing\.(?:spawn|resource_tracker|forkserver|semaphore)|resource_tracker|pt_data_worker|compile_worker"
+    r"|tensorboard|jupyter|ipykernel|py-spy|wandb-service|\bhangdoc\b"
+)
+_DEFUNCT = re.compile(r"\[?(?:python|pt_main)\S*\]? <defunct>")
+_RANK = re.compile(
+    r"(?:^|\s)(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)=(\d{1,7})(?=\s|$)"
+    r"|\s--(?:global[_-])?rank[ =](\d{1,7})\b"
+)
+_WORLD = re.compile(r"(?:^|\s)WORLD_SIZE=(\d{1,7})(?=\s|$)|\s--world[_-]size[ =](\d{1,7})\b")
+# Kernel functions in which a task waits for a file system or its server (Linux fs/, net/sunrpc; Lustre, GPFS).
+_STORAGE = re.compile(
+    r"^(?:nfs\d?_|rpc_|__rpc|xprt_|fuse_|request_wait_answer|__fuse|ceph_|cl_sync|cl_lock|ll_|ldlm_|ptlrpc|osc_|lov_|mdc_"
+    r"|lustre|gpfs|cxiWait|beegfs|cifs_|wait_for_response|smb2|p9_client|xfs_|ext4_|jbd2|io_schedule|folio_wait_bit"
+    r"|wait_on_page_bit|wait_on_buffer)"
+)
+MOST_ROWS = 20_000
+COMMAND_MOST = 300  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    pid: int
+    ppid: int | None
+    tid: int | None
+    state: str | None
+    wchan: str | None
+    rss_bytes: int | None
+    cpu_s: float | None
+    age_s: float | None
+    nice: int | None
+    command: str
+
+
+class PsReader:
+    name = "ps or top output"
+    order = 42
+    marks = ("PID ", "ps -")
+    help = "`ps -eo pid,ppid,stat,wchan:32,etimes,args` on every host, while the job is stuck"
+
+    def recognises(self, source: Source) -> bool:
+        head = source.head.decode("utf-8", "replace")
+        return bool(OPENING.search(head) or _ASKED.search(head))
+
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        yield from _ranks_of_pids(text_lines(source, context))
+        for piece in parse_channels(text_lines(source, context), OPENING, _Parser):
+            yield from _pieces(piece.process, piece.record, source.name)
+
+
+@dataclass(slots=True)
+class _Parser:
+    """Parses one channel (`_pasted_text.ChannelParser`)."""
+
+    hints: OwnerHints
+    pieces: list[Piece] = field(default_factory=list)
+    _columns: list[str] = field(default_factory=list)
+    _process: ProcessRef | None = None
+    _rows: list[tuple[_Row, int]] = field(default_factory=list)
+    _line: int = 0
+
+    def feed(self, text: str) -> bool:
+        self._line += 1
+        if "PID" in text and "PID" in (words := text[:400].split()) and len(words) > 1 and _NAMES.issuperset(words):
+            self.end()
+            self._process, self._columns = self.hints.take(), words
+            return True
+        if (prompt := prompt_of(text)) and prompt.command:
+            self.end()
+            self._columns = _asked_columns(prompt.command)
+            return False
+        if not self._columns:
+            return False
+        row = _row(self._columns, text)
+        if row is None:
+            self._columns = [] if text.strip() else self._columns
+            return False
+        if self._process is None:
+            self._process = self.hints.take()
+        if len(self._rows) < MOST_ROWS:
+            self._rows.append((row, self._line))
+        return True
+
+    def end(self) -> None:
+        if self._rows and self._process is not None:
+            self.pieces.append(Piece(self._process, "cpu", tuple(self._rows)))
+        self._rows, self._columns, self._process = [], [], None
+
+
+def _asked_columns(command: str) -> list[str]:
+    """The columns of a table without a header, from the command that printed it; empty: unknown."""
+    asked = _ASKED.search(command[:1000])
+    if not asked or not _FILTERED.search(command[asked.end() :]):
+        return []
+    columns = [_BY_OPTION.get(name.partition(":")[0].lower(), "") for name in asked[1].strip(",").split(",")]
+    return columns if all(columns) and "PID" in columns else []
+
+
+def _ranks_of_pids(lines: Iterable[str]) -> Iterator[Piece]:
+    """What commands print of RANK in `/proc/PID/environ`: the rank of each process."""
+    pids: list[int] = []
+    ranks: list[int] = []
+    for text in lines:
+        if "environ" in text[:400] and (found := _ENVIRON.search(text[:400])):
+            yield from _pairs(pids, ranks)
+            loop = _LOOP.search(text[:800])
+            pids = [int(found[1])] if found[1] else [int(one) for one in loop[1].split()] if loop else []
+            ranks = []
+        elif pids and (own := _OWN_RANK.fullmatch(text)) and len(ranks) <= len(pids):
+            ranks.append(int(own[1]))
+    yield from _pairs(pids, ranks)
+
+
+def _pairs(pids: list[int], ranks: list[int]) -> Iterator[Piece]:
+    """Only if each process has a rank of its own."""
+    if pids and len(pids) == len(ranks) == len(set(ranks)):
+        for pid, rank in zip(pids, ranks, strict=True):
+            yield Piece(ProcessRef(rank, None, pid), "environ", Environ({"RANK": str(rank)}))
+
+
+def _row(columns: list[str], text: str) -> _Row | None:
+    """A row; None: it has fewer cells than the table has columns, or its cells do not fit them."""
+    last = columns[-1] in ("COMMAND", "CMD", "ARGS")
+    cells = text.split(None, len(columns) - 1) if last else text.split()
+    if len(cells) < len(columns) or (not last and len(cells) > len(columns)):
+        return None
+    row = dict(zip(columns, cells, strict=False))
+    pid, state = parse_count(row.get("PID", "")), row.get("STAT") or row.get("S")
+    command = row.get("COMMAND") or row.get("CMD") or row.get("ARGS") or ""
+    if pid is None or (state is not None and not _STATE.fullmatch(state)):
+        return None
+    if state is None and "<defunct>" in command:
+        state = "Z"
+    return _Row(
+        pid=pid,
+        ppid=parse_count(row.get("PPID", "")),
+        tid=parse_count(row.get("LWP") or row.get("TID") or row.get("SPID") or ""),
+        state=state[0] if state else None,
+        wchan=row["WCHAN"] if row.get("WCHAN", "-") not in ("-", "0", "?") else None,
+        rss_bytes=None if (kib := parse_count(row.get("RSS", ""))) is None else kib << 10,
+        cpu_s=_seconds(row.get("TIME") or row.get("TIME+") or ""),
+        age_s=_seconds(row.get("ELAPSED", "")),
+        nice=int(row["NI"]) if re.fullmatch(r"-?\d{1,2}", row.get("NI", "")) else None,
+        command=command,
+    )
+
+
+def _seconds(text: str) -> float | None:
+    """`[DD-]HH:MM:SS`, `MM:SS`, `MM:SS.hh` of top, or seconds (etimes)."""
+    if not (found := re.fullmatch(r"(?:(\d{1,5})-)?(?:(\d{1,4}):)?(?:(\d{1,6}):)?(\d{1,9}(?:\.\d{1,3})?)", text)):
+        return None
+    days, a, b, seconds = found.groups()
+    hours, minutes = (a, b) if b is not None else (None, a)
+    return int(days or 0) * 86400 + int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(seconds)
+
+
+def _pieces(process: ProcessRef, rows: tuple[tuple[_Row, int], ...], source: str) -> Iterator[Piece]:
+    """A record for each rank with a state, the end of each defunct one, and what it waits for in the kernel."""
+    by_pid: dict[int, _Row] = {}
+    threads: dict[int, list[_Row]] = defaultdict(list)
+    lines: dict[int, int] = {}
+    for row, line in rows:
+        if row.tid is None or row.tid == row.pid or row.pid not in by_pid:
+            by_pid[row.pid] = row
+            lines.setdefault(row.pid, line)
+        if row.tid is not None:
+            threads[row.pid].append(row)
+    ranks = [row for row in by_pid.values() if _is_rank(row, by_pid)]
+    children: dict[int, list[_Row]] = defaultdict(list)
+    for row in by_pid.values():
+        if row.ppid is not None:
+            children[row.ppid].append(row)
+    for row in ranks:
+        if row.state is None:
+            continue
+        ref = ProcessRef(_number(_RANK, row.command), process.host, row.pid)
+        size = _number(_WORLD, row.command)
+        if row.state in "ZX":
+            yield Piece(ref, "end", End(), None, size)
+            text = f"ps: process {row.pid} is defunct: it has ended, and its launcher has not noticed"
+            yield Piece(ref, "logs", Logs((LogEvent("defunct", text, source, lines[row.pid]),)), None, size)
+            continue
+        yield Piece(ref, "cpu", _process(row, threads[row.pid], children[row.pid]), None, size)
+        if event := _kernel_wait(row, threads[row.pid], source, lines[row.pid]):
+            yield Piece(ref, "logs", Logs((event,)), None, size)
+
+
+def _is_rank(row: _Row, by_pid: Mapping[int, _Row]) -> bool:
+    if _LAUNCHER.search(row.command) or _HELPER.search(row.command):
+        return False
+    parent = by_pid.get(row.ppid) if row.ppid is not None else None
+    launched = parent is not None and bool(_LAUNCHER.search(parent.command))
+    if row.state == "Z":
+        return launched and bool(_DEFUNCT.search(row.command))
+    if not _PYTHON.search(row.command):
+        return False
+    if parent is not None and not launched and _PYTHON.search(parent.command):
+        return False  # a helper of a rank
+    return launched or bool(_RANK.search(row.command)) or bool(_SCRIPT.search(row.command))
+
+
+def _process(row: _Row, threads: Iterable[_Row], children: Iterable[_Row]) -> Process:
+    own = [one for one in threads if one.state]
+    main = ThreadCpu(row.pid, _comm(row.command), row.state or "S", row.cpu_s or 0.0, wchan=row.wchan)
+    more = (ThreadCpu(one.tid or 0, _comm(one.command), one.state or "S", one.cpu_s or 0.0, wchan=one.wchan)
+            for one in own if one.tid not in (None, row.pid))  # fmt: skip
+    helpers = tuple(
+        ChildProcess(one.pid, _comm(one.command), _command(one.command), one.state or "S", one.cpu_s or 0.0, one.wchan,
+                     one.age_s)
+        for one in children if one.state
+    )  # fmt: skip
+    return Process(
+        pid=row.pid,
+        ppid=row.ppid or 0,
+        uid=0,
+        state=row.state or "S",
+        command=_command(row.command),
+        executable=None,
+        cwd=None,
+        age_s=row.age_s or 0.0,
+        cpu_s=row.cpu_s or 0.0,
+        rss_bytes=row.rss_bytes or 0,
+        threads=(main, *more),
+        nice=row.nice,
+        children=helpers,
+    )
+
+
+def _kernel_wait(row: _Row, threads: Iterable[_Row], source: str, line: int) -> LogEvent | None:
+    """State D. In a function of a file system, only its server or disk can end the wait."""
+    waits = [one for one in (row, *threads) if one.state == "D"]
+    storage = next((one for one in waits if one.wchan and _STORAGE.match(one.wchan)), None)
+    if storage is not None:
+        text = f"ps: process {row.pid} is in state D in {storage.wchan}, a wait for a file system"
+        return LogEvent("kernel_wait", text, source, line, None, {"wchan": storage.wchan or "", "storage": "yes"})
+    if waits and waits[0] is row:
+        text = f"ps: process {row.pid} is in state D{f' in {row.wchan}' if row.wchan else ''}"
+        return LogEvent("kernel_wait", text, source, line, None, {"wchan": row.wchan or ""})
+    return None
+
+
+def _number(pattern: re.Pattern[str], command: str) -> int | None:
+    found = pattern.search(command[:4000])
+    return int(next(group for group in found.groups() if group)) if found else None
+
+
+def _comm(command: str) -> str:
+    return command.split(" ", 1)[0].rpartition("/")[2][:64]
+
+
+def _command(command: str) -> tuple[str, ...]:
+    return tuple(redact_text(command[: 4 * COMMAND_MOST])[:COMMAND_MOST].split())
+
+
+READER = PsReader()

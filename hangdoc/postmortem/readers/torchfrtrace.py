@@ -1,0 +1,187 @@
+"""Text that `torchfrtrace` prints about Flight Recorder dumps: ranks that did not join, and calls that differ.
+
+Forms: torch 2.5 to 2.13, torch/distributed/flight_recorder/components/{types,utils}.py (before 2.9
+tools/flight_recorder). torchfrtrace compares every rank with the lowest one, so most ranks are "culprits" if that one
+is wrong: every member's call is recorded, and the analysis looks for the minority. Its ranks are global. The tables of
+`-j` are not read: the dumps themselves say more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from hangdoc.evidence import limits
+from hangdoc.evidence.logs import LogEvent, Logs
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._pasted_text import text_lines
+
+_HEAD = re.compile(
+    r"(?:Not all ranks joining collective|Collective sequence number: \d{1,18} has errors"
+    r"|Input/output mismatch in the collective)\b(?P<rest>.{0,300})"
+)
+_RANKS = re.compile(r"\{([\d, ]{1,40000})\}")
+_FIELD = re.compile(
+    r"(group info|collective|missing ranks|world size|expected ranks|collective state|error msg|input sizes): (.*)"
+)
+_OLD = re.compile(
+    r"for group (?P<group>\S{1,200}) collective (?P<op>\S{1,100})\s+Missing ranks are (?P<ranks>\{[\d, ]+\})"
+)
+_SEQUENCE = re.compile(r"(?:number:|joining collective) (\d{1,18})")
+_CULPRIT = re.compile(r"Culprit rank (\d{1,7}); Error type: (\w{1,60})(?:, (.{0,400}?))?(?=, Culprit rank|$)")
+# The same in other words: after `Culprit rank 6`, what kind of difference, and sizes.
+_ANY_CULPRIT = re.compile(r"[Cc]ulprit ranks? (\d{1,7})\b(.{0,400}?)(?=[,;] [Cc]ulprit rank|$)")
+_KINDS = (("dtypes", "dtype"), ("input sizes", "size"), ("collective type", "type mismatch"))  # what differs, a word
+_SIZES = re.compile(r"\[\[[\d, \[\]]{1,160}\]\]|\[\d[\d, ]{0,80}\]")
+_EXPECTED = re.compile(r"Expected (collective type|input sizes|output sizes|dtypes): '(.{0,160}?)' does not")
+_FOUND = re.compile(r"match found (?:collective type|input sizes|output sizes|dtype): '(.{0,160}?)'")
+MOST_REPORTS = 1000  # collectives that are reported as wrong
+MOST_PAIRS = 512  # events per collective
+MOST_LINES = 12  # lines of a report before its stack trace
+_RANK_LIMIT = limits.RANKS_MOST
+
+
+class TorchFrTraceReader:
+    name = "torchfrtrace output"
+    order = 37
+    marks = (
+        "Not all ranks joining collective",
+        "Collective sequence number: ",
+        "Input/output mismatch in the collective",
+    )
+    help = "`torchfrtrace DIR`; better: give hangdoc the dumps in DIR"
+
+    def recognises(self, source: Source) -> bool:
+        return bool(_HEAD.search(source.head.decode("utf-8", "replace")))
+
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        for number, report in enumerate(_reports(text_lines(source, context))):
+            if number >= MOST_REPORTS:
+                context.warn(f"{source.name}: more than {MOST_REPORTS} collectives; the rest were not read")
+                return
+            size = len(report.expected) if report.default and report.expected else None
+            for rank, event in report.events(source.name):
+                yield Piece(ProcessRef(rank), "logs", Logs((event,)), None, size)
+
+
+@dataclass(slots=True)
+class _Report:
+    """What torchfrtrace prints about one collective."""
+
+    line: int
+    sequence: str | None = None
+    group: str = ""
+    op: str = ""
+    sizes: str = ""
+    missing: tuple[int, ...] = ()
+    expected: tuple[int, ...] = ()
+    culprits: list[tuple[int, str, str, str]] = field(default_factory=list)  # rank, what differs, expected, found
+
+    @property
+    def default(self) -> bool:
+        """True for the default group, whose members are all ranks."""
+        return not self.group or "default_pg" in self.group
+
+    def add(self, name: str, value: str) -> None:
+        value = value.strip()
+        if name == "group info":
+            self.group = value[:200]
+        elif name == "collective":
+            self.op = value.rpartition(":")[2][:60]
+        elif name == "input sizes":
+            self.sizes = value[:160]
+        elif name == "missing ranks":
+            self.missing = _ranks(value)
+        elif name == "expected ranks":
+            self.expected = _ranks(value) or self._first(value)
+        elif name == "world size":
+            self.expected = self.expected or self._first(value)
+        elif name == "error msg":
+            for found in _CULPRIT.finditer(value):
+                expected, other = _EXPECTED.search(found[3] or ""), _FOUND.search(found[3] or "")
+                if expected and other and len(self.culprits) < MOST_PAIRS:
+                    self.culprits.append((int(found[1]), expected[1], expected[2], other[1]))
+            if not self.culprits and "STATE_MISMATCH" not in value:
+                self._other_words(value)
+
+    def _other_words(self, value: str) -> None:
+        for found in _ANY_CULPRIT.finditer(value):
+            text = found[2].lower().replace("_", " ")
+            kind = next((kind for kind, word in _KINDS if word in text), None)
+            if kind is None or len(self.culprits) >= MOST_PAIRS:
+                continue
+            sizes = _SIZES.search(found[2])
+            usual = self.sizes if kind == "input sizes" else self.op
+            other = sizes[0] if sizes and kind == "input sizes" else "another"
+            self.culprits.append((int(found[1]), kind, usual or "the usual", other if other != usual else "another"))
+
+    def _first(self, count: str) -> tuple[int, ...]:
+        """The ranks of the default group, if only their number is known."""
+        number = int(count) if re.fullmatch(r"\d{1,7}", count) else 0
+        return tuple(range(number)) if self.default and number <= _RANK_LIMIT else ()
+
+    def events(self, source: str) -> Iterator[tuple[int | None, LogEvent]]:
+        """Events, each with the rank whose call it shows."""
+        sequence = {"sequence": self.sequence} if self.sequence else {}
+        if self.missing and (not self.expected or 2 * len(self.missing) <= len(self.expected)):
+            names = ", ".join(map(str, self.missing))
+            what = f"{self.op or 'collective'}{f' {self.sequence}' if self.sequence else ''}"
+            text = f"torchfrtrace: not all ranks join {what}; missing: {names}"[:400]
+            yield None, LogEvent("lagging", text, source, self.line, None, {"ranks": names, **sequence})
+        yield from self._mismatches(source)
+
+    def _mismatches(self, source: str) -> Iterator[tuple[int, LogEvent]]:
+        wrong = {culprit[0]: culprit for culprit in self.culprits}
+        right = [rank for rank in self.expected if rank not in wrong]
+        if not wrong or not right:
+            return
+        pairs = [(rank, right[0], culprit) for rank, culprit in wrong.items()]
+        pairs += [(rank, rank, self.culprits[0]) for rank in right]
+        for rank, a, (b, kind, left, found) in pairs[:MOST_PAIRS]:
+            text = f"torchfrtrace: rank {b} has {kind} {found} where rank {a} has {left}"
+            yield rank, LogEvent("mismatch", text[:400], source, self.line, None, self._sides(a, b, kind, left, found))
+
+    def _sides(self, a: int, b: int, kind: str, left: str, right: str) -> dict[str, str]:
+        fields = {"rank_a": str(a), "rank_b": str(b)}
+        if kind == "collective type":
+            return fields | {"op_a": left, "op_b": right}
+        name = "dtype" if kind == "dtypes" else "shape"
+        left, right = (value if name == "dtype" or value[:1] != "[" else value[1:-1] for value in (left, right))
+        return fields | {"op_a": self.op, "op_b": self.op, f"{name}_a": left, f"{name}_b": right}
+
+
+def _reports(lines: Iterable[str]) -> Iterator[_Report]:
+    report, since = None, 0
+    for number, text in enumerate(lines, 1):
+        if head := _HEAD.search(text):
+            if report is not None:
+                yield report
+            report, since = _Report(number), 0
+            sequence = _SEQUENCE.search(head[0])
+            report.sequence = sequence[1] if sequence else None
+            if old := _OLD.search(head["rest"]):
+                report.group, report.op, report.missing = (
+                    old["group"],
+                    old["op"].rpartition(":")[2],
+                    _ranks(old["ranks"]),
+                )
+        elif report is not None and (found := _FIELD.search(text)):
+            report.add(found[1], found[2])
+        elif report is not None:
+            since += 1
+            if since > MOST_LINES:
+                yield report
+                report = None
+    if report is not None:
+        yield report
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    found = _RANKS.search(text)
+    ranks = (int(one) for one in re.findall(r"\d{1,9}", found[1])) if found else iter(())
+    return tuple(sorted({rank for rank in ranks if rank < _RANK_LIMIT}))
+
+
+READER = TorchFrTraceReader()

@@ -1,0 +1,96 @@
+"""The last counters and error lines at the end of a log."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hangdoc.postmortem.readers._logs.attribution import LineOrigin
+from hangdoc.postmortem.readers._logs.ending import Ending, read_ending
+from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle
+
+
+def origin_of(line: Line) -> LineOrigin:
+    return LineOrigin(line.rank)
+
+
+def ending(text: str) -> Ending:
+    return read_ending(text.encode(), text.count("\n"), PrefixStyle(), origin_of)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[rank3]:  45%|####5     | 450/1000 [10:12<12:28,  1.36s/it]", (3, "bar", None, 450, 1000)),
+        ("[rank3]: Epoch 7:  45%|###| 450/1000 [10:12<12:28]", (3, "bar Epoch", 7, 450, 1000)),
+        ("rank 2 step 117 loss 1.2", (2, "step", None, 117, None)),
+        ("rank=2, epoch=4, global_step=117", (2, "global step", 4, 117, None)),
+        ("[Rank 5] Iteration 120/ 5000 | elapsed 3.2", (5, "iteration", None, 120, 5000)),
+        ("[rank0]: Epoch: [3][ 450/1000] Time 0.1", (0, "batch of the epoch", 3, 450, 1000)),
+        ("[rank0]: Epoch 3 [450/1000] loss 0.2", (0, "batch of the epoch", 3, 450, 1000)),
+        ("{'rank': 1, 'step': 12}", (1, "step", None, 12, None)),
+        ("rank 2 len(train_loader) = 1249", (2, "length", None, 1249, 1249)),
+        ("[rank1]: number of batches: 125", (1, "length", None, 125, 125)),
+        ("[rank1]: steps per epoch: 125", (1, "length", None, 125, 125)),
+        ("[rank1]: epoch done after 125 batches", (1, "length", None, 125, 125)),
+        ("step 120 loss 0.2", (None, "step", None, 120, None)),
+    ],
+)
+def test_counter(text: str, expected: tuple[object, ...]) -> None:
+    ((origin, found),) = ending(text).counters
+    assert (origin.rank, found.unit, found.epoch, found.at, found.of) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a step took 120 ms", "batch size 32", "update 1.13.0 is available", "step: 120ms", "stepping back", "iterate 3"],
+)
+def test_no_counter(text: str) -> None:
+    assert ending(text).counters == ()
+
+
+def test_the_last_value_and_the_distance_of_two_lines() -> None:
+    ((_, found),) = ending("rank 0 step 10\nrank 0 step 20\nrank 0 step 30\n").counters
+    assert (found.at, found.every, found.line) == (30, 10, 3)
+
+
+def test_updates_of_a_progress_bar_on_one_line() -> None:
+    text = "\r".join(f"[rank1]:  4{at}%|##   | {at}/99 [00:01<00:02]" for at in range(5))
+    ((_, found),) = ending(text).counters
+    assert (found.at, found.every) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[rank5]: torch.OutOfMemoryError: CUDA out of memory.", (5, "torch.OutOfMemoryError", True)),
+        ("rank 5: ValueError: bad", (5, "ValueError", False)),
+        ("saw this: ValueError: bad", None),  # not at the start of the text
+        ("KeyError: 'x'", (None, "KeyError", False)),
+        ("[rank5]: Errors: 3", None),
+        ("2026-01-01 10:00:00 RuntimeError: x", (None, "RuntimeError", False)),
+    ],
+)
+def test_error_line(text: str, expected: tuple[object, ...] | None) -> None:
+    found = [(origin.rank, error.type, error.by_torch) for origin, error in ending(text).errors]
+    assert found == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    "line", ["step " * 4000, "epoch " + "[" * 9000, "9%|" * 6000, "a." * 9000 + "Error: x", "rank" * 5000]
+)
+def test_hostile_lines_take_no_time(line: str) -> None:
+    begin = time.process_time()
+    ending("\n".join([line] * 50))
+    assert time.process_time() - begin < 2
+
+
+def test_a_gpu_at_the_start_of_a_line_stands_for_the_local_rank() -> None:
+    found = ending("[GPU3] Epoch 1 | Batchsize: 32 | Steps: 120\n").counters
+    assert [(origin.rank, origin.local, counter.at) for origin, counter in found] == [(None, 3, 120)]
+
+
+def test_a_rank_in_an_error_did_not_raise_it() -> None:
+    ((origin, _),) = ending("RuntimeError: Rank 3 failed to pass monitoredBarrier in 60000 ms").errors
+    assert origin.rank is None

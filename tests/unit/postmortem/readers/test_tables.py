@@ -1,0 +1,140 @@
+"""Output of other tools: torchfrtrace, ps, Slurm, kubectl, and the kernel's blocked tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hangdoc.diagnose import load_judge
+from hangdoc.errors import HangdocError
+from hangdoc.evidence import End, Process
+from hangdoc.postmortem.report import report
+from tests.support.samples import SAMPLES, pieces, text
+
+JUDGE = load_judge((), lambda text: None)
+VERDICTS = {  # sample -> playbook, ranks, PIDs and hosts at fault
+    "torchfrtrace/missing": ("rank-behind", [(3, None, None)]),
+    "torchfrtrace/tutorial": ("rank-behind", [(1, None, None)]),
+    "torchfrtrace/mismatch": ("collective-mismatch", [(2, None, "unknown host")]),
+    "torchfrtrace/sizes": ("collective-size-mismatch", [(0, None, "unknown host")]),
+    "ps/eo": ("stopped-process", [(None, 7011, "unknown host")]),
+    "ps/aux": ("stuck-in-kernel", [(None, 4411, "unknown host")]),
+    "ps/nfs": ("blocked-on-storage", [(1, 911, "unknown host")]),
+    "ps/ef": ("rank-defunct", [(None, 5111, "unknown host")]),
+    "kubernetes/pods": ("rank-killed", [(None, 1, "llm-worker-1")]),
+    "kubernetes/describe": ("rank-killed", [(None, 1, "llm-worker-1")]),
+    "kubernetes/pending": ("worker-not-started", [(None, None, "llm-worker-0")]),
+    "hung_task/dmesg": ("blocked-on-storage", [(None, 4411, "unknown host")]),
+}
+SLURM = {  # sample -> kind, text and host of each event
+    "sacct": [
+        ("ended_by_scheduler", "Slurm job 8812 reached its time limit", None),
+        ("ended_from_outside", "Slurm job 8812 was cancelled", None),
+    ],
+    "scontrol": [("node_failed", "Slurm job 8813 ended because a node failed (NodeDown)", None)],
+    "node": [("node_failed", "Slurm node node08 is down*+drain: Not responding", "node08")],
+    "many": [],
+}
+HEALTHY = {
+    "ps": """\
+  PID  PPID STAT WCHAN            COMMAND
+ 7001     1 Sl   do_epoll_wait    torchrun --nproc-per-node 2 train.py
+ 7010  7001 Rl   -                python train.py
+ 7011  7001 Sl   futex_wait_queue python train.py
+""",
+    "of somebody else": """\
+  PID  PPID STAT COMMAND
+ 7010  6001 T    vim train.py
+ 7011  6001 D    rsync -a data server:
+ 7012  6001 Z    [bash] <defunct>
+""",
+    "pods": """\
+NAME           READY   STATUS      RESTARTS   AGE
+llm-worker-0   1/1     Running     0          41m
+llm-worker-1   1/1     Running     0          41m
+other-0        0/1     Pending     0          41m
+other2-0       0/1     OOMKilled   0          41m
+""",
+    "a pod that waited once": """\
+Name:             llm-worker-1
+Status:           Running
+    State:          Running
+Events:
+  Warning  FailedScheduling  51m   default-scheduler  0/12 nodes are available: 12 Insufficient nvidia.com/gpu.
+""",
+    "a task of no rank": "INFO: task kworker/u128:3:992 blocked for more than 122 seconds.\n",
+    "a job list": """\
+             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)
+              8812      gpu pretrain       ml  R      41:00      2 node[07-08]
+              8813      gpu     eval       ml PD       0:00      2 (Resources)
+""",
+    "most ranks are missing": """\
+Not all ranks joining collective, sequence number: 9
+group info: 0:default_pg
+collective: nccl:all_reduce
+missing ranks: {1, 2, 3}
+expected ranks: {0, 1, 2, 3}
+""",
+}
+
+
+@pytest.mark.parametrize("sample", VERDICTS)
+def test_verdict(sample: str) -> None:
+    playbook, culprits = VERDICTS[sample]
+    (verdict,) = report([SAMPLES / f"{sample}.txt"], judge=JUDGE).verdicts
+    assert verdict.findings[0].playbook == playbook
+    assert [(one.rank, one.pid, one.host) for one in verdict.findings[0].culprits] == culprits
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_claimed(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "paste.txt"
+    file.write_text(HEALTHY[name])
+    try:
+        verdicts = report([file], judge=JUDGE).verdicts
+    except HangdocError:
+        return
+    assert [finding.playbook for verdict in verdicts for finding in verdict.findings] == []
+
+
+@pytest.mark.parametrize("sample", SLURM)
+def test_outcomes_of_slurm(sample: str) -> None:
+    found = [
+        (piece, event) for piece in pieces("slurm", SAMPLES / "slurm" / f"{sample}.txt") for event in piece.record.said
+    ]
+    assert [(event.kind, event.text, piece.process.host) for piece, event in found] == SLURM[sample]
+
+
+def test_processes_of_ps() -> None:
+    found = {
+        piece.process.pid: piece.record for piece in pieces("ps", SAMPLES / "ps" / "eo.txt") if piece.probe == "cpu"
+    }
+    assert {pid: record.state for pid, record in found.items()} == {7010: "R", 7011: "T", 7012: "S", 7013: "S"}
+    stopped = found[7011]
+    assert isinstance(stopped, Process)
+    assert [(child.pid, child.state) for child in stopped.children] == [(7100, "T")]
+    assert stopped.threads[0].wchan == "do_signal_stop"
+    assert stopped.age_s == 5018
+
+
+def test_ps_with_host_prefix(tmp_path: Path) -> None:
+    lines = ["PID PPID STAT WCHAN COMMAND", "70 1 Sl - torchrun train.py", "71 70 D nfs_wait python train.py"]
+    found = text("ps", tmp_path, "".join(f"{host}: {line}\n" for line in lines for host in ("node-a", "node-b")))
+    assert {(piece.process.host, piece.process.pid) for piece in found} == {("node-a", 71), ("node-b", 71)}
+
+
+def test_defunct_and_killed_processes_have_ended() -> None:
+    ended = [piece for piece in pieces("ps", SAMPLES / "ps" / "ef.txt") if piece.probe == "end"]
+    assert [(piece.process.pid, piece.record) for piece in ended] == [(5111, End())]
+    (killed,) = [piece for piece in pieces("kubernetes", SAMPLES / "kubernetes" / "pods.txt") if piece.probe == "end"]
+    assert (killed.process.host, killed.record.signal, killed.record.oom_kills) == ("llm-worker-1", 9, 1)
+
+
+def test_a_rank_of_a_subgroup_is_global(tmp_path: Path) -> None:
+    content = (
+        (SAMPLES / "torchfrtrace" / "missing.txt").read_text().replace("0:default_pg", "5:tp").replace("{3}", "{7}")
+    )
+    (piece,) = text("torchfrtrace", tmp_path, content.replace("{0, 1, 2, 3}", "{4, 5, 6, 7}"))
+    assert piece.record.said[0].fields["ranks"] == "7"
+    assert piece.world_size is None
