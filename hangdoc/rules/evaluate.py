@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from hangdoc.analysis.facts import Facts, RankFacts, where
+from hangdoc.rules.conditions import OBSERVED
 from hangdoc.rules.library import Library, Playbook
 from hangdoc.rules.scope import PlaybookScope, View
 from hangdoc.rules.time_limit import TooSlow, allowance, cpu_s
@@ -153,7 +154,9 @@ class _Texts:
     def evidence(self) -> Iterable[Proof]:
         for i, line in enumerate(self.playbook.envelope.evidence):
             ranks = self.scope[line.ranks]
-            if not ranks or not self._applies(("evidence", i, "if")):
+            # A line about the job as a whole also holds where no rank was seen, as in a pasted message.
+            of_job = line.ranks == OBSERVED and line.if_ is not None
+            if not (ranks or of_job) or not self._applies(("evidence", i, "if")):
                 continue
             each = self.playbook.listings.get(("evidence", i, "each"))
             rounds = [{}] if each is None else [{"item": item} for item in each.value(self.scope)]
@@ -167,6 +170,7 @@ def _culprits(playbook: Playbook, scope: Mapping[str, Any]) -> tuple[Culprit, ..
     found = tuple(map(_culprit, scope[playbook.envelope.culprits])) if playbook.envelope.culprits else ()
     blame = playbook.listings.get(("blame",))
     blamed = [Culprit(one.rank, one.pid, one.host) for one in (blame.value(scope) or () if blame else ())]
+    found = tuple(one for one in found if _is_named(one))
     known = {one.rank for one in found if one.rank is not None}
     return (*found, *(one for one in blamed if one.rank is None or one.rank not in known))
 
@@ -174,6 +178,11 @@ def _culprits(playbook: Playbook, scope: Mapping[str, Any]) -> tuple[Culprit, ..
 def _culprit(rank: RankFacts) -> Culprit:
     site = where(rank) or rank.exit.site or rank.dumps.site
     return Culprit(_number(rank.rank), rank.pid if rank.pid > 0 else None, rank.host, site)
+
+
+def _is_named(culprit: Culprit) -> bool:
+    """False for a process of which nothing is known: the stand-in for an unknown host is no host name."""
+    return culprit.rank is not None or culprit.pid is not None or " " not in (culprit.host or " ")
 
 
 def _links(links: Iterable[Any]) -> tuple[Link, ...]:

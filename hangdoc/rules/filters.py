@@ -88,7 +88,9 @@ def _ends(link: Any) -> tuple[str, str]:
 
 
 def _sites(ranks: Iterable[Any]) -> str:
-    return _attr(ranks, "stack.site")
+    """The lines of the user's code where the ranks are."""
+    known = [rank for rank in ranks if rank.stack.site is not None]
+    return _attr(known, "stack.site") if known else "an unknown line"
 
 
 def _by(ranks: Iterable[Any], path: str, digits: int | None = None) -> str:

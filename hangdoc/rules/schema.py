@@ -15,6 +15,7 @@ from hangdoc.verdict import CLASSES, STATUSES
 
 MAX_PARTS = 64  # of each kind (selections, steps, evidence, actions) in one playbook, as each is compiled
 
+Fault = Literal["job", "node"]  # who is to blame
 Layer = Literal["cause", "contract", "symptom"]  # each explains the layers after it
 LAYERS = get_args(Layer)
 
@@ -131,6 +132,7 @@ class Envelope(_Model):
     status: Status = "stalled"
     title: Text
     layer: Layer = "symptom"
+    fault: Fault | None = None  # for [actions] of the daemon; None: either may be to blame
     explains: tuple[Id, ...] = Field(default=(), max_length=MAX_PARTS)  # in addition
     needs: tuple[Short, ...] = Field(default=(), max_length=MAX_PARTS)  # probes; "a|b": either
     select: dict[Selection, Text] = Field(default={}, max_length=MAX_PARTS)  # of ranks, in order

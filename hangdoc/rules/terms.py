@@ -66,6 +66,8 @@ class Compiler:
             "ranks": _without_nulls(self._records["ranks"]).attributes,
             "links": _without_nulls(self._records["links"]).attributes,
         }
+        self._contexts: dict[tuple[Kind | None, tuple[str, ...]], _Context] = {}  # of terms: slow to make
+        self._terms: dict[tuple[str, Kind | None, tuple[str, ...]], Term] = {}  # many playbooks have the same
 
     def hints(self, ranks: Iterable[str], links: Iterable[str]) -> dict[str, Any]:
         """Type hints of the names in templates."""
@@ -77,7 +79,7 @@ class Compiler:
         """An expression over the job and these selections, with a list as value; raises RuleError."""
         names = {"job": self._job, **dict.fromkeys((OBSERVED, *ranks), DataType.ARRAY(self._records["ranks"]))}
         names |= dict.fromkeys(links, DataType.ARRAY(self._records["links"]))
-        rule = _compile(text, names, names)
+        rule = _compile(text, _Context(names), names)
         root = DataType.NULLABLE.unwrap(rule.statement.expression.result_type)
         if root != DataType.UNDEFINED and not DataType.is_type(root, DataType.ARRAY):
             raise RuleError("is no list", "name a list of the job's facts, or a selection")
@@ -91,14 +93,20 @@ class Compiler:
 
         `selections`: names that an error suggests.
         """
-        fields = self.fields[kind]
-        numbers = dict.fromkeys((*thresholds.names(), *counts), DataType.FLOAT)
-        rule = _compile(text, {**fields, **numbers}, (*fields, *selections))
+        fields, counted = self.fields[kind], tuple(counts)
+        known = self._terms.get((text, kind, counted))
+        if known is not None:
+            return known
+        context = self._contexts.get((kind, counted))
+        if context is None:
+            numbers = dict.fromkeys((*thresholds.names(), *counted), DataType.FLOAT)
+            context = self._contexts[kind, counted] = _Context({**fields, **numbers})
+        rule = _compile(text, context, (*fields, *selections))
         root = rule.statement.expression
         _check_term(text, root)
         reads = dict.fromkeys(path for path in _reads(root) if path[0] in fields)
         holds = _membership(root) or (lambda thing: bool(rule.evaluate(thing)))
-        return Term(text, tuple(reads), holds, _of_null(root))
+        return self._terms.setdefault((text, kind, counted), Term(text, tuple(reads), holds, _of_null(root)))
 
 
 def _link_type(job: type) -> Any:
@@ -169,10 +177,10 @@ def _field(thing: Any, name: str) -> Any:
     raise errors.SymbolResolutionError(name, thing=thing)
 
 
-def _compile(text: str, names: Mapping[str, Any], known: Iterable[str]) -> Rule:
+def _compile(text: str, context: _Context, known: Iterable[str]) -> Rule:
     tokens(text)  # refuses what the library must not even parse
     try:
-        rule = Rule(text, context=_Context(names))
+        rule = Rule(text, context=context)
         if _nesting(rule.statement.expression) > MAX_NESTING:
             raise RecursionError
     except RecursionError:
