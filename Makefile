@@ -24,7 +24,7 @@ TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench black-box post-mortem fuzz lint lowest docs clean
+.PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted fuzz lint lowest docs clean
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -65,7 +65,7 @@ calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raise
 	$(BENCHMARK) calm --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
-	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost footprint; do \
+	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost step_time footprint; do \
 	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
 
 black-box: $(TESTED)  ## hung jobs, killed RUNS times in each way: the cause must be on disk
@@ -73,6 +73,9 @@ black-box: $(TESTED)  ## hung jobs, killed RUNS times in each way: the cause mus
 
 post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report on what is left in OUT
 	$(BENCHMARK) post_mortem --out $(or $(OUT),post-mortem) $(ID)
+
+pasted: $(VENV)/test.stamp  ## the score on pasted fragments; NAME='name or pattern', GROUP=own, MUTATIONS=1, SHOW=1
+	$(BENCHMARK) pasted $(if $(GROUP),--group $(GROUP)) $(if $(MUTATIONS),--mutations) $(if $(SHOW),--show) $(NAME)
 
 fuzz: $(VENV)/test.stamp  ## every reader on mutated samples, for SECONDS
 	$(BIN)/python -m tests.tools.fuzz_readers --seconds $(SECONDS)
@@ -84,6 +87,7 @@ lint: $(VENV)/test.stamp  ## style and types
 
 docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
 	$(BIN)/python docs/tools/playbook_index.py
+	$(BIN)/python docs/tools/message_index.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What needs torch is skipped here; make test runs it, and fails where it cannot.

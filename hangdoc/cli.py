@@ -119,6 +119,8 @@ def _usage(error: Any) -> int:
 
     command = context.command_path if context else "hangdoc"
     print(f"{command}: {clean(error.format_message())}", file=sys.stderr)
+    if type(error).__name__ == "MissingParameter" and command.endswith(" report"):
+        print("To judge a pipe or the clipboard, write `-`: pbpaste | hangdoc report -", file=sys.stderr)
     print(f"See: {command} --help", file=sys.stderr)
     return USAGE
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hangdoc.analysis.compute.loss import nonfinite_loss
@@ -15,6 +15,7 @@ from hangdoc.evidence import Snapshot, Unseen
 from hangdoc.evidence.memory import gc_paused
 from hangdoc.formatting import name_processes, name_ranks, seconds
 from hangdoc.rules.evaluate import FAILED, evaluate
+from hangdoc.rules.families import likely_families, understood
 from hangdoc.rules.library import Library
 from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 
@@ -26,6 +27,11 @@ LAST_MOVES_S = 15.0  # between a rank's error and its end: it prints a traceback
 MOST_ENDS = 8  # of a history, that are tried
 UNEXPLAINED_S = 10.0  # age of a stall without a known cause that explains deaths: as old as one that is reported
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
+# What to give if logs show nothing.
+MORE_LOGS = (
+    "Give the last lines of every rank's log, and the output of its launcher or scheduler; while the job stands still, "
+    "the stacks of all ranks (`py-spy dump --nonblocking --pid PID`)"
+)
 # Probes that show whether a rank progresses.
 PROGRESS_PROBES = ("stacks", "source", "cpu", "sockets", "io", "locks", "lockfile")
 
@@ -105,7 +111,20 @@ class Judge:
         note = "; ".join(filter(None, notes))
         unseen = (*_unseen(facts), *_failed(considered))
         differing = self._differences(facts, status, findings)
-        return Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered, differing)
+        found = Verdict(status, stalled_for, _job(facts), findings, unseen, note, considered, differing)
+        if not self._is_open(facts, status, findings):
+            return found
+        return replace(found, understood=understood(facts), families=likely_families(facts))
+
+    def _is_open(self, facts: Facts, status: str, findings: Sequence[Finding]) -> bool:
+        """True if something went wrong, and no playbook names its cause or who did it."""
+        symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
+        named = any(one.culprits or one.links for one in findings)
+        if named or facts.job.logs.requested:
+            return False
+        if any(one.playbook not in symptoms or one.confidence != "low" for one in findings):
+            return False
+        return status in ("stalled", "failed") or (status == "unknown" and _has_symptom(facts))
 
     def _differences(self, facts: Facts, status: str, findings: Sequence[Finding]) -> tuple[str, ...]:
         """How the ranks' settings differ, if nothing explains why the job stands still."""
@@ -114,6 +133,17 @@ class Judge:
         symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
         explained = any(finding.playbook not in symptoms for finding in findings)
         return () if explained else differences(facts.case)
+
+
+def _has_symptom(facts: Facts) -> bool:
+    """True if what is left of a job shows that something went wrong."""
+    logs = facts.job.logs
+    if not (logs.read or facts.job.aftermath.post_mortem):
+        return False
+    if any("stacks" in rank.seen for rank in facts.ranks) and not facts.job.dumps.moving:
+        return True  # somebody took stacks because the job seemed to hang
+    lines = logs.timeouts, logs.lost, logs.peer_errors, logs.cut_off, logs.raised, logs.host_failed
+    return any(lines) or facts.job.stall.waiting > 0 or facts.job.exit.fault
 
 
 def _crashed(facts: Facts) -> bool:
@@ -159,7 +189,9 @@ def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
 def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     stall = facts.job.stall
     if findings:
-        moves = stall.settled and not stall.stalled and facts.job.progress.changed
+        moves = (
+            stall.settled and not stall.stalled and facts.job.progress.changed and _culprits_move(facts, findings[0])
+        )
         if findings[0].status == "failed" and stall.stalled:  # its peers have not noticed yet
             return "stalled"
         if findings[0].status == "stalled" and findings[0].cls == "input_stall" and stall.settled and not stall.stalled:
@@ -175,6 +207,13 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts):
         return "unknown"
     return "healthy"
+
+
+def _culprits_move(facts: Facts, finding: Finding) -> bool:
+    """False if each culprit stands still: then the rest of the job soon will, whatever it does now."""
+    culprits = {(one.host, one.pid) for one in finding.culprits if one.pid is not None}
+    stalls = [rank.stall.still for rank in facts.ranks if (rank.host, rank.pid) in culprits]
+    return not stalls or not all(stalls)
 
 
 def _job(facts: Facts) -> Job:
@@ -248,11 +287,28 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
     if status == "unknown":
         if facts.job.dumps.moving:
             return "the dumps show no stall: every rank was still moving from call to call when they were written"
+        if facts.job.logs.read and not facts.job.stall.waiting:
+            return _logs_note(facts)
         none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
         return _exit_note(facts) or none or _absent_note(facts) or _unproved_note(facts)
     period = facts.job.progress.period_s
     steps = any(rank.progress.completed or rank.progress.advanced or rank.network.moving for rank in facts.ranks)
     return f"a step every {seconds(period)}" if period is not None and steps else _activities(facts.ranks)
+
+
+def _logs_note(facts: Facts) -> str:
+    """What logs without a finding show."""
+    logs = facts.job.logs
+    if logs.requested:
+        return f"the job was ended from outside, and nothing failed before: {logs.requested}"
+    if _has_symptom(facts):
+        return _exit_note(facts) or "too little evidence for a verdict"
+    if noted := _exit_note(facts):
+        return noted
+    counted = [rank for rank in facts.ranks if rank.logs.count]
+    counts = ", ".join(dict.fromkeys(f"{rank.logs.count}" for rank in counted))
+    last = f"; last count of {name_processes(counted)}: {counts}" if counted else ""
+    return f"nothing in the logs shows that the job stopped or failed{last}. {MORE_LOGS}"
 
 
 def _activities(ranks: Sequence[RankFacts]) -> str:

@@ -107,6 +107,17 @@ class Considered:
 
 
 @dataclass(frozen=True, slots=True)
+class Family:
+    """A class of causes that may explain a job without a known culprit, with what speaks for and against it."""
+
+    cls: str  # JSON: "class"
+    title: str
+    speaks_for: tuple[str, ...] = ()  # JSON: "for"
+    against: tuple[str, ...] = ()
+    decides: str = ""  # the command or file that would decide
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The status of a job, and its findings in order of importance."""
 
@@ -118,3 +129,5 @@ class Verdict:
     note: str = ""  # one sentence about the job, such as its step time; the reason if the status is unknown
     considered: tuple[Considered, ...] = ()
     differences: tuple[str, ...] = ()  # settings that differ between ranks, if no playbook explains the job
+    understood: tuple[str, ...] = ()  # what the evidence shows, if no playbook names a culprit
+    families: tuple[Family, ...] = ()  # the most likely classes of causes then, best first

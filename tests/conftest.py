@@ -10,22 +10,29 @@ from types import FrameType
 
 import pytest
 
+from hangdoc.system import node_socket
+
 MARKS = {
     "replay": ("replay",),
     "live": ("live",),
     "live/fleet": ("fleet",),
     "live/frameworks": ("frameworks", "quiet"),
-    "live/hostile": ("hostile", "quiet"),  # a target that eats what it can get leaves nothing to others
+    "live/hostile": ("hostile",),
 }
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _state() -> Iterator[None]:
-    """Incidents of the watches that the tests start go to a folder of the tests, and end with them."""
+    """Incidents of the watches that the tests start go to a folder of the tests, and end with them.
+
+    Nor do these watches ask a daemon that this machine, or a test beside, may have.
+    """
     with tempfile.TemporaryDirectory(prefix="hangdoc-state-", ignore_cleanup_errors=True) as folder:
-        os.environ["HANGDOC_STATE"] = folder
+        given = {"HANGDOC_STATE": folder, node_socket.VARIABLE: "off"}
+        os.environ.update(given)
         yield
-        del os.environ["HANGDOC_STATE"]
+        for name in given:
+            del os.environ[name]
 
 
 def pytest_configure() -> None:

@@ -15,6 +15,7 @@ from hangdoc.commands.output import say, stdout_console, write
 from hangdoc.errors import HangdocError, UsageError
 
 if TYPE_CHECKING:
+    from hangdoc.incident.record import IncidentRecord
     from hangdoc.incident.store import Entry, IncidentStore, Limits
 
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
@@ -70,8 +71,27 @@ def show_command(id: Id, json: Json = False, dir: Dir = None) -> int:
         return 0
     from hangdoc.render.incident import show
 
-    show(entry, record, stdout_console())
+    show(entry, _judged_together(store, record), stdout_console())
     return 0
+
+
+def _judged_together(store: IncidentStore, record: IncidentRecord) -> IncidentRecord:
+    """The record of a Slurm step with the verdict on the evidence of all tasks: each has judged its own ranks only."""
+    if not record.step:
+        return record
+    from msgspec.structs import replace
+
+    from hangdoc.diagnose import load_judge
+    from hangdoc.postmortem.report import Unrecognised, report
+    from hangdoc.recording.verdict_json import to_json
+
+    judge = load_judge((), say)
+    try:
+        found = [to_json(job.verdict) for job in report((store.path(record.id),), judge=judge).jobs]
+    except Unrecognised:
+        return record
+    mine = [verdict for verdict in found if verdict["job"]["id"] == record.job]
+    return replace(record, verdicts=(*record.verdicts, *mine[:1]))
 
 
 @app.command("export")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,7 +20,12 @@ from hangdoc.commands.watch import print_verdicts, worst
 from hangdoc.errors import HangdocError
 
 if TYPE_CHECKING:
+    from io import BufferedReader
+
     from hangdoc.incident.incident import Incident
+
+STDIN = Path("-")
+MOST_STDIN = 512 * 2**20  # bytes
 
 
 def command(
@@ -25,7 +34,7 @@ def command(
         typer.Argument(
             metavar="SOURCE...",
             help="Recordings, Flight Recorder dumps, logs, pasted stacks: files or folders, in any mix. "
-            "Or the ID of an incident, or `latest`.",
+            "Or `-` for standard input, the ID of an incident, or `latest`.",
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one verdict per line.")] = False,
@@ -55,13 +64,14 @@ def command(
     hangdoc report logs/ /tmp/fr_dumps      logs and Flight Recorder dumps together
     hangdoc report stacks.txt --markdown    pasted `py-spy dump` output, as a ticket
     hangdoc report logs/ --html page.html   a self-contained page for the ticket
+    pbpaste | hangdoc report -              what was copied from a chat or a ticket (Linux: xclip -o, wl-paste)
     hangdoc report rec/ --explain straggler why this playbook applies, or does not
 
     Exit codes: 0 healthy, 1 slow or suspect, 2 stalled or failed, 3 cannot tell, 64 wrong usage, 130 interrupted.
     """
     if json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both", param_hint="--markdown")
-    paths = tuple(map(_path, sources))
+    paths = tuple(STDIN if str(source) == "-" else _path(source) for source in sources)
     from hangdoc.diagnose import load_judge
     from hangdoc.incident.incident import incidents
     from hangdoc.postmortem.report import Unrecognised, report
@@ -74,10 +84,10 @@ def command(
         for line in text.splitlines():
             say(line)
 
-    judge = load_judge(tuple(playbooks or ()), say_lines)
+    judge = cache(lambda: load_judge(tuple(playbooks or ()), say_lines))
     try:
-        with progress() as read:
-            found = report(paths, warn=say_lines, progress=read, judge=judge)
+        with _spooled(paths) as (given, names), progress() as read:
+            found = report(given, warn=say_lines, progress=read, judge=judge, names=names)
     except Unrecognised as error:
         say_lines(str(error))
         return 3
@@ -90,10 +100,31 @@ def command(
     else:
         print_verdicts(verdicts, json, files)
     if explain is not None:
-        print_explanations(judge, found, explain, json)
+        print_explanations(judge(), found, explain, json)
     if html:
         _write_page(html, made)
     return worst(verdicts)
+
+
+@contextmanager
+def _spooled(paths: Sequence[Path]) -> Iterator[tuple[tuple[Path, ...], dict[Path, str]]]:
+    """The paths with a private copy of standard input for `-`, which is removed at the end; and its name."""
+    if STDIN not in paths:
+        yield tuple(paths), {}
+        return
+    with tempfile.TemporaryDirectory(prefix="hangdoc-") as folder:  # mode 0700
+        file = Path(folder) / "stdin"
+        if sys.stdin.isatty():
+            say("Paste the text, then press Enter and Ctrl-D.")
+        left = MOST_STDIN
+        with file.open("xb") as out:
+            stream = cast("BufferedReader", sys.stdin.buffer)
+            while left > 0 and (data := stream.read1(min(left, 2**16))):
+                out.write(data)
+                left -= len(data)
+        if left <= 0:
+            say(f"standard input: only the first {MOST_STDIN >> 20} MiB were read")
+        yield tuple(dict.fromkeys(file if path == STDIN else path for path in paths)), {file: "standard input"}
 
 
 def _path(source: Path) -> Path:

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangdoc.system import procfs, programs
+from hangdoc.system import node_socket, procfs, programs
 from hangdoc.system.permissions import hidden_processes
 
 _DAC_READ_SEARCH, _SYS_PTRACE = 2, 19  # bits of linux/capability.h
+_CONNECT_S = 1.0  # to the daemon of this node
 _OLDEST_PYTHON = (3, 10)
 _OLDEST_KERNEL = (4, 9)  # first with the ages and counters in tcp_info that network verdicts need
 _CONTAINER_FIX = "start the container with --pid=host --cap-add SYS_PTRACE, or run hangdoc in the job's own"
@@ -55,6 +56,7 @@ def checks() -> tuple[Check, ...]:
             *_guarded("PID namespace", _pid_namespace),
             *_guarded("other users' processes", _hidden),
             *_guarded("jobs of other users", _other_users),
+            *_guarded("node daemon", _node_daemon),
             *_guarded("kernel log", _kernel_log),
             *_guarded("network namespaces", _network_namespaces),
             *_guarded("sock_diag", _sock_diag),
@@ -261,6 +263,22 @@ def _other_users() -> Check:
         return Check(name, True, "their environment, descriptors and memory can be read")
     fix = "run hangdoc as root, or as a service with these capabilities: deploy/systemd/hangdoc.service"
     return Check(name, None, f"not found, or not explained, without {' and '.join(missing)}", fix)
+
+
+def _node_daemon() -> Check:
+    """Whom hangdoc asks about jobs that it may not read."""
+    name, path = "node daemon", node_socket.asked_path()
+    if not path:
+        fix = f"unset {node_socket.VARIABLE}: then hangdoc asks the daemon of the node about jobs that it may not read"
+        return Check(name, None, f"not asked: {node_socket.VARIABLE} names no socket", fix)
+    try:
+        node_socket.connect(path, _CONNECT_S).close()
+    except OSError as error:
+        absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
+        why = "none listens" if absent else error.strerror or str(error)
+        fix = "run `hangdoc daemon` as a service: then users need no ptrace right for verdicts on their own jobs"
+        return Check(name, None, f"{why} at {path}", fix)
+    return Check(name, True, f"listens at {path}; it is asked about jobs that hangdoc may not read itself")
 
 
 def _kernel_log() -> Check:

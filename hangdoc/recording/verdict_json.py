@@ -8,13 +8,16 @@ from typing import Any
 from hangdoc import __version__
 from hangdoc.evidence import Unseen
 from hangdoc.recording.codec import BadRecord, decode
-from hangdoc.verdict import SCHEMA, Considered, Culprit, Finding, Link, RankLine, Verdict
+from hangdoc.verdict import SCHEMA, Considered, Culprit, Family, Finding, Link, RankLine, Verdict
 
-_SAME = ("status", "stalled_for_s", "job", "considered", "unseen", "differences")  # of the same form in both
+_SAME = ("status", "stalled_for_s", "job", "considered", "unseen", "differences", "understood")  # the same in both
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:
-    """The verdict in the form of the contract, with the optional keys `note`, `considered` and `differences`."""
+    """The verdict in the form of the contract, with the optional keys `note`, `considered`, `differences`, ...
+
+    `understood` and `families` are there only if no playbook names a culprit.
+    """
     return {
         "schema": SCHEMA,
         "hangdoc": __version__,
@@ -32,6 +35,8 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
         "note": verdict.note,
         "considered": [_plain(considered) for considered in verdict.considered],
         "differences": list(verdict.differences),
+        **({"understood": list(verdict.understood)} if verdict.understood else {}),
+        **({"families": [_family(family) for family in verdict.families]} if verdict.families else {}),
     }
 
 
@@ -43,6 +48,7 @@ def from_json(value: Any) -> Verdict:
         **{name: value.get(name) for name in _SAME},
         "note": value.get("note", ""),
         "findings": _each(value.get("findings", []), _read_finding),
+        "families": _each(value.get("families", []), _read_family),
     }
     return decode(Verdict, {name: item for name, item in given.items() if item is not None})
 
@@ -70,6 +76,20 @@ def _unseen(unseen: Unseen) -> dict[str, Any]:
 def _read_finding(value: dict[str, Any]) -> dict[str, Any]:
     links = _each(value.get("links", []), lambda link: _renamed(_renamed(link, "from", "local"), "to", "remote"))
     return {**_renamed(value, "class", "cls"), "links": links}
+
+
+def _family(family: Family) -> dict[str, Any]:
+    return {
+        "class": family.cls,
+        "title": family.title,
+        "for": list(family.speaks_for),
+        "against": list(family.against),
+        "decides": family.decides,
+    }
+
+
+def _read_family(value: dict[str, Any]) -> dict[str, Any]:
+    return _renamed(_renamed(value, "class", "cls"), "for", "speaks_for")
 
 
 def _link(link: Link) -> dict[str, Any]:

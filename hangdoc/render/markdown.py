@@ -11,7 +11,7 @@ from hangdoc.formatting import seconds
 from hangdoc.render.rank_groups import WAITING, culprit_groups, fold, name
 from hangdoc.render.sanitize import clean
 from hangdoc.render.verdict_text import file_text, files_text, job_text, link_texts, unseen_texts
-from hangdoc.verdict import Finding, Job, Verdict
+from hangdoc.verdict import Family, Finding, Job, Verdict
 
 if TYPE_CHECKING:
     from hangdoc.incident.incident import File
@@ -46,6 +46,8 @@ def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str]
     elif verdict.status != "healthy":
         groups = [f"{escape(g.name)}: {escape(g.what)} {code(g.site)}".rstrip() for g in fold(job.ranks)]
         lines += _section("What the ranks do", groups, MOST)
+    lines += _section("What is known", map(escape, verdict.understood), MOST)
+    lines += _section("What it may be", map(_family, verdict.families), MOST)
     lines += _section("Also possible", (_other(f) for f in verdict.findings[1:]), MOST // 2)
     lines += _section("Could not see", map(escape, unseen_texts(verdict.unseen)), MOST // 2)
     lines += _sources(files, problems)
@@ -94,6 +96,12 @@ def _finding(finding: Finding, job: Job) -> list[str]:
 def _other(finding: Finding) -> str:
     culprits = f" Culprit: {escape(name((c.rank, c.pid) for c in finding.culprits))}." if finding.culprits else ""
     return f"`{clean(finding.playbook)}` ({escape(finding.confidence)} confidence): {escape(finding.summary)}{culprits}"
+
+
+def _family(family: Family) -> str:
+    reasons = [("for", family.speaks_for), ("against", family.against), ("decide", (family.decides,))]
+    told = [f"{label}: {escape('; '.join(texts))}" for label, texts in reasons if any(texts)]
+    return "; ".join([f"**{escape(family.cls)}**: {escape(family.title)}", *told])
 
 
 def _section(title: str, items: Iterable[str], most: int, numbered: bool = False) -> list[str]:

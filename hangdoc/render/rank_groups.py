@@ -9,8 +9,8 @@ from hangdoc.formatting import fold_hosts, name_ranks
 from hangdoc.render.sanitize import clean
 from hangdoc.verdict import Culprit, Job, RankLine
 
-# Phases in which a rank waits for other ranks.
-WAITING = frozenset({"collective", "p2p", "startup", "teardown"})
+# Phases in which a rank waits for other ranks, or for its GPU.
+WAITING = frozenset({"collective", "p2p", "gpu", "startup", "teardown"})
 
 
 @dataclass(frozen=True, slots=True)

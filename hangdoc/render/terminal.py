@@ -9,7 +9,7 @@ from rich.text import Text
 
 from hangdoc.evidence import Unseen
 from hangdoc.formatting import seconds
-from hangdoc.render.page import Page, Part, Row
+from hangdoc.render.page import NARROW, Page, Part, Row
 from hangdoc.render.rank_groups import WAITING, Group, culprit_groups, fold, name
 from hangdoc.render.sanitize import clean
 from hangdoc.render.verdict_text import files_text, job_name, job_text, link_texts, unseen_texts
@@ -58,6 +58,7 @@ def lines(verdict: Verdict, console: Console) -> list[Text]:
             _other(page, other, "equally likely" if tie else "also possible")
     elif verdict.status != "healthy":
         ranks(page, verdict.job)
+    _families(page, verdict)
     _unseen(page, verdict.unseen)
     return page.lines
 
@@ -138,6 +139,27 @@ def _other(page: Page, finding: Finding, label: str) -> None:
     if finding.culprits:
         page.row("culprit", name((c.rank, c.pid) for c in finding.culprits), LABEL)
     _runbook(page, finding)
+
+
+def _families(page: Page, verdict: Verdict) -> None:
+    """What is known of a job without a known culprit, and the classes of causes that may explain it."""
+    if verdict.understood:
+        page.blank()
+    for i, text in enumerate(verdict.understood):
+        page.row("" if i else "known", clean(text), LABEL)
+    for i, family in enumerate(verdict.families):
+        page.blank()
+        page.row("or" if i else "likely", Text(f"{clean(family.cls)}: {clean(family.title)}", "bold"), LABEL)
+        for label, texts in (("for: ", family.speaks_for), ("against: ", family.against)):
+            for text in texts:
+                page.row("", label + clean(text), LABEL, hang=_hang(page, label))
+        if family.decides:
+            page.row("", f"decide: {clean(family.decides)}", LABEL, hang=_hang(page, "decide: "))
+
+
+def _hang(page: Page, label: str) -> int:
+    """Indentation of the lines after the first, below the text beside a label."""
+    return len(label) if page.console.width >= NARROW else 0
 
 
 def _title(page: Page, finding: Finding, style: str) -> None:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.evidence.record import Record
 from hangdoc.recording.recorder import Recorder, read
-from hangdoc.watch.live import CALM_FACTOR
+from hangdoc.watch.pace import CALM_FACTOR
 from hangdoc.watch.session import WatchOptions
 from tests.benchmarks.measure import met, table
 from tests.support.cli import HANGDOC

@@ -105,3 +105,16 @@ def test_a_healthy_job_says_that_its_ranks_hold_different_parameters() -> None:
     (verdict,) = reported(DATA / "recordings" / "frameworks" / "pipeline_healthy.jsonl.zst").verdicts
     assert (verdict.status, verdict.findings) == ("healthy", ())
     assert re.search(r"parameter \S+ differs between ranks 0-2: expected of parts of one model", verdict.note)
+
+
+def test_a_stopped_rank_stalls_a_job_whose_other_rank_still_moves(stage: Stage) -> None:
+    """The other rank makes its last steps, or waits for a message in a way of its own."""
+    looks = [
+        [
+            At((("train", 9 + n % 2),), variables={"train": [number("step", n)]}, state="R", cpu_s=float(n)),
+            At((("train", 9),), state="T", runs=1),
+        ]
+        for n in range(6)
+    ]
+    verdict = judge().verdict(stage.facts(*looks))
+    assert (verdict.status, verdict.findings[0].playbook) == ("stalled", "stopped-process")

@@ -18,10 +18,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import playbooks
-from docs.tools import playbook_index
+from docs.tools import message_index, playbook_index
 from hangdoc.analysis.facts import schema
 from hangdoc.analysis.thresholds import THRESHOLDS
 from hangdoc.commands import app
+from hangdoc.postmortem.readers._logs.catalogue import catalogue
 from hangdoc.rules.loader import load
 from hangdoc.verdict import CLASSES
 from tests.benchmarks.publish import SectionError, replace_section, section
@@ -245,6 +246,12 @@ def test_the_index_of_playbooks_is_up_to_date() -> None:
     )
 
 
+def test_the_list_of_messages_is_up_to_date() -> None:
+    assert message_index.PAGE.read_text() == message_index.page(), f"run: {sys.executable} docs/tools/message_index.py"
+    rows = [line for line in message_index.page().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(catalogue())
+
+
 def test_the_index_of_playbooks_is_complete() -> None:
     assert tuple(playbook_index.CLASSES) == CLASSES
     listed = re.findall(r"^\| \[`([\w-]+)`\]", playbook_index.page(), re.MULTILINE)
@@ -263,7 +270,7 @@ def test_the_index_lists_every_threshold_with_its_value_and_source() -> None:
 def test_every_benchmark_has_a_section() -> None:
     page = (ROOT / "docs/benchmarks.md").read_text()
     modules = {file.stem for file in ROOT.glob("tests/benchmarks/*.py") if "def main(" in file.read_text()}
-    for benchmark in (modules - {"publish"}) | {"matrix", "calm"}:
+    for benchmark in (modules - {"publish"}) | {"matrix", "calm", "pasted"}:
         assert replace_section(page, benchmark, "x") != page
 
 

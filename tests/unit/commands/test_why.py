@@ -107,8 +107,8 @@ def test_report_in_json_has_the_verdicts_and_then_the_explanations(capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["runbook", "stragler", "--why", UNEVEN], "no playbook 'stragler': did you mean straggler?"),
-        (["report", UNEVEN, "--explain", "stragler"], "no playbook 'stragler': did you mean straggler?"),
+        (["runbook", "stragler", "--why", UNEVEN], "no playbook 'stragler': did you mean straggler"),
+        (["report", UNEVEN, "--explain", "stragler"], "no playbook 'stragler': did you mean straggler"),
         (["runbook", "--why", UNEVEN], "name the playbook: hangdoc runbook ID --why RECORDING"),
         (["runbook", "straggler", "--why", "/does/not/exist"], "/does/not/exist"),
         (["runbook", "straggler", "--why"], "--why"),

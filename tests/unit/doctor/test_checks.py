@@ -17,7 +17,7 @@ from hangdoc.system import procfs, programs
 def test_every_check_says_something_and_every_failed_one_what_to_do() -> None:
     before = set(procfs.numbers("/proc"))
     found = {check.name: check for check in checks()}
-    assert len(found) == 17
+    assert len(found) == 18
     assert all(check.detail for check in found.values())
     assert all(check.fix and "\n" not in check.fix for check in found.values() if check.ok is not True)
     assert found["python"].ok

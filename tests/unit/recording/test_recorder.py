@@ -21,6 +21,7 @@ from hangdoc.recording.recorder import read as read_any
 from hangdoc.recording.verdict_json import from_json, to_json
 from hangdoc.verdict import Considered, Culprit, Finding, Job, Link, Proof, RankLine, Verdict
 from tests.support.paths import ROOT
+from tests.support.verdicts import nameless
 
 KNOWN = Registry({"environ": Environ}, {})
 NOISE = random.Random(1)
@@ -375,13 +376,28 @@ def test_the_verdict_contract() -> None:
     assert from_json(told) == replace(VERDICT, stalled_for_s=41.2)
 
 
+def test_families_survive_the_contract() -> None:
+    verdict = nameless()
+    told = to_json(verdict)
+    assert told["families"][0] == {
+        "class": "collective_wait",
+        "title": "a rank is missing from the collective",
+        "for": ["peers waited until a timeout"],
+        "against": [],
+        "decides": "`grep -hE 'Watchdog caught' LOGS`",
+    }
+    assert from_json(told) == verdict
+
+
 @pytest.mark.parametrize("wrong", [None, [], {}, {"schema": "hangdoc.verdict/1"}])
 def test_other_values_are_bad_records(wrong: object) -> None:
     with pytest.raises(BadRecord):
         from_json(wrong)
 
 
-@pytest.mark.parametrize("field", ["status", "job", "findings", "unseen", "considered", "note", "differences"])
+@pytest.mark.parametrize(
+    "field", ["status", "job", "findings", "unseen", "considered", "note", "differences", "families", "understood"]
+)
 def test_a_damaged_verdict_is_a_bad_record(field: str) -> None:
     for wrong in (3, [3], {"a": 3}):
         with pytest.raises(BadRecord):

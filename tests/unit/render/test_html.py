@@ -14,7 +14,7 @@ from hangdoc.incident.incident import File, Incident
 from hangdoc.render.html import page
 from hangdoc.verdict import Considered
 from tests.support.incidents import ENEMY, captured, full, recorded
-from tests.support.verdicts import ALL, dead_link, uneven
+from tests.support.verdicts import ALL, dead_link, nameless, uneven
 
 VOID = {"meta", "path", "br", "link", "img", "input"}
 LOADS = {"src", "href", "srcset", "action", "data", "poster", "background", "ping", "xlink:href", "formaction"}
@@ -205,3 +205,10 @@ def test_rules_are_told_by_reason() -> None:
     assert reader.of("dt")[-2:] == ["io of rank 2 not seen", "its condition does not hold"]
     assert "Why 3 rules did not match" in reader.of("summary")
     assert "1 rule could not be evaluated, because evidence is missing:" in reader.of("p")
+
+
+def test_what_it_may_be_has_a_section() -> None:
+    reader = Reader(page([Incident(nameless())]))
+    assert {"What is known", "What it may be"} <= set(reader.of("h2"))
+    assert {"nccl 2.21.5", "no line reports an error of a link"} <= set(reader.of("li"))
+    assert reader.of("span").count("against") == 1

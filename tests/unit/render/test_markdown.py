@@ -11,7 +11,7 @@ from hangdoc.incident.incident import File
 from hangdoc.render.markdown import document, ticket
 from hangdoc.verdict import Proof, RankLine, Verdict
 from tests.support.incidents import ENEMY
-from tests.support.verdicts import ALL, dead_link, hostile, uneven
+from tests.support.verdicts import ALL, dead_link, hostile, nameless, uneven
 
 
 @pytest.mark.parametrize("verdict", ALL, ids=lambda v: v.status)
@@ -68,3 +68,9 @@ def test_long_hostile_names_do_not_make_long_tickets() -> None:
 def test_differences_have_a_section() -> None:
     text = ticket(replace(uneven(), findings=(), differences=("--lr = 1 on rank 0, <b> on rank 1",)))
     assert "## What differs between the ranks\n\n- --lr = 1 on rank 0, \\<b\\> on rank 1\n" in text
+
+
+def test_what_is_known_and_what_it_may_be_have_sections() -> None:
+    text = ticket(nameless())
+    assert "## What is known\n\n- rank 2 waited in ALLREDUCE 19 for 10 min\n- nccl 2.21.5\n" in text
+    assert "- **network**: the data did not cross; against: no line reports an error of a link; decide: " in text

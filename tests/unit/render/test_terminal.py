@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hangdoc.render.terminal import lines, show
 from hangdoc.verdict import Culprit, Verdict
-from tests.support.verdicts import ALL, MakeConsole, dead_link, healthy, hostile, uneven, unknown, written
+from tests.support.verdicts import ALL, MakeConsole, dead_link, healthy, hostile, nameless, uneven, unknown, written
 
 UNEVEN_100 = """\
 STALLED 41 s   job none  3 ranks on 1 host
@@ -128,3 +128,22 @@ def test_differences_come_first_under_the_note(console: MakeConsole) -> None:
     shown = plain(verdict, console()).splitlines()
     assert shown[1:5] == ["  no playbook matches", "", "  differs  --lr = 1 on rank 0, 2 on rank 1", "           A = 3"]
     assert shown[5] == ""
+
+
+def test_what_is_known_comes_before_what_it_may_be(console: MakeConsole) -> None:
+    text = plain(nameless(), console(100))
+    assert (
+        """
+  known    rank 2 waited in ALLREDUCE 19 for 10 min
+           nccl 2.21.5
+
+  likely   collective_wait: a rank is missing from the collective
+           for: peers waited until a timeout
+           decide: `grep -hE 'Watchdog caught' LOGS`
+
+  or       network: the data did not cross
+           against: no line reports an error of a link
+           decide: `dmesg -T`
+"""
+        in text
+    )
