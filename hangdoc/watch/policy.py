@@ -8,7 +8,7 @@ from typing import Literal
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
-from hangdoc.analysis.thresholds import MOSTLY, OFTEN
+from hangdoc.analysis.thresholds import MOSTLY, OFTEN, PACE_LOOKS
 from hangdoc.diagnose import Judge
 from hangdoc.verdict import Verdict
 from hangdoc.watch.session import Session
@@ -17,7 +17,8 @@ PATIENCE_S = 4.0  # a shorter standstill may be an ordinary pause
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
 ONCE_SOON_S = 4.5  # `--once` may call a job healthy after this long
 ONCE_S = 9.0  # `--once` gives its verdict after this long if nothing stalls
-ONCE_LIMIT_S = 14.0  # `--once` never watches longer
+ONCE_LIMIT_S = 14.0  # `--once` watches longer only where its looks were too few to compare the ranks
+ONCE_BUSY_S = 30.0  # `--once` never watches longer: on a busy host, a look takes seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,11 @@ class Once:
 
     def accepts(self, judge: Judge, verdict: Verdict, facts: Facts, elapsed_s: float) -> bool:
         """False if a longer watch may show more: patterns take time, and so does what is still undecided."""
-        if elapsed_s >= ONCE_LIMIT_S or has_ended(facts):
+        if has_ended(facts) or elapsed_s >= ONCE_BUSY_S:
+            return True
+        if verdict.status == "healthy" and not is_paced(facts):
+            return False
+        if elapsed_s >= ONCE_LIMIT_S:
             return True
         if verdict.status == "unknown":  # such as a stall that a slow examination has outlasted
             return False
@@ -107,6 +112,13 @@ def is_balanced(facts: Facts) -> bool:
     shares = [(rank.progress.compute_share or 0.0, rank.progress.wait_share or 0.0) for rank in facts.ranks]
     waits = [wait for _, wait in shares]
     return all(sum(both) >= MOSTLY for both in shares) and max(waits, default=0.0) - min(waits, default=0.0) < OFTEN
+
+
+def is_paced(facts: Facts) -> bool:
+    """False if a few more looks would show whether a rank makes its peers wait."""
+    known = all(rank.pace.late is not None for rank in facts.ranks)
+    looks = facts.job.progress.looks  # one more than needed: the first may be left out
+    return known or len(facts.ranks) == 1 or looks > PACE_LOOKS or is_balanced(facts)
 
 
 def is_quiet(facts: Facts) -> bool:

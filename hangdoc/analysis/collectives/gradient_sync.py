@@ -76,7 +76,11 @@ def _facts(case: Case, key: Key, data: Sequence[Connection]) -> GradientSyncFact
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """Facts that follow from the code a rank was seen in."""
+    """Facts that follow from the code a rank was seen in.
+
+    A framework calls backward for the user, so its frames show training too. What bypasses or defers the exchange is
+    looked for in the user's code alone: a framework has code for every case.
+    """
 
     bypass: str | None
     trains: bool
@@ -89,7 +93,7 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
     around = {step.place.around for step in own if step.place}
     return _Code(
         bypass=next((site for step in own if (site := _bypass(step))), None),
-        trains=any(_calls_backward(calls) for calls in around),
+        trains=any(_calls_backward(step.place.around) for look in looks for step in look.path.steps if step.place),
         reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= BACKWARD_LOOKS,
         deferred=any(_defers(calls) for calls in around),
         since=next((at for at, look in enumerate(looks) if _trains(look)), None),
@@ -98,7 +102,7 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
 
 def _trains(look: Look) -> bool:
     """True if it is within a loop, in code that calls backward."""
-    places = [step.place for step in look.own if step.place]
+    places = [step.place for step in look.path.steps if step.place]
     return any(place.loops for place in places) and any(_calls_backward(place.around) for place in places)
 
 

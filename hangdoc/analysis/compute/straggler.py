@@ -215,11 +215,12 @@ def _threshold(facts: StragglerFacts) -> float | None:
 def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
     """The rank is late in every step, and not just in an occasional evaluation.
 
-    An evaluation on one rank runs its own lines, and its peers make no steps meanwhile.
+    An evaluation on one rank runs its own lines, and its peers make no steps meanwhile. The longest slice must hold a
+    whole step to show that.
     """
     if facts.same_code or facts.each_step:
         return True
-    if period_s is None or period_s > SLICE_S or (facts.others_stood or 0.0) > PEERS_UNMOVED:
+    if period_s is None or period_s > 2 * SLICE_S or (facts.others_stood or 0.0) > PEERS_UNMOVED:
         return False
     return facts.steadiness is None or facts.steadiness >= MOSTLY
 

@@ -10,10 +10,19 @@ from msgspec.structs import replace
 
 import playbooks
 from hangdoc.analysis.facts import derive, schema
+from hangdoc.analysis.thresholds import PACE_LOOKS
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Job, Verdict
-from hangdoc.watch.policy import ONCE_LIMIT_S, ONCE_S, ONCE_SOON_S, Once, is_balanced, needs_inspection
+from hangdoc.watch.policy import (
+    ONCE_BUSY_S,
+    ONCE_LIMIT_S,
+    ONCE_S,
+    ONCE_SOON_S,
+    Once,
+    is_balanced,
+    needs_inspection,
+)
 
 
 def without_interfaces(rank: RankEvidence, blind: int | None) -> RankEvidence:
@@ -32,9 +41,10 @@ def test_inspects_a_slow_link_if_one_end_has_not_read_its_interfaces(blind: int 
     assert needs_inspection(derive(shots, schema())) is (blind is not None)
 
 
-def rank(computes: float, waits: float, apart: bool | None = False) -> Any:
+def rank(computes: float, waits: float, apart: bool | None = False, late: bool | None = False) -> Any:
     progress = SimpleNamespace(compute_share=computes, wait_share=waits)
-    return SimpleNamespace(progress=progress, replicas=SimpleNamespace(apart=apart), alive=True)
+    pace = SimpleNamespace(late=late)
+    return SimpleNamespace(progress=progress, replicas=SimpleNamespace(apart=apart), pace=pace, alive=True)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,32 @@ def test_ranks_that_are_balanced(ranks: list[Any], balanced: bool) -> None:
 def test_only_a_healthy_verdict_without_doubts_is_given_early(
     status: str, doubts: str, elapsed_s: float, accepted: bool
 ) -> None:
+    assert accepts(status, doubts, [rank(0.9, 0.1)], PACE_LOOKS, elapsed_s) is accepted
+
+
+UNEQUAL = [rank(0.9, 0.1, late=None), rank(0.3, 0.7, late=None)]
+EQUAL = [rank(0.9, 0.1, late=None), rank(0.8, 0.2, late=None)]
+
+
+@pytest.mark.parametrize(
+    ("status", "ranks", "looks", "elapsed_s", "accepted"),
+    [
+        ("healthy", UNEQUAL, PACE_LOOKS, ONCE_LIMIT_S, False),  # a look takes seconds: who is late is not known yet
+        ("healthy", UNEQUAL, PACE_LOOKS + 1, ONCE_LIMIT_S, True),  # no number of looks will tell
+        ("healthy", UNEQUAL, PACE_LOOKS, ONCE_BUSY_S, True),
+        ("healthy", EQUAL, PACE_LOOKS, ONCE_SOON_S, True),
+        ("healthy", [rank(0.9, 0.1, late=None)], PACE_LOOKS, ONCE_SOON_S, True),  # one rank keeps nobody waiting
+        ("stalled", UNEQUAL, PACE_LOOKS, ONCE_LIMIT_S, True),
+    ],
+)
+def test_no_job_is_healthy_whose_ranks_were_not_compared(
+    status: str, ranks: list[Any], looks: float, elapsed_s: float, accepted: bool
+) -> None:
+    assert accepts(status, "", ranks, looks, elapsed_s) is accepted
+
+
+def accepts(status: str, doubts: str, ranks: list[Any], looks: float, elapsed_s: float) -> bool:
     judge: Any = SimpleNamespace(not_ruled_out=lambda considered: doubts)
-    facts: Any = SimpleNamespace(ranks=[rank(0.9, 0.1)])
+    facts: Any = SimpleNamespace(ranks=ranks, job=SimpleNamespace(progress=SimpleNamespace(looks=looks)))
     verdict = Verdict(status, None, Job("job", 1, None, ("node-a",), ()))
-    assert Once("job", lambda line: None).accepts(judge, verdict, facts, elapsed_s) is accepted
+    return Once("job", lambda line: None).accepts(judge, verdict, facts, elapsed_s)

@@ -111,6 +111,18 @@ def test_straggler_and_its_cause(
     assert own_waits < 0.1 < peer_waits
 
 
+def test_a_straggler_in_lines_of_its_own_whose_steps_take_longer_than_a_look(stage: Stage) -> None:
+    """An evaluation that took so long would be seen: its peers would be found at the same step twice."""
+    step = [look * 10 // 11 for look in range(LOOKS)]  # 0.55 s
+    late = watched(
+        stage,
+        lambda look: Doing(0.2, waits=look % 4 > 0, state="S" if look % 4 else "R", step=step[look]),
+        lambda look: Doing(0.95, waits=False, state="R", step=2 * step[look], alone=True),  # counts in pairs
+    )
+    assert not late.ranks[1].pace.each_step
+    assert [rank.pace.late for rank in late.ranks] == [False, True]
+
+
 def evaluates(look: int) -> Doing:
     """Runs its own line in two looks of five, and trains with its peers in the rest."""
     alone = look % 5 < 2
