@@ -38,6 +38,7 @@ class Termination:
             handled.append(signal.SIGINT)
             for number in (signal.SIGINT, signal.SIGALRM):
                 signal.signal(number, self._interrupt)
+        sys.unraisablehook = _report_unraisable
         threading.Thread(target=self._watch, args=(handled,), name="ending", daemon=True).start()
 
     def leave_if_begun(self) -> None:
@@ -84,6 +85,12 @@ class Termination:
                 signal.pthread_kill(main, taken.si_signo)
         _end_children()
         os._exit(self._code)
+
+
+def _report_unraisable(dropped: sys.UnraisableHookArgs) -> None:
+    """What a signal raised inside a finalizer or a weakref callback ends the process later, without a traceback."""
+    if not isinstance(dropped.exc_value, (KeyboardInterrupt, SystemExit)):
+        sys.__unraisablehook__(dropped)
 
 
 def _end_children() -> None:

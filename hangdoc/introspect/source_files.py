@@ -110,7 +110,7 @@ class Sources(Generic[T]):
     def _skip_reason(self, pid: int, identity: Identity, keys: Iterable[int]) -> str | None:
         """Why a valid file is not parsed; None: it is."""
         left_out = self._is_spent(pid) and any((identity, key) not in self._kept for key in keys)
-        return "is not parsed: the other files of its process took too long" if left_out else None
+        return "could not be parsed (files of its process took too long)" if left_out else None
 
     def _is_spent(self, pid: int) -> bool:
         return (self._spent.get(_process(pid)) or 0) > MAX_PARSED_BYTES

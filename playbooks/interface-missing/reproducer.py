@@ -57,7 +57,7 @@ def train():
 
     rank = int(os.environ["RANK"])
     walk = Walk(rank)
-    for number, loss in walk.steps(walk.net, 20, 0.3):
+    for number, loss in walk.steps(walk.net, 40, 0.3):
         print(f"rank {rank} dry run {number} loss {loss:.4f}", flush=True)
     dist.init_process_group("gloo")
     for number, loss in walk.steps(DistributedDataParallel(walk.net), 100_000):

@@ -42,9 +42,10 @@ def test_with_three_capabilities_it_watches_a_job_of_another_user(rank: Stranger
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "hangdoc.toml").write_text('[jobs]\nlabels = ["job.py"]\n[metrics]\nport = 0\n')
-        (folder / "state").mkdir(mode=0o700)
-        os.chown(folder / "state", SERVICE, SERVICE)
-        running = Daemon(folder, prefix=as_service(*RIGHTS))
+        for own in ("state", "run"):
+            (folder / own).mkdir(mode=0o700)
+            os.chown(folder / own, SERVICE, SERVICE)
+        running = Daemon(folder, {"RUNTIME_DIRECTORY": f"{folder}/run"}, prefix=as_service(*RIGHTS))
         try:
             running.says("watching 1 ranks")
             assert running.end() == 0

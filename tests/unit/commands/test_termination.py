@@ -27,6 +27,10 @@ WAITS = {
     "a child": "subprocess.run(['sleep', '60'])",
     "a child that it cleans up for": "try: p = subprocess.Popen(['sleep', '60']); p.wait()\nfinally: p.wait()",
     "a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "a callback of an import": (
+        "code = 'class Lock:\\n def __del__(self): time.sleep(60)\\nlock = Lock()\\ndel lock\\ntime.sleep(60)'\n"
+        "exec(compile(code, '<frozen importlib._bootstrap>', 'exec'), {'time': time})"
+    ),
     "a reader of its output": "sys.stdout.write('x' * 10_000_000)",
 }
 HEAD = "import os, subprocess, sys, threading, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
