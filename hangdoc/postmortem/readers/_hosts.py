@@ -13,7 +13,7 @@ from functools import cached_property
 
 from hangdoc.postmortem.readers._owner_hints import NAME, as_rank, is_host_name, prompt_of
 
-MOST_LINES = 20_000  # of a text; longer ones are logs, which have prefixes
+MAX_LINES = 20_000  # of a text; longer ones are logs, which have prefixes
 
 # Kinds of messages about the host on which they were printed, whichever process reports them first.
 OF_HOST = frozenset(
@@ -66,7 +66,7 @@ class HostContext:
     def _parts(self) -> tuple[list[int], list[str | None]]:
         starts: list[int] = []
         hosts: list[str | None] = []
-        for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MOST_LINES)[:MOST_LINES], 1):
+        for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
             known, host = _stated(text)
             if known and (not hosts or hosts[-1] != host):
                 starts.append(number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hangdoc.evidence.pieces import ProcessRef
 
 NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
-MOST_COMPANIONS = 4096  # ranks under one heading
+MAX_COMPANIONS = 4096  # ranks under one heading
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
 _RANK = re.compile(r"(?<![A-Za-z_])(?:global[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -231,7 +231,7 @@ def _several(text: str) -> tuple[int, ...]:
     ranks: dict[int, None] = {}
     for span in _SPAN.finditer(found[1]):
         first, last = int(span[1]), int(span[2] or span[1])
-        if not first <= last < first + MOST_COMPANIONS or len(ranks) > MOST_COMPANIONS:
+        if not first <= last < first + MAX_COMPANIONS or len(ranks) > MAX_COMPANIONS:
             return ()
         ranks |= dict.fromkeys(range(first, last + 1))
     return tuple(ranks)

@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 
 from hangdoc.system import input_limits
 
-MOST_HEAD_BYTES = 1 << 20  # for load_head
+MAX_HEAD_BYTES = 1 << 20  # for load_head
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to load a pickle, plus one per CPU_BYTES_S bytes
 _REQUEST_HEADER = struct.Struct("<QQQ")  # of a request to the child: size, memory limit (bytes), CPU limit (s)
 
@@ -71,7 +71,7 @@ class _Plain(pickle.Unpickler):
 
 def load_head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
     """The value of a small pickle and its memo; None: invalid."""
-    if len(data) > MOST_HEAD_BYTES or not _trial_process().survives(data, input_limits.MEMORY):
+    if len(data) > MAX_HEAD_BYTES or not _trial_process().survives(data, input_limits.MEMORY):
         return None
     reader = _Plain(io.BytesIO(data))
     try:

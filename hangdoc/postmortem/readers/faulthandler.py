@@ -13,7 +13,7 @@ from hangdoc.evidence import End
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, python_frame, stacks_record
+from hangdoc.postmortem.readers._frames import MAX_THREADS, ThreadBuilder, python_frame, stacks_record
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, text_lines
 
 _HEADER = re.compile(
@@ -119,7 +119,7 @@ class _Parser:
             self.end()
         if self._process is None:
             self._begin()
-        if len(self._threads) < MOST_THREADS:
+        if len(self._threads) < MAX_THREADS:
             self._threads.append(ThreadBuilder(tid, name))
 
     def end(self) -> None:

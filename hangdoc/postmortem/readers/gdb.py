@@ -13,7 +13,7 @@ from hangdoc.evidence import Frame
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
+from hangdoc.postmortem.readers._frames import MAX_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
 from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, text_lines
 
 _THREAD = re.compile(
@@ -105,7 +105,7 @@ class _Parser:
             self.end()
         if self._process is None:
             self._process = self._hints.take()
-        if tid not in self._threads and len(self._threads) < MOST_THREADS:
+        if tid not in self._threads and len(self._threads) < MAX_THREADS:
             self._threads[tid] = _Thread(tid, number, ThreadBuilder(tid, name))
         self._last, self._in_python = self._threads.get(tid), False
         return True

@@ -17,10 +17,10 @@ from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle, parse
 from hangdoc.postmortem.readers._text_source import text_source
 
-MOST_STEPS = 5000  # lines with meters that are kept per rank
-MOST_RANKS = 4096
-MOST_LINE = 800  # characters
-MOST_SEARCHED = 5000  # lines, for the first meters
+MAX_STEPS = 5000  # lines with meters that are kept per rank
+MAX_RANKS = 4096
+MAX_LINE = 800  # characters
+MAX_SEARCHED = 5000  # lines, for the first meters
 
 _NUMBER = r"\d{1,7}(?:\.\d{1,9})?(?:e[+-]\d{1,2})?"
 _UNIT = r"ms|msec|milliseconds|s|sec|secs|seconds|us"
@@ -69,13 +69,13 @@ class LoadingTimeReader:
     def recognises(self, source: Source) -> bool:
         if re.search(rb"data|load|fetch|\bdt\b|batch.generator", source.head, re.IGNORECASE) is None:
             return False
-        lines = source.head.decode("utf-8", "replace").split("\n", MOST_SEARCHED)[:MOST_SEARCHED]
+        lines = source.head.decode("utf-8", "replace").split("\n", MAX_SEARCHED)[:MAX_SEARCHED]
         return any(_step(text) or _header(text) for text in lines)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         source = text_source(source, context)
         with source.open() as file:
-            lines = (raw[:MOST_LINE].decode("utf-8", "replace").rstrip("\r\n") for raw in file)
+            lines = (raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n") for raw in file)
             yield from _pieces(lines, source.name)
 
 
@@ -97,7 +97,7 @@ def _pieces(lines: Iterable[str], source: str) -> Iterator[Piece]:
     for number, text in enumerate(lines, 1):
         if table := _header(text) or (table if text.strip(" |-:+=") else None if rows else table):
             if row := _row(text, table):
-                if len(rows) < MOST_RANKS:
+                if len(rows) < MAX_RANKS:
                     rows.setdefault(row[0], (row[1], number))
                 continue
             if not _header(text) and rows and text.strip(" |-:+="):
@@ -106,8 +106,8 @@ def _pieces(lines: Iterable[str], source: str) -> Iterator[Piece]:
         if found is None:
             continue
         line = parse(text, style)
-        own = steps.setdefault(line.rank, _Steps()) if len(steps) < MOST_RANKS else _Steps()
-        if len(own.data) < MOST_STEPS:
+        own = steps.setdefault(line.rank, _Steps()) if len(steps) < MAX_RANKS else _Steps()
+        if len(own.data) < MAX_STEPS:
             own.data.append(found[0])
             own.step.append(found[1])
             own.line, own.text = number, line.text.strip()[:200]
@@ -129,7 +129,7 @@ def _event(own: _Steps, source: str) -> LogEvent:
 
 def _step(text: str) -> tuple[float, float] | None:
     """The wait for data and the whole time of one step, in seconds, as one line prints them."""
-    if len(text) > MOST_LINE or not any(word in text for word in ("ata", "oad", "fetch", "dt", "generator", "input")):
+    if len(text) > MAX_LINE or not any(word in text for word in ("ata", "oad", "fetch", "dt", "generator", "input")):
         return None
     data = step = None
     parts = 0.0

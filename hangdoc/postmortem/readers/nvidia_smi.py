@@ -38,7 +38,7 @@ _Q_PAIR = re.compile(r"(\s*)(\S[^:]{0,60}?)\s*:\s(.{0,200}?)\s*")
 _Q_HEAD = re.compile(r"\s+(\S[^:]{0,60}?)\s*")
 _SLOW = ("Slowdown", "Thermal", "Power Brake")  # in the names of clock throttle reasons
 OPENING = re.compile(r"\|\s*NVIDIA-SMI\s+\d|=+NVSMI LOG=+|Unable to determine the device handle for ")
-MOST_ROWS = 4096  # GPUs, and processes, per table
+MAX_ROWS = 4096  # GPUs, and processes, per table
 _RANK_COMMANDS = re.compile(r"python|^ray::|mpi|torch|train", re.IGNORECASE)
 
 
@@ -122,7 +122,7 @@ class _Parser:
         self._process, self._driver = self.hints.take(), driver
 
     def _add(self, gpu: Gpu) -> None:
-        if len(self._gpus) < MOST_ROWS:
+        if len(self._gpus) < MAX_ROWS:
             self._gpus[gpu.index] = gpu
             self._current = gpu.index
 
@@ -140,7 +140,7 @@ class _Parser:
             )  # fmt: skip
         elif _LOST_ROW.fullmatch(text) and self._current is not None:
             self._set(lost=True)
-        elif (found := _PROCESS.fullmatch(text)) and found[3] != "G" and len(self._pids[int(found[1])]) < MOST_ROWS:
+        elif (found := _PROCESS.fullmatch(text)) and found[3] != "G" and len(self._pids[int(found[1])]) < MAX_ROWS:
             self._pids[int(found[1])].append((int(found[2]), found[4]))
         return text[:1] in "|+" or not text.strip()
 
@@ -182,7 +182,7 @@ class _Parser:
             self._set(slowed=(*self._gpus[self._current].slowed, name)[:8])
         elif path.startswith("Processes") and name == "Process ID":
             self._pid = number
-        elif self._pid is not None and name == "Name" and len(self._pids[self._current]) < MOST_ROWS:
+        elif self._pid is not None and name == "Name" and len(self._pids[self._current]) < MAX_ROWS:
             self._pids[self._current].append((self._pid, value))
         elif "GPU is lost" in value or value == "ERR!":
             self._set(lost=True)

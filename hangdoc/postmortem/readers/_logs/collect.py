@@ -32,11 +32,11 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
-MOST_ORIGINS = 20_000
+MAX_ORIGINS = 20_000
 FATAL = "Fatal Python error"
-MOST_CHAIN = 600  # lines of a chain of tracebacks
-MOST_EVENTS = 64  # kept per origin: so many first and so many last ones
-MOST_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones
+MAX_CHAIN = 600  # lines of a chain of tracebacks
+MAX_EVENTS = 64  # kept per origin: so many first and so many last ones
+MAX_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones
 TEXT, FIELD = 400, 200  # characters kept
 LAUNCHER_EXCEPTIONS = re.compile(
     r"ChildFailedError|SignalException|RendezvousGracefulExit|subprocess\.CalledProcessError"
@@ -72,16 +72,16 @@ class _OriginEvents:
     """Events and the best stack of one origin."""
 
     first: list[LogEvent] = field(default_factory=list)
-    last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     notices: int = 0  # seen, kept or not
     stacks: tuple[int, float | None, Stacks] | None = None  # priority, time, record
     times: list[float] = field(default_factory=list)  # earliest and latest
 
     def add(self, event: LogEvent) -> None:
         self.notices += event.kind == NOTICE
-        if event.kind == NOTICE and self.notices > MOST_NOTICES:
+        if event.kind == NOTICE and self.notices > MAX_NOTICES:
             return  # keeps room for events that rules read
-        (self.first if len(self.first) < MOST_EVENTS else self.last).append(event)
+        (self.first if len(self.first) < MAX_EVENTS else self.last).append(event)
 
     def add_time(self, at: float | None) -> None:
         if at is not None:
@@ -185,7 +185,7 @@ class LogCollector:
 
     def _events_of(self, origin: LineOrigin) -> _OriginEvents:
         key = self.run, origin
-        return self.events[key] if key in self.events or len(self.events) < MOST_ORIGINS else _OriginEvents()
+        return self.events[key] if key in self.events or len(self.events) < MAX_ORIGINS else _OriginEvents()
 
     def _set_world_size(self, size: str | None) -> None:
         if size and int(size) < 10**6:
@@ -283,7 +283,7 @@ class LogCollector:
                 continue
             part = self.events.get((self.run, origin), _OriginEvents())
             tracebacks = [event.line for event in (*part.first, *part.last) if event.kind == "exception"]
-            if any(0 <= error.line - line < MOST_CHAIN for line in tracebacks):
+            if any(0 <= error.line - line < MAX_CHAIN for line in tracebacks):
                 continue  # an exception of a chain
             known_rank = self.origins.resolve(origin, self.run).rank is not None
             if self.events or known_rank or _OF_A_JOB.search(error.text):
