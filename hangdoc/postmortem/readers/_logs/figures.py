@@ -30,6 +30,7 @@ MAX_FIGURES = 10_000
 MAX_OWNERS = 1_024  # of one value: `ranks 0-7`
 MAX_NAME = 60  # characters
 MAX_CELLS = 64
+SPENT = frozenset({"step", "work", "backward", "wait"})  # kinds of the time that a step takes, besides `input`
 
 _UNIT = (
     r"(?:\u00b5s|\u03bcs|us|usec|msecs?|ms|secs?|seconds?|s|mins?)(?:/(?:it|iters?|iteration|steps?|batch))?"
@@ -70,7 +71,7 @@ _TIME_UNIT = {
     "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
 }  # fmt: skip
 _UNIT_IN_NAME = re.compile(r"(?:^|[\s(\[/,])(\u00b5s|\u03bcs|us|usec|ms|msecs?|s|secs?|seconds?)\)?\]?$")
-_IS_TIME = re.compile(r"\b(?:times?|timer|took|elapsed|duration|latency)\b")
+_IS_TIME = re.compile(r"\b(?:times?|timer|timing|took|elapsed|duration|latency)\b")
 _STATISTICS = re.compile(r"\b(?:min|max|avg|mean|median|std|p50|p99|slowdown)\b", re.IGNORECASE)
 _HEAD = re.compile(
     r"(?P<rank>(?:global[ _]?)?rank(?:[ _]?id)?|proc(?:ess)?(?:[ _]?id)?)"
@@ -94,7 +95,7 @@ class FigureKind:
 
     kind: str
     expression: re.Pattern[str]
-    time: str | None  # unit, any; None: it is no time
+    time: str | None  # unit, fraction, any; None: it is no time
     examples: Sequence[str]
 
 
@@ -172,7 +173,7 @@ def _comparable(found: Sequence[Figure]) -> list[Figure]:
     owners: dict[tuple[str, str], set[str]] = {}
     for one in named:
         owners.setdefault((one.kind, one.of), set()).add(one.owner)
-    metered = {one.line for one in named if one.kind == "input"} & {one.line for one in named if one.kind == "step"}
+    metered = {one.line for one in named if one.kind == "input"} & {one.line for one in named if one.kind in SPENT}
     return [one for one in named if len(owners[one.kind, one.of]) > 1 or one.line in metered]
 
 
@@ -341,8 +342,8 @@ def _name(gap: str) -> str:
 
 
 @cache
-def _kind(name: str, unit: str | None) -> tuple[str, float | None] | None:
-    """The kind of a figure, and the seconds in its unit; None: it is of no use."""
+def _kind(name: str, unit: str | None, fraction: bool = True) -> tuple[str, float | None] | None:
+    """The kind of a figure, and the seconds in its unit; None: it is of no use. `fraction`: it is no whole number."""
     text = _NO_COMM.sub(" ", name.lower().replace("_", " ")).strip()
     factor = _TIME_UNIT.get((unit or "").split("/")[0])
     if unit and factor is None and unit not in ("%", "x"):
@@ -360,16 +361,14 @@ def _kind(name: str, unit: str | None) -> tuple[str, float | None] | None:
             return None
         if kind.time is None:
             return (kind.kind, None) if factor is None or kind.kind == "rate" else ("step", factor)
-        if factor is not None or _IS_TIME.search(text) or kind.kind in ("work", "backward"):
+        if factor is not None or kind.time == "any" or _IS_TIME.search(text):
             return kind.kind, factor or 1.0
-        if kind.kind == "input" and text in ("data", "dataloader", "loader"):
-            return kind.kind, 1.0
-        return None
+        return (kind.kind, 1.0) if kind.time == "fraction" and fraction else None
     return None
 
 
 def _figures(value: _Value, step: int | None, line: int) -> Iterable[Figure]:
-    meaning = _kind(value.name, value.unit)
+    meaning = _kind(value.name, value.unit, "." in value.text or "e" in value.text)
     if meaning is None:
         return ()
     kind, factor = meaning
@@ -383,7 +382,7 @@ def _figures(value: _Value, step: int | None, line: int) -> Iterable[Figure]:
         text = f"{number * factor:.9g}" if factor is not None else text
     name = " ".join(re.sub(r"[\d_]+", " ", value.name.lower()).split())[:MAX_NAME]
     if not value.owners:
-        if kind not in ("input", "step"):
+        if kind != "input" and kind not in SPENT:
             return ()
         return (Figure(kind, name, "", "", text, False, True, step, line),)
     text = redact(name, text)[:80]
