@@ -11,7 +11,6 @@ from typing import IO, cast
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
-from hangdoc.postmortem.readers._hosts import HostContext
 from hangdoc.postmortem.readers._logs.catalogue import EVERY_RANK, LinePattern, anchors, patterns_by_anchor
 from hangdoc.postmortem.readers._logs.collect import LogCollector
 from hangdoc.postmortem.readers._logs.figures import read_figures
@@ -24,6 +23,7 @@ from hangdoc.postmortem.readers._logs.scan import (
     matched_lines,
     wrap_width,
 )
+from hangdoc.postmortem.readers._owner_hints import HostContext
 from hangdoc.postmortem.readers._text_source import TextSource, is_text, text_source
 from hangdoc.system import input_limits
 

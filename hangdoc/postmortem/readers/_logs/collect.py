@@ -15,7 +15,6 @@ from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
-from hangdoc.postmortem.readers._hosts import OF_HOST, HostContext, host_in_front
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin
 from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
@@ -29,6 +28,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     parse_traceback,
     watchdog_stack,
 )
+from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 

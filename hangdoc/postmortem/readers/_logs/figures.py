@@ -20,6 +20,7 @@ from hangdoc.evidence.figures import Figure, Figures
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._owner_hints import listed_numbers
 from hangdoc.redaction.text import redact
 
 FILE = Path(__file__).parent / "figure_kinds.yaml"
@@ -47,7 +48,6 @@ _TOKEN = re.compile(
     rf"(?: ?(?P<unit>{_UNIT})(?![\w/]|[ =:]{{1,3}}\d))?(?![\w:/]|\.\d|-\d)"
     r"|(?<![\w.:/-])(?:0x)?(?=[a-f]{0,63}\d)(?=\d{0,63}[a-f])(?P<hash>[0-9a-f]{4,64})(?![\w/-]|\.\w)"
 )
-_SPAN = re.compile(r"(\d{1,6})(?:\s?(?:-|\u2013|to|\.\.)\s?(\d{1,6}))?")
 # Numbers of something else than the ranks of the job.
 _OTHER = re.compile(
     r"\b(?:local|node|group|tp|pp|cp|ep|tensor|pipeline|expert)[ _-]?(?:model[ _-])?(?:parallel[ _-])?rank"
@@ -318,12 +318,7 @@ def _owners(match: re.Match[str]) -> tuple[_Owner, ...]:
         return (_Owner("replica" if match["short"] == "dp" else "short", str(int(match["digit"]))),)
     if match["plural"]:
         of = "gpu" if match["plural"] == "gpus" else "rank"
-        numbers: dict[int, None] = {}
-        for span in _SPAN.finditer(match["numbers"]):
-            first, last = int(span[1]), int(span[2] or span[1])
-            if first <= last < first + MAX_OWNERS and len(numbers) < MAX_OWNERS:
-                numbers |= dict.fromkeys(range(first, last + 1))
-        return tuple(_Owner(of, str(one)) for one in numbers)
+        return tuple(_Owner(of, str(one)) for one in listed_numbers(match["numbers"], MAX_OWNERS))
     return ()
 
 
