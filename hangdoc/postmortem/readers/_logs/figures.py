@@ -8,7 +8,7 @@ figure_kinds.yaml says which names are of use.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import isfinite
@@ -210,7 +210,8 @@ def _cells(text: str, wide: bool = False) -> list[str]:
     elif re.search(r"\S\s{2,}\S", text):
         cells = re.split(r"\s{2,}", text.strip())
     else:
-        cells = text.split(",") if text.count(",") > 1 else text.split()
+        commas = text.count(",")
+        cells = text.split(",") if commas > 1 or (commas and not re.search(r"\s", text.strip())) else text.split()
     return [cell.strip() for cell in cells[:MAX_CELLS]]
 
 
@@ -236,8 +237,8 @@ def _opens_table(text: str, block: _Block) -> bool:
     return False
 
 
-def _owner_cell(cell: str) -> _Owner | None:
-    found = re.fullmatch(r"(rank|gpu|proc|process)[ _:#]{0,2}(\d{1,6})", cell, re.IGNORECASE)
+def _owner_cell(cell: str, kinds: str = "rank|gpu|proc|process") -> _Owner | None:
+    found = re.fullmatch(rf"({kinds})[ _:#]{{0,2}}(\d{{1,6}})", cell, re.IGNORECASE)
     return _Owner("gpu" if found[1].lower() == "gpu" else "rank", found[2]) if found else None
 
 
@@ -256,10 +257,10 @@ def _row(text: str, block: _Block) -> list[_Value] | None:
     if len(cells) != len(block.columns):
         return None
     owner = _OWN_CELL.fullmatch(cells[block.place])
-    if owner:
-        of, name = block.of, owner[1]
-    elif block.of == "host" and _HOST_CELL.fullmatch(cells[block.place]):
+    if block.of == "host" and _HOST_CELL.fullmatch(cells[block.place]) and not _owner_cell(cells[block.place], "rank"):
         of, name = "host", cells[block.place]
+    elif owner:
+        of, name = block.of, owner[1]
     else:
         return None
     found = []
@@ -384,11 +385,3 @@ def _figures(value: _Value, step: int | None, line: int) -> Iterable[Figure]:
     return [
         Figure(kind, name, one.of, one.name, text, value.exact, factor is not None, step, line) for one in value.owners
     ]
-
-
-def examples() -> Mapping[str, Sequence[str]]:
-    """Names of each kind, for the tests."""
-    found: dict[str, list[str]] = {}
-    for one in figure_kinds():
-        found.setdefault(one.kind, []).extend(one.examples)
-    return found
