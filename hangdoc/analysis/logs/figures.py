@@ -105,12 +105,7 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
             **_share(values),
             **parted,
         )
-        keys = {rank.target.rank: key for key, rank in case.ranks.items()}
-
-        def ranks(suspects: Iterable[Suspect]) -> set[Key]:
-            return {keys[one.rank] for one in suspects if one.rank in keys}
-
-        late, starving, odd = ranks(job.slow), ranks(job.loading), ranks(job.odd)
+        late, starving, odd = (keys_of(case, suspects) for suspects in (job.slow, job.loading, job.odd))
         return {
             key: FiguresFacts(key in late or None, key in starving or None, key in odd or None) for key in case.ranks
         }, job
@@ -124,6 +119,12 @@ def case_figures(case: Case) -> list[Figures]:
         if isinstance(record, Figures):
             found[record.source] = record
     return list(found.values())
+
+
+def keys_of(case: Case, suspects: Iterable[Suspect]) -> set[Key]:
+    """The ranks among the suspects of which there is evidence."""
+    keys = {rank.target.rank: key for key, rank in case.ranks.items()}
+    return {keys[one.rank] for one in suspects if one.rank in keys}
 
 
 def suspect(of: str, owner: str, as_ranks: bool) -> Suspect | None:
@@ -227,12 +228,17 @@ def _of(of: str, owners: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _why(name: str, of: str, values: Values, owners: Sequence[str], usual: float, unit: str) -> str:
-    shown = ", ".join(f"{values[owner]:.3g}{unit} on {_called(of, owner)}" for owner in owners[:4])
+    shown = ", ".join(f"{values[owner]:.3g}{unit} on {called(of, owner)}" for owner in owners[:4])
     return f"{name}: {shown}; {usual:.3g}{unit} on the other {len(values) - len(owners)}"
 
 
-def _called(of: str, owner: str) -> str:
-    return owner if of == "host" else f"GPU {owner}" if of == "gpu" else f"{of} {owner}"
+def called(of: str, owner: str) -> str:
+    """`rank 3`, `gpu07`, `GPU 3 of gpu07`."""
+    if of != "gpu":
+        return owner if of == "host" else f"{of} {owner}"
+    host, _, number = owner.rpartition("/")
+    name = f"GPU {number}" if number != "?" else "a GPU"
+    return f"{name} of {host}" if host else name
 
 
 # --- waits for batches ----------------------------------------------------------------------------
@@ -313,7 +319,7 @@ def _parted(values: Sequence[Figure]) -> dict[str, Any]:
         return {
             "odd": tuple(one for one in named if one is not None)[:MAX_SUSPECTS],
             "apart": name,
-            "apart_why": ", ".join(f"{text} on {_called(of, owner)}" for owner, text in list(texts.items())[:8]),
+            "apart_why": ", ".join(f"{text} on {called(of, owner)}" for owner, text in list(texts.items())[:8]),
             "apart_kind": kind,
             "apart_exact": any(one.exact for one in owners.values()),
             "step": step,

@@ -15,13 +15,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.postmortem.readers import Source, _fr_worker
 from hangdoc.postmortem.readers._fr_trace import MALFORMED, Entries, SharedParts, label, trace_header
+from hangdoc.postmortem.readers._safe_pickle import pipes, stop
 from hangdoc.system import input_limits
 
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to digest a pickle, plus one per CPU_BYTES_S bytes
@@ -79,24 +80,6 @@ class _Worker:
         return meta, indices
 
 
-def pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return process.stdin, process.stdout
-
-
-def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Kill and reap child processes."""
-    for process in processes:
-        process.kill()
-        for pipe in pipes(process):
-            try:
-                pipe.close()
-            except OSError:  # unwritten data is dropped
-                continue
-        process.wait()
-
-
 class DumpPool:
     """Digests dumps in child processes, each fed by a thread. Both end with the pool."""
 
@@ -142,7 +125,8 @@ def _end(jobs: Jobs, processes: list[subprocess.Popen[bytes]]) -> None:
     """End the threads and child processes of a pool."""
     for _ in range(MAX_WORKERS):
         jobs.put(None)
-    stop(processes)
+    for process in processes:
+        stop(process)
 
 
 def _work(jobs: Jobs, processes: list[subprocess.Popen[bytes]], making: threading.Lock, shared: SharedParts) -> None:
@@ -164,7 +148,7 @@ def _work(jobs: Jobs, processes: list[subprocess.Popen[bytes]], making: threadin
             found = None
         if worker is not None and (found is None or len(worker.calls) > _fr_worker.MAX_KNOWN):
             processes.remove(worker.process)
-            stop([worker.process])
+            stop(worker.process)
             worker = None
         future.set_result(found)
 

@@ -53,6 +53,10 @@ class Source:
                 found += data
         return found
 
+    @property
+    def head_text(self) -> str:
+        return self.head.decode("utf-8", "replace")
+
     def drop_head(self) -> None:
         """Free the cached head: thousands of small files hold 64 KiB each."""
         self.__dict__.pop("head", None)

@@ -81,6 +81,11 @@ def without_time(text: str) -> str:
     return _TIME.sub(lambda found: found[1] or "", text, count=1) if ":" in text[:40] else text
 
 
+def opens(source: Source, opening: re.Pattern[str]) -> bool:
+    """True if a line in the head of a source opens a dump, behind a prefix or not."""
+    return re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{opening.pattern})", source.head_text, re.MULTILINE) is not None
+
+
 class ChannelParser(Protocol):
     """Parses the lines of one channel; finished pieces collect in `pieces`."""
 
@@ -212,6 +217,6 @@ def _joined_text(source: Source, context: ReadContext, most: int) -> str:
 
 
 __all__ = [
-    "MAX_PREFIX", "ChannelParser", "OwnerHints", "ParserFactory", "json_documents", "json_documents_with_context",
+    "ChannelParser", "OwnerHints", "ParserFactory", "json_documents", "json_documents_with_context", "opens",
     "parse_channels", "text_lines",
 ]  # fmt: skip

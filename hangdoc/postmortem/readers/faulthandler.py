@@ -46,12 +46,12 @@ class FaulthandlerReader:
     )
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return _LOOKS_LIKE.search(head) is not None and (_is_mostly_dumps(head) or _on_demand(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         dumps = faulthandler_dumps(text_lines(source, context))
-        if not _is_mostly_dumps(source.head.decode("utf-8", "replace")):
+        if not _is_mostly_dumps(source.head_text):
             dumps = (dump for dump in dumps if not dump.more)  # the log reader knows whose crash it was
         return rank_pieces(dumps, source, context)
 

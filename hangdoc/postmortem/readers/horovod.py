@@ -58,7 +58,7 @@ class HorovodReader:
     help = "the output of rank 0, with HOROVOD_STALL_CHECK_TIME_SECONDS=60"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return bool(_HEAD.search(head) or _OF_TENSOR.search(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:

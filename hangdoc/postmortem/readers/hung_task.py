@@ -35,7 +35,7 @@ class HungTaskReader:
     help = "`dmesg -T` or `journalctl -k` of every host"
 
     def recognises(self, source: Source) -> bool:
-        return bool(OPENING.search(source.head.decode("utf-8", "replace")))
+        return bool(OPENING.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         done: set[int] = set()

@@ -65,7 +65,7 @@ class KubernetesReader:
     help = "`kubectl get pods -o wide`, `kubectl describe pod POD`, `kubectl get events --sort-by=.lastTimestamp`"
 
     def recognises(self, source: Source) -> bool:
-        texts = source.head.decode("utf-8", "replace").splitlines()
+        texts = source.head_text.splitlines()
         return bool(OPENING.search("\n".join(map(without_time, texts))))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:

@@ -51,7 +51,7 @@ class LockListingReader:
     def recognises(self, source: Source) -> bool:
         if b"lock" not in source.head:
             return False
-        lines = source.head.decode("utf-8", "replace").split("\n", MAX_SEARCHED)[:MAX_SEARCHED]
+        lines = source.head_text.split("\n", MAX_SEARCHED)[:MAX_SEARCHED]
         listed = (_LISTED.fullmatch(text) or _STAT_FILE.fullmatch(text) for text in lines if len(text) < MAX_LINE)
         return any(found and _is_lock(found["name"]) for found in listed)
 

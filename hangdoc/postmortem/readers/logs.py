@@ -43,7 +43,7 @@ class LogReader:
     def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         source = text_source(source, context)
         summary, counts, search = ScanSummary(), dict.fromkeys(anchors().literals, 0), AnchorSearch(anchors())
-        style = prefix_style(source.head.decode("utf-8", "replace"), _modified_at(source.path))
+        style = prefix_style(source.head_text, _modified_at(source.path))
         collector = LogCollector(source, style, crashes="faulthandler dump" not in context.taken)
         if isinstance(source, TextSource):
             collector.hosts = HostContext(source.content)

@@ -122,7 +122,7 @@ class NetworkToolsReader:
     help = "`ethtool IFACE`, `ip link` or `ibstat` of every host, `iperf3` and `ping -M do -s 8972` between them"
 
     def recognises(self, source: Source) -> bool:
-        return bool(OPENING.search(source.head.decode("utf-8", "replace")))
+        return bool(OPENING.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         reading = _Reading(source.name)

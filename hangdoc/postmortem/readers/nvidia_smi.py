@@ -15,7 +15,7 @@ from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._nvidia_smi_rows import BROKEN, BUS, detail, detail_gpu, gpu_row, is_slowdown, state_row
-from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, parse_channels, text_lines
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, opens, parse_channels, text_lines
 
 _TITLE = re.compile(r"\|\s*NVIDIA-SMI\s+(\S{1,40})\s+(?:Driver Version|KMD Version):\s*(\S{1,40}).*")
 _LOST_ROW = re.compile(r"\|.*\bGPU is lost\b.*")
@@ -65,8 +65,7 @@ class NvidiaSmiReader:
     help = "`nvidia-smi` and `nvidia-smi -q` on every host, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
-        return re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
+        return opens(source, OPENING)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         for piece in parse_channels(text_lines(source, context), OPENING, _Parser):

@@ -92,7 +92,7 @@ class PsReader:
     help = "`ps -eo pid,ppid,stat,wchan:32,etimes,args` on every host, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return bool(OPENING.search(head) or _ASKED.search(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:

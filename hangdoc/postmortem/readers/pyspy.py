@@ -51,12 +51,12 @@ class PySpyReader:
     help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return _is_json(source.head) or (_THREAD_LINE.search(head) is not None and _FRAME_LINE.search(head) is not None)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         found: list[ProcessDump] = list(_json_dumps(source, context)) if _is_json(source.head) else []
-        if not found or _THREAD_LINE.search(source.head.decode("utf-8", "replace")):
+        if not found or _THREAD_LINE.search(source.head_text):
             found += process_dumps(text_lines(source, context), OPENING, _Parser)
         return rank_pieces(found, source, context)
 

@@ -38,7 +38,7 @@ class PystackReader:
     help = "`pystack remote --locals PID` of every rank"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return bool(OPENING.search(head) and re.search(r'\((?:Python|C)\) File "', head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:

@@ -54,7 +54,7 @@ class SlurmReader:
     )
 
     def recognises(self, source: Source) -> bool:
-        return bool(OPENING.search(source.head.decode("utf-8", "replace")))
+        return bool(OPENING.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         found = _Found()

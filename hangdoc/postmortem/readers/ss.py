@@ -110,7 +110,7 @@ class SsReader:
     help = "`ss -tinpoe` on every host, as root, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         rows = re.findall(rf"^.{{0,80}}?(?:{_STATE})\s+\d+\s+\d+\s+{_ENDPOINT}\s+{_ENDPOINT}", head, re.MULTILINE)
         return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3)
 

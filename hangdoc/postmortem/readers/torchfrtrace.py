@@ -54,7 +54,7 @@ class TorchFrTraceReader:
     help = "`torchfrtrace DIR`; better: give hangdoc the dumps in DIR"
 
     def recognises(self, source: Source) -> bool:
-        return bool(_HEAD.search(source.head.decode("utf-8", "replace")))
+        return bool(_HEAD.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         for number, report in enumerate(_reports(text_lines(source, context))):

@@ -100,7 +100,7 @@ class LogCollector:
         self.name, self.style = source.name, style
         self.crashes = crashes  # False: another reader takes the stacks of fatal errors
         self.path_origin = file_origin(source)
-        self.origins = OriginResolver(self.path_origin, source.head.decode("utf-8", "replace"), style)
+        self.origins = OriginResolver(self.path_origin, source.head_text, style)
         self.run = self.path_origin.process.run
         self.hosts = HostContext()  # of a pasted text
         self.text_line = 0  # of the line that is added, in that text
@@ -110,7 +110,7 @@ class LogCollector:
         self.force_killed: set[int] = set()  # PIDs that the launcher killed with SIGKILL after the closing signal
         self.run_kinds: set[str] = set()  # in the current run
         self.file_kinds: set[str] = set()  # in the whole file
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         self.size = max((int(found[1]) for size in _SIZES for found in size.finditer(head)), default=None)
         self.versions = {name: found[1] for name, version in _VERSIONS if (found := version.search(head))}
 

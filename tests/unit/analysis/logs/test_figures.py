@@ -137,7 +137,8 @@ def test_the_parts_of_a_step_are_its_length() -> None:
         for kind, value in (("input", 2.5), ("work", 0.1), ("backward", 0.2), ("wait", 0.2))
     ]
     job = facts(values).job.figures
-    assert (job.loading_share, job.loading_s) == (pytest.approx(2.5 / 3), pytest.approx(2.5))
+    assert job.loading_share == pytest.approx(2.5 / 3)
+    assert job.loading_s == pytest.approx(2.5)
 
 
 def test_a_gpu_is_a_rank_if_the_text_states_it() -> None:
