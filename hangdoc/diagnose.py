@@ -24,7 +24,7 @@ from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 LONG_S = 60.0
 LONG_PHASES = frozenset({"idle", "compute", "unknown"})
 LAST_MOVES_S = 15.0  # between a rank's error and its end: it prints a traceback, and its libraries unwind
-MOST_ENDS = 8  # of a history, that are tried
+MAX_ENDS = 8  # of a history, that are tried
 UNEXPLAINED_S = 10.0  # age of a stall without a known cause that explains deaths: as old as one that is reported
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
 # What to give if logs show nothing.
@@ -169,7 +169,7 @@ def _ends(history: Sequence[Snapshot]) -> list[int]:
     newest = {shot.host: shot.at_s for shot in history}
     rounds = len(history) // max(len(newest), 1)
     late = sum(newest[shot.host] - shot.at_s <= LAST_MOVES_S for shot in history) // max(len(newest), 1)
-    step = max(1, -(-late // MOST_ENDS))
+    step = max(1, -(-late // MAX_ENDS))
     lengths = [len(history) - left_out * len(newest) for left_out in range(0, min(late + 1, rounds), step)]
     return [length for length in lengths if length >= STILL_LOOKS]
 

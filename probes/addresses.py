@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import Target, Unseen
 from hangdoc.evidence.network import Addresses, InterfaceAddresses
-from hangdoc.system.netns import HOSTS, MOST_HOSTS_BYTES, call_inside, hosts_entries, namespace
+from hangdoc.system.netns import HOSTS, MAX_HOSTS_BYTES, call_inside, hosts_entries, namespace
 from hangdoc.system.target_files import TargetFiles, read_failure
 from probes import Observation, Request, Tier
 
@@ -62,7 +62,7 @@ def _look(pid: int, net: int) -> tuple[Addresses, str | None]:
     held = tuple(replace(interface, default=interface.name in leading) for interface in found.interfaces)
     name = call_inside(pid, socket.gethostname, ("uts",))
     try:
-        lines = list(hosts_entries(TargetFiles(pid).read(HOSTS, MOST_HOSTS_BYTES).data.decode(errors="replace"), name))
+        lines = list(hosts_entries(TargetFiles(pid).read(HOSTS, MAX_HOSTS_BYTES).data.decode(errors="replace"), name))
     except FileNotFoundError:
         return Addresses(held, net, name), None
     except OSError as error:

@@ -29,7 +29,7 @@ from probes.files import held_locks
 from probes.io import TERMINAL, file_call, is_deadlocked
 
 _DEEPEST = 6  # processes in a row
-_MOST = 16  # processes in a chain
+_MAX_PROCESSES = 16  # processes in a chain
 _THREADS = 8  # of a rank
 _AWAITED = 8  # by one thread
 _CHILDREN = 8
@@ -106,7 +106,7 @@ def _others(threads: Sequence[Waiter], ranks: frozenset[int], ends: OpenEnds) ->
         pids = dict.fromkeys(pid for one in nearest for awaited in one.awaits for pid in awaited.peers or ())
         following = []
         for pid in pids:
-            if pid not in known and len(known) <= _MOST:
+            if pid not in known and len(known) <= _MAX_PROCESSES:
                 known.add(pid)
                 found = _process(pid, ends, follow=pid not in ranks)
                 if found is not None:

@@ -35,8 +35,8 @@ class CpuProbe:
             except (LookupError, ValueError) as error:
                 unseen.append(Unseen(self.name, str(error), target.rank, target.pid, target.host))
                 continue
-            if threads > procfs.MOST_THREADS:
-                why = f"PID {target.pid} has {threads} threads; only the oldest {procfs.MOST_THREADS} are shown"
+            if threads > procfs.MAX_THREADS:
+                why = f"PID {target.pid} has {threads} threads; only the oldest {procfs.MAX_THREADS} are shown"
                 unseen.append(Unseen(self.name, why, target.rank, target.pid, target.host))
         return Observation(records, unseen=tuple(unseen))
 

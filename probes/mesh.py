@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hangdoc.evidence import Frame, Sockets, Target, Unseen, Variable
-from hangdoc.evidence.limits import RANKS_MOST
+from hangdoc.evidence.limits import MAX_RANKS
 from hangdoc.evidence.rendezvous import Advertised, Mesh
 from hangdoc.evidence.software import Versions
 from hangdoc.evidence.stacks import making_group
@@ -32,7 +32,7 @@ from probes import STORE, Observation, Request, Tier
 
 DEVICES = ("cpu", "cuda")  # the first one that the backend serves
 PREFIXES = ("default_pg/", "")  # no prefix if the script created the store itself
-MAX_RANKS = 256
+MAX_ASKED = 256  # ranks
 LIMIT_S = 1.5  # for all ranks
 _ANSWER_S = 1.0  # for one key
 _OLDEST = (2, 1)  # torch version; an older store takes the first message of a client for a write
@@ -104,7 +104,7 @@ def group_of(frame: Frame, world_size: int | None) -> Group | None:
 def _whole(variable: Variable) -> int:
     """A number of ranks; 0: the variable is not one."""
     number = variable.number
-    return int(number) if number is not None and 0 < number <= RANKS_MOST else 0
+    return int(number) if number is not None and 0 < number <= MAX_RANKS else 0
 
 
 def _askable(target: Target, records: Mapping[str, Any]) -> Group | None:
@@ -141,7 +141,7 @@ def read(store_at: Endpoint, group: Group) -> Mesh:
     missing: list[int] = []
     end = time.monotonic() + LIMIT_S
     with StoreReader(store_at, timeout_s=_ANSWER_S) as store:
-        for number, rank in enumerate(group.ranks[:MAX_RANKS]):
+        for number, rank in enumerate(group.ranks[:MAX_ASKED]):
             if time.monotonic() > end:
                 break
             keys = (f"{start}{group.prefix}{device}//0/{number}" for start in PREFIXES for device in DEVICES)

@@ -30,10 +30,10 @@ from probes import RECORDER, Observation, Request, Tier
 SERVER_THREAD = "pt_workerserver"
 TIMEOUT_S = 2.0
 NEWEST = 32  # entries kept of a rank
-MOST_BYTES = 16 << 20  # of an answer; 2,000 entries, torch's default, have 2 MiB
-MOST_ENTRY_BYTES = 1 << 16
+MAX_BYTES = 16 << 20  # of an answer; 2,000 entries, torch's default, have 2 MiB
+MAX_ENTRY_BYTES = 1 << 16
 LONGEST = 4000  # characters of a string in an entry
-MOST_TENSORS = 64  # of one collective
+MAX_TENSORS = 64  # of one collective
 WORKERS = 8  # ranks asked in parallel
 _URL = re.compile(rb"http://[^\s/]{1,300}:([0-9]{1,5})")  # only the port is used
 
@@ -109,11 +109,11 @@ def _fetch(server: Endpoint) -> bytes:
             answer = link.getresponse()
             if answer.status != http.client.OK:
                 raise ValueError(f"it answers with HTTP status {answer.status}")
-            raw = answer.read(MOST_BYTES + 1)
+            raw = answer.read(MAX_BYTES + 1)
         finally:
             link.close()
-    if len(raw) > MOST_BYTES:
-        raise ValueError(f"its answer exceeds {MOST_BYTES >> 20} MiB")
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"its answer exceeds {MAX_BYTES >> 20} MiB")
     return raw
 
 
@@ -172,7 +172,7 @@ def parse(raw: bytes) -> FlightRecorder:
 
 
 def _plain(part: msgspec.Raw) -> Any:
-    if len(part) > MOST_ENTRY_BYTES:
+    if len(part) > MAX_ENTRY_BYTES:
         raise ValueError(f"a part of its trace has {len(part)} bytes")
     return json.loads(bytes(part))
 
@@ -184,7 +184,7 @@ def _entry(entry: Mapping[str, Any]) -> RecordedCall:
         sequence=_number(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
         op=_text(entry["profiling_name"]).rpartition(":")[2],
         sizes=_text(entry.get("input_sizes") or ""),
-        dtypes=tuple(_text(kind) for kind in (entry.get("input_dtypes") or ())[:MOST_TENSORS]),
+        dtypes=tuple(_text(kind) for kind in (entry.get("input_dtypes") or ())[:MAX_TENSORS]),
         retired=bool(entry.get("retired")),
         p2p=bool(entry["is_p2p"]),
     )

@@ -65,7 +65,7 @@ class SocketsProbe:
                 continue
             members[where].append(target)
             if not whole:
-                most = procfs.MOST_DESCRIPTORS
+                most = procfs.MAX_DESCRIPTORS
                 unseen.append(
                     _unseen(target, f"only the first {most} open files of PID {target.pid} are searched for sockets")
                 )

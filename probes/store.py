@@ -21,7 +21,7 @@ from hangdoc.discovery.job_processes import JobProcesses
 from hangdoc.evidence import Rendezvous, Sockets, Stacks, Target, Unseen
 from hangdoc.evidence.target import parse_endpoint
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.system.netns import HOSTS, MOST_HOSTS_BYTES, call_inside, hosts_entries, namespace
+from hangdoc.system.netns import HOSTS, MAX_HOSTS_BYTES, call_inside, hosts_entries, namespace
 from hangdoc.system.process_sockets import SocketHolders
 from hangdoc.system.sockdiag import Fields, SockDiag, read_proc_tables
 from hangdoc.system.target_files import TargetFiles
@@ -182,7 +182,7 @@ def _same_resolver(pid: int) -> bool:
 def _file(pid: int, path: str) -> str | None:
     """Text of a file, up to a limit; empty: no such file; None: could not be read."""
     try:
-        return TargetFiles(pid).read(path, MOST_HOSTS_BYTES).data.decode(errors="replace")
+        return TargetFiles(pid).read(path, MAX_HOSTS_BYTES).data.decode(errors="replace")
     except FileNotFoundError:
         return ""
     except OSError:

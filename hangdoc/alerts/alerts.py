@@ -24,7 +24,7 @@ from hangdoc.alerts import message
 from hangdoc.alerts.config import AlertsConfig
 from hangdoc.alerts.message import Alert
 from hangdoc.alerts.receivers import RESOLVED_S, Alertmanager, Apprise, Heartbeat, Later, Receiver, Refused, Webhook
-from hangdoc.alerts.spool import MOST_PAST, Announced, Ledger, Past, Queue, open_spool
+from hangdoc.alerts.spool import MAX_PAST, Announced, Ledger, Past, Queue, open_spool
 from hangdoc.errors import HangdocError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _past(known: Announced | None, alert: Alert, now: float) -> tuple[Past, ...]
     past = [one for one in known.past if now - one.ended < RESOLVED_S]
     if old != message.labels(alert, {}):
         past.append(Past(old, known.alert.onset, now))
-    return tuple(past[-MOST_PAST:])
+    return tuple(past[-MAX_PAST:])
 
 
 def _beat(alertmanager: Alertmanager, sender: str) -> Callable[[], None]:

@@ -14,11 +14,11 @@ from hangdoc.errors import HangdocError
 from hangdoc.evidence.record import Record
 from hangdoc.system.private_files import read_file
 
-MOST_SECRET = 64 * 2**10  # bytes of a file with a secret
-MOST_RECEIVERS = 8  # Alertmanagers, and addresses of Apprise: each has a thread and a queue
+MAX_SECRET = 64 * 2**10  # bytes of a file with a secret
+MAX_RECEIVERS = 8  # Alertmanagers, and addresses of Apprise: each has a thread and a queue
 
 Text = Annotated[str, Meta(max_length=2_000)]
-Addresses = Annotated[tuple[Text, ...], Meta(max_length=MOST_RECEIVERS)]
+Addresses = Annotated[tuple[Text, ...], Meta(max_length=MAX_RECEIVERS)]
 Deadline = Annotated[float, Meta(ge=0.1, le=60)]
 Labels = Annotated[Mapping[Annotated[str, Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]{0,99}$")], Text], Meta(max_length=20)]
 
@@ -37,7 +37,7 @@ class Secret:
     def read(self) -> str:
         """The text without surrounding whitespace. Raises HangdocError if it is missing."""
         try:
-            found = read_file(Path(self.file), MOST_SECRET).decode() if self.file else self.text
+            found = read_file(Path(self.file), MAX_SECRET).decode() if self.file else self.text
         except (OSError, UnicodeDecodeError) as error:
             raise HangdocError(f"{self.file}: {getattr(error, 'strerror', None) or 'is not text'}") from None
         found = (os.environ.get(self.variable, "") if self.variable else found).strip()
@@ -103,8 +103,8 @@ class AppriseConfig(Record, frozen=True):
         for secret in (Secret(file=self.urls_file), Secret(variable=self.urls_env)):
             lines = secret.read().splitlines() if secret else ()
             words += [word for line in lines if not line.lstrip().startswith("#") for word in line.split()]
-        if len(words) > MOST_RECEIVERS:
-            raise HangdocError(f"{len(words)} addresses for Apprise: at most {MOST_RECEIVERS}")
+        if len(words) > MAX_RECEIVERS:
+            raise HangdocError(f"{len(words)} addresses for Apprise: at most {MAX_RECEIVERS}")
         return tuple(dict.fromkeys(words))
 
     def __bool__(self) -> bool:

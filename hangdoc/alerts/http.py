@@ -22,9 +22,9 @@ from hangdoc.render.sanitize import clean
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
-MOST_ANSWER = 4_096  # bytes read of an answer: enough for a reason
+MAX_ANSWER = 4_096  # bytes read of an answer: enough for a reason
 NO_SECRET = Secret()
-MOST_WAIT_S = 3_600.0  # of Retry-After
+MAX_WAIT_S = 3_600.0  # of Retry-After
 
 
 class SendError(Exception):
@@ -185,7 +185,7 @@ def _reason_given(response: BaseHTTPResponse) -> str:
     if 200 <= response.status < 300:
         return ""
     with suppress(HTTPError, OSError, ValueError):
-        return clean(response.read(MOST_ANSWER).decode(errors="replace"), 200)
+        return clean(response.read(MAX_ANSWER).decode(errors="replace"), 200)
     return ""
 
 
@@ -195,7 +195,7 @@ def _seconds(text: str | None) -> float | None:
         value = float(text or "")
     except ValueError:
         return None
-    return min(value, MOST_WAIT_S) if math.isfinite(value) and value >= 0 else None
+    return min(value, MAX_WAIT_S) if math.isfinite(value) and value >= 0 else None
 
 
 _REASONS = {

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from hangdoc.verdict import Finding, Verdict
 
 WIDTH = 80  # columns of the text: mail and chat wrap beyond
-MOST_LINES = 40  # of the text: a screen
-MOST_TEXT = 6_000  # characters of the text
-MOST_SENTENCE = 500  # characters of a sentence
-MOST_NAME = 120  # characters of a name or label
-MOST_FINDINGS = 4
-MOST_CULPRITS = 16
-MOST_HOSTS = 256  # folded
+MAX_LINES = 40  # of the text: a screen
+MAX_TEXT = 6_000  # characters of the text
+MAX_SENTENCE = 500  # characters of a sentence
+MAX_NAME = 120  # characters of a name or label
+MAX_FINDINGS = 4
+MAX_CULPRITS = 16
+MAX_HOSTS = 256  # folded
 
 CRITICAL = ("stalled", "failed")
 NO_CAUSE = "The cause is not known yet."
@@ -94,7 +94,7 @@ def alert(incident: IncidentRecord, kind: str, revision: int, at: str) -> Alert:
     value = incident.verdicts[-1] if incident.verdicts else None
     verdict = _verdict(value)
     finding = verdict.findings[0] if verdict and verdict.findings else None
-    hosts = tuple(_name(host) for host in incident.hosts[:MOST_HOSTS])
+    hosts = tuple(_name(host) for host in incident.hosts[:MAX_HOSTS])
     outcome = incident.outcome
     status = _name(incident.status)
     return Alert(
@@ -121,7 +121,7 @@ def alert(incident: IncidentRecord, kind: str, revision: int, at: str) -> Alert:
         text=_screen(verdict) if verdict else "",
         culprits=tuple(
             Blamed(one.rank, _name(one.host) if one.host else None, _sentence(one.site) if one.site else None)
-            for one in (finding.culprits[:MOST_CULPRITS] if finding else ())
+            for one in (finding.culprits[:MAX_CULPRITS] if finding else ())
         ),
         actions=tuple(map(_sentence, finding.actions[:8])) if finding else (),
         recurrence=_masked(incident.recurrence),
@@ -174,7 +174,7 @@ def data(alert: Alert) -> dict[str, Any]:
 def _verdict(value: Mapping[str, Any] | None) -> Verdict | None:
     try:
         found = verdict_json.from_json(dict(value)) if value is not None else None
-        return replace(found, findings=found.findings[:MOST_FINDINGS]) if found else None
+        return replace(found, findings=found.findings[:MAX_FINDINGS]) if found else None
     except (BadRecord, ValueError, TypeError, RecursionError):  # it may come from a file
         return None
 
@@ -193,17 +193,17 @@ def _screen(verdict: Verdict) -> str:
 
     console = Console(file=io.StringIO(), color_system=None, width=WIDTH, markup=False, highlight=False, emoji=False)
     shown = [clean(line.plain.rstrip()) for line in lines(verdict, console)]
-    more = len(shown) - MOST_LINES
-    text = "\n".join([*shown[:MOST_LINES], *([f"... {more} more lines"] if more > 0 else [])])
-    return text[:MOST_TEXT].encode(errors="replace").decode()
+    more = len(shown) - MAX_LINES
+    text = "\n".join([*shown[:MAX_LINES], *([f"... {more} more lines"] if more > 0 else [])])
+    return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
 def _name(text: str) -> str:
-    return _safe(text, MOST_NAME)
+    return _safe(text, MAX_NAME)
 
 
 def _sentence(text: str) -> str:
-    return _safe(text, MOST_SENTENCE)
+    return _safe(text, MAX_SENTENCE)
 
 
 def _masked(text: str) -> str:

@@ -22,7 +22,7 @@ from hangdoc.errors import HangdocError
 REFUSED = frozenset({400, 406, 411, 413, 414, 415, 422, 431})
 RESOLVED_S = 900.0  # a resolved alert is sent again for so long, as Prometheus does: an Alertmanager may restart
 HEARTBEATS_MISSED = 4  # until Alertmanager ends the heartbeat: its alert then is missing
-MOST_ERROR = 2_000  # bytes read of a child's errors
+MAX_ERROR = 2_000  # bytes read of a child's errors
 
 
 class Refused(Exception):

@@ -24,11 +24,11 @@ from hangdoc.errors import HangdocError
 from hangdoc.evidence.record import Record
 from hangdoc.system.private_files import open_folder, read_file, replace_file
 
-MOST_ENTRIES = 1_000  # in the queue of one receiver
-MOST_BYTES = 16 * 2**20  # in the queue of one receiver
-MOST_FILE = 256 * 2**10  # bytes of one file
-MOST_ANNOUNCED = 500  # incidents
-MOST_PAST = 16  # sets of labels of one incident
+MAX_ENTRIES = 1_000  # in the queue of one receiver
+MAX_BYTES = 16 * 2**20  # in the queue of one receiver
+MAX_FILE = 256 * 2**10  # bytes of one file
+MAX_ANNOUNCED = 500  # incidents
+MAX_PAST = 16  # sets of labels of one incident
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _ENTRY = re.compile(rf"(?P<incident>{_ID.pattern})\.(?P<revision>[0-9]{{6}})\.json")
@@ -61,7 +61,7 @@ def file_name(incident: str) -> str:
 
 
 class Queue:
-    """The alerts that wait for one receiver: per incident in order, at most MOST_ENTRIES. Not for several threads.
+    """The alerts that wait for one receiver: per incident in order, at most MAX_ENTRIES. Not for several threads.
 
     Where the disk takes no file, an alert waits in memory.
     """
@@ -91,7 +91,7 @@ class Queue:
         content = msgspec.json.encode(announced)
         key = (file_name(announced.alert.incident), announced.alert.revision)
         self._sizes.pop(key, None)
-        while self._sizes and (len(self) >= MOST_ENTRIES or sum(self._sizes.values()) + len(content) > MOST_BYTES):
+        while self._sizes and (len(self) >= MAX_ENTRIES or sum(self._sizes.values()) + len(content) > MAX_BYTES):
             self._drop()
         try:
             with open_folder(self.folder, make=True):
@@ -150,7 +150,7 @@ class Ledger:
         self._found[announced.alert.incident] = announced
         with suppress(OSError), open_folder(self.folder, make=True):
             replace_file(self._path(announced), msgspec.json.encode(announced))
-        while len(self._found) > MOST_ANNOUNCED:
+        while len(self._found) > MAX_ANNOUNCED:
             oldest = next((one for one in self if one.is_over), next(iter(self)))
             self.remove(oldest)
 
@@ -190,7 +190,7 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, int]]:
 def _read(path: Path) -> Announced | None:
     """The alert in a file; None: there is none, or it is damaged."""
     try:
-        return msgspec.json.decode(read_file(path, MOST_FILE), type=Announced)
+        return msgspec.json.decode(read_file(path, MAX_FILE), type=Announced)
     except (OSError, msgspec.DecodeError, RecursionError):
         return None
 

@@ -35,7 +35,6 @@ from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
-from hangdoc.analysis.data.loading_times import LoadingTimeFacts, LoadingTimeJob
 from hangdoc.analysis.data.prompts import PromptFacts
 from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.wait_chains import ChainFacts
@@ -93,7 +92,6 @@ class JobFacts:
     ports: PortsJob
     versions: VersionsJob
     printed: PrintedJob
-    loading_times: LoadingTimeJob
     figures: FiguresJob
     hardware: HardwareJob
     tables: TablesJob
@@ -151,7 +149,6 @@ class RankFacts:
     logs: LogsFacts
     notices: NoticesFacts
     printed: PrintedFacts
-    loading_times: LoadingTimeFacts
     figures: FiguresFacts
     hardware: HardwareFacts
     tables: TablesFacts

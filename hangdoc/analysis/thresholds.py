@@ -254,7 +254,6 @@ WIDE_GAP = Threshold(
 )
 MUCH_MORE_OF_TWO = Threshold(2.0, "times that of the other", "chosen: two ranks seldom agree to better than that")
 LONG_WAIT_S = Threshold(0.01, "s", "chosen: below 10 ms, the order in which ranks arrive is chance")
-INPUT_BOUND = Threshold(2, "lines", "chosen: the first batch after a start is always late")
 GRADIENT_ROUNDING = Threshold(
     1e-3, "of the largest value", "chosen: reduced gradients agree to more digits than a log has"
 )

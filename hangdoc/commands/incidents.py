@@ -143,11 +143,11 @@ def prune_command(
     hangdoc incidents prune --older-than 30d
     """
     from hangdoc.formatting import size
-    from hangdoc.incident.store import MOST_AGE_S, MOST_BYTES, MOST_INCIDENTS, Limits
+    from hangdoc.incident.store import MAX_AGE_S, MAX_BYTES, MAX_INCIDENTS, Limits
 
-    age_s = MOST_AGE_S if older_than is None else _quantity(older_than, _UNITS, "--older-than", "30d")
-    most_bytes = MOST_BYTES if most is None else int(_quantity(most, _SIZES, "--size", "500M"))
-    store = _store(dir, Limits(age_s, MOST_INCIDENTS if keep is None else keep, most_bytes))
+    age_s = MAX_AGE_S if older_than is None else _quantity(older_than, _UNITS, "--older-than", "30d")
+    most_bytes = MAX_BYTES if most is None else int(_quantity(most, _SIZES, "--size", "500M"))
+    store = _store(dir, Limits(age_s, MAX_INCIDENTS if keep is None else keep, most_bytes))
     removed = store.prune(dry_run)
     for entry in removed:
         write(entry.id)

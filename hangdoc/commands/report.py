@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hangdoc.incident.incident import Incident
 
 STDIN = Path("-")
-MOST_STDIN = 512 * 2**20  # bytes
+MAX_STDIN = 512 * 2**20  # bytes
 
 
 def command(
@@ -116,14 +116,14 @@ def _spooled(paths: Sequence[Path]) -> Iterator[tuple[tuple[Path, ...], dict[Pat
         file = Path(folder) / "stdin"
         if sys.stdin.isatty():
             say("Paste the text, then press Enter and Ctrl-D.")
-        left = MOST_STDIN
+        left = MAX_STDIN
         with file.open("xb") as out:
             stream = cast("BufferedReader", sys.stdin.buffer)
             while left > 0 and (data := stream.read1(min(left, 2**16))):
                 out.write(data)
                 left -= len(data)
         if left <= 0:
-            say(f"standard input: only the first {MOST_STDIN >> 20} MiB were read")
+            say(f"standard input: only the first {MAX_STDIN >> 20} MiB were read")
         yield tuple(dict.fromkeys(file if path == STDIN else path for path in paths)), {file: "standard input"}
 
 

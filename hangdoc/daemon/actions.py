@@ -20,7 +20,7 @@ from typing import Any
 from hangdoc.daemon.config import ActionsConfig
 from hangdoc.incident.log import Change
 from hangdoc.incident.record import IncidentRecord
-from hangdoc.launch.on_hang import MOST_VALUE, Hook, is_hang, variables
+from hangdoc.launch.on_hang import MAX_VALUE, Hook, is_hang, variables
 from hangdoc.redaction.text import redact_text
 from hangdoc.render.sanitize import clean
 from hangdoc.system.private_files import open_folder, read_file, replace_file
@@ -28,9 +28,9 @@ from hangdoc.verdict import CONFIDENCES
 
 HOUR_S = 3600.0
 KEPT_S = 7 * 24 * HOUR_S  # an incident is continued for so long
-MOST_KEPT = 1_000
-MOST_RUNNING = 8
-MOST_BYTES = 1 << 20
+MAX_KEPT = 1_000
+MAX_RUNNING = 8
+MAX_BYTES = 1 << 20
 LOCK_S = 5.0  # for another daemon to let go of the file
 FILE, LOCK = "actions.json", "actions.lock"
 PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SLURM_CONF")  # others may hold secrets
@@ -65,7 +65,7 @@ class Actions:
         if self._fault(playbook) != config.kind or not _is_certain(finding, config.min_confidence):
             return
         self._running = [thread for thread in self._running if thread.is_alive()]
-        if incident.id in self._busy or len(self._running) >= MOST_RUNNING:
+        if incident.id in self._busy or len(self._running) >= MAX_RUNNING:
             return
         self._busy.add(incident.id)
         # In a thread of its own, since a shared folder may be on a dead mount, which must not block the rounds.
@@ -110,7 +110,7 @@ class Actions:
         }
         return {
             **variables(incident, self._folder(incident.id), self._say),
-            **{f"HANGDOC_{name}": clean(redact_text(value))[:MOST_VALUE] for name, value in more.items()},
+            **{f"HANGDOC_{name}": clean(redact_text(value))[:MAX_VALUE] for name, value in more.items()},
         }
 
     # --- the limit --------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Actions:
             recent = sum(now_s - float(one["at"]) < HOUR_S for one in done)
             if recent >= config.max_per_hour:
                 return False
-            kept = [one for one in done if now_s - float(one["at"]) < KEPT_S][-MOST_KEPT + 1 :]
+            kept = [one for one in done if now_s - float(one["at"]) < KEPT_S][-MAX_KEPT + 1 :]
             entry = {"incident": id, "at": now_s, "note": note, "dry_run": config.dry_run}
             replace_file(place / FILE, json.dumps([*kept, entry], indent=1).encode() + b"\n")
         return True
@@ -152,13 +152,13 @@ def _note(kind: str, incident: IncidentRecord, finding: Mapping[str, Any]) -> st
     """One line for the reason of a drained node or the comment of a job: whose fault it was, and what happened."""
     where = ", ".join(_hosts(finding))
     text = f"[{kind}] {finding.get('title', '')} ({finding.get('playbook', '')}{f', {where}' if where else ''})"
-    return clean(redact_text(f"{text}; hangdoc {incident.id}"))[:MOST_VALUE]
+    return clean(redact_text(f"{text}; hangdoc {incident.id}"))[:MAX_VALUE]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """What was done. Raises OSError or ValueError: a damaged file stops all actions rather than the limit."""
     try:
-        done = json.loads(read_file(path, MOST_BYTES))
+        done = json.loads(read_file(path, MAX_BYTES))
     except FileNotFoundError:
         return []
     if not isinstance(done, list) or not all(

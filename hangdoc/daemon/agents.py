@@ -24,8 +24,8 @@ from hangdoc.system import node_socket
 from hangdoc.system.account import account
 from hangdoc.watch.agent import TIERS, ProcessIds, boot_id
 
-MOST_PEERS, MOST_OF_USER = 64, 4  # connections; root and our own user may have all of them
-MOST_LINE_BYTES = 64 << 10  # of a question: the PIDs of a thousand ranks take 10 KB
+MAX_PEERS, MAX_OF_USER = 64, 4  # connections; root and our own user may have all of them
+MAX_LINE_BYTES = 64 << 10  # of a question: the PIDs of a thousand ranks take 10 KB
 IDLE_S = 120.0  # without a question, a connection is closed
 SEND_S = 10.0  # for an answer to be read
 ANSWER_S = 9.0  # until an answer is the newest round there is; the collector waits 12 s
@@ -82,8 +82,8 @@ class AgentServer:
 
     def _admit(self, peer: socket.socket, user: int) -> bool:
         with self._lock:
-            most = MOST_PEERS if _sees_all(user) else MOST_OF_USER
-            if len(self._peers) >= MOST_PEERS or Counter(self._peers.values())[user] >= most:
+            most = MAX_PEERS if _sees_all(user) else MAX_OF_USER
+            if len(self._peers) >= MAX_PEERS or Counter(self._peers.values())[user] >= most:
                 return False
             self._peers[peer] = user
             return True
@@ -154,7 +154,7 @@ class _Connection:
     def _lines(self) -> Iterator[bytes]:
         rest = b""
         self.peer.settimeout(IDLE_S)
-        while (piece := self.peer.recv(1 << 16)) and len(rest) + len(piece) <= MOST_LINE_BYTES:
+        while (piece := self.peer.recv(1 << 16)) and len(rest) + len(piece) <= MAX_LINE_BYTES:
             *whole, rest = (rest + piece).split(b"\n")
             for line in whole:
                 yield line

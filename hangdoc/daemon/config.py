@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hangdoc.fleet.transports import FleetOptions
 
 MAX_BYTES = 2**20  # of the file
-MOST_PROBLEMS = 20  # reported at once
+MAX_PROBLEMS = 20  # reported at once
 PORT = 14264  # of /metrics and /healthz; below the ephemeral ports, and no exporter's
 TAKEN_PORTS = range(9100, 10000)  # Prometheus's exporters
 
@@ -150,8 +150,8 @@ class ConfigError(HangdocError):
     """The configuration has problems: one line each, with file and line. Exit code 64."""
 
     def __init__(self, problems: list[str]) -> None:
-        more = len(problems) - MOST_PROBLEMS
-        super().__init__("\n".join([*problems[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]), 64)
+        more = len(problems) - MAX_PROBLEMS
+        super().__init__("\n".join([*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]), 64)
 
 
 DEFAULT = f"""\

@@ -14,7 +14,7 @@ CPU_SHARE = 0.01  # of a core, children included: the default budget
 MEMORY_MIB = 80.0
 WINDOW_S = 300.0  # over which the budget holds: a new job costs a second or two of looks
 RECENT_S = 30.0  # a step down also needs a cost that goes on: the window remembers what is over
-MOST_LEVEL = 4  # looks are 2 ** MOST_LEVEL times rarer
+MAX_LEVEL = 4  # looks are 2 ** MAX_LEVEL times rarer
 UP_S = 30.0  # between two steps down: the last one must show first
 DOWN_SHARE = 0.4  # of the budget, recently: twice as many looks then still fit
 DOWN_S = 90.0  # for this long, before looks become more frequent again
@@ -87,7 +87,7 @@ class Governor:
         budget = self.budget.cpu_share
         self._cheap_s = None if recent > DOWN_SHARE * budget else now_s if self._cheap_s is None else self._cheap_s
         over = self.share > budget and recent > budget
-        if over and self.level < MOST_LEVEL and now_s - self._stepped_s >= UP_S:
+        if over and self.level < MAX_LEVEL and now_s - self._stepped_s >= UP_S:
             change = 1
         elif self.level and self._cheap_s is not None and now_s - max(self._cheap_s, self._stepped_s) >= DOWN_S:
             change = -1

@@ -15,7 +15,7 @@ from hangdoc.render.sanitize import clean
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6  # sd-daemon(3)
 NAMES = {ERROR: "error", WARNING: "warning", NOTICE: "notice", INFO: "info"}
 REPEAT_S = 3600.0  # the same line is written at most this often
-MOST_REMEMBERED = 256  # lines
+MAX_REMEMBERED = 256  # lines
 
 
 class Log:
@@ -43,7 +43,7 @@ class Log:
         now_s = time.monotonic()
         if now_s - self._written.get(text, -REPEAT_S) >= REPEAT_S:
             self._written = {line: at_s for line, at_s in self._written.items() if now_s - at_s < REPEAT_S}
-            if len(self._written) < MOST_REMEMBERED:
+            if len(self._written) < MAX_REMEMBERED:
                 self._written[text] = now_s
                 self.warning(text)
 

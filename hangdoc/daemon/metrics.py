@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 ADDRESS = "127.0.0.1"
-MOST_JOBS = 1_000  # with series of their own
-MOST_PLAYBOOKS = 500  # counted apart; a site has its own beside ours
-MOST_PROBES = 100
-MOST_LABEL = 80  # characters of a label's value
+MAX_JOBS = 1_000  # with series of their own
+MAX_PLAYBOOKS = 500  # counted apart; a site has its own beside ours
+MAX_PROBES = 100
+MAX_LABEL = 80  # characters of a label's value
 OTHER = "other"  # label of what is over a limit
-MOST_CLIENTS = 4  # requests at a time
+MAX_CLIENTS = 4  # requests at a time
 CLIENT_S = 5.0  # for a client that sends or takes nothing
 READABLE = 0o644  # of the textfile: node_exporter runs as another user
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -83,14 +83,14 @@ class Metrics:
         """Count an incident, once: when its cause is known, or when it ends without one ("")."""
         key = (cls if cls in CLASSES else "unknown", _label(playbook) or "unknown")
         with self._lock:
-            full = len(self._incidents) >= MOST_PLAYBOOKS and key not in self._incidents
+            full = len(self._incidents) >= MAX_PLAYBOOKS and key not in self._incidents
             self._incidents[(key[0], OTHER) if full else key] += 1
 
     def probe_failed(self, probe: str, count: int = 1) -> None:
         """A probe failed, or was not done in time."""
         name = _label(probe)
         with self._lock:
-            full = len(self._probe_failures) >= MOST_PROBES and name not in self._probe_failures
+            full = len(self._probe_failures) >= MAX_PROBES and name not in self._probe_failures
             self._probe_failures[OTHER if full else name] += count
 
     def usage(self, cpu_s: float, memory_bytes: int, governor_level: int) -> None:
@@ -184,7 +184,7 @@ class Metrics:
         )
         stalled: dict[tuple[str, str], float] = {}  # of jobs with equal labels the oldest
         for job in self._jobs:
-            if job.stalled_since is not None and len(stalled) < MOST_JOBS:
+            if job.stalled_since is not None and len(stalled) < MAX_JOBS:
                 key = (_label(job.job), _label(job.slurm_job or ""))
                 stalled[key] = min(job.stalled_since, stalled.get(key, job.stalled_since))
         for (id, slurm_job), since in sorted(stalled.items()):
@@ -194,7 +194,7 @@ class Metrics:
 
 def _label(text: str) -> str:
     """A text as the value of a label: short, of plain characters."""
-    return re.sub(r"[^\w.:/@+-]", "_", text, flags=re.ASCII)[:MOST_LABEL]
+    return re.sub(r"[^\w.:/@+-]", "_", text, flags=re.ASCII)[:MAX_LABEL]
 
 
 def write_textfile(metrics: Metrics, path: Path) -> None:
@@ -260,7 +260,7 @@ class _Server(WSGIServer):
     request_queue_size = 16
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
-        self._free = threading.BoundedSemaphore(MOST_CLIENTS)
+        self._free = threading.BoundedSemaphore(MAX_CLIENTS)
         super().__init__(address, handler)
 
     def server_bind(self) -> None:

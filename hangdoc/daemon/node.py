@@ -38,7 +38,7 @@ from hangdoc.watch.sources import LocalSource, Source
 from probes import Probe, Tier
 from probes import load as load_probes
 
-MOST_RANKS = 1024  # of this host; anybody can start processes that look like ranks
+MAX_RANKS = 1024  # of this host; anybody can start processes that look like ranks
 RESUME_S = 60.0  # a job that is not seen again for so long after the start has ended meanwhile
 TEXTFILE_S = 15.0  # between two writes: a usual scrape interval
 DAY_S = 86_400.0
@@ -150,8 +150,8 @@ class Node(AbstractContextManager["Node"]):
     def _admits(self, target: Target, environ: Mapping[str, str]) -> bool:
         """True if [jobs] selects the job of this rank."""
         jobs = self._config.jobs
-        if len(self.rounds.session.source.targets) >= MOST_RANKS:
-            self._log.once(f"more than {MOST_RANKS} processes look like ranks; the others are not watched")
+        if len(self.rounds.session.source.targets) >= MAX_RANKS:
+            self._log.once(f"more than {MAX_RANKS} processes look like ranks; the others are not watched")
             return False
         if not (jobs.users or jobs.slurm_jobs or jobs.labels):
             return True

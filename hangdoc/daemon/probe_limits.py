@@ -12,7 +12,7 @@ from hangdoc.evidence import Target, Unseen
 from probes import Observation, Probe, Request
 
 SLOW_S = 3.0  # a call that takes longer was slow
-FIRST_S, MOST_S = 30.0, 900.0  # how long a slow target is left alone: doubles each time
+FIRST_S, MAX_S = 30.0, 900.0  # how long a slow target is left alone: doubles each time
 HOST = 0  # stands for the PID if a probe reads the host
 
 Process = tuple[int, int]  # PID and start time
@@ -81,7 +81,7 @@ class LimitedProbe:
         if len(keys) > 1:
             self._singly = True
             return
-        rest_s = min(2 * self._rests[keys[0]][0], MOST_S) if keys[0] in self._rests else FIRST_S
+        rest_s = min(2 * self._rests[keys[0]][0], MAX_S) if keys[0] in self._rests else FIRST_S
         self._rests[keys[0]] = rest_s, self._clock() + rest_s
 
     def _blocked(self) -> frozenset[Process]:

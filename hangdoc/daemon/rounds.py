@@ -38,7 +38,7 @@ ALERT_GAP_S = 30.0  # between two such alerts of one job, for each level of the 
 STALLED_GAP_S = 2.0  # likewise of a stalled job, whose recovery somebody waits for
 CHECK_S = 4.0  # between two checks for new processes
 SEARCH_S = 60.0  # between two full searches for ranks; without new processes they find little
-MOST_FAILURES = 20  # of rounds in a row; then a restart is better
+MAX_FAILURES = 20  # of rounds in a row; then a restart is better
 LEAST_ROUNDS = 10  # of history kept when memory is short
 LEAST_WAIT_S = 0.05  # between two rounds
 STOP_CHECK_S = 0.5  # a wait is divided into parts of this length, for SIGTERM
@@ -107,7 +107,7 @@ class Rounds:
         except Exception as error:
             self._failures += 1
             self._hooks.failed("round")
-            if self._failures >= MOST_FAILURES:
+            if self._failures >= MAX_FAILURES:
                 raise
             self._log.once(f"a round failed, hangdoc goes on: {type(error).__name__}: {error}")
             return

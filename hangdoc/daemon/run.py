@@ -25,7 +25,7 @@ from hangdoc.system import procfs
 
 TICK_S = 1.0  # between two checks of the thread that runs the rounds
 STOP_S = 3.0  # for the last round after SIGTERM
-MOST_ABANDONED = 8  # threads; then only a restart helps
+MAX_ABANDONED = 8  # threads; then only a restart helps
 FAILED = 1  # exit code: the service manager starts the daemon again
 STOP, RELOAD = "stop", "reload"
 
@@ -99,8 +99,8 @@ class _Supervisor:
         self._log.error(f"{step} does not answer: its round is abandoned, the next one leaves out what blocked it")
         self._node.blocked(step)
         _end_children(self._thread)
-        if len(self._abandoned) >= MOST_ABANDONED:
-            self._log.error(f"{MOST_ABANDONED} rounds are blocked in the kernel; the daemon ends to be started again")
+        if len(self._abandoned) >= MAX_ABANDONED:
+            self._log.error(f"{MAX_ABANDONED} rounds are blocked in the kernel; the daemon ends to be started again")
             return False
         self._thread = self._start()
         return True

@@ -19,9 +19,9 @@ from hangdoc.system.private_files import open_folder, replace_file
 
 SCHEMA = "hangdoc.state/1"
 NAME, LOCK = "state.json", "lock"
-MOST_BYTES = 4 << 20  # of the file
-MOST_INCIDENTS = 256  # open at a time; the oldest are dropped
-MOST_PROCESSES = 1024  # of one job
+MAX_BYTES = 4 << 20  # of the file
+MAX_INCIDENTS = 256  # open at a time; the oldest are dropped
+MAX_PROCESSES = 1024  # of one job
 
 
 class JobProcesses(Record, frozen=True):
@@ -63,7 +63,7 @@ def processes_of(targets: Iterable[Target]) -> JobProcesses:
             found[stat.pid, stat.start_ticks] = None
         if target.pid > 0:
             found[target.pid, target.start_ticks] = None
-    return JobProcesses(boot_id(), tuple(found)[:MOST_PROCESSES])
+    return JobProcesses(boot_id(), tuple(found)[:MAX_PROCESSES])
 
 
 def load(root: Path) -> State:
@@ -74,9 +74,9 @@ def load(root: Path) -> State:
         except FileNotFoundError:
             return State()
         with os.fdopen(descriptor, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+            data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
     try:
         state = msgspec.json.decode(data, type=State)
     except msgspec.MsgspecError as error:  # a ValueError in newer versions only
@@ -90,7 +90,7 @@ def load(root: Path) -> State:
 
 def save(root: Path, state: State) -> None:
     """Replace the state, atomically. Raises OSError."""
-    bounded = msgspec.structs.replace(state, incidents=state.incidents[-MOST_INCIDENTS:])
+    bounded = msgspec.structs.replace(state, incidents=state.incidents[-MAX_INCIDENTS:])
     replace_file(root / NAME, msgspec.json.encode(bounded))
 
 

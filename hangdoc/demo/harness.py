@@ -21,7 +21,7 @@ import psutil
 from hangdoc.system import programs
 
 MARK = "HANGDOC_TRIAL"  # environment variable inherited by every process of a trial
-MOST_STACKS = 32  # processes whose stacks an error shows
+MAX_STACKS = 32  # processes whose stacks an error shows
 GRACE_S = 10.0  # for a self-launched job to tear down what it built (network namespaces)
 
 
@@ -138,7 +138,7 @@ class Trial:
     def _stacks(self) -> str:
         """Python stacks of its processes, for whoever asks later why it did not come further."""
         binary = programs.py_spy()
-        return "\n".join(_stack(binary, process.pid) for process in self.processes()[:MOST_STACKS] if binary)
+        return "\n".join(_stack(binary, process.pid) for process in self.processes()[:MAX_STACKS] if binary)
 
 
 def _stack(py_spy: str, pid: int) -> str:

@@ -37,7 +37,7 @@ def mass_absences(targets: Sequence[Target]) -> tuple[Unseen, ...]:
             host=first.host,
         )
         for first, size, numbers in _local(targets)
-        if (lacking := limits.count_absent(size, numbers)) > limits.NAMED_MOST
+        if (lacking := limits.count_absent(size, numbers)) > limits.MAX_NAMED
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hangdoc.evidence.limits import HOST_MOST, RANKS_MOST, parse_count
+from hangdoc.evidence.limits import MAX_RANKS, MAX_RANKS_PER_HOST, parse_count
 
 # Rank, local rank, world size. The first family with a rank wins, most specific launcher first: torchrun inside mpirun
 # inside a Slurm step sets all three.
@@ -50,7 +50,7 @@ def identity(environ: Mapping[str, str]) -> Identity | None:
         if number is None or (family == "local" and "WORLD_SIZE" not in environ):
             continue
         later_node = family == "local" and environ.get("NODE_RANK", environ.get("GROUP_RANK", "0")) != "0"
-        most = HOST_MOST if on_loopback(_master(environ)) else RANKS_MOST
+        most = MAX_RANKS_PER_HOST if on_loopback(_master(environ)) else MAX_RANKS
         size = _integer(environ, *world_size, most=most)
         return Identity(
             family,
@@ -66,7 +66,7 @@ def identity(environ: Mapping[str, str]) -> Identity | None:
     return None
 
 
-def _integer(environ: Mapping[str, str], *names: str, most: int = RANKS_MOST) -> int | None:
+def _integer(environ: Mapping[str, str], *names: str, most: int = MAX_RANKS) -> int | None:
     return next((number for name in names if (number := parse_count(environ.get(name), most)) is not None), None)
 
 
@@ -78,7 +78,7 @@ def _doubts(
         return
     shown = f"{name}={environ[name][:MAX_SHOWN]}{'...' if len(environ[name]) > MAX_SHOWN else ''}"
     if not size:
-        where = "on one host (its store is on loopback)" if most < RANKS_MOST else "of a job"
+        where = "on one host (its store is on loopback)" if most < MAX_RANKS else "of a job"
         yield f"{shown} is ignored: the number of ranks {where} must be from 1 to {most:,}"
     elif number >= size:
         yield f"{rank}={number} is not below {shown}"

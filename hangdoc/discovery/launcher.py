@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.evidence import limits
-from hangdoc.evidence.limits import HOST_MOST
+from hangdoc.evidence.limits import MAX_RANKS_PER_HOST
 
 _TORCHRUN = re.compile(r"(?:^|/)torchrun$|torch[./]distributed[./](?:run|launch)(?:\.py)?$")
 _ACCELERATE = re.compile(r"accelerate(?:-launch|[./]commands[./](?:launch|accelerate_cli)(?:\.py)?)?$")
@@ -99,7 +99,7 @@ def _torchrun(options: Mapping[str, str]) -> Launch:
         fewest,
         most,
         limits.parse_count(options.get("node-rank", "0" if backend == STATIC else conf.get("rank", ""))),
-        limits.parse_count(options.get("nproc-per-node", "1"), HOST_MOST),
+        limits.parse_count(options.get("nproc-per-node", "1"), MAX_RANKS_PER_HOST),
         backend,
         _with_port(endpoint or "localhost", _C10D_PORT),
         options.get("rdzv-id", "none"),

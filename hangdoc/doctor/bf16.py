@@ -23,7 +23,7 @@ from hangdoc.system import programs
 
 NAME = "bfloat16"
 LIMIT_S = 60.0  # mostly loading torch from a cold disk
-MOST_BYTES = 1 << 16  # of its output: one line, perhaps after warnings
+MAX_BYTES = 1 << 16  # of its output: one line, perhaps after warnings
 SLOWER = 1.5  # times float32; from here on bfloat16 saves only memory
 NOBODY = 65534  # user nobody, group nogroup
 # The part of root's environment passed to another user's Python: nothing that may be a secret.
@@ -112,11 +112,11 @@ def _run(python: str, user: int | None) -> str:
     with process:
         assert process.stdout is not None
         try:
-            while len(output) < MOST_BYTES:
+            while len(output) < MAX_BYTES:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
                     raise TimeoutError(f"no answer in {LIMIT_S:g} s")
-                if not (piece := os.read(process.stdout.fileno(), MOST_BYTES)):
+                if not (piece := os.read(process.stdout.fileno(), MAX_BYTES)):
                     break
                 output += piece
         finally:

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import Target
 
-RANKS_MOST = 1 << 20  # ranks of a job; the largest known jobs use about 100,000 accelerators
-HOST_MOST = 8192  # ranks of one host; the most CPUs that Linux supports (NR_CPUS, arch/x86/Kconfig)
-NAMED_MOST = 128  # absent ranks listed one by one (16 hosts of 8); beyond that only a count
+MAX_RANKS = 1 << 20  # ranks of a job; the largest known jobs use about 100,000 accelerators
+MAX_RANKS_PER_HOST = 8192  # ranks of one host; the most CPUs that Linux supports (NR_CPUS, arch/x86/Kconfig)
+MAX_NAMED = 128  # absent ranks listed one by one (16 hosts of 8); beyond that only a count
 
 
-def parse_count(text: str | None, most: int = RANKS_MOST) -> int | None:
+def parse_count(text: str | None, most: int = MAX_RANKS) -> int | None:
     """A number from 0 to `most` in ASCII digits; None for any other text."""
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
         return None
@@ -28,12 +28,12 @@ def parse_count(text: str | None, most: int = RANKS_MOST) -> int | None:
 
 def valid_world_size(size: int | None) -> int | None:
     """`size` if a job can have that world size, else None."""
-    return size if size is not None and 0 < size <= RANKS_MOST else None
+    return size if size is not None and 0 < size <= MAX_RANKS else None
 
 
 def valid_rank(number: int | None) -> int | None:
     """`number` if a job can have that rank, else None."""
-    return number if number is not None and 0 <= number < RANKS_MOST else None
+    return number if number is not None and 0 <= number < MAX_RANKS else None
 
 
 def validated(target: Target) -> Target:
@@ -50,11 +50,11 @@ def count_absent(size: int, there: Iterable[int | None]) -> int:
 
 
 def absent_ranks(size: int, there: Collection[int | None]) -> tuple[int, ...]:
-    """The absent ranks of a world; empty if there are more than NAMED_MOST."""
-    if not 0 < count_absent(size, there) <= NAMED_MOST:
+    """The absent ranks of a world; empty if there are more than MAX_NAMED."""
+    if not 0 < count_absent(size, there) <= MAX_NAMED:
         return ()
     known = set(there)
-    return tuple(islice((number for number in range(size) if number not in known), NAMED_MOST))
+    return tuple(islice((number for number in range(size) if number not in known), MAX_NAMED))
 
 
 def absent_ranges(size: int, there: Iterable[int | None]) -> tuple[tuple[int, int], ...]:

@@ -21,10 +21,10 @@ from typing import Any
 from ClusterShell.Event import EventHandler
 from ClusterShell.Task import Task, task_self
 
-from hangdoc.fleet.protocol import LINE_MOST, LINES_MOST
+from hangdoc.fleet.protocol import MAX_LINE, MAX_LINES
 from hangdoc.fleet.transports import Transport
 
-STDERR_MOST = 1000  # bytes kept of a line on stderr
+MAX_STDERR = 1000  # bytes kept of a line on stderr
 FANOUT = 64  # at least; agents keep running, so the fanout must cover all hosts
 DESCRIPTORS = 8  # per worker, at most
 LEAVE_S = 2.0  # for agents to end by themselves
@@ -43,13 +43,13 @@ class AgentEvent:
 class Budget:
     """How much one host may still write before the next question."""
 
-    bytes: int = LINE_MOST
-    lines: int = LINES_MOST
+    bytes: int = MAX_LINE
+    lines: int = MAX_LINES
     spent: bool = False  # for good: further output is ignored
     reported: bool = False  # a `flooded` event was sent
 
     def renew(self) -> None:
-        self.bytes, self.lines = LINE_MOST, LINES_MOST
+        self.bytes, self.lines = MAX_LINE, MAX_LINES
 
     def read(self, count: int) -> bool:
         """Count bytes read; False if the budget is spent."""
@@ -196,7 +196,7 @@ class AgentPool:
             whole, end, rest = piece.rpartition(b"\n")
             if sname != "stdout":  # the last line on stderr may have no newline
                 stderr_bytes = len(rest) + (0 if end else stderr_bytes)
-                return piece if stderr_bytes <= STDERR_MOST else b"\n"
+                return piece if stderr_bytes <= MAX_STDERR else b"\n"
             if not end:
                 pieces.append(piece)
                 return b"\n"
@@ -212,7 +212,7 @@ class AgentPool:
         if budget.reported:
             return
         budget.reported = True
-        why = f"the agent wrote more than {LINE_MOST >> 20} MiB or {LINES_MOST} lines for one question: it was cut off"
+        why = f"the agent wrote more than {MAX_LINE >> 20} MiB or {MAX_LINES} lines for one question: it was cut off"
         self._events.put(AgentEvent("flooded", host, why.encode()))
         self._abort(host)
 
@@ -304,7 +304,7 @@ class _Worker(EventHandler):  # type: ignore[misc]
             self._events.put(AgentEvent("line", node, msg))
             worker.current_msg = None  # otherwise the last line of every host is kept: 30 MiB for thousands
         elif msg.strip():
-            self._last_error[node] = msg.strip()[:STDERR_MOST]
+            self._last_error[node] = msg.strip()[:MAX_STDERR]
 
     @_described
     def ev_hup(self, worker: Any, node: str, rc: int | None) -> None:

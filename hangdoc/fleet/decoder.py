@@ -25,13 +25,13 @@ from hangdoc.evidence import (
     Unseen,
     Variable,
 )
-from hangdoc.evidence.limits import HOST_MOST, validated
+from hangdoc.evidence.limits import MAX_RANKS_PER_HOST, validated
 from hangdoc.evidence.memory import share
 from hangdoc.fleet.protocol import (
     KEEP,
-    MEMBERS_MOST,
-    UNSEEN_MOST,
-    WHY_MOST,
+    MAX_MEMBERS,
+    MAX_UNSEEN,
+    MAX_WHY,
     Answer,
     FrameCode,
     GroupsForm,
@@ -44,10 +44,10 @@ from hangdoc.fleet.protocol import (
 )
 
 SOME = 1024  # cached frames; a frame of one rank passes through
-KEPT_MOST = 96 << 20  # bytes of JSON in a host's parts; 512 ranks take 50 MB
-PARTS_MOST = 1 << 19  # parts of a host
+MAX_KEPT = 96 << 20  # bytes of JSON in a host's parts; 512 ranks take 50 MB
+MAX_PARTS = 1 << 19  # parts of a host
 # Bytes of a part that is cached for all hosts; a larger part is kept for its own host. No cache exceeds 32 MB.
-FRAMES_MOST, SOURCE_MOST, VARIABLES_MOST, VARIABLE_MOST = 1 << 14, 1 << 17, 1 << 14, 1 << 12
+MAX_FRAMES, MAX_SOURCE, MAX_VARIABLES, MAX_VARIABLE = 1 << 14, 1 << 17, 1 << 14, 1 << 12
 LONGEST = 1000  # characters of a job name or an address
 MEMBER_BYTES = 8  # charged per group member: its JSON may be shorter than its memory
 
@@ -80,10 +80,10 @@ class Decoder:
     def snapshot(self, host: str, answer: Answer) -> Snapshot:
         """The snapshot in an answer. Raises ValueError if a part is missing or invalid, or a limit is exceeded."""
         self._answers += 1
-        if len(answer.ranks) > HOST_MOST or len(answer.unseen) > UNSEEN_MOST:
+        if len(answer.ranks) > MAX_RANKS_PER_HOST or len(answer.unseen) > MAX_UNSEEN:
             raise ValueError(
                 "more ranks than a host can have"
-                if len(answer.ranks) > HOST_MOST
+                if len(answer.ranks) > MAX_RANKS_PER_HOST
                 else "too many reasons for unseen data"
             )
         for number, raw in answer.parts.items():
@@ -103,7 +103,7 @@ class Decoder:
     def _charge(self, part: _Part, size: int) -> None:
         part.size += size
         self._kept += size
-        if self._kept > KEPT_MOST or len(self._parts) > PARTS_MOST:
+        if self._kept > MAX_KEPT or len(self._parts) > MAX_PARTS:
             raise ValueError("more data than the ranks of a host can have")
 
     def _drop(self, number: int) -> None:
@@ -165,9 +165,9 @@ class Decoder:
 
 
 def _shortened(lack: Unseen) -> Unseen:
-    if len(lack.why) <= WHY_MOST and len(lack.probe) <= WHY_MOST:
+    if len(lack.why) <= MAX_WHY and len(lack.probe) <= MAX_WHY:
         return lack
-    return replace(lack, why=lack.why[:WHY_MOST], probe=lack.probe[:WHY_MOST])
+    return replace(lack, why=lack.why[:MAX_WHY], probe=lack.probe[:MAX_WHY])
 
 
 def _target(raw: bytes) -> Target:
@@ -184,7 +184,7 @@ def shared_text(text: str) -> str:
 
 
 def _source(raw: bytes) -> Source:
-    return _shared_source(raw) if len(raw) <= SOURCE_MOST else parse(raw, Source)
+    return _shared_source(raw) if len(raw) <= MAX_SOURCE else parse(raw, Source)
 
 
 @lru_cache(maxsize=256)  # equal parts of several hosts are one object
@@ -193,7 +193,7 @@ def _shared_source(raw: bytes) -> Source:
 
 
 def _with(code: _Frames, at: int, raw: bytes) -> Frame:
-    return (_shared_frame if len(raw) <= VARIABLES_MOST else _shared_frame.__wrapped__)(code, at, raw)
+    return (_shared_frame if len(raw) <= MAX_VARIABLES else _shared_frame.__wrapped__)(code, at, raw)
 
 
 @lru_cache(maxsize=SOME)
@@ -205,7 +205,7 @@ def _shared_frame(code: _Frames, at: int, raw: bytes) -> Frame:
 
 
 def _variable(raw: bytes) -> Variable:
-    return (_shared_variable if len(raw) <= VARIABLE_MOST else _shared_variable.__wrapped__)(raw)
+    return (_shared_variable if len(raw) <= MAX_VARIABLE else _shared_variable.__wrapped__)(raw)
 
 
 @lru_cache(maxsize=4 * SOME)
@@ -225,7 +225,7 @@ def _environ(raw: bytes) -> Environ:
 
 def _groups(raw: bytes) -> ProcessGroups:
     form = parse(raw, GroupsForm)
-    if sum(range_length(group.ranks) for group in form.groups) > 2 * MEMBERS_MOST:
+    if sum(range_length(group.ranks) for group in form.groups) > 2 * MAX_MEMBERS:
         raise ValueError("process groups that are too large")
     groups = tuple(ProcessGroup(g.address, g.name, from_ranges(g.ranks), g.default, g.backend) for g in form.groups)
     return ProcessGroups(groups, form.rank, form.world_size, form.local_rank, form.master, form.exists)
@@ -239,7 +239,7 @@ class _Frames:
 
 
 def _frames(raw: bytes) -> _Frames:
-    return (_shared_frames if len(raw) <= FRAMES_MOST else _shared_frames.__wrapped__)(raw)
+    return (_shared_frames if len(raw) <= MAX_FRAMES else _shared_frames.__wrapped__)(raw)
 
 
 @lru_cache(maxsize=2048)

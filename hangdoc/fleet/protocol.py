@@ -15,17 +15,17 @@ import msgspec
 
 from hangdoc import __version__
 from hangdoc.evidence import End, Unseen, Variable
-from hangdoc.evidence.limits import RANKS_MOST
+from hangdoc.evidence.limits import MAX_RANKS
 from hangdoc.evidence.record import Record
 
 SCHEMA = "hangdoc.agent/1"
 KEEP = 16  # answers
 # Limits of what a host may write. A rank takes 40 KB at first and 5 KB per round (512 ranks: 20 MB, then 3 MB).
-LINE_MOST = 32 << 20  # bytes of a line, and of all lines for one question
-LINES_MOST = 256  # lines between two questions: an answer, pongs, and a login banner
-ELEMENTS_MOST = 4 << 20  # elements of the objects and arrays in a line
-UNSEEN_MOST = 1024  # reasons in an answer
-WHY_MOST = 400  # characters of a reason
+MAX_LINE = 32 << 20  # bytes of a line, and of all lines for one question
+MAX_LINES = 256  # lines between two questions: an answer, pongs, and a login banner
+MAX_ELEMENTS = 4 << 20  # elements of the objects and arrays in a line
+MAX_UNSEEN = 1024  # reasons in an answer
+MAX_WHY = 400  # characters of a reason
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ PING = line(Command("ping"))
 
 def parse(text: bytes, kind: type[T]) -> T:
     """Decode a line. Raises ValueError if it is not a valid message of this type."""
-    if len(text) > LINE_MOST or (len(text) > ELEMENTS_MOST and text.count(b",") > ELEMENTS_MOST):
+    if len(text) > MAX_LINE or (len(text) > MAX_ELEMENTS and text.count(b",") > MAX_ELEMENTS):
         raise ValueError("a line that is too large")
     try:
         return msgspec.json.decode(text, type=kind)
@@ -120,7 +120,7 @@ def parse(text: bytes, kind: type[T]) -> T:
         raise ValueError(str(error)) from None
 
 
-MEMBERS_MOST = RANKS_MOST  # ranks of a group
+MAX_MEMBERS = MAX_RANKS  # ranks of a group
 SMALL, MEDIUM = 1 << 10, 1 << 14  # ranks of a group, by cache size; no cache exceeds 80 MB
 Ranges = tuple[tuple[int, int], ...]  # first and last of consecutive numbers
 
@@ -198,7 +198,7 @@ def from_ranges(ranges: Ranges) -> tuple[int, ...]:
 def range_length(ranges: Ranges) -> int:
     """The count of numbers in ranges. Raises ValueError for more than any job has."""
     size = sum(last - first + 1 for first, last in ranges)
-    if size > MEMBERS_MOST or any(last < first for first, last in ranges):
+    if size > MAX_MEMBERS or any(last < first for first, last in ranges):
         raise ValueError("a process group that is too large")
     return size
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hangdoc.postmortem.readers import Source
     from hangdoc.postmortem.report import Report
 
-MOST_LINKS = 40
+MAX_LINKS = 40
 FEW_LINKS = 8  # shown if none is suspicious
 _CHUNK = 2**20  # bytes
 
@@ -77,7 +77,7 @@ def build_incident(
     with gc_paused():
         blamed = frozenset(_culprits(verdict, facts))
         links = sorted(facts.job.network.links, key=_badness)
-        shown = min(MOST_LINKS, max(FEW_LINKS, sum(map(_suspicious, links))))
+        shown = min(MAX_LINKS, max(FEW_LINKS, sum(map(_suspicious, links))))
         incident = Incident(
             verdict=verdict,
             files=tuple(files),

@@ -26,16 +26,16 @@ from hangdoc.analysis.facts import Facts
 from hangdoc.evidence import Environ, Process, Snapshot
 from hangdoc.formatting import seconds
 from hangdoc.incident.outcome import outcome_of
-from hangdoc.incident.record import MOST_VERDICTS, IncidentRecord, Outcome
+from hangdoc.incident.record import MAX_VERDICTS, IncidentRecord, Outcome
 from hangdoc.incident.recurrence import recurrence
 from hangdoc.incident.store import IncidentStore, parse_time
-from hangdoc.recording.recorder import FULL, MOST_FREED
+from hangdoc.recording.recorder import FULL, MAX_FREED
 from hangdoc.recording.verdict_json import to_json
 from hangdoc.verdict import CONFIDENCES, Verdict
 
 WRONG = frozenset({"stalled", "failed", "slow", "diverging"})  # verdicts that make an incident
 PASSED_S = 15.0  # a suspicion is over after so long without one: a rank moves for a moment before it dies
-MOST_PASSED_S = 60.0  # longest pause that is learnt as one of the job's own
+MAX_PASSED_S = 60.0  # longest pause that is learnt as one of the job's own
 RECENT_S = 60.0  # a rank that died longer ago belongs to an earlier incident
 DENSE_S = 120.0  # each round is recorded for so long after a verdict,
 SPARSE_S = 60.0  # and then one in so long
@@ -131,7 +131,7 @@ class IncidentLog:
         if suspected:
             current.suspected_s = at
         elif not current.reported and at - current.suspected_s >= PASSED_S:
-            self._passed[job] = min(max(self._passed.get(job, 0.0), at - current.began_s), MOST_PASSED_S)
+            self._passed[job] = min(max(self._passed.get(job, 0.0), at - current.began_s), MAX_PASSED_S)
             self._drop(job)
             return
         self._append(current, shots, at, suspected)
@@ -337,7 +337,7 @@ class IncidentLog:
         """Work on the store; a full disk costs the oldest incidents. False: it failed, which is reported once."""
         if self.store is None:
             return False
-        for tries_left in reversed(range(MOST_FREED)):
+        for tries_left in reversed(range(MAX_FREED)):
             try:
                 work(self.store)
             except OSError as error:
@@ -409,7 +409,7 @@ def _essence(verdict: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _bounded(verdicts: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
     """The first verdict and the newest ones."""
-    return verdicts if len(verdicts) <= MOST_VERDICTS else (verdicts[0], *verdicts[-MOST_VERDICTS + 1 :])
+    return verdicts if len(verdicts) <= MAX_VERDICTS else (verdicts[0], *verdicts[-MAX_VERDICTS + 1 :])
 
 
 def _dead(shots: Sequence[Snapshot]) -> int:

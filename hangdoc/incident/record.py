@@ -9,7 +9,7 @@ from hangdoc.evidence.record import Record
 
 SCHEMA = "hangdoc.incident/1"
 OUTCOMES = ("recovered", "killed_by_launcher", "killed", "failed", "ended", "lost")
-MOST_VERDICTS = 16  # kept of one incident: the first, and the newest
+MAX_VERDICTS = 16  # kept of one incident: the first, and the newest
 
 
 class Outcome(Record, frozen=True):
@@ -35,7 +35,7 @@ class IncidentRecord(Record, frozen=True, omit_defaults=False):
     updated: str
     ended: str | None  # None: it goes on
     status: str  # of the newest verdict: stalled | failed | slow | diverging | unknown (none yet)
-    verdicts: tuple[Mapping[str, Any], ...] = ()  # contract JSON, oldest first, only changes, at most MOST_VERDICTS
+    verdicts: tuple[Mapping[str, Any], ...] = ()  # contract JSON, oldest first, only changes, at most MAX_VERDICTS
     outcome: Outcome | None = None  # None: it goes on
     step: str = ""  # the Slurm step whose tasks keep it together, see `step_of`; "": one watch keeps it
     recurrence: str = ""  # "third stall on node17's eth1 in 6 days"

@@ -17,9 +17,9 @@ from hangdoc.evidence import Frame, Source, Variable
 from hangdoc.incident.timeline import Member, member
 from hangdoc.redaction.text import redact
 
-MOST_FRAMES = 60
-MOST_LOCALS = 6  # per frame of the user's code
-MOST_TEXT = 120  # characters of a value
+MAX_FRAMES = 60
+MAX_LOCALS = 6  # per frame of the user's code
+MAX_TEXT = 120  # characters of a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ def _side(
         _line(frame, source if isinstance(source, Source) else None, variables, mark, other)
         for frame, variables, mark in zip(place.frames, place.variables, differs, strict=True)
     ]
-    left_out = max(len(lines) - MOST_FRAMES, 0)
-    half = MOST_FRAMES // 2
+    left_out = max(len(lines) - MAX_FRAMES, 0)
+    half = MAX_FRAMES // 2
     shown = lines if not left_out else lines[:half] + lines[-half:]
     members = tuple(member(case, key) for key in place.keys)
     return Side(title, members, facts.phase, facts.op, facts.thread, tuple(shown), left_out + place.left_out)
@@ -173,7 +173,7 @@ def _line(
         own,
         frame.native,
         differs,
-        tuple(shown[:MOST_LOCALS]),
+        tuple(shown[:MAX_LOCALS]),
     )
 
 
@@ -190,7 +190,7 @@ def _local(variable: Variable, there: Variable | None) -> Local:
     if variable.number is None and variable.length is not None and variable.kind != "str":
         return Local(f"len({variable.name})", str(variable.length), differs)
     text = redact(variable.name, variable.text)
-    return Local(variable.name, text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…", differs)
+    return Local(variable.name, text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…", differs)
 
 
 def _value(variable: Variable) -> tuple[object, ...]:

@@ -20,8 +20,8 @@ from hangdoc.system.private_files import open_folder
 
 LOCK_S = 3.0  # for the other tasks of the step; then an incident is kept alone
 CALLED = "called"  # among the members: one has called the user
-MOST_BYTES = 8 << 20  # of a lock file; 10,000 tasks take 0.5 MB
-MOST_INCIDENTS = 1_000  # of a step, in its lock file
+MAX_BYTES = 8 << 20  # of a lock file; 10,000 tasks take 0.5 MB
+MAX_INCIDENTS = 1_000  # of a step, in its lock file
 OLD_S = 7 * 86400.0
 _LOCK = re.compile(r"\.step-[A-Za-z0-9_.-]{1,64}\.lock")
 _PART = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -74,15 +74,15 @@ class Turn:
     def _read(self) -> dict[str, list[str]]:
         """A file that cannot be read, since its writer was killed, counts as empty."""
         try:
-            found = msgspec.json.decode(os.pread(self._descriptor, MOST_BYTES, 0), type=dict[str, list[str]])
+            found = msgspec.json.decode(os.pread(self._descriptor, MAX_BYTES, 0), type=dict[str, list[str]])
         except msgspec.MsgspecError:
             return {}
-        return dict(list(found.items())[-MOST_INCIDENTS:])
+        return dict(list(found.items())[-MAX_INCIDENTS:])
 
     def _write(self, known: Mapping[str, list[str]]) -> None:
         content = msgspec.json.encode(known)
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, content[:MOST_BYTES], 0)
+        os.pwrite(self._descriptor, content[:MAX_BYTES], 0)
 
 
 @contextmanager

@@ -32,12 +32,12 @@ from hangdoc.system.private_files import open_folder, replace_file, sync_folder
 from hangdoc.verdict import Verdict
 
 RECORD = "incident.json"
-MOST_AGE_S = 90 * 86400.0  # a quarter: time enough for a review of what came back
-MOST_INCIDENTS = 500
-MOST_BYTES = 2 * 2**30  # of all incidents
+MAX_AGE_S = 90 * 86400.0  # a quarter: time enough for a review of what came back
+MAX_INCIDENTS = 500
+MAX_BYTES = 2 * 2**30  # of all incidents
 INCIDENT_BYTES = 64 * 2**20  # of the recording of one; its oldest parts without a verdict go first
 RECORD_BYTES = 16 * 2**20  # a longer record is not read; 16 verdicts on 4,096 ranks take 10 MB
-MOST_LISTED = 10_000  # incidents
+MAX_LISTED = 10_000  # incidents
 Merge = Callable[[IncidentRecord, IncidentRecord], IncidentRecord]
 LOCK_TRIES, LOCK_RETRY_S = 5, 0.02
 _ID = re.compile(r"(\d{8}T\d{6}Z)-[A-Za-z0-9._-]{1,100}-[0-9a-f]{4}")
@@ -74,9 +74,9 @@ class UnknownIncident(HangdocError):
 class Limits:
     """What the store keeps; open incidents of a living writer are kept in any case."""
 
-    age_s: float = MOST_AGE_S
-    number: int = MOST_INCIDENTS
-    bytes: int = MOST_BYTES
+    age_s: float = MAX_AGE_S
+    number: int = MAX_INCIDENTS
+    bytes: int = MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class IncidentStore:
         """Every folder of the store, newest first; none if there is no store. Raises OSError."""
         try:
             with self._opened() as folder:
-                names = sorted(filter(_ID.fullmatch, os.listdir(folder)), reverse=True)[:MOST_LISTED]
+                names = sorted(filter(_ID.fullmatch, os.listdir(folder)), reverse=True)[:MAX_LISTED]
                 found = [entry for name in names if (entry := self._entry(name, folder)) is not None]
         except FileNotFoundError:
             return ()

@@ -20,9 +20,9 @@ from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.formatting import fold_hosts
 
 WINDOW_S = 600.0  # older samples are not drawn
-MOST_LANES = 14
-MOST_SITES = 8  # distinct sites; with more, a lane holds all ranks of one phase
-MOST_EVENTS = 30
+MAX_LANES = 14
+MAX_SITES = 8  # distinct sites; with more, a lane holds all ranks of one phase
+MAX_EVENTS = 30
 
 Member = tuple[int | None, int | None]  # rank, PID
 Mix = tuple[tuple[str, float], ...]  # phase and share of the ranks in it (0 to 1), largest first
@@ -112,11 +112,11 @@ def timeline(facts: Facts, blamed: frozenset[Key]) -> Timeline:
         for at in (*(clock.times[look] for look in looks & clock.times.keys()), *begun[key]):
             clock.saw(at)
     lanes = _lanes(facts, blamed, clocks, _marks(log_events, clocks), begun)
-    shown = lanes[:MOST_LANES]
+    shown = lanes[:MAX_LANES]
     ages = [-age for lane in shown for age in (*(span.start_s for span in lane.spans), *lane.marks, *lane.beats)]
     events = _events(case, log_events)
-    half = MOST_EVENTS // 2  # the first and the last events
-    kept = events if len(events) <= MOST_EVENTS else events[:half] + events[-half:]
+    half = MAX_EVENTS // 2  # the first and the last events
+    kept = events if len(events) <= MAX_EVENTS else events[:half] + events[-half:]
     more = len(events) - len(kept)
     return Timeline(tuple(shown), len(lanes) - len(shown), max(ages, default=0.0), tuple(kept), more)
 
@@ -179,7 +179,7 @@ def _lanes(
 ) -> list[Lane]:
     """Lanes with culprits first, then by size."""
     kinds: dict[Key, Kind] = {(r.host, r.pid): (r.stack.phase, r.stack.op, r.stack.site) for r in facts.ranks}
-    if len(set(kinds.values())) > MOST_SITES:
+    if len(set(kinds.values())) > MAX_SITES:
         kinds = {key: (kind[0], None, None) for key, kind in kinds.items()}
     groups: dict[tuple[str, Kind, bool], list[Key]] = defaultdict(list)
     for key, kind in kinds.items():

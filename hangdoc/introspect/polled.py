@@ -11,7 +11,7 @@ from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.system import procfs
 from hangdoc.system.syscalls import Call
 
-_MOST = 64  # descriptors; somebody who waits for more is a server
+_MAX_DESCRIPTORS = 64  # descriptors; somebody who waits for more is a server
 _HIGHEST = 1024  # FD_SETSIZE
 # By number of the system call: what its arguments are, and the position of its timeout.
 _FORMS = {
@@ -60,7 +60,7 @@ def _in_set(pid: int, count: int, address: int) -> tuple[int, ...]:
 
 
 def _in_array(pid: int, address: int, count: int) -> tuple[int, ...]:
-    if not 0 < count <= _MOST:
+    if not 0 < count <= _MAX_DESCRIPTORS:
         return ()
     data = Memory(pid).read(address, 8 * count)  # struct pollfd: int fd, short events, short revents
     found = [int.from_bytes(data[i : i + 4], "little", signed=True) for i in range(0, len(data), 8)]
@@ -74,4 +74,4 @@ def _in_epoll(pid: int, fd: int) -> tuple[int, ...]:
 
 
 def _few(found: list[int]) -> tuple[int, ...]:
-    return tuple(found) if len(found) <= _MOST else ()
+    return tuple(found) if len(found) <= _MAX_DESCRIPTORS else ()

@@ -15,7 +15,7 @@ from hangdoc.system import procfs
 from hangdoc.verdict import Verdict
 
 GRACE_S = 30.0  # from SIGTERM to SIGKILL
-MOST_PROCESSES = 100_000  # of a process tree
+MAX_PROCESSES = 100_000  # of a process tree
 _POLL_S = 0.2
 _HUNG = frozenset({"stalled", "failed"})  # never `slow`: such a job still makes progress
 
@@ -87,7 +87,7 @@ def end_tree(command: Process, say: Callable[[str], None], grace_s: float = GRAC
 def descendants(process: Process) -> Iterator[Process]:
     """Every process below a running one; none below a process that has ended."""
     todo, found = [process], 0
-    while todo and found < MOST_PROCESSES:
+    while todo and found < MAX_PROCESSES:
         parent = todo.pop()
         kids = procfs.children(parent[0]) if is_running(parent) else []
         for pid in kids:

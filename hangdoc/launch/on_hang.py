@@ -22,9 +22,9 @@ from hangdoc.redaction.text import redact_text
 from hangdoc.render.sanitize import clean
 
 TIMEOUT_S = 60.0
-MOST_OUTPUT = 64 << 10  # bytes of its output that are shown
-MOST_VALUE = 4096  # characters of a variable; execve(2) refuses one of 128 KiB
-MOST_INCIDENTS = 1000  # remembered
+MAX_OUTPUT = 64 << 10  # bytes of its output that are shown
+MAX_VALUE = 4096  # characters of a variable; execve(2) refuses one of 128 KiB
+MAX_INCIDENTS = 1000  # remembered
 VERDICT = "verdict.json"  # in the folder of the incident
 
 Say = Callable[[str], None]
@@ -47,7 +47,7 @@ class OnHang:
         if incident.id in self._done or not is_hang(incident):
             return
         self._done[incident.id] = None
-        if len(self._done) > MOST_INCIDENTS:
+        if len(self._done) > MAX_INCIDENTS:
             del self._done[next(iter(self._done))]
         if incident.step and not _is_first(incident, self._folder(incident.id)):
             return
@@ -115,12 +115,12 @@ class Hook:
             piece = os.read(pipe, 1 << 14)
             *whole, rest = (rest + piece).split(b"\n") if piece else [rest, b""]
             for line in whole:
-                if line and shown < MOST_OUTPUT:
+                if line and shown < MAX_OUTPUT:
                     self.say(f"{self.name.lstrip('-')}: {line.decode(errors='replace')}")
                 shown += len(line) + 1
             if not piece:
                 return True
-            rest = rest[-MOST_OUTPUT:]
+            rest = rest[-MAX_OUTPUT:]
         return False
 
 
@@ -154,7 +154,7 @@ def variables(incident: IncidentRecord, folder: Path, say: Say) -> dict[str, str
         "CULPRITS": _culprits(first),
         "VERDICT": _write(verdict, folder, say),
     }
-    return {f"HANGDOC_{name}": clean(redact_text(str(value)))[:MOST_VALUE] for name, value in values.items()}
+    return {f"HANGDOC_{name}": clean(redact_text(str(value)))[:MAX_VALUE] for name, value in values.items()}
 
 
 def _culprits(finding: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from hangdoc.redaction.records import Mask
 
 UNKNOWN_HOST = "unknown host"
 _TEARDOWN_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # crashes; teardown of threads also causes them
-MOST_REFUSALS = 5  # refused ranks and world sizes that are reported one by one
+MAX_REFUSALS = 5  # refused ranks and world sizes that are reported one by one
 LOOK_GAP_S = 5.0  # assumed between looks without a time
 
 ProcessKey = tuple[int | None, str | None, int | None]  # rank; without one, host and PID
@@ -92,9 +92,9 @@ def _note_refusal(
 ) -> None:
     """Record which number was refused; of many, the first few."""
     for what, given, kept in (("rank", rank, believed), ("world size", size, world)):
-        if given != kept and len(refused) < MOST_REFUSALS:
+        if given != kept and len(refused) < MAX_REFUSALS:
             number = str(given) if abs(given or 0) < 10**18 else "a number of more than 18 digits"
-            refused[f"{what} {number} is ignored: no job has more than {limits.RANKS_MOST:,} ranks"] = None
+            refused[f"{what} {number} is ignored: no job has more than {limits.MAX_RANKS:,} ranks"] = None
 
 
 def _recorded_targets(taken: Sequence[Snapshot]) -> dict[int, Target]:

@@ -27,7 +27,7 @@ from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import Verdict
 
 Warn = Callable[[str], None]
-MOST_WARNINGS = 20  # the rest is counted
+MAX_WARNINGS = 20  # the rest is counted
 
 
 class _Problems(list[str]):
@@ -101,10 +101,10 @@ def report(
     judge = judge() if callable(judge) else judge or load_judge(playbooks, warn)
     shots = snapshots(chain(first, evidence), problems.append)
     shots = with_source(shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), problems.append)
-    for problem in problems[:MOST_WARNINGS]:
+    for problem in problems[:MAX_WARNINGS]:
         warn(problem)
-    if len(problems) > MOST_WARNINGS:
-        warn(f"and {len(problems) - MOST_WARNINGS} more that could not be read")
+    if len(problems) > MAX_WARNINGS:
+        warn(f"and {len(problems) - MAX_WARNINGS} more that could not be read")
     names_of_jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
     if not names_of_jobs and not any(shot.records for shot in shots):
         raise Unrecognised(_unrecognised_text([names.get(path, str(path)) for path in paths], readers))

@@ -40,8 +40,8 @@ SourceLines = Mapping[str, Mapping[int, NamedFrames]]  # file -> line -> frames 
 CallRanks = Mapping[Call, Sequence[int]]  # send or receive -> ranks in it
 
 MAX_BYTES = 1_000_000  # larger files are generated code
-MOST_FILES = 500
-MOST_READ_BYTES = 64 << 20  # of all files
+MAX_FILES = 500
+MAX_READ_BYTES = 64 << 20  # of all files
 _PARSING_S = 30.0
 _PARSER = "hangdoc.introspect.parsers.script_lines:places_and_peers"
 
@@ -76,7 +76,7 @@ def with_source(
         return tuple(shots)
     calls = _p2p_calls(shots)
     problems: list[str] = []
-    candidates = list(_candidates(list(islice(lines, MOST_FILES)), list(given)))
+    candidates = list(_candidates(list(islice(lines, MAX_FILES)), list(given)))
     parsed = _parsed_scripts(candidates, lines, calls, _world_size(shots), evidence_time)
     scripts = _fitting_scripts(candidates, parsed, lines, problems)
     for text in problems:
@@ -154,7 +154,7 @@ def _candidates(files: Iterable[str], given: Sequence[Path]) -> Iterable[_Candid
     """Candidates for each file: given scripts of that name, closest path first, then the file at that path."""
     for file in files:
         named = (path for path in given if path.name == Path(file).name)
-        for path in sorted(named, key=lambda path: -_common_suffix_length(path, file))[:MOST_FILES]:
+        for path in sorted(named, key=lambda path: -_common_suffix_length(path, file))[:MAX_FILES]:
             yield _Candidate(file, path, given=True)
         if Path(file).is_absolute():
             yield _Candidate(file, Path(file), given=False)
@@ -165,7 +165,7 @@ def _parsed_scripts(
 ) -> dict[_Candidate, _Script | str]:
     """The parsed candidates, or why one is not used; missing files are left out."""
     paths = {one: os.path.abspath(one.path) for one in candidates}
-    left = MOST_READ_BYTES
+    left = MAX_READ_BYTES
 
     def look(fd: int) -> Content | None:
         nonlocal left

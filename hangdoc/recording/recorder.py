@@ -39,13 +39,13 @@ MAX_BYTES = 256 * 2**20  # on disk, all segments of one recorder
 SEGMENT_BYTES = 8 * 2**20  # on disk; then a new segment starts
 SEGMENT_TEXT = 256 * 2**20  # bytes unpacked, likewise
 SEGMENT_S = 1800.0  # duration, likewise
-MOST_SEGMENTS = 1000
+MAX_SEGMENTS = 1000
 LEADS = 40  # samples kept with a verdict: as many as the live watch judges over
-MOST_FREED = 8  # things removed for one line if the disk is full
+MAX_FREED = 8  # things removed for one line if the disk is full
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 RETRY_S = 30.0  # pause after a failed write
 MAX_LINE = 64 * 2**20  # bytes; a longer line counts as damage
-MOST_PROBLEMS = 20  # reported per file
+MAX_PROBLEMS = 20  # reported per file
 _CHUNK = 2**18  # bytes unpacked at a time
 _PIECE = 2**7  # bytes of a damaged file unpacked at a time
 _HEADER = 64 * 2**10  # bytes of a header
@@ -179,7 +179,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._say(f"recording again, to {self.path}")
 
     def _write(self, value: Mapping[str, Any]) -> _Segment:
-        for _ in range(MOST_FREED):
+        for _ in range(MAX_FREED):
             try:
                 if self._now is not None and self._is_over(self._now):
                     self.close()
@@ -264,7 +264,7 @@ class Recorder(AbstractContextManager["Recorder"]):
     def _make_room(self) -> None:
         """Remove our oldest segments until a new one fits, those that matter last."""
         while self._past and (
-            len(self._past) >= MOST_SEGMENTS
+            len(self._past) >= MAX_SEGMENTS
             or sum(segment.size for segment in self._past) > self._max_bytes - self._segment_bytes
         ):
             oldest = next((segment for segment in self._past if not segment.matters), self._past[0])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 
-MOST_WORDS = 16  # examined per text
+MAX_WORDS = 16  # examined per text
 CHANGES = 0.33  # `changes` of random letters; names have fewer
 _BEFORE, _AFTER = 200, 60  # characters of context in which detectors look for a name
 _LONGEST = 512  # characters of a word given to detectors
@@ -66,7 +66,7 @@ def _words(text: str) -> Iterator[tuple[int, int]]:
         if not _PATH.search(text[max(0, word.start() - _BEFORE) : word.start()]):
             yield word.span()
             count += 1
-        if count == MOST_WORDS:
+        if count == MAX_WORDS:
             return
 
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 WORDS = frozenset((*STATUSES, *CONFIDENCES))  # also class names in the style sheet
 LONGEST = 400  # characters per text
-MOST_GROUPS = 12
-MOST_ROWS = 24
-MOST_FILES = 500
-MOST_NAMED = 200  # characters
+MAX_GROUPS = 12
+MAX_ROWS = 24
+MAX_FILES = 500
+MAX_NAMED = 200  # characters
 
 
 def page(incidents: Sequence[Incident]) -> str:
@@ -77,9 +77,9 @@ def _environment() -> Environment:
         phases=svg.shown_phases,
         culprits=culprit_groups,
         victims=_victims,
-        most_groups=MOST_GROUPS,
-        most_rows=MOST_ROWS,
-        most_files=MOST_FILES,
+        most_groups=MAX_GROUPS,
+        most_rows=MAX_ROWS,
+        most_files=MAX_FILES,
     )
     return environment
 
@@ -129,7 +129,7 @@ def _end(path: str) -> str:
 
 def _hosts(hosts: Sequence[str]) -> str:
     text = hosts_text(host for host in hosts if host != UNKNOWN_HOST)
-    return text if len(text) <= MOST_NAMED else f"{len(hosts)} hosts"
+    return text if len(text) <= MAX_NAMED else f"{len(hosts)} hosts"
 
 
 def _victims(finding: Finding, incident: Incident) -> list[Any]:

@@ -16,9 +16,9 @@ from hangdoc.verdict import Family, Finding, Job, Verdict
 if TYPE_CHECKING:
     from hangdoc.incident.incident import File
 
-MOST = 5  # items of a list; twice as many for evidence
-MOST_FILES = 3
-MOST_TEXT = 300  # characters of a file name or a problem
+MAX_ITEMS = 5  # items of a list; twice as many for evidence
+MAX_FILES = 3
+MAX_TEXT = 300  # characters of a file name or a problem
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
@@ -40,16 +40,16 @@ def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str]
     ]
     if verdict.note:
         lines += ["", escape(verdict.note)]
-    lines += _section("What differs between the ranks", map(escape, verdict.differences), MOST)
+    lines += _section("What differs between the ranks", map(escape, verdict.differences), MAX_ITEMS)
     if first:
         lines += _finding(first, job)
     elif verdict.status != "healthy":
         groups = [f"{escape(g.name)}: {escape(g.what)} {code(g.site)}".rstrip() for g in fold(job.ranks)]
-        lines += _section("What the ranks do", groups, MOST)
-    lines += _section("What is known", map(escape, verdict.understood), MOST)
-    lines += _section("What it may be", map(_family, verdict.families), MOST)
-    lines += _section("Also possible", (_other(f) for f in verdict.findings[1:]), MOST // 2)
-    lines += _section("Could not see", map(escape, unseen_texts(verdict.unseen)), MOST // 2)
+        lines += _section("What the ranks do", groups, MAX_ITEMS)
+    lines += _section("What is known", map(escape, verdict.understood), MAX_ITEMS)
+    lines += _section("What it may be", map(_family, verdict.families), MAX_ITEMS)
+    lines += _section("Also possible", (_other(f) for f in verdict.findings[1:]), MAX_ITEMS // 2)
+    lines += _section("Could not see", map(escape, unseen_texts(verdict.unseen)), MAX_ITEMS // 2)
     lines += _sources(files, problems)
     return "\n".join([*lines, "", f"hangdoc {__version__}", ""])
 
@@ -57,8 +57,8 @@ def ticket(verdict: Verdict, files: Sequence[File] = (), problems: Sequence[str]
 def _sources(files: Sequence[File], problems: Sequence[str]) -> list[str]:
     lines = []
     if files:
-        shown = [f"{code(_short(file.name))} ({escape(file_text(file))})" for file in files[:MOST_FILES]]
-        more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
+        shown = [f"{code(_short(file.name))} ({escape(file_text(file))})" for file in files[:MAX_FILES]]
+        more = f" and {len(files) - MAX_FILES} more" if len(files) > MAX_FILES else ""
         lines += ["", f"Based on {escape(files_text(files))}: {', '.join(shown)}{more}."]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -67,7 +67,7 @@ def _sources(files: Sequence[File], problems: Sequence[str]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    return clean(text, MOST_TEXT)
+    return clean(text, MAX_TEXT)
 
 
 def _finding(finding: Finding, job: Job) -> list[str]:
@@ -85,9 +85,9 @@ def _finding(finding: Finding, job: Job) -> list[str]:
     return [
         "",
         f"{escape(finding.summary)} {kind}",
-        *_section("Who", (re.sub(" +", " ", line).rstrip() for line in who), MOST),
-        *_section("Why", (escape(proof.text) for proof in finding.evidence), 2 * MOST),
-        *_section("What to do", map(escape, finding.actions), MOST, numbered=True),
+        *_section("Who", (re.sub(" +", " ", line).rstrip() for line in who), MAX_ITEMS),
+        *_section("Why", (escape(proof.text) for proof in finding.evidence), 2 * MAX_ITEMS),
+        *_section("What to do", map(escape, finding.actions), MAX_ITEMS, numbered=True),
         "",
         f"More: `hangdoc runbook {clean(finding.playbook)}`",
     ]

@@ -30,8 +30,8 @@ STYLES = {
 }
 CONFIDENCE = {"high": "green", "medium": "yellow", "low": "magenta"}
 LABEL = 9  # columns of the labels at the left
-MOST_GROUPS = 6  # groups of ranks shown before "and N more"
-MOST_UNSEEN = 6
+MAX_GROUPS = 6  # groups of ranks shown before "and N more"
+MAX_UNSEEN = 6
 
 
 def show(verdicts: Sequence[Verdict], console: Console, files: Sequence[File] = ()) -> None:
@@ -75,9 +75,9 @@ def ranks(page: Page, job: Job) -> None:
     if not groups:
         return
     page.blank()
-    rows = [(group.phase, (group.name, _operation(group), group.site)) for group in groups[:MOST_GROUPS]]
+    rows = [(group.phase, (group.name, _operation(group), group.site)) for group in groups[:MAX_GROUPS]]
     page.table(_once(rows), max(LABEL, *(len(label) + 2 for label, _ in rows)))
-    _more(page, len(groups) - MOST_GROUPS, "more groups of ranks")
+    _more(page, len(groups) - MAX_GROUPS, "more groups of ranks")
 
 
 def _operation(group: Group) -> str:
@@ -179,10 +179,10 @@ def _who(finding: Finding, job: Job) -> list[Row]:
     for group in culprit_groups(finding.culprits, job):
         rows.append(("culprit", (Text(group.name, "bold red"), _operation(group), group.site, group.where)))
     groups = fold(line for line in job.ranks if (line.host, line.pid) not in blamed)
-    for group in groups[:MOST_GROUPS]:
+    for group in groups[:MAX_GROUPS]:
         rows.append(("waiting" if group.phase in WAITING else "others", (group.name, group.what, group.site)))
-    if len(groups) > MOST_GROUPS:
-        rows.append(("", (f"and {len(groups) - MOST_GROUPS} more groups of ranks",)))
+    if len(groups) > MAX_GROUPS:
+        rows.append(("", (f"and {len(groups) - MAX_GROUPS} more groups of ranks",)))
     return _once(rows)
 
 
@@ -209,6 +209,6 @@ def _unseen(page: Page, unseen: Sequence[Unseen]) -> None:
     if not texts:
         return
     page.blank()
-    for text in texts[:MOST_UNSEEN]:
+    for text in texts[:MAX_UNSEEN]:
         page.paragraph(f"could not see: {text}", 2, "yellow", hang=2)
-    _more(page, len(texts) - MOST_UNSEEN, "more things that hangdoc could not see")
+    _more(page, len(texts) - MAX_UNSEEN, "more things that hangdoc could not see")

@@ -20,8 +20,8 @@ from hangdoc.verdict import CONFIDENCES, Family
 ROOT = Path(__file__).parent / "families"
 UNDERSTOOD = "understood"  # the file whose lines say what the evidence shows
 FOR, AGAINST = "for", "against"  # `probe` of a line of evidence
-MOST_FAMILIES = 2
-MOST_LINES = 8
+MAX_FAMILIES = 2
+MAX_LINES = 8
 
 
 @cache
@@ -36,7 +36,7 @@ def understood(facts: Facts) -> tuple[str, ...]:
     """What the evidence shows, whatever the cause: one sentence each. Never raises."""
     found = (one for one in library().playbooks if one.id == UNDERSTOOD)
     view = View(facts)
-    return tuple(text for family in found for _, text in _lines(family, view))[:MOST_LINES]
+    return tuple(text for family in found for _, text in _lines(family, view))[:MAX_LINES]
 
 
 def likely_families(facts: Facts) -> tuple[Family, ...]:
@@ -54,7 +54,7 @@ def likely_families(facts: Facts) -> tuple[Family, ...]:
         family = Family(envelope.cls, envelope.title, speaks_for, against, _decides(playbook, view))
         if lines:
             scored.append((-score, playbook.id, family))
-    return tuple(family for _, _, family in sorted(scored, key=lambda one: one[:2])[:MOST_FAMILIES])
+    return tuple(family for _, _, family in sorted(scored, key=lambda one: one[:2])[:MAX_FAMILIES])
 
 
 def _lines(family: Playbook, view: View) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CPU_S = 1.0  # per question; 150 kB of ordinary source take 0.1 s
 MEMORY_BYTES = 768 << 20  # address space; 1 MB of ordinary source takes 150 MB
-MOST_ANSWER_BYTES = 8 << 20  # per answer
+MAX_ANSWER_BYTES = 8 << 20  # per answer
 
 
 def serve(function: str) -> None:
@@ -42,7 +42,7 @@ def _answer(call: Callable[[bytes, Any], Any], text: bytes, arguments: Any) -> b
         return b'{"failed": "it takes too much memory"}'
     except Exception as error:
         return json.dumps({"failed": f"{type(error).__name__}: {error}"[:200]}).encode()
-    return answer if len(answer) <= MOST_ANSWER_BYTES else b'{"failed": "there is too much in it"}'
+    return answer if len(answer) <= MAX_ANSWER_BYTES else b'{"failed": "there is too much in it"}'
 
 
 def _confine() -> None:

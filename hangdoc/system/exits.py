@@ -30,7 +30,7 @@ _WITH_EXIT = 1 << 3  # PIDFD_INFO_EXIT
 
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: PIDs in the kernel log are those of this namespace
 _CRASH = re.compile(r"[Kk]illed process|segfault|traps:|general protection|unhandled|trap |Machine Check", re.ASCII)
-_MOST_LINES = 4  # of the kernel log, kept for one process
+_MAX_LINES = 4  # of the kernel log, kept for one process
 _LONGEST_LINE = 240  # characters
 
 
@@ -143,7 +143,7 @@ def kernel_log_lines(pids: Collection[int], target: Target) -> tuple[str, ...]:
         for at_s, line in _kernel_log()
         if at_s >= since_s and _CRASH.search(line) and named.search(line)
     ]
-    return tuple(found[-_MOST_LINES:])
+    return tuple(found[-_MAX_LINES:])
 
 
 def _kernel_log() -> Iterator[tuple[float, str]]:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 MIB = 2**20
-STREAM, STREAM_TIMES, STREAM_MOST = 256 * MIB, 1024, 64 * 2**30  # unpacked bytes, read in chunks
-WHOLE, WHOLE_TIMES, WHOLE_MOST = 16 * MIB, 128, 2**30  # unpacked bytes, parsed as a whole
+STREAM, STREAM_TIMES, MAX_STREAM = 256 * MIB, 1024, 64 * 2**30  # unpacked bytes, read in chunks
+WHOLE, WHOLE_TIMES, MAX_WHOLE = 16 * MIB, 128, 2**30  # unpacked bytes, parsed as a whole
 LINES = 200_000  # lines examined one by one, plus one for each byte of the file
 MEMORY, MEMORY_TIMES, MEMORY_RATIO = 128 * MIB, 24, 1024  # bytes of memory for parsing
 SMALL = 100 * 2**10  # bytes; the file size up to which parsing gets no more than MEMORY
@@ -27,12 +27,12 @@ class InputTooLarge(ValueError):
 
 def most_streamed(packed: int) -> int:
     """Unpacked bytes allowed for a file of `packed` bytes that is read in chunks."""
-    return min(STREAM + STREAM_TIMES * packed, STREAM_MOST)
+    return min(STREAM + STREAM_TIMES * packed, MAX_STREAM)
 
 
 def most_whole(packed: int) -> int:
     """Unpacked bytes allowed if the file, or one line of it, is parsed at once."""
-    return min(WHOLE + WHOLE_TIMES * packed, WHOLE_MOST)
+    return min(WHOLE + WHOLE_TIMES * packed, MAX_WHOLE)
 
 
 def most_lines(packed: int) -> int:

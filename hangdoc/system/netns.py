@@ -17,7 +17,7 @@ from hangdoc.redaction.text import redact_text
 T = TypeVar("T")
 
 HOSTS = "/etc/hosts"
-MOST_HOSTS_BYTES = 1 << 20  # read of a hosts file, whose content the target controls
+MAX_HOSTS_BYTES = 1 << 20  # read of a hosts file, whose content the target controls
 _LONGEST_LINE = 160  # characters kept of a line
 
 

@@ -15,10 +15,10 @@ from hangdoc.system.command_text import command_text
 from hangdoc.system.netns import call_inside
 from hangdoc.system.sockdiag import Fields, SockDiag
 
-_MOST_DESCRIPTORS = 200_000  # of the host; 4 us each
-_MOST_PEERS = 8  # kept of each end
+_MAX_DESCRIPTORS = 200_000  # of the host; 4 us each
+_MAX_PEERS = 8  # kept of each end
 _LONGEST = 60  # characters of a command
-_MOST_CONNECTIONS = 16  # of a process; each costs two walks over the connections of its network namespace
+_MAX_CONNECTIONS = 16  # of a process; each costs two walks over the connections of its network namespace
 _PORTS = ("local_port", "remote_port")
 _QUIET = ("/dev/null", "anon_inode:")  # what no two processes talk through
 _MODES = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
@@ -48,7 +48,7 @@ class OpenEnds:
             self._opened = _walk()
             self.walk_s = time.monotonic() - began_s
         found = self._opened.get(link, ())
-        return tuple(islice(dict.fromkeys(pid for pid, fd in found if mode in open_mode(pid, fd)), _MOST_PEERS))
+        return tuple(islice(dict.fromkeys(pid for pid, fd in found if mode in open_mode(pid, fd)), _MAX_PEERS))
 
     def unix_peers(self, pid: int, inodes: Collection[int]) -> dict[int, tuple[int, ...]]:
         """The processes at the other end of each connected Unix socket of a process. Empty: the kernel does not say."""
@@ -67,7 +67,7 @@ class OpenEnds:
         with suppress(OSError):
             diag = call_inside(pid, SockDiag)
             try:
-                for fields in islice(list(diag.connections(inodes)), _MOST_CONNECTIONS):
+                for fields in islice(list(diag.connections(inodes)), _MAX_CONNECTIONS):
                     found[fields["inode"]] = self._tcp_end(fields, *(list(diag.at_port(fields[p])) for p in _PORTS))
             finally:
                 diag.close()
@@ -114,7 +114,7 @@ def open_mode(pid: int, fd: int) -> str:
 def _walk() -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
     every = ((pid, fd) for pid in procfs.numbers("/proc") for fd in procfs.descriptors(pid))
-    for pid, fd in islice(every, _MOST_DESCRIPTORS):
+    for pid, fd in islice(every, _MAX_DESCRIPTORS):
         link = procfs.link(f"/proc/{pid}/fd/{fd}")
         if link is not None and not link.startswith(_QUIET):
             found.setdefault(link, []).append((pid, fd))

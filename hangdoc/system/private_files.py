@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PRIVATE = 0o600  # mode of a file: only its owner reads and writes it
-MOST_LINKS = 40  # symbolic links followed on one path, as in the kernel (path_resolution(7))
+MAX_LINKS = 40  # symbolic links followed on one path, as in the kernel (path_resolution(7))
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 
@@ -58,7 +58,7 @@ def create(name: str, folder: int) -> int:
 
 def open_file(path: Path) -> int:
     """A descriptor of a regular file for reading, reached without links of other users. Raises OSError."""
-    for _ in range(MOST_LINKS):
+    for _ in range(MAX_LINKS):
         with open_folder(path.parent) as folder:
             target = _link(path.name, folder, make=False)
             if target is None:
@@ -121,7 +121,7 @@ def _walk(path: Path, make: bool) -> int:
                 at = _enter(name, at)
                 continue
             links += 1
-            if links > MOST_LINKS:
+            if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             parts.extend(reversed(Path(target).parts))
     except OSError as error:

@@ -19,7 +19,7 @@ from hangdoc.system.netns import call_inside, namespace
 from hangdoc.system.sockdiag import Fields, SockDiag, read_proc_tables
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address of a server that listens on every interface, on its host
-_MOST_KNOWN = 256  # listening sockets whose process is remembered
+_MAX_KNOWN = 256  # listening sockets whose process is remembered
 
 
 class Endpoint(NamedTuple):
@@ -71,7 +71,7 @@ def socket_inodes(pid: int) -> tuple[frozenset[int], bool]:
     """
     found = []
     with os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in islice(entries, procfs.MOST_DESCRIPTORS):
+        for entry in islice(entries, procfs.MAX_DESCRIPTORS):
             try:
                 link = os.readlink(entry.path)
             except FileNotFoundError:
@@ -111,7 +111,7 @@ class SocketHolders:
             known = [
                 entry for entry in self._known.items() if entry[0] != inode and os.path.exists(f"/proc/{entry[1]}")
             ]
-            self._known = dict(known[1 - _MOST_KNOWN :])
+            self._known = dict(known[1 - _MAX_KNOWN :])
         self._known[inode] = pid
         stat = procfs.stat(pid)
         return Holder(pid, command_text(pid), listening["uid"], procfs.age_s(stat.start_ticks) if stat else None)

@@ -14,8 +14,8 @@ from itertools import islice
 TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second in /proc/PID/stat
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _LARGEST = 4 << 20  # bytes read of one file, enough for long environments and memory maps
-MOST_THREADS = 2048  # per process; each costs 40 us per round
-MOST_DESCRIPTORS = 16_384  # per process; each costs 4 us per walk
+MAX_THREADS = 2048  # per process; each costs 40 us per round
+MAX_DESCRIPTORS = 16_384  # per process; each costs 4 us per walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,13 @@ def numbers(path: str, most: int | None = None) -> list[int]:
 
 
 def threads(pid: int) -> list[int]:
-    """TIDs of a process, at most MOST_THREADS, oldest first."""
-    return numbers(f"/proc/{pid}/task", MOST_THREADS)
+    """TIDs of a process, at most MAX_THREADS, oldest first."""
+    return numbers(f"/proc/{pid}/task", MAX_THREADS)
 
 
 def descriptors(pid: int) -> list[int]:
-    """File descriptors of a process, at most MOST_DESCRIPTORS, lowest first."""
-    return numbers(f"/proc/{pid}/fd", MOST_DESCRIPTORS)
+    """File descriptors of a process, at most MAX_DESCRIPTORS, lowest first."""
+    return numbers(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
 
 
 def strings(path: str) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-MOST_LINKS = 40  # symbolic links followed on one path, as in the kernel (path_resolution(7))
+MAX_LINKS = 40  # symbolic links followed on one path, as in the kernel (path_resolution(7))
 
 
 def find(name: str, also: Sequence[str] = ()) -> str | None:
@@ -54,7 +54,7 @@ def path_owners(path: str) -> Iterator[tuple[int, bool]]:
         yield _ownership(found)
         if stat.S_ISLNK(found.st_mode):
             links += 1
-            if links > MOST_LINKS:
+            if links > MAX_LINKS:
                 raise OSError(f"too many links on the way to {path}")
             to = os.readlink(at)
             at = "/" if to.startswith("/") else os.path.dirname(at)

@@ -40,10 +40,10 @@ Name = TypeVar("Name", str, int)  # a path, or the number of an open descriptor 
 Device = tuple[int, int]
 
 DEADLINE_S = 2.0  # per file
-MOST_STUCK = 64  # abandoned threads in total
-MOST_STUCK_OF_USER = 4  # abandoned threads per user: one user must not use up the total
-MOST_LINKS = 40  # symbolic links followed on one path, as in the kernel
-MOST_DEPTH = 128  # folders on one path; without openat2 each takes a descriptor
+MAX_STUCK = 64  # abandoned threads in total
+MAX_STUCK_OF_USER = 4  # abandoned threads per user: one user must not use up the total
+MAX_LINKS = 40  # symbolic links followed on one path, as in the kernel
+MAX_DEPTH = 128  # folders on one path; without openat2 each takes a descriptor
 
 _PLACE = os.O_PATH | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -257,7 +257,7 @@ def _refusal(pid: int, name: str | int, abandoned: Sequence[_FileThread[Any]]) -
     device = _server(pid, name)
     if any(thread.stuck == name or (device is not None and thread.device == device) for thread in own):
         return TimeoutError(errno.ETIMEDOUT, "its filesystem does not answer")
-    if len(own) >= MOST_STUCK_OF_USER or len(abandoned) >= MOST_STUCK:
+    if len(own) >= MAX_STUCK_OF_USER or len(abandoned) >= MAX_STUCK:
         return TimeoutError(errno.ETIMEDOUT, "not asked for: too many other files do not answer")
     return None
 
@@ -312,7 +312,7 @@ def walk(root: int, path: str, links: bool = True) -> int:
                 if len(folders) > 1:
                     folders.pop()
                 continue
-            if len(folders) > MOST_DEPTH:
+            if len(folders) > MAX_DEPTH:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             fd = _opened(name, os.O_NOFOLLOW, folders[-1])
             opened.callback(os.close, fd)
@@ -320,7 +320,7 @@ def walk(root: int, path: str, links: bool = True) -> int:
                 folders.append(fd)
                 continue
             followed += 1
-            if followed > MOST_LINKS * links:
+            if followed > MAX_LINKS * links:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             target = os.readlink("", dir_fd=fd)
             left += target.split("/")[::-1]

@@ -25,7 +25,7 @@ from probes import Tier
 TIERS = {"look": Tier.LOOK, "inspect": Tier.EXAMINE, "examine": Tier.EXAMINE}
 PEERS = b'{"do":"peers"'
 GRACE_S = 5.0  # for the current round, after the input has ended
-MOST_LINE_BYTES = 64 << 20  # a command to thousands of agents behind one gateway lists PIDs of each
+MAX_LINE_BYTES = 64 << 20  # a command to thousands of agents behind one gateway lists PIDs of each
 CLEAN_S = 1.0  # for child processes, after that
 
 
@@ -126,7 +126,7 @@ def newest(waiting: SimpleQueue[bytes]) -> bytes:
 def _lines(descriptor: int) -> Iterator[bytes]:
     """The lines of a descriptor, with their newline. No buffered reader: its lock would outlive the main thread."""
     rest = b""
-    while (piece := os.read(descriptor, 1 << 16)) and len(rest) < MOST_LINE_BYTES:  # a longer line is no command: stop
+    while (piece := os.read(descriptor, 1 << 16)) and len(rest) < MAX_LINE_BYTES:  # a longer line is no command: stop
         *whole, rest = (rest + piece).split(b"\n")
         yield from (line + b"\n" for line in whole)
 

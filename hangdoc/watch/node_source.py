@@ -212,7 +212,7 @@ class _Daemon:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError("no answer in time")
-            if searched > protocol.LINE_MOST:
+            if searched > protocol.MAX_LINE:
                 raise ValueError("a line that is too large")
             self.peer.settimeout(left_s)
             piece = self.peer.recv(1 << 18)

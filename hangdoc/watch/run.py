@@ -31,7 +31,7 @@ from hangdoc.watch.sources import LocalSource
 __all__ = ["Event", "WatchOptions", "watch", "watch_once"]
 
 MAX_REASONS = 5  # why hosts are not seen, in one error
-WAIT_S, MOST_WAIT_S = 1.0, 10.0  # between two searches for ranks that have not started: each reads all of /proc
+WAIT_S, MAX_WAIT_S = 1.0, 10.0  # between two searches for ranks that have not started: each reads all of /proc
 WAIT_GROWTH = 0.1  # of the pause, for each second waited
 QUIET_WAIT_S = 60.0  # a command that is no training job needs no comment
 ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
@@ -161,7 +161,7 @@ def _await_ranks(source: LocalSource | NodeSource, options: WatchOptions, say: C
             pids = ", ".join(map(str, source.starting))
             what = "the command has" if options.below else f"PID {pids} has"
             say(f"{what} not started its ranks yet; waiting for them")
-        pause_s = min(max(WAIT_S, waited_s * WAIT_GROWTH), MOST_WAIT_S)
+        pause_s = min(max(WAIT_S, waited_s * WAIT_GROWTH), MAX_WAIT_S)
         time.sleep(min(pause_s, options.wait_s - waited_s))
         source.find()
 

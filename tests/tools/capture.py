@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 from tests.support.started import started
 from tests.tools.anonymize import here, rewrite
 
-MOST_BYTES = 100_000
+MAX_BYTES = 100_000
 
 
 def capture(id: str) -> str:
@@ -35,8 +35,8 @@ def keep(folder: Path, id: str) -> str:
     recording = max(folder.glob("*.jsonl.zst"), key=lambda file: file.stat().st_mtime)  # the one that was diagnosed
     rewrite(recording, recording, here())
     size = recording.stat().st_size
-    if size > MOST_BYTES:
-        raise SystemExit(f"{size} bytes, more than {MOST_BYTES}: nothing kept")
+    if size > MAX_BYTES:
+        raise SystemExit(f"{size} bytes, more than {MAX_BYTES}: nothing kept")
     target = ROOT / "playbooks" / id / "capture.jsonl.zst"
     shutil.copyfile(recording, target)
     return f"{target}: {size} bytes"

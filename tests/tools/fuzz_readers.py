@@ -24,7 +24,7 @@ from tests.support import samples
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 256 * 2**20
-MOST = 200_000  # bytes of an input
+MAX_BYTES = 200_000  # bytes of an input
 
 TOKENS = [
     b"Process 1: ",
@@ -77,7 +77,7 @@ class Corpus:
         self.by_reader: dict[str, list[bytes]] = {}
         for module, path in every:
             content = path.read_bytes()
-            if len(content) <= MOST:
+            if len(content) <= MAX_BYTES:
                 self.by_reader.setdefault(module, []).append(content)
         self.all = [content for of in self.by_reader.values() for content in of]
 
@@ -92,7 +92,7 @@ def mutated(draw: random.Random, content: bytes, corpus: Corpus) -> bytes:
     data = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 3, 5, 12))):
         draw.choice(DAMAGES)(draw, data, corpus)
-        del data[MOST:]
+        del data[MAX_BYTES:]
     return gzip.compress(bytes(data), 1) if draw.random() < 0.02 else bytes(data)
 
 

@@ -16,9 +16,11 @@ from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.thresholds import (
     BARELY_SLOWER,
     COMPARABLE_RANKS,
+    DATA_APART,
+    DATA_WAIT_S,
     GRADIENT_ROUNDING,
-    INPUT_BOUND,
-    LARGELY,
+    HALF,
+    LEAST_WAIT_S,
     LONG_WAIT_S,
     MUCH_MORE_CPU,
     MUCH_MORE_OF_TWO,
@@ -33,6 +35,7 @@ MAX_SUSPECTS = 64
 RANKS = frozenset({"rank"})
 SLOW_IF_HIGH = ("work", "backward", "step")
 SLOW_IF_LOW = ("rate", "score")
+PARTS = ("work", "backward", "wait")  # of a step, besides the wait for its batch
 # The first shows the cause best: its own work, then what only shows that it is late.
 ORDER = ("work", "score", "backward", "rate", "step")
 
@@ -58,7 +61,10 @@ class FiguresJob:
     slow_firm: bool = False  # by a wide margin, in a figure of its own work, and of three owners or more
     loading: tuple[Suspect, ...] = ()
     loading_why: str | None = None
-    loading_share: float | None = None  # of the step, on every rank; None: no line shows both, or it is small
+    loading_firm: bool = False  # by a wide margin, and of three owners or more
+    loading_share: float | None = None  # of the steps, over all lines; None: no line shows both, or it is small
+    loading_s: float | None = None  # wait for the batch of a step, seconds, over these lines
+    loading_steps: int = 0  # of these lines; the first of each rank waits for the workers to start and does not count
     odd: tuple[Suspect, ...] = ()
     apart: str | None = None  # name of a value that replicas have in common and that differs: "param checksum"
     apart_why: str | None = None  # "7be0 on ranks 1-3, c314 on rank 0"
@@ -95,15 +101,11 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
             slow_firm=slow.firm if slow else False,
             loading=_suspects(loading, as_ranks),
             loading_why=loading.why if loading else None,
-            loading_share=_share(values),
+            loading_firm=loading.firm if loading else False,
+            **_share(values),
             **parted,
         )
-        keys = {rank.target.rank: key for key, rank in case.ranks.items()}
-
-        def ranks(suspects: Iterable[Suspect]) -> set[Key]:
-            return {keys[one.rank] for one in suspects if one.rank in keys}
-
-        late, starving, odd = ranks(job.slow), ranks(job.loading), ranks(job.odd)
+        late, starving, odd = (keys_of(case, suspects) for suspects in (job.slow, job.loading, job.odd))
         return {
             key: FiguresFacts(key in late or None, key in starving or None, key in odd or None) for key in case.ranks
         }, job
@@ -117,6 +119,12 @@ def case_figures(case: Case) -> list[Figures]:
         if isinstance(record, Figures):
             found[record.source] = record
     return list(found.values())
+
+
+def keys_of(case: Case, suspects: Iterable[Suspect]) -> set[Key]:
+    """The ranks among the suspects of which there is evidence."""
+    keys = {rank.target.rank: key for key, rank in case.ranks.items()}
+    return {keys[one.rank] for one in suspects if one.rank in keys}
 
 
 def suspect(of: str, owner: str, as_ranks: bool) -> Suspect | None:
@@ -220,12 +228,17 @@ def _of(of: str, owners: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _why(name: str, of: str, values: Values, owners: Sequence[str], usual: float, unit: str) -> str:
-    shown = ", ".join(f"{values[owner]:.3g}{unit} on {_called(of, owner)}" for owner in owners[:4])
+    shown = ", ".join(f"{values[owner]:.3g}{unit} on {called(of, owner)}" for owner in owners[:4])
     return f"{name}: {shown}; {usual:.3g}{unit} on the other {len(values) - len(owners)}"
 
 
-def _called(of: str, owner: str) -> str:
-    return owner if of == "host" else f"GPU {owner}" if of == "gpu" else f"{of} {owner}"
+def called(of: str, owner: str) -> str:
+    """`rank 3`, `gpu07`, `GPU 3 of gpu07`."""
+    if of != "gpu":
+        return owner if of == "host" else f"{of} {owner}"
+    host, _, number = owner.rpartition("/")
+    name = f"GPU {number}" if number != "?" else "a GPU"
+    return f"{name} of {host}" if host else name
 
 
 # --- waits for batches ----------------------------------------------------------------------------
@@ -235,35 +248,47 @@ def _loading(values: Sequence[Figure]) -> _Outlier | None:
     """Owners that wait for batches, by far longer than others, and for a part of the step that matters."""
     groups = _groups(values)
     for (kind, of, name), by_owner in groups.items():
-        if kind != "input" or len(by_owner) < COMPARABLE_RANKS:
+        if kind != "input":
             continue
-        owners, usual = _high(by_owner)
-        longest = max(
-            (max(more.values()) for (other, whose, _), more in groups.items() if whose == of and other in SLOW_IF_HIGH),
-            default=0.0,
-        )
+        waits = {owner: max(wait, LEAST_WAIT_S) for owner, wait in by_owner.items()}
+        owners, usual = _high(waits)
+        spent = [
+            max(more.values()) for (other, whose, _), more in groups.items() if whose == of and other in SLOW_IF_HIGH
+        ]
+        least = PART_OF_LONGEST * max(spent) if spent else DATA_WAIT_S
+        apart = all(waits[owner] >= DATA_APART * usual for owner in owners)
+        several = len(waits) >= COMPARABLE_RANKS
         if (
             owners
-            and _much(by_owner, owners, usual)
-            and min(by_owner[one] for one in owners) >= PART_OF_LONGEST * longest
+            and (apart or (several and _much(waits, owners, usual)))
+            and min(waits[owner] for owner in owners) >= least
         ):
-            return _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, " s"), True)
+            return _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, " s"), several and apart)
     return None
 
 
-def _share(values: Sequence[Figure]) -> float | None:
-    """The share of the step in which every rank waits for data, by the lines that show both."""
-    steps: dict[int, float] = {}
-    inputs: dict[int, float] = {}
+def _share(values: Sequence[Figure]) -> dict[str, Any]:
+    """The share of the steps in which ranks wait for data, by the lines that show both times.
+
+    Some loops print the whole step, some its parts, some what is left of it.
+    """
+    shown: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in values:
-        if one.timed and one.kind in ("step", "input"):
-            (steps if one.kind == "step" else inputs).setdefault(one.line, float(one.value))
-    both = [line for line in inputs if steps.get(line, 0.0) >= inputs[line]]
-    total = sum(steps[line] for line in both)
-    if len(both) < INPUT_BOUND or not total:
-        return None
-    share = sum(inputs[line] for line in both) / total
-    return share if share >= LARGELY else None
+        if one.timed:
+            shown[one.owner, one.line][one.kind].append(float(one.value))
+    steps: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for (owner, _), kinds in shown.items():
+        data = kinds["input"][0] if kinds["input"] else 0.0
+        parts = sum(sum(kinds[part]) for part in PARTS)
+        if kinds["input"] and (kinds["step"] or parts):
+            step = kinds["step"][0] if kinds["step"] else data + parts
+            steps[owner].append((data, step if data <= step else data + step))
+    counted = [step for of_owner in steps.values() for step in of_owner[1:]]
+    total = sum(step for _, step in counted)
+    share, wait_s = (sum(data for data, _ in counted) / total, total / len(counted)) if total else (0.0, 0.0)
+    if share < HALF or share * wait_s < DATA_WAIT_S:
+        return {}
+    return {"loading_share": share, "loading_s": share * wait_s, "loading_steps": len(counted)}
 
 
 # --- replicas that differ -------------------------------------------------------------------------
@@ -294,7 +319,7 @@ def _parted(values: Sequence[Figure]) -> dict[str, Any]:
         return {
             "odd": tuple(one for one in named if one is not None)[:MAX_SUSPECTS],
             "apart": name,
-            "apart_why": ", ".join(f"{text} on {_called(of, owner)}" for owner, text in list(texts.items())[:8]),
+            "apart_why": ", ".join(f"{text} on {called(of, owner)}" for owner, text in list(texts.items())[:8]),
             "apart_kind": kind,
             "apart_exact": any(one.exact for one in owners.values()),
             "step": step,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.figures import FiguresJob, case_figures, suspect
+from hangdoc.analysis.logs.figures import MAX_SUSPECTS, FiguresJob, called, case_figures, keys_of, suspect
 from hangdoc.analysis.thresholds import (
     BUSY_GPU,
     COMPARABLE_RANKS,
@@ -25,7 +25,6 @@ from hangdoc.analysis.thresholds import (
 )
 from hangdoc.evidence.figures import Figure
 
-MAX_SUSPECTS = 64
 MAX_SHOWN = 4
 
 Values = Mapping[str, float]
@@ -81,9 +80,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, _emulated(values),
         )  # fmt: skip
-        keys = {rank.target.rank: key for key, rank in case.ranks.items()}
-        slow = {keys[one.rank] for one in job.slowed if one.rank in keys}
-        late = {keys[one.rank] for one in job.held if one.rank in keys}
+        slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
         return {key: HardwareFacts(key in slow or None, key in late or None) for key in case.ranks}, job
 
 
@@ -136,7 +133,7 @@ def _slowed(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], 
         parts = [*reasons.get(gpu, ())][:2]
         parts += [f"{clocks[gpu]:.0f} MHz"] if gpu in clocks else []
         parts += [f"{warm[gpu]:.0f} C"] if gpu in warm else []
-        texts.append(f"{_called(gpu)}: {', '.join(parts)}")
+        texts.append(f"{called('gpu', gpu)}: {', '.join(parts)}")
     rest = [clock for gpu, clock in clocks.items() if gpu not in found]
     if rest:
         texts.append(f"{median(rest):.0f} MHz on the other {len(rest)}")
@@ -149,7 +146,7 @@ def _idle(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], st
     busy = [gpu for gpu, share in used.items() if share >= BUSY_GPU]
     if len(idle) != 1 or len(busy) < COMPARABLE_RANKS - 1 or len(busy) + 1 < len(used):
         return [], None
-    return [("gpu", idle[0])], f"{_called(idle[0])} is at {used[idle[0]]:.0f} %, the other {len(busy)} are busy"
+    return [("gpu", idle[0])], f"{called('gpu', idle[0])} is at {used[idle[0]]:.0f} %, the other {len(busy)} are busy"
 
 
 def _busy(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:
@@ -163,14 +160,8 @@ def _busy(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], st
     spinning = all(watts <= IDLE_POWER * limit[gpu] for gpu, watts in both.items() if gpu != most and gpu in limit)
     if both[most] < MUCH_MORE_OF_TWO * max(others) or not spinning:
         return [], None
-    text = f"{_called(most)} draws {both[most]:.0f} W, the others at most {max(others):.0f} W, all at full utilisation"
-    return [("gpu", most)], text
-
-
-def _called(gpu: str) -> str:
-    host, _, number = gpu.rpartition("/")
-    name = f"GPU {number}" if number != "?" else "a GPU"
-    return f"{name} of {host}" if host else name
+    shown = f"{both[most]:.0f} W, the others at most {max(others):.0f} W, all at full utilisation"
+    return [("gpu", most)], f"{called('gpu', most)} draws {shown}"
 
 
 # --- CPUs -----------------------------------------------------------------------------------------
@@ -186,14 +177,10 @@ def _throttled(shares: Sequence[Figure], periods: Sequence[Figure]) -> tuple[lis
     if not held:
         return [], None
     shown = [
-        f"{share:.0%} of the periods of its quota{f' on {_owner(key)}' if key[1] else ''}"
+        f"{share:.0%} of the periods of its quota{f' on {called(*key)}' if key[1] else ''}"
         for key, share in list(held.items())[:MAX_SHOWN]
     ]
     return [key for key in held if key[1]], f"throttled in {', '.join(shown)}"
-
-
-def _owner(key: tuple[str, str]) -> str:
-    return key[1] if key[0] == "host" else f"{key[0]} {key[1]}"
 
 
 def _bound(allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:
@@ -205,7 +192,7 @@ def _bound(allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None
     few = [key for key, count in cores.items() if count <= FEW_CORES * usual]
     if not few or len(few) * 2 >= len(cores):
         return [], None
-    shown = ", ".join(f"{cores[key]:.0f} on {_owner(key)}" for key in few[:MAX_SHOWN])
+    shown = ", ".join(f"{cores[key]:.0f} on {called(*key)}" for key in few[:MAX_SHOWN])
     return few, f"cores allowed: {shown}; {usual:.0f} on the others"
 
 

@@ -215,7 +215,7 @@ class RollCall:
             return f"{ranks} (node{'s' * (len(self.nodes) > 1)} {fold_ranks(self.nodes)})" if self.nodes else ranks
         if not self.lacking:
             return None
-        of = f" of {self.expected:,}" if self.expected and self.lacking > limits.NAMED_MOST else ""
+        of = f" of {self.expected:,}" if self.expected and self.lacking > limits.MAX_NAMED else ""
         return f"{self.lacking:,}{of} {'host' if self.hosts else 'rank'}{'s' * (self.lacking > 1)}"
 
 
@@ -269,7 +269,7 @@ def _of_hosts(waiting: Mapping[Key, Arrival], here: bool) -> RollCall:
     absent = limits.absent_ranks(fewest, nodes) if numbered else ()
     per_node = next(iter(each)) or 1
     missed = limits.count_absent(fewest, nodes) * per_node if numbered else 0
-    few = len(absent) * per_node <= limits.NAMED_MOST
+    few = len(absent) * per_node <= limits.MAX_NAMED
     missing = tuple(node * per_node + local for node in absent for local in range(per_node)) if few else ()
     lacking = max(0, fewest - come) if fewest and (here or served is not None) else None
     # A rank that was started but has not connected is on its way.

@@ -16,8 +16,8 @@ from itertools import groupby, islice, pairwise
 
 from hangdoc.postmortem.readers._input_file import rank_in_name
 
-MOST_LINE = 16 * 2**10  # characters; a longer line is left as it is
-MOST_MESSAGES = 64  # in one line
+MAX_LINE = 16 * 2**10  # characters; a longer line is left as it is
+MAX_MESSAGES = 64  # in one line
 QUOTED_LINES = 3  # in a row with a bar in front: fewer may be the rest of a table
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;:?]{0,60}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -134,7 +134,7 @@ def _each(change: Callable[[str], str]) -> Callable[[list[TextLine]], list[TextL
 
 def _unmarked(text: str) -> str:
     """A line without Markdown and HTML around it."""
-    if not text or len(text) > MOST_LINE:
+    if not text or len(text) > MAX_LINE:
         return text
     if _FENCE.fullmatch(text):
         return ""
@@ -180,7 +180,7 @@ def _without_bars(lines: list[TextLine]) -> list[TextLine]:
 
 def _without_ci(text: str) -> str:
     """A line without what a CI system adds. A time stays: it is that of the line."""
-    if len(text) > MOST_LINE:
+    if len(text) > MAX_LINE:
         return text
     if found := _ACTION.match(text):
         text = found[1] + text[found.end() :]
@@ -273,12 +273,12 @@ def _apart(lines: list[TextLine]) -> list[TextLine]:
 
 
 def _messages(text: str) -> Iterable[str]:
-    if not 24 <= len(text) <= MOST_LINE:
+    if not 24 <= len(text) <= MAX_LINE:
         return (text,)
     if "%|" in text and (bar := _PROGRESS.match(text)) and len(text) - bar.end() >= 8:
         return (text[: bar.end()], *_messages(text[bar.end() :].lstrip()))
     cuts: list[int] = []
-    for match in islice(_AGAIN.finditer(text, 12), MOST_MESSAGES):
+    for match in islice(_AGAIN.finditer(text, 12), MAX_MESSAGES):
         begin = cuts[-1] if cuts else 0
         if match.start() - begin >= 12 and not only_prefixes(text, begin, match.start()):
             cuts.append(match.start())

@@ -28,7 +28,7 @@ _WAIT_FUNCTIONS = frozenset(
     {"join", "wait", "_invoke_run", "_monitor_workers", "start_processes", "sigkill_handler", "main", "run"}
 )
 _WORKER = re.compile(r"torch/utils/data/_utils/worker\.py$")
-MOST_DUMPS = 1000  # of one process in one source; a dump a minute for most of a day
+MAX_DUMPS = 1000  # of one process in one source; a dump a minute for most of a day
 _ANONYMOUS = -(10**6)  # made-up PIDs start here, for processes with neither rank nor PID
 
 
@@ -80,14 +80,14 @@ def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadConte
 def _newest_dumps(
     owned: Sequence[tuple[ProcessDump, ProcessRef]], source: Source, context: ReadContext
 ) -> Iterator[tuple[ProcessDump, ProcessRef]]:
-    """The newest MOST_DUMPS of each process, in order; says which process has more."""
+    """The newest MAX_DUMPS of each process, in order; says which process has more."""
     left = Counter(process for _, process in owned)
     for process, count in left.items():
-        if count > MOST_DUMPS:
+        if count > MAX_DUMPS:
             who = f"rank {process.rank}" if process.rank is not None else "one process"
-            context.warn(f"{source.name}: {count} dumps of {who}; the newest {MOST_DUMPS} are used")
+            context.warn(f"{source.name}: {count} dumps of {who}; the newest {MAX_DUMPS} are used")
     for dump, process in owned:
-        if left[process] <= MOST_DUMPS:
+        if left[process] <= MAX_DUMPS:
             yield dump, process
         left[process] -= 1
 

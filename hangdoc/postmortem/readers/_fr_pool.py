@@ -15,20 +15,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.postmortem.readers import Source, _fr_worker
 from hangdoc.postmortem.readers._fr_trace import MALFORMED, Entries, SharedParts, label, trace_header
+from hangdoc.postmortem.readers._safe_pickle import pipes, stop
 from hangdoc.system import input_limits
 
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to digest a pickle, plus one per CPU_BYTES_S bytes
-MOST_WORKERS = 2
-MOST_AHEAD = 256  # dumps that are digested before they are read,
-MOST_AHEAD_BYTES = 64 << 20  # and their size on disk
-MOST_ANSWER = 16  # times the size of the pickle, plus
+MAX_WORKERS = 2
+MAX_AHEAD = 256  # dumps that are digested before they are read,
+MAX_AHEAD_BYTES = 64 << 20  # and their size on disk
+MAX_ANSWER = 16  # times the size of the pickle, plus
 ANSWER_FLOOR = 1 << 20  # bytes
 PROGRAM = Path(_fr_worker.__file__)
 PROTOCOL = b"\x80"  # first byte of a pickle of protocol 2 or newer
@@ -73,28 +74,10 @@ class _Worker:
         if len(header) < _fr_worker.ANSWER.size:
             raise OSError("it has ended")
         lengths = _fr_worker.ANSWER.unpack(header)
-        if sum(lengths) > MOST_ANSWER * len(data) + ANSWER_FLOOR:
+        if sum(lengths) > MAX_ANSWER * len(data) + ANSWER_FLOOR:
             raise OSError("its answer is too long")
         meta, indices = (answers.read(length) for length in lengths)
         return meta, indices
-
-
-def pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return process.stdin, process.stdout
-
-
-def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Kill and reap child processes."""
-    for process in processes:
-        process.kill()
-        for pipe in pipes(process):
-            try:
-                pipe.close()
-            except OSError:  # unwritten data is dropped
-                continue
-        process.wait()
 
 
 class DumpPool:
@@ -115,7 +98,7 @@ class DumpPool:
         for one in chain([source], following):
             if one.path in self._ahead:
                 continue
-            if len(self._ahead) >= MOST_AHEAD or size > MOST_AHEAD_BYTES or one.head[:1] != PROTOCOL:
+            if len(self._ahead) >= MAX_AHEAD or size > MAX_AHEAD_BYTES or one.head[:1] != PROTOCOL:
                 return
             one.drop_head()
             self._submit(one)
@@ -131,7 +114,7 @@ class DumpPool:
         future: Future[Digested | None] = Future()
         self._ahead[source.path] = source, future
         self._jobs.put((source, future))
-        if self._threads < min(MOST_WORKERS, os.cpu_count() or 1, len(self._ahead)):
+        if self._threads < min(MAX_WORKERS, os.cpu_count() or 1, len(self._ahead)):
             self._threads += 1
             # The thread must not keep the pool alive.
             arguments = (self._jobs, self._processes, self._making, self.shared)
@@ -140,9 +123,10 @@ class DumpPool:
 
 def _end(jobs: Jobs, processes: list[subprocess.Popen[bytes]]) -> None:
     """End the threads and child processes of a pool."""
-    for _ in range(MOST_WORKERS):
+    for _ in range(MAX_WORKERS):
         jobs.put(None)
-    stop(processes)
+    for process in processes:
+        stop(process)
 
 
 def _work(jobs: Jobs, processes: list[subprocess.Popen[bytes]], making: threading.Lock, shared: SharedParts) -> None:
@@ -162,9 +146,9 @@ def _work(jobs: Jobs, processes: list[subprocess.Popen[bytes]], making: threadin
                     found = _record(worker, meta, indices, shared) if meta else None
         except (OSError, MemoryError, *MALFORMED):
             found = None
-        if worker is not None and (found is None or len(worker.calls) > _fr_worker.MOST_KNOWN):
+        if worker is not None and (found is None or len(worker.calls) > _fr_worker.MAX_KNOWN):
             processes.remove(worker.process)
-            stop([worker.process])
+            stop(worker.process)
             worker = None
         future.set_result(found)
 

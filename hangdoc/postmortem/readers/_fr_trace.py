@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, Frame, ProcessGroup, RecordedCall
-from hangdoc.postmortem.readers._fr_worker import MOST_DIMS, MOST_ENTRIES, MOST_FRAMES, MOST_TENSORS, TIMED_ENTRIES
+from hangdoc.postmortem.readers._fr_worker import MAX_DIMS, MAX_ENTRIES, MAX_FRAMES, MAX_TENSORS, TIMED_ENTRIES
 from hangdoc.redaction.text import redact
 
 LONGEST = 300  # characters of a name or path
@@ -37,9 +37,9 @@ class SharedParts:
 
 
 def flight_recorder(trace: Mapping[str, Any], shared: SharedParts) -> tuple[FlightRecorder, int]:
-    """The record of the newest MOST_ENTRIES entries, and the number of unreadable ones."""
+    """The record of the newest MAX_ENTRIES entries, and the number of unreadable ones."""
     raw = trace.get("entries")
-    raw = raw[-MOST_ENTRIES:] if isinstance(raw, list) else []
+    raw = raw[-MAX_ENTRIES:] if isinstance(raw, list) else []
     reader = Entries(shared)
     entries = reader.read(raw)
     first = _int(raw[0].get("record_id")) if raw and isinstance(raw[0], dict) else None
@@ -176,7 +176,7 @@ class Entries:
     def _stack(self, raw: Any) -> tuple[Frame, ...]:
         if not raw:
             return ()
-        raw = raw[:MOST_FRAMES]
+        raw = raw[:MAX_FRAMES]
         at = tuple(map(id, raw))
         found = self._stacks.get(at)
         if found is None:
@@ -212,14 +212,14 @@ def _sizes(raw: Any) -> Any:
     """Sizes as hashable bytes. Raises TypeError unless they are lists of integers."""
     if not raw:
         return _NO_SIZES
-    if len(raw) == 1 and len(raw[0]) <= MOST_DIMS:
+    if len(raw) == 1 and len(raw[0]) <= MAX_DIMS:
         return array("q", raw[0]).tobytes()
-    return tuple([array("q", dims[:MOST_DIMS]).tobytes() for dims in raw[:MOST_TENSORS]])
+    return tuple([array("q", dims[:MAX_DIMS]).tobytes() for dims in raw[:MAX_TENSORS]])
 
 
 def _sizes_text(raw: Any) -> str:
     """Sizes as text; `_sizes` has validated them."""
-    return str([array("q", dims[:MOST_DIMS]).tolist() for dims in raw[:MOST_TENSORS]]) if raw else ""
+    return str([array("q", dims[:MAX_DIMS]).tolist() for dims in raw[:MAX_TENSORS]]) if raw else ""
 
 
 def label(group: Any) -> str:

@@ -26,10 +26,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 REQUEST, ANSWER = struct.Struct("<QQQ"), struct.Struct("<QQ")
-MOST_ENTRIES = 100_000  # of a dump, the newest ones: torch's buffer has 2,000 by default
-MOST_FRAMES = 64  # of a stack
-MOST_TENSORS, MOST_DIMS = 512, 32  # of a call
-MOST_KNOWN = 400_000  # calls remembered; beyond that, this process starts over
+MAX_ENTRIES = 100_000  # of a dump, the newest ones: torch's buffer has 2,000 by default
+MAX_FRAMES = 64  # of a stack
+MAX_TENSORS, MAX_DIMS = 512, 32  # of a call
+MAX_KNOWN = 400_000  # calls remembered; beyond that, this process starts over
 LONGEST = 1200  # characters of a text
 TIMED_ENTRIES = 64  # newest entries whose times are answered
 HEAD = ("version", "comm_lib_version", "nccl_version", "pg_config", "pg_status")
@@ -72,7 +72,7 @@ class Digest:
             times = [int.from_bytes(body[at : at + 8], "little") for at in model.created]
             return self._made(head[0], model.first, times, model.total, indices)
         trace = Plain(io.BytesIO(data)).load()
-        raw = trace["entries"][-MOST_ENTRIES:]
+        raw = trace["entries"][-MAX_ENTRIES:]
         indices = array("I", self._entries(raw))
         newest = [entry.get("time_created_ns") for entry in raw[-TIMED_ENTRIES:]]
         times = [time for time in newest if type(time) is int and 0 < time < 2**63]
@@ -106,7 +106,7 @@ class Digest:
             at = tuple(map(id, frames or ()))
             stack = stacks.get(at)
             if stack is None:
-                stack = stacks[at] = self._stack((frames or ())[:MOST_FRAMES])
+                stack = stacks[at] = self._stack((frames or ())[:MAX_FRAMES])
             key = marshal.dumps((values, stack, thread), 2)  # faster than any tuple of plain values
             number = numbers.get(key)
             if number is None:
@@ -149,7 +149,7 @@ def _clipped(value: Any) -> Any:
     if type(value) is str:
         return value[:LONGEST]
     if type(value) in (list, tuple):
-        return [_clipped(part) for part in value[: MOST_TENSORS if type(value[:1]) is list else MOST_DIMS]]
+        return [_clipped(part) for part in value[: MAX_TENSORS if type(value[:1]) is list else MAX_DIMS]]
     return value
 
 
@@ -161,10 +161,10 @@ def _named(value: Any) -> Any:
 # --- dumps whose bytes equal those of an earlier one ----------------------------------------------
 
 ENTRIES = b"X\x07\x00\x00\x00entries"  # torch writes them last
-MOST_HEAD = 1 << 20  # bytes before the entries
-MOST_BYTES = 32 << 20  # of a dump kept as a model
-MOST_MODELS = 64
-MOST_UNUSED = 3  # models made without a single match, then no more are made: each costs as much as twenty dumps
+MAX_HEAD = 1 << 20  # bytes before the entries
+MAX_BYTES = 32 << 20  # of a dump kept as a model
+MAX_MODELS = 64
+MAX_UNUSED = 3  # models made without a single match, then no more are made: each costs as much as twenty dumps
 _PER_RANK = frozenset({
     "time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns", "duration_ms", "thread_id"
 })  # fmt: skip
@@ -180,7 +180,7 @@ Memo = Mapping[int, Any]
 def split(data: bytes) -> tuple[tuple[Mapping[str, Any], Memo] | None, bytes]:
     """The fields before the entries, with their pickle memo, and the bytes from the entries on."""
     at = data.find(ENTRIES)
-    if not 0 <= at <= MOST_HEAD:
+    if not 0 <= at <= MAX_HEAD:
         return None, b""
     reader = Plain(io.BytesIO(data[:at] + b"u."))
     try:
@@ -231,7 +231,7 @@ class Models:
         self, memo: Memo, body: bytes, indices: array[int], groups: frozenset[str], first: Any, newest: int
     ) -> None:
         """Keep a loaded dump as a model."""
-        if len(body) > MOST_BYTES or self.count >= (MOST_MODELS if self.hits else MOST_UNUSED):
+        if len(body) > MAX_BYTES or self.count >= (MAX_MODELS if self.hits else MAX_UNUSED):
             return
         layout = _layout(body, memo)
         if layout is None:
@@ -332,7 +332,7 @@ def serve() -> None:
         gc.enable()
         sys.stdout.buffer.write(ANSWER.pack(len(meta), len(indices)) + meta + indices)
         sys.stdout.buffer.flush()
-        if not meta or len(digest.calls) > MOST_KNOWN:
+        if not meta or len(digest.calls) > MAX_KNOWN:
             return  # the next request gets a new process, whose numbers start again
 
 

@@ -15,10 +15,10 @@ from hangdoc.evidence import Frame, Stack, Stacks, Variable
 from hangdoc.introspect import local_variables
 from hangdoc.introspect.frames import INNERMOST, OUTERMOST, short_name, trim_frames
 
-MOST_THREADS = 2048  # per process
+MAX_THREADS = 2048  # per process
 MAX_NAME = 300  # characters of a thread or function name
 MAX_PATH = 1024
-MOST_VARIABLES = 40  # per frame
+MAX_VARIABLES = 40  # per frame
 
 # Standard library modules whose names are also common names of scripts.
 _COMMON_SCRIPT_NAMES = frozenset(

@@ -16,7 +16,7 @@ from typing import IO, Any
 from hangdoc.system import input_limits
 
 HEAD_BYTES = 64 * 2**10  # bytes from which a reader recognises a file
-MOST_FILES = 200_000
+MAX_FILES = 200_000
 _CHUNK = 2**16  # bytes decompressed at a time; damage costs at most one chunk
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _RANK_IN_NAME = re.compile(
@@ -52,6 +52,10 @@ class Source:
             while len(found) < HEAD_BYTES and (data := file.read1(HEAD_BYTES - len(found))):  # type: ignore[attr-defined]
                 found += data
         return found
+
+    @property
+    def head_text(self) -> str:
+        return self.head.decode("utf-8", "replace")
 
     def drop_head(self) -> None:
         """Free the cached head: thousands of small files hold 64 KiB each."""
@@ -124,7 +128,7 @@ class _SalvagingReader(io.BufferedReader):
         if self._damage is not None:
             raise OSError(self._damage)
         parts: list[bytes] = []
-        left = size if size is not None and size >= 0 else input_limits.STREAM_MOST
+        left = size if size is not None and size >= 0 else input_limits.MAX_STREAM
         while left > 0:
             try:
                 data = self.read1(min(left, _CHUNK))
@@ -154,8 +158,8 @@ def find_sources(paths: Sequence[Path], warn: Callable[[str], None]) -> tuple[So
     found: dict[tuple[int, int], Source] = {}
     for path in paths:
         for file in _files(path, warn):
-            if len(found) >= MOST_FILES:
-                warn(f"{path}: more than {MOST_FILES} files; the rest were not read")
+            if len(found) >= MAX_FILES:
+                warn(f"{path}: more than {MAX_FILES} files; the rest were not read")
                 return tuple(found.values())
             try:
                 status = file.stat()

@@ -1,14 +1,22 @@
-"""Finds the process of a stack in the lines around it: headings that people and tools write."""
+"""Whose lines these are: the rank, process or host in the headings, prompts and labels that people and tools write.
+
+A dump belongs to the process that the lines around it name (`OwnerHints`). A line of the kernel or of a driver is about
+its host, and often does not name it. The prompt of the shell in which it was printed does (`root@gn12:~# dmesg`), or a
+heading (`### gn12`, `On gn12:`; `HostContext`), or a label that a loop put before it (`host_in_front`).
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hangdoc.evidence.pieces import ProcessRef
 
 NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
-MOST_COMPANIONS = 4096  # ranks under one heading
+MAX_COMPANIONS = 4096  # ranks under one heading
+MAX_LINES = 20_000  # of a text whose hosts are looked for; longer ones are logs, which have prefixes
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
 _RANK = re.compile(r"(?<![A-Za-z_])(?:global[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -85,6 +93,40 @@ _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
     re.IGNORECASE,
 )
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d|\b(?:INFO|WARN|WARNING|ERROR|DEBUG|NCCL)\b|[=:]\s*-?\d{1,9}\.\d|\[[EWI]\d{4}")
+
+# Kinds of messages about the host on which they were printed, whichever process reports them first.
+OF_HOST = frozenset(
+    {"xid", "gpu_lost", "gpu_hardware", "storage_lost", "storage_back", "port_event", "ib_event", "oom_kill"}
+)
+_TIME = re.compile(
+    r"(?:\[?\s{0,8}\d{1,9}\.\d{3,9}\]?|\[?(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    r"(?: \d{4})?\]?|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?)[:,]?\s+"
+)
+_LABEL = re.compile(rf"(?:\[({NAME})\][:,]?\s|\(({NAME})\)[:,]?\s|<({NAME})>:?\s|({NAME})(?::\s|\s{{0,20}}[|>]\s))\s*")
+_LAST_LABEL = re.compile(
+    rf"(?:^|[\s\[(])({NAME})[\])]?: ?(?:[A-Za-z_][\w.]{{0,60}}(?:Error|Exception): ?)?(?:CUDA error: ?)?$"
+)
+_HEADING = re.compile(
+    rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|host|node|machine"
+    rf"|server)[ :]+)?"
+    rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?"
+    r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
+)
+_SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
+_SENTENCE_END = re.compile(
+    rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
+    rf"|(?:^|[\s,(])({NAME}){_SAYS}\s?:\s*$"
+)
+_CUE = re.compile(  # of a sentence that announces what was found on a host
+    r"\b(?:dmesg|kernel|journal(?:ctl)?|syslog|logs?|found|see|saw|machine|node|host|box|nvidia-smi|output|this"
+    r"|here|only"
+    r"|checked|shows?|has|says)\b",
+    re.IGNORECASE,
+)
+_INLINE = re.compile(
+    rf"\b(?:dmesg|kernel log|journal(?:ctl)?|syslog|nvidia-smi)\b.{{0,20}}?\b(?:on|of|from) ({NAME})\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +209,11 @@ class OwnerHints:
             return
         if title := _TITLE.fullmatch(text):
             name = _ENDING.sub("", title[1] or title[2])
-            if not _RANK.search(name) and not _LOCAL.search(name) and _is_host(name):
+            if not _RANK.search(name) and not _LOCAL.search(name) and _may_be_host(name):
                 self.host, self.updated = name, True
                 return
-        if _RULER.fullmatch(text) and _RULER.fullmatch(before[0]) and (alone := _ALONE.fullmatch(before[1])):
-            self.host, self.updated = alone[1], True  # header of clush and dshbak
+        if ruled := _between_rulers(*before, text):
+            self.host, self.updated = ruled, True
             return
         self._observe_labels(text)
 
@@ -204,7 +246,7 @@ class OwnerHints:
             return  # a sentence
         if host and host[2] and host[2][-1:].isalpha() and _FILLER_WORDS.fullmatch(host[2]):
             host = None  # "on rank 1 py-spy says"
-        named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_is_host, words), None)
+        named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_may_be_host, words), None)
         self.rank = several[0] if several else int(rank[1]) if rank else None
         self.pid = int(pid[1]) if pid else None
         self.local = int(local[1]) if local else None
@@ -223,20 +265,98 @@ class OwnerHints:
         return announces and _LEAD.match(text) is not None
 
 
+def _between_rulers(above: str, name: str, below: str) -> str | None:
+    """The host in a header of clush and dshbak."""
+    alone = _ALONE.fullmatch(name) if _RULER.fullmatch(below) and _RULER.fullmatch(above) else None
+    return alone[1] if alone else None
+
+
 def _several(text: str) -> tuple[int, ...]:
     """The ranks in `Ranks 0, 2-4`, if there are several."""
     found = _RANKS.search(text)
-    if not found:
-        return ()
-    ranks: dict[int, None] = {}
-    for span in _SPAN.finditer(found[1]):
+    return listed_numbers(found[1], MAX_COMPANIONS) if found else ()
+
+
+def listed_numbers(text: str, most: int) -> tuple[int, ...]:
+    """The numbers in `0, 2-4 and 7`; empty if there are more than `most`, or a span runs backwards."""
+    numbers: dict[int, None] = {}
+    for span in _SPAN.finditer(text):
         first, last = int(span[1]), int(span[2] or span[1])
-        if not first <= last < first + MOST_COMPANIONS or len(ranks) > MOST_COMPANIONS:
+        if not first <= last < first + most:
             return ()
-        ranks |= dict.fromkeys(range(first, last + 1))
-    return tuple(ranks)
+        numbers |= dict.fromkeys(range(first, last + 1))
+        if len(numbers) > most:
+            return ()
+    return tuple(numbers)
 
 
-def _is_host(word: str) -> bool:
-    """True if a single word looks like a host: `node-a`, `gpu07`, `10.0.0.3`."""
+def _may_be_host(word: str) -> bool:
+    """True if a single word beside a rank, or alone in a title, may be a host: `node-a`, `gpu07`, `10.0.0.3`."""
     return bool(_ALONE.fullmatch(word) and re.search(r"[\d.-]", word) and not _FILLER_WORDS.fullmatch(word))
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class HostContext:
+    """The host of each part of a text, found when it is first asked for."""
+
+    content: bytes = b""
+
+    def at(self, line: int) -> str | None:
+        """The host of a line (from 1), by the text above it; None: not stated."""
+        starts, hosts = self._parts
+        part = bisect_right(starts, line) - 1
+        return hosts[part] if part >= 0 else None
+
+    @cached_property
+    def _parts(self) -> tuple[list[int], list[str | None]]:
+        starts: list[int] = []
+        hosts: list[str | None] = []
+        before = ("", "")
+        for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
+            known, host = _stated(text)
+            if (ruled := _between_rulers(*before, text)) and is_host_name(ruled):
+                known, host = True, ruled
+            before = before[1], text
+            if known and (not hosts or hosts[-1] != host):
+                starts.append(number)
+                hosts.append(host)
+        return starts, hosts
+
+
+def _stated(text: str) -> tuple[bool, str | None]:
+    """Whether a line begins a part of the text, and the host of that part."""
+    if len(text) > 300 or not text.strip():
+        return False, None
+    if prompt := prompt_of(text):
+        return prompt.states_host, prompt.host
+    if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and (found["end"] or text.strip() != found[1]):
+        return True, found[1]
+    if (
+        len(text) <= 200
+        and (found := _SENTENCE_END.search(text))
+        and _CUE.search(text)
+        and is_host_name(name := found[1] or found[2])
+    ):
+        return True, name.rstrip(".")
+    return False, None
+
+
+def host_in_front(raw: str, message: int) -> str | None:
+    """The host that a label names in front of the message that begins at offset `message` of a raw line."""
+    front = raw[max(0, message - 300) : message]
+    if inline := _INLINE.search(front):
+        return inline[1] if is_host_name(inline[1]) else None
+    rest = front.lstrip(" \t>|")
+    for _ in range(4):
+        if time := _TIME.match(rest):
+            rest = rest[time.end() :]
+        elif label := _LABEL.match(rest):
+            name = next(group for group in label.groups() if group)
+            return name if is_host_name(name) and as_rank(name) is None else None
+        else:
+            break
+    last = _LAST_LABEL.search(front)
+    return last[1] if last and is_host_name(last[1]) else None

@@ -22,7 +22,7 @@ from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits
 
 MAX_LINE = 16 * 2**10  # bytes kept per line
-MOST_CHANNELS = 4096
+MAX_CHANNELS = 4096
 MAX_PREFIX = 80  # characters
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -40,7 +40,7 @@ _POD_PREFIX = re.compile(rf"\[pod/({NAME})/[^\]]*\]\s*$|^({NAME})\s+\|\s*$")
 _RAY_PREFIX = re.compile(rf"pid=(\d{{1,9}})(?:, ip=({NAME}))?\)\s*$")
 
 _NEUTRAL = " \t>|"  # indents and quotes, which name no process
-_MOST_BROKEN = 50  # invalid documents, then the rest of the text is ignored
+_MAX_BROKEN = 50  # invalid documents, then the rest of the text is ignored
 _JSON_BEFORE = 200 * 2**10  # characters of context before a document
 _JSON_START = re.compile(r"^[ \t]*(?=(?:\[\s*\{|\{\s*\"))", re.MULTILINE)
 
@@ -79,6 +79,11 @@ def _text(raw: bytes) -> str:
 def without_time(text: str) -> str:
     """A line without the time at its beginning."""
     return _TIME.sub(lambda found: found[1] or "", text, count=1) if ":" in text[:40] else text
+
+
+def opens(source: Source, opening: re.Pattern[str]) -> bool:
+    """True if a line in the head of a source opens a dump, behind a prefix or not."""
+    return re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{opening.pattern})", source.head_text, re.MULTILINE) is not None
 
 
 class ChannelParser(Protocol):
@@ -140,7 +145,7 @@ def _prefix(
     found = opening.search(text, 0, MAX_PREFIX + 400)
     if found and found.start() <= MAX_PREFIX:
         prefix = text[: found.start()]
-        if prefix in known or (_is_prefix(prefix) and len(known) < MOST_CHANNELS):
+        if prefix in known or (_is_prefix(prefix) and len(known) < MAX_CHANNELS):
             return prefix, found.start()
         return "", found.start()
     for length in lengths:
@@ -194,7 +199,7 @@ def json_documents_with_context(source: Source, context: ReadContext, most: int)
             at, broken = start.end() + 1, broken + 1
             if broken == 1:
                 context.warn(f"{source.name}: part of it is truncated or damaged; the rest is used")
-            if broken > _MOST_BROKEN:
+            if broken > _MAX_BROKEN:
                 return
             continue
         yield before, found
@@ -212,6 +217,6 @@ def _joined_text(source: Source, context: ReadContext, most: int) -> str:
 
 
 __all__ = [
-    "MAX_PREFIX", "ChannelParser", "OwnerHints", "ParserFactory", "json_documents", "json_documents_with_context",
+    "ChannelParser", "OwnerHints", "ParserFactory", "json_documents", "json_documents_with_context", "opens",
     "parse_channels", "text_lines",
 ]  # fmt: skip

@@ -18,12 +18,12 @@ from hangdoc.recording.recorder import LEADS
 
 ROUNDS = 120  # looks per host at the end of the recording
 FEWEST_ROUNDS = 5  # per host, however many ranks it has
-MOST_RANK_LOOKS = 8_000  # looks times ranks, as in a live watch
-MOST_HOSTS = 16_384
-MOST_JOBS = 16  # with a window before a verdict; as many with a window before a rank's death
-MOST_LAST_LOOKS = 4  # per job: last looks at dead ranks
+MAX_RANK_LOOKS = 8_000  # looks times ranks, as in a live watch
+MAX_HOSTS = 16_384
+MAX_JOBS = 16  # with a window before a verdict; as many with a window before a rank's death
+MAX_LAST_LOOKS = 4  # per job: last looks at dead ranks
 WINDOW_TEXT = 48 * 2**20  # bytes in these windows
-MOST_VERDICTS = 5  # earlier verdicts in the message
+MAX_VERDICTS = 5  # earlier verdicts in the message
 
 Rank = tuple[str, int]  # job, PID
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Windows:
         self.most_text = most_text  # bytes of lines kept at the end
         self.seen = 0  # looks
         self.first = self.last = ""  # times of the looks
-        self.verdicts: deque[PastVerdict] = deque(maxlen=MOST_VERDICTS)
+        self.verdicts: deque[PastVerdict] = deque(maxlen=MAX_VERDICTS)
         self._decoder = msgspec.json.Decoder(_SnapshotLine)
         self._number = 0
         self._ranks = 0  # total in the newest looks
@@ -130,8 +130,8 @@ class Windows:
         ranks = {(rank.target.job, rank.target.pid): rank.alive for rank in shot.ranks}
         host = self._hosts.get(shot.host)
         if host is None:
-            if len(self._hosts) == MOST_HOSTS:
-                raise ValueError(f"looks at more than {MOST_HOSTS} hosts")
+            if len(self._hosts) == MAX_HOSTS:
+                raise ValueError(f"looks at more than {MAX_HOSTS} hosts")
             host = self._hosts[shot.host] = _Host(deque(maxlen=self._rounds))
         before, host.ranks = host.ranks, ranks
         self._ranks += len(ranks) - len(before)
@@ -142,7 +142,7 @@ class Windows:
             window = self._deaths.setdefault(job, _Window())
             window.lines[number] = where, last
             window.ranks |= {rank for rank in died if rank[0] == job}
-            if len(window.lines) > MOST_LAST_LOOKS:
+            if len(window.lines) > MAX_LAST_LOOKS:
                 del window.lines[min(window.lines)]
             _trim(self._deaths, job)
         if len(host.looks) == host.looks.maxlen:
@@ -160,7 +160,7 @@ class Windows:
 
     def _limit_rounds(self) -> None:
         """Lower the number of looks per host as the number of ranks grows."""
-        rounds = max(FEWEST_ROUNDS, MOST_RANK_LOOKS // max(self._ranks, 1))
+        rounds = max(FEWEST_ROUNDS, MAX_RANK_LOOKS // max(self._ranks, 1))
         if rounds < self._rounds:
             self._rounds = rounds
             for host in self._hosts.values():
@@ -233,6 +233,6 @@ def _trim(windows: OrderedDict[str, _Window], newest: str) -> None:
     """Drop the oldest windows until the rest fits the limits; keep the newest."""
     windows.move_to_end(newest)
     while len(windows) > 1 and (
-        len(windows) > MOST_JOBS or sum(window.size for window in windows.values()) > WINDOW_TEXT
+        len(windows) > MAX_JOBS or sum(window.size for window in windows.values()) > WINDOW_TEXT
     ):
         windows.popitem(last=False)

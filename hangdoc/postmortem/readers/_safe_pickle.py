@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 
 from hangdoc.system import input_limits
 
-MOST_HEAD_BYTES = 1 << 20  # for load_head
+MAX_HEAD_BYTES = 1 << 20  # for load_head
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to load a pickle, plus one per CPU_BYTES_S bytes
 _REQUEST_HEADER = struct.Struct("<QQQ")  # of a request to the child: size, memory limit (bytes), CPU limit (s)
 
@@ -71,7 +71,7 @@ class _Plain(pickle.Unpickler):
 
 def load_head(data: bytes) -> tuple[Any, dict[int, Any]] | None:
     """The value of a small pickle and its memo; None: invalid."""
-    if len(data) > MOST_HEAD_BYTES or not _trial_process().survives(data, input_limits.MEMORY):
+    if len(data) > MAX_HEAD_BYTES or not _trial_process().survives(data, input_limits.MEMORY):
         return None
     reader = _Plain(io.BytesIO(data))
     try:
@@ -113,7 +113,7 @@ class _TrialProcess:
     def survives(self, data: bytes, memory: int) -> bool:
         """True if loading ends, in success or error, within `memory` bytes and the CPU limit."""
         process = self._process or self._start()
-        pipe, answer = _pipes(process)
+        pipe, answer = pipes(process)
         try:
             pipe.write(_REQUEST_HEADER.pack(len(data), memory, CPU_S + len(data) // CPU_BYTES_S))
             pipe.write(data)
@@ -123,7 +123,7 @@ class _TrialProcess:
         except OSError:  # it died while reading
             pass
         self._process = None
-        _stop(process)
+        stop(process)
         return False
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -132,7 +132,7 @@ class _TrialProcess:
         self._process = process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        weakref.finalize(self, _stop, process)
+        weakref.finalize(self, stop, process)
         return process
 
 
@@ -141,15 +141,16 @@ def _trial_process() -> _TrialProcess:
     return _TrialProcess()
 
 
-def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+def pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     assert process.stdin is not None
     assert process.stdout is not None
     return process.stdin, process.stdout
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Kill and reap a child process."""
     process.kill()
-    for pipe in _pipes(process):
+    for pipe in pipes(process):
         try:
             pipe.close()
         except OSError:  # unwritten data is dropped

@@ -17,9 +17,9 @@ from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
 from hangdoc.postmortem.readers._unwrapping import unwrapped
 
-MOST_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
+MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
 ALWAYS_CLEANED = 32 * 2**10  # bytes
-MOST_CLEANED_FILES = 16 * 2**20  # bytes of one report; in later files, only those that need it at their beginning
+MAX_CLEANED_FILES = 16 * 2**20  # bytes of one report; in later files, only those that need it at their beginning
 CLEANED = "bytes cleaned"  # key of ReadContext.shared
 SAMPLE = 8 * 2**10  # bytes at the beginning of a longer text, to see whether it needs cleaning
 BEFORE, BEHIND = 16 * 2**10, 2 * 2**20  # bytes of a long text around the literals of a format
@@ -60,11 +60,11 @@ def text_source(source: Source, context: ReadContext) -> Source:
     if isinstance(source, (TextSource, TextPart, PlainSource)) or not is_text(source.head):
         return source
     same = (source.path, source.name, source.size, source.node, source.earlier_segments, source.skipped_segments)
-    always = ALWAYS_CLEANED if context.shared.get(CLEANED, 0) < MOST_CLEANED_FILES else 0
-    if source.size > MOST_CLEANED or (len(source.head) > always and _is_clean(source.head[:SAMPLE])):
+    always = ALWAYS_CLEANED if context.shared.get(CLEANED, 0) < MAX_CLEANED_FILES else 0
+    if source.size > MAX_CLEANED or (len(source.head) > always and _is_clean(source.head[:SAMPLE])):
         return PlainSource(*same)
     data, damage = _content(source)
-    if len(data) > MOST_CLEANED:
+    if len(data) > MAX_CLEANED:
         return PlainSource(*same)
     context.shared[CLEANED] = context.shared.get(CLEANED, 0) + len(data)
     lines = cleaned(decode(data))
@@ -97,11 +97,11 @@ def is_text(head: bytes) -> bool:
 
 
 def _content(source: Source) -> tuple[bytes, str | None]:
-    """Up to MOST_CLEANED bytes and one more, and why reading stopped early."""
+    """Up to MAX_CLEANED bytes and one more, and why reading stopped early."""
     found = b""
     try:
         with source.open() as file:
-            while len(found) <= MOST_CLEANED and (data := file.read(min(HEAD_BYTES, MOST_CLEANED + 1 - len(found)))):
+            while len(found) <= MAX_CLEANED and (data := file.read(min(HEAD_BYTES, MAX_CLEANED + 1 - len(found)))):
                 found += data
     except OSError as error:
         return found, error.strerror or str(error)
@@ -119,7 +119,7 @@ class TextPart(Source):
     def head(self) -> bytes:
         found = b""
         with suppress(OSError), self.open() as file:
-            while len(found) < MOST_CLEANED and (data := file.read(HEAD_BYTES)):
+            while len(found) < MAX_CLEANED and (data := file.read(HEAD_BYTES)):
                 found += data
         return found
 

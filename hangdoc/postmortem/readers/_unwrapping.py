@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from hangdoc.postmortem.readers._cleaning import MOST_LINE, TextLine, only_prefixes
+from hangdoc.postmortem.readers._cleaning import MAX_LINE, TextLine, only_prefixes
 from hangdoc.postmortem.readers._logs.catalogue import anchors, patterns_by_anchor
 
-MOST_TEXT = 256 * 2**10  # characters of a text in which wrapped lines are joined
-MOST_JOINED = 12  # lines in one
+MAX_TEXT = 256 * 2**10  # characters of a text in which wrapped lines are joined
+MAX_JOINED = 12  # lines in one
 SHORTEST_CUT = 40  # characters of a line that was cut by a chat
 NARROWEST, WIDEST = 28, 300  # characters of a line that may have been wrapped
 NARROWEST_TERMINAL, _MOSTLY = 60, 0.4  # columns; share of full lines in a block that was wrapped for certain
@@ -49,7 +49,7 @@ Score = Callable[[str], float]
 
 def unwrapped(lines: Sequence[TextLine]) -> list[TextLine]:
     """The lines, with those joined that were one before."""
-    if sum(len(line.text) for line in lines) > MOST_TEXT:
+    if sum(len(line.text) for line in lines) > MAX_TEXT:
         return list(lines)
     score = _score()
     found: list[TextLine] = []
@@ -106,7 +106,7 @@ def _joined(block: list[TextLine], between: Callable[[str, str], str | None]) ->
     found = [block[0]]
     count = 1
     for last, line in pairwise(block):
-        glue = between(last.text, line.text) if count < MOST_JOINED else None
+        glue = between(last.text, line.text) if count < MAX_JOINED else None
         if glue is None:
             found.append(line)
             count = 1
@@ -123,7 +123,7 @@ def _greedy(block: list[TextLine], score: Score) -> list[TextLine]:
     count = 1
     for line in block[1:]:
         last = found[-1].text
-        if count < MOST_JOINED and len(last) >= 12 and not _FRESH.match(line.text):
+        if count < MAX_JOINED and len(last) >= 12 and not _FRESH.match(line.text):
             apart = score(last) + score(line.text)
             rest = line.text.lstrip()
             ways = [f"{last}{rest}", f"{last} {rest}"]
@@ -144,7 +144,7 @@ def _continued(block: list[TextLine], score: Score) -> list[TextLine]:
     count = 1
     for line in block[1:]:
         last = found[-1].text
-        if count < MOST_JOINED and len(last) >= SHORTEST_CUT and _FRESH.match(last) and _goes_on(last, line.text):
+        if count < MAX_JOINED and len(last) >= SHORTEST_CUT and _FRESH.match(last) and _goes_on(last, line.text):
             spaced = f"{last} {line.text.lstrip()}"
             ways = (
                 (spaced, f"{last}{line.text}")
@@ -160,7 +160,7 @@ def _continued(block: list[TextLine], score: Score) -> list[TextLine]:
 
 
 def _goes_on(text: str, rest: str) -> bool:
-    if not rest or rest[:2].isspace() or rest[0] == "\t" or _FRESH.match(rest) or len(text) > MOST_LINE:
+    if not rest or rest[:2].isspace() or rest[0] == "\t" or _FRESH.match(rest) or len(text) > MAX_LINE:
         return False
     if rest[0] == " ":  # nobody indents by one
         return True

@@ -14,7 +14,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import HEADING, LoggedException
 from hangdoc.redaction.text import redact
 from hangdoc.system import input_limits
 
-MOST_BYTES = 4 * 2**20
+MAX_BYTES = 4 * 2**20
 TEXT = 400
 
 
@@ -30,7 +30,7 @@ class ElasticReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         with source.open() as file:
-            data = file.read(MOST_BYTES)
+            data = file.read(MAX_BYTES)
         context.progress(source.size)
         try:
             message = input_limits.parsed_json(data, source.size).get("message")

@@ -13,7 +13,7 @@ from hangdoc.evidence import End
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, python_frame, stacks_record
+from hangdoc.postmortem.readers._frames import MAX_THREADS, ThreadBuilder, python_frame, stacks_record
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, text_lines
 
 _HEADER = re.compile(
@@ -46,12 +46,12 @@ class FaulthandlerReader:
     )
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return _LOOKS_LIKE.search(head) is not None and (_is_mostly_dumps(head) or _on_demand(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         dumps = faulthandler_dumps(text_lines(source, context))
-        if not _is_mostly_dumps(source.head.decode("utf-8", "replace")):
+        if not _is_mostly_dumps(source.head_text):
             dumps = (dump for dump in dumps if not dump.more)  # the log reader knows whose crash it was
         return rank_pieces(dumps, source, context)
 
@@ -119,7 +119,7 @@ class _Parser:
             self.end()
         if self._process is None:
             self._begin()
-        if len(self._threads) < MOST_THREADS:
+        if len(self._threads) < MAX_THREADS:
             self._threads.append(ThreadBuilder(tid, name))
 
     def end(self) -> None:

@@ -20,12 +20,12 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._fr_pool import PROTOCOL, DumpPool
 from hangdoc.postmortem.readers._fr_trace import SharedParts, flight_recorder, text
-from hangdoc.postmortem.readers._fr_worker import MOST_ENTRIES
+from hangdoc.postmortem.readers._fr_worker import MAX_ENTRIES
 from hangdoc.postmortem.readers._safe_pickle import PickleRefused, load_plain
 from hangdoc.system import input_limits
 
-MOST_CUTS = 400  # cut positions tried in a truncated pickle
-MOST_RELOADED = 256 << 20  # bytes loaded in these tries together; at least one try
+MAX_CUTS = 400  # cut positions tried in a truncated pickle
+MAX_RELOADED = 256 << 20  # bytes loaded in these tries together; at least one try
 _PICKLE = re.compile(rb"\x80[\x00-\x05]|\(dp|c[\w.]+\n\w+\n")
 _FILE_NAME = re.compile(r"(comm_lib|nccl|gloo|xccl|hccl|fr)[_-]?trace|flight[_-]?recorder", re.IGNORECASE)
 _KEYS = (b'"profiling_name"', b'"pg_config"', b'"pg_status"')
@@ -88,13 +88,13 @@ def _read_carefully(source: Source, context: ReadContext, shared: SharedParts) -
         record, bad = flight_recorder(trace, shared)
     if bad:
         context.warn(f"{source.name}: {bad} unreadable entries were ignored")
-    _warn_of_limits(source, record, len(trace["entries"]) - MOST_ENTRIES, context)
+    _warn_of_limits(source, record, len(trace["entries"]) - MAX_ENTRIES, context)
     return record
 
 
 def _warn_of_limits(source: Source, record: FlightRecorder, left_out: int, context: ReadContext) -> None:
     if left_out > 0:
-        context.warn(f"{source.name}: only the newest {MOST_ENTRIES:,} entries were read, {left_out:,} were left out")
+        context.warn(f"{source.name}: only the newest {MAX_ENTRIES:,} entries were read, {left_out:,} were left out")
     if not re.match(r"2\.", record.version):
         context.warn(f"{source.name}: unknown dump version {record.version}; read as 2.10")
 
@@ -133,7 +133,7 @@ def _from_pickle(data: bytes, packed: int) -> tuple[Any, str]:
 def _dict_ends(data: bytes) -> Iterator[int]:
     """Offsets at which a dictionary may end, last first."""
     at = len(data)
-    for _ in range(max(1, min(MOST_CUTS, MOST_RELOADED // max(at, 1)))):
+    for _ in range(max(1, min(MAX_CUTS, MAX_RELOADED // max(at, 1)))):
         at = data.rfind(b"u", 0, at)
         if at < 0:
             return

@@ -13,8 +13,8 @@ from hangdoc.evidence import Frame
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
-from hangdoc.postmortem.readers._frames import MOST_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
-from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, text_lines
+from hangdoc.postmortem.readers._frames import MAX_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, opens, text_lines
 
 _THREAD = re.compile(
     r'Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ \()?(?:LWP|process) (\d{1,9})\)?(?: "(.*?)")?\)[^:]{0,80}:?\s*'
@@ -49,15 +49,13 @@ class GdbReader:
     help = "`gdb -p PID -batch -ex 'thread apply all bt'` (py-spy dump shows more and pauses the process for less time)"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
-        opened = re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
-        frames = re.findall(
+        frames = re.search(
             r"^.{0,80}?#\d{1,5}\s+(?:0x[0-9a-f]+|\w[^\n]* \(.*\)(?: at | from ))"
             r'|^.{0,80}?File "[^"\n]{1,1000}", line \d{1,9}, in ',
-            head,
+            source.head_text,
             re.M,
         )
-        return opened and bool(frames)
+        return frames is not None and opens(source, OPENING)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         return rank_pieces(process_dumps(text_lines(source, context), OPENING, _Parser), source, context)
@@ -105,7 +103,7 @@ class _Parser:
             self.end()
         if self._process is None:
             self._process = self._hints.take()
-        if tid not in self._threads and len(self._threads) < MOST_THREADS:
+        if tid not in self._threads and len(self._threads) < MAX_THREADS:
             self._threads[tid] = _Thread(tid, number, ThreadBuilder(tid, name))
         self._last, self._in_python = self._threads.get(tid), False
         return True

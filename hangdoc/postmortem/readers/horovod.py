@@ -23,10 +23,10 @@ _OF_RANK = re.compile(r"(?:^|[\s:>|])(\d{1,7})!?: \[([^\[\]\n]{1,4000})\]?\s*$")
 _OF_TENSOR = re.compile(
     r"([\w./:;-]{1,300})\s{1,4}\[(ready|missing|stalled global) ranks?:? {0,2}([\d, ]{1,40000})[^\]\n]{0,40}\]"
 )
-MOST_TENSORS = 2000  # of one text
-MOST_PAIRS = 64  # events of ranks with different tensors
-MOST_NAMED = 3  # tensors in a text
-_RANK_LIMIT = limits.RANKS_MOST
+MAX_TENSORS = 2000  # of one text
+MAX_PAIRS = 64  # events of ranks with different tensors
+MAX_NAMED = 3  # tensors in a text
+_RANK_LIMIT = limits.MAX_RANKS
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Stall:
 
     def add(self, tensor: str, ranks: Iterable[int], ready: bool) -> None:
         into = self.ready if ready else self.missing
-        if tensor in into or len(into) < MOST_TENSORS:
+        if tensor in into or len(into) < MAX_TENSORS:
             into.setdefault(tensor, set()).update(rank for rank in ranks if rank < _RANK_LIMIT)
 
     def complete(self) -> dict[str, set[int]]:
@@ -58,7 +58,7 @@ class HorovodReader:
     help = "the output of rank 0, with HOROVOD_STALL_CHECK_TIME_SECONDS=60"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return bool(_HEAD.search(head) or _OF_TENSOR.search(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
@@ -101,7 +101,7 @@ def _events(stall: _Stall, source: str) -> Iterator[LogEvent]:
         few, many = sides  # each side submitted what the other one lacks
         calls = {rank: _named(by_ranks[many]) for rank in few} | {rank: _named(by_ranks[few]) for rank in many}
         for one, other in [(min(few), b) for b in sorted(many)] + [(a, min(many)) for a in sorted(few)[1:]]:
-            if number - stall.line >= MOST_PAIRS:
+            if number - stall.line >= MAX_PAIRS:
                 return
             text = f"Horovod: rank {one} submitted {calls[one]}, rank {other} submitted {calls[other]}"[:400]
             fields = {"rank_a": str(one), "op_a": calls[one], "rank_b": str(other), "op_b": calls[other]}
@@ -115,15 +115,15 @@ def _events(stall: _Stall, source: str) -> Iterator[LogEvent]:
     if common and len(common) <= len(ready):
         names = ", ".join(map(str, sorted(common)))
         text = f"Horovod: {_named(list(missing))} waits for rank{'s' if len(common) > 1 else ''} {names}"
-        fields = {"ranks": names[:2000], "lag": str(MOST_TENSORS)}
+        fields = {"ranks": names[:2000], "lag": str(MAX_TENSORS)}
         yield LogEvent("behind_at_a_look", text[:400], source, number, None, fields)
     else:
         yield LogEvent("stalled_tensors", text[:400], source, number, None, {"op": _named(list(missing))})
 
 
 def _named(tensors: list[str]) -> str:
-    more = len(tensors) - MOST_NAMED
-    return ", ".join(sorted(tensors)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(tensors) - MAX_NAMED
+    return ", ".join(sorted(tensors)[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 READER = HorovodReader()

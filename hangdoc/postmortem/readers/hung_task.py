@@ -24,8 +24,8 @@ _RANKS = re.compile(r"python|^pt_|^cuda|^nccl|^ray::|torch", re.IGNORECASE)
 _STORAGE = re.compile(
     r"^(?:nfs|sunrpc|rpc_|xprt|fuse|ceph|libceph|lustre|ll_|ldlm|ptlrpc|osc|lov|mdc|mmfs|gpfs|beegfs|cifs|smb|9p|xfs|ext4|jbd2|btrfs)"
 )
-MOST_FRAMES = 40  # lines of a report after its first one
-MOST_TASKS = 1000
+MAX_FRAMES = 40  # lines of a report after its first one
+MAX_TASKS = 1000
 
 
 class HungTaskReader:
@@ -35,7 +35,7 @@ class HungTaskReader:
     help = "`dmesg -T` or `journalctl -k` of every host"
 
     def recognises(self, source: Source) -> bool:
-        return bool(OPENING.search(source.head.decode("utf-8", "replace")))
+        return bool(OPENING.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         done: set[int] = set()
@@ -43,8 +43,8 @@ class HungTaskReader:
             if pid in done:
                 continue  # the kernel repeats its report
             done.add(pid)
-            if len(done) > MOST_TASKS:
-                context.warn(f"{source.name}: more than {MOST_TASKS} blocked tasks; the rest were not read")
+            if len(done) > MAX_TASKS:
+                context.warn(f"{source.name}: more than {MAX_TASKS} blocked tasks; the rest were not read")
                 return
             yield piece
 
@@ -65,7 +65,7 @@ def _tasks(lines: Iterable[str], source: str) -> Iterator[tuple[int, Piece]]:
             frame = _FRAME.search(text)
             if frame and not where and (_STORAGE.match(frame[1]) or _STORAGE.match(frame[2] or "")):
                 where = frame[1]
-            if since >= MOST_FRAMES or "</TASK>" in text:
+            if since >= MAX_FRAMES or "</TASK>" in text:
                 yield _piece(task, host, where, source, first)
                 task = None
     if task is not None:

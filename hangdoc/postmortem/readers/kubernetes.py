@@ -55,7 +55,7 @@ WAITS = {
 }  # fmt: skip
 ENDED = {"Evicted": "ended_by_scheduler", "Preempting": "ended_by_scheduler", "NodeLost": "node_failed",
          "NodeShutdown": "ended_by_scheduler", "Terminated": "ended_by_scheduler"}  # fmt: skip
-MOST_PODS = 4096
+MAX_PODS = 4096
 
 
 class KubernetesReader:
@@ -65,7 +65,7 @@ class KubernetesReader:
     help = "`kubectl get pods -o wide`, `kubectl describe pod POD`, `kubectl get events --sort-by=.lastTimestamp`"
 
     def recognises(self, source: Source) -> bool:
-        texts = source.head.decode("utf-8", "replace").splitlines()
+        texts = source.head_text.splitlines()
         return bool(OPENING.search("\n".join(map(without_time, texts))))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
@@ -100,7 +100,7 @@ class _Pods:
             self._table, self._pod, self._last, self._container = False, asked["pod"], "", {}
         elif state := _STATE.fullmatch(text):
             self._last, self._container = state["what"], {"state": state["state"]}
-        elif (own := _RANK.fullmatch(text)) and self._pod and len(self._ranks) < MOST_PODS:
+        elif (own := _RANK.fullmatch(text)) and self._pod and len(self._ranks) < MAX_PODS:
             self._ranks[self._pod] = int(own["rank"])
         elif (one := _FIELD.fullmatch(text)) and self._pod:
             self._describe(one["name"], one["value"], number)
@@ -135,7 +135,7 @@ class _Pods:
             self._end(pod, self._container.get("Reason", ""), int(value))
 
     def _end(self, pod: str, reason: str, code: int) -> None:
-        if len(self._ends) >= MOST_PODS:
+        if len(self._ends) >= MAX_PODS:
             return
         if reason == "OOMKilled":
             line = f"pod {pod}: Killed process 1: container OOMKilled (exit code {code})"
@@ -151,7 +151,7 @@ class _Pods:
         self._add(kind, pod, f"pod {pod}: {reason}: {' '.join(rest.split())}"[:400], number, reason)
 
     def _add(self, kind: str, pod: str, text: str, number: int, why: str) -> None:
-        if len(self._events) < MOST_PODS:
+        if len(self._events) < MAX_PODS:
             fields = {"pod": pod, "host": pod, "why": why}
             self._events.setdefault((kind, pod), LogEvent(kind, text, self.source, number, None, fields))
 

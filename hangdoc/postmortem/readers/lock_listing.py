@@ -19,9 +19,9 @@ from hangdoc.postmortem.readers._text_source import text_source
 
 KIND = "stale_lock"  # of the event of a listing
 
-MOST_LINE = 2000  # characters
-MOST_FILES = 64
-MOST_SEARCHED = 5000  # lines, for the first listing
+MAX_LINE = 2000  # characters
+MAX_FILES = 64
+MAX_SEARCHED = 5000  # lines, for the first listing
 OLD_S = 600.0  # a build of an extension seldom takes longer
 
 _PATH = r"\S{1,400}"
@@ -51,8 +51,8 @@ class LockListingReader:
     def recognises(self, source: Source) -> bool:
         if b"lock" not in source.head:
             return False
-        lines = source.head.decode("utf-8", "replace").split("\n", MOST_SEARCHED)[:MOST_SEARCHED]
-        listed = (_LISTED.fullmatch(text) or _STAT_FILE.fullmatch(text) for text in lines if len(text) < MOST_LINE)
+        lines = source.head_text.split("\n", MAX_SEARCHED)[:MAX_SEARCHED]
+        listed = (_LISTED.fullmatch(text) or _STAT_FILE.fullmatch(text) for text in lines if len(text) < MAX_LINE)
         return any(found and _is_lock(found["name"]) for found in listed)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
@@ -60,7 +60,7 @@ class LockListingReader:
         found = _Listing()
         with source.open() as file:
             for number, raw in enumerate(file, 1):
-                found.feed(raw[:MOST_LINE].decode("utf-8", "replace").rstrip("\r\n"), number)
+                found.feed(raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n"), number)
         events = tuple(found.events(source.name))
         if events:
             yield Piece(ProcessRef(), "logs", Logs(events))
@@ -95,7 +95,7 @@ class _Listing:
             self.used = True
 
     def _add(self, name: str, when: str, number: int) -> None:
-        if len(self.files) < MOST_FILES and _is_lock(name):
+        if len(self.files) < MAX_FILES and _is_lock(name):
             self.files.setdefault(name, (when, number))
 
     def events(self, source: str) -> Iterator[LogEvent]:

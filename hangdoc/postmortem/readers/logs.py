@@ -11,7 +11,6 @@ from typing import IO, cast
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
-from hangdoc.postmortem.readers._hosts import HostContext
 from hangdoc.postmortem.readers._logs.catalogue import EVERY_RANK, LinePattern, anchors, patterns_by_anchor
 from hangdoc.postmortem.readers._logs.collect import LogCollector
 from hangdoc.postmortem.readers._logs.figures import read_figures
@@ -24,12 +23,13 @@ from hangdoc.postmortem.readers._logs.scan import (
     matched_lines,
     wrap_width,
 )
+from hangdoc.postmortem.readers._owner_hints import HostContext
 from hangdoc.postmortem.readers._text_source import TextSource, is_text, text_source
 from hangdoc.system import input_limits
 
-MOST_MATCHES = 20_000  # lines per anchor in one file
-MOST_OTHERS = 500  # the same, of messages that not every rank prints
-MOST_UNWRAPPED = 64 * 2**20  # bytes; hard-wrapped lines are joined in files up to this size
+MAX_MATCHES = 20_000  # lines per anchor in one file
+MAX_OTHERS = 500  # the same, of messages that not every rank prints
+MAX_UNWRAPPED = 64 * 2**20  # bytes; hard-wrapped lines are joined in files up to this size
 
 
 class LogReader:
@@ -43,7 +43,7 @@ class LogReader:
     def read(self, source: Source, context: ReadContext) -> Iterable[EvidenceItem]:
         source = text_source(source, context)
         summary, counts, search = ScanSummary(), dict.fromkeys(anchors().literals, 0), AnchorSearch(anchors())
-        style = prefix_style(source.head.decode("utf-8", "replace"), _modified_at(source.path))
+        style = prefix_style(source.head_text, _modified_at(source.path))
         collector = LogCollector(source, style, crashes="faulthandler dump" not in context.taken)
         if isinstance(source, TextSource):
             collector.hosts = HostContext(source.content)
@@ -51,7 +51,7 @@ class LogReader:
             packed = isinstance(source, TextSource) or source.head[:64] != _raw_head(source.path)
             progress = (lambda count: None) if packed else context.progress
             stream: IO[bytes] = file
-            if source.size <= MOST_UNWRAPPED and (width := wrap_width(source.head)):
+            if source.size <= MAX_UNWRAPPED and (width := wrap_width(source.head)):
                 stream = cast("IO[bytes]", UnwrappedStream(file, width))
             most = input_limits.most_lines(source.size)
             for number, matched in enumerate(matched_lines(stream, search, progress, summary)):
@@ -108,7 +108,7 @@ def _events(matched: MatchedLine, line: Line, found: list[str]) -> Iterator[tupl
 @cache
 def _most_matches(anchor: str) -> int:
     """Lines with this anchor that are read in one file."""
-    return MOST_MATCHES if any(one.kind in EVERY_RANK for one in patterns_by_anchor()[anchor]) else MOST_OTHERS
+    return MAX_MATCHES if any(one.kind in EVERY_RANK for one in patterns_by_anchor()[anchor]) else MAX_OTHERS
 
 
 def _modified_at(path: Path) -> float:

@@ -54,9 +54,9 @@ _OTHER = re.compile(
     r"|No communicator data collected!\s*|Gathering data about .*"
     r"|\s*(?:Warning: |Collected data |Travel times|Minimum ).*"
 )
-MOST_JSON_BYTES = 64 * 2**20  # bytes of JSON
-MOST_RANKS = 1_000_000
-MOST_COMPARED = 64  # ranks that one in another order is compared with
+MAX_JSON_BYTES = 64 * 2**20  # bytes of JSON
+MAX_RANKS = 1_000_000
+MAX_COMPARED = 64  # ranks that one in another order is compared with
 _OPS = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
     "Reduce": "reduce", "SendRecv": "send/recv", "Send": "send", "Recv": "recv", "AlltoAll": "all_to_all",
@@ -113,7 +113,7 @@ class NcclRasReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if b'"communicators_count"' in source.head:
-            found = (_ras_from_json(one) for one in json_documents(source, context, MOST_JSON_BYTES))
+            found = (_ras_from_json(one) for one in json_documents(source, context, MAX_JSON_BYTES))
             queries = [ras for ras in found if ras is not None]
         else:
             queries = [piece.record for piece in parse_channels(text_lines(source, context), OPENING, _Parser)]
@@ -165,7 +165,7 @@ class _Parser:
                 self._now["most"].setdefault(self._op, self._count)  # the largest set of ranks comes first
         elif found := _RANK.fullmatch(text):
             self._rank(found)
-        elif self._kind == "DEAD" and (found := _DEAD.fullmatch(text)) and len(self._dead) < MOST_RANKS:
+        elif self._kind == "DEAD" and (found := _DEAD.fullmatch(text)) and len(self._dead) < MAX_RANKS:
             self._dead.append((found[2], int(found[1])))
         else:
             return bool(_OTHER.fullmatch(text) or _DEAD.fullmatch(text))
@@ -176,7 +176,7 @@ class _Parser:
             return
         number, pid = int(found[1]), int(found[6]) if found[6] else None
         into = self._now["missing" if self._kind == "INCOMPLETE" else "ranks"]
-        if len(into) >= MOST_RANKS:
+        if len(into) >= MAX_RANKS:
             return
         one = into.setdefault(number, {"host": found[7], "pid": pid, "launched": {}, "status": None})
         count = int(found[2]) if found[2] else 0 if found[3] else self._count
@@ -258,7 +258,7 @@ def _json_rank(one: Mapping[str, Any]) -> RasRank:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value[:MOST_RANKS] if isinstance(one, dict)] if isinstance(value, list) else []
+    return [one for one in value[:MAX_RANKS] if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _int(value: object) -> int | None:
@@ -346,7 +346,7 @@ def _order_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
             if not _spans_job(one, ras):
                 continue
             listed = {rank.rank for rank in one.ranks}
-            usual = [rank for rank in range(min(one.size or 0, MOST_COMPARED)) if rank not in listed]
+            usual = [rank for rank in range(min(one.size or 0, MAX_COMPARED)) if rank not in listed]
             for rank in one.ranks:
                 differ = {op: count - one.most[op] for op, count in rank.launched.items() if op in one.most}
                 if len(set(map(_sign, differ.values())) - {0}) < 2:

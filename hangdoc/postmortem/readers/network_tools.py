@@ -82,8 +82,8 @@ _VERSION = re.compile(
     r"|\b(Driver) Version: (\d{3}(?:\.\d{1,4}){1,3})"
 )
 _NCCL_LINE = re.compile(rf"(?:^|[\s\]:>|])({_NAME}):\d{{1,9}}:\d{{1,9}} \[-?\d{{1,3}}\] ")
-MOST_EVENTS = 2000
-MOST_ALIASES = 10_000
+MAX_EVENTS = 2000
+MAX_ALIASES = 10_000
 _FACTOR = {"K": 0.001, "M": 1.0, "G": 1000.0}  # to Mbit/s
 
 
@@ -100,7 +100,7 @@ class _Reading:
     names: dict[str, str] = field(default_factory=dict)  # address -> name
 
     def add(self, host: str | None, kind: str, text: str, **fields: str) -> None:
-        if len(self.events) < MOST_EVENTS:
+        if len(self.events) < MAX_EVENTS:
             number = len(self.events) + 1
             self.events.append((host, LogEvent(kind, text.strip()[:400], self.source, number, None, fields)))
 
@@ -122,7 +122,7 @@ class NetworkToolsReader:
     help = "`ethtool IFACE`, `ip link` or `ibstat` of every host, `iperf3` and `ping -M do -s 8972` between them"
 
     def recognises(self, source: Source) -> bool:
-        return bool(OPENING.search(source.head.decode("utf-8", "replace")))
+        return bool(OPENING.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         reading = _Reading(source.name)
@@ -134,9 +134,9 @@ class NetworkToolsReader:
 
 def _read_line(reading: _Reading, text: str) -> None:
     for pair in _PAIR.finditer(text):
-        if len(reading.names) < MOST_ALIASES and _is_host(pair[1]) and not _is_address(pair[1]):
+        if len(reading.names) < MAX_ALIASES and _is_host(pair[1]) and not _is_address(pair[1]):
             reading.names.setdefault(pair[2], pair[1])
-    if (entry := _ETC_HOSTS.fullmatch(text)) and len(reading.names) < MOST_ALIASES and not _is_address(entry[2]):
+    if (entry := _ETC_HOSTS.fullmatch(text)) and len(reading.names) < MAX_ALIASES and not _is_address(entry[2]):
         reading.names.setdefault(entry[1], entry[2])
     if found := _PROMPT.match(text):
         if _is_host(found[1]):

@@ -1,6 +1,6 @@
 """Output of `nvidia-smi` (the table, and main fields of `-q`): processes per GPU, utilisation and faults.
 
-Drivers 418 to 580. A GPU that the driver has lost shows `ERR!` in the table, or a message in its place.
+A GPU that the driver has lost shows `ERR!` in the table, or a message in its place.
 """
 
 from __future__ import annotations
@@ -14,31 +14,19 @@ from typing import Any
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._pasted_text import MAX_PREFIX, OwnerHints, parse_channels, text_lines
+from hangdoc.postmortem.readers._nvidia_smi_rows import BROKEN, BUS, detail, detail_gpu, gpu_row, is_slowdown, state_row
+from hangdoc.postmortem.readers._pasted_text import OwnerHints, opens, parse_channels, text_lines
 
-_BUS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _TITLE = re.compile(r"\|\s*NVIDIA-SMI\s+(\S{1,40})\s+(?:Driver Version|KMD Version):\s*(\S{1,40}).*")
-_GPU = re.compile(
-    rf"\|\s{{1,6}}(\d{{1,3}})\s+(\S.*?)\s+(?:On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*\|\s*({_BUS})\s+\S*\s*\|\s*(\S+)?\s*\|\s*"
-)
-_STATE = re.compile(
-    r"\|\s*(?:\d{1,3}%|N/A|ERR!)\s+(\d{1,3}C|N/A|ERR!)\s+(P\d{1,2}|N/A|ERR!)\s+(\S+?)W?\s*/\s*(\S+?)W?\s*\|"
-    r"\s*(\d{1,9}|N/A|ERR!)(?:MiB)?\s*/\s*(\d{1,9}|N/A|ERR!)(?:MiB)?\s*\|\s*(\d{1,3}%|N/A|ERR!)\s+.*"
-)
 _LOST_ROW = re.compile(r"\|.*\bGPU is lost\b.*")
 _PROCESS = re.compile(
     r"\|\s{1,6}(\d{1,3})\s+(?:(?:N/A|\d{1,3})\s+(?:N/A|\d{1,3})\s+)?(\d{1,9})\s+(C|G|C\+G|M\+C)\s+(\S.*?)\s+(\d{1,9}|N/A)(?:MiB)?\s*\|\s*"
 )
-_LOST = re.compile(
-    rf"Unable to determine the device handle for (?:GPU|gpu)\s?\d*:?\s?({_BUS}).{{0,20}}?:\s*(.{{1,80}})"
-)
+_LOST = re.compile(rf"Unable to determine the device handle for (?:GPU|gpu)\s?\d*:?\s?({BUS}).{{0,20}}?:\s*(.{{1,80}})")
 _LOG = re.compile(r"=+\s*NVSMI LOG\s*=+\s*")
-_Q_GPU = re.compile(rf"GPU ({_BUS})\s*")
-_Q_PAIR = re.compile(r"(\s*)(\S[^:]{0,60}?)\s*:\s(.{0,200}?)\s*")
 _Q_HEAD = re.compile(r"\s+(\S[^:]{0,60}?)\s*")
-_SLOW = ("Slowdown", "Thermal", "Power Brake")  # in the names of clock throttle reasons
 OPENING = re.compile(r"\|\s*NVIDIA-SMI\s+\d|=+NVSMI LOG=+|Unable to determine the device handle for ")
-MOST_ROWS = 4096  # GPUs, and processes, per table
+MAX_ROWS = 4096  # GPUs, and processes, per table
 _RANK_COMMANDS = re.compile(r"python|^ray::|mpi|torch|train", re.IGNORECASE)
 
 
@@ -77,8 +65,7 @@ class NvidiaSmiReader:
     help = "`nvidia-smi` and `nvidia-smi -q` on every host, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
-        return re.search(rf"^.{{0,{MAX_PREFIX}}}?(?:{OPENING.pattern})", head, re.MULTILINE) is not None
+        return opens(source, OPENING)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         for piece in parse_channels(text_lines(source, context), OPENING, _Parser):
@@ -122,36 +109,33 @@ class _Parser:
         self._process, self._driver = self.hints.take(), driver
 
     def _add(self, gpu: Gpu) -> None:
-        if len(self._gpus) < MOST_ROWS:
+        if len(self._gpus) < MAX_ROWS:
             self._gpus[gpu.index] = gpu
             self._current = gpu.index
 
     def _row(self, text: str) -> bool:
-        if found := _GPU.fullmatch(text):
-            broken = "ERR!" in text
-            self._add(Gpu(int(found[1]), found[2].split("  ")[0], found[3], uncorrected=_int(found[4]), lost=broken))
-        elif (found := _STATE.fullmatch(text)) and self._current is not None:
-            broken = text.count("ERR!") >= 2
+        if (row := gpu_row(text)) and row.bus:
+            self._add(Gpu(int(row.index), row.name, row.bus, uncorrected=_int(row.uncorrected), lost=BROKEN in text))
+        elif (state := state_row(text)) and self._current is not None:
             self._set(
-                temperature_c=_int(found[1].removesuffix("C")), state=found[2] if found[2][0] == "P" else None,
-                power_w=_float(found[3]), power_limit_w=_float(found[4]), memory_bytes=_mib(found[5]),
-                memory_total_bytes=_mib(found[6]), utilisation=_int(found[7].removesuffix("%")),
-                **({"lost": True} if broken else {}),
+                temperature_c=_int(state.temperature), state=state.state, power_w=_float(state.power),
+                power_limit_w=_float(state.limit), memory_bytes=_mib(state.used), memory_total_bytes=_mib(state.total),
+                utilisation=_int(state.utilisation), **({"lost": True} if text.count(BROKEN) >= 2 else {}),
             )  # fmt: skip
         elif _LOST_ROW.fullmatch(text) and self._current is not None:
             self._set(lost=True)
-        elif (found := _PROCESS.fullmatch(text)) and found[3] != "G" and len(self._pids[int(found[1])]) < MOST_ROWS:
+        elif (found := _PROCESS.fullmatch(text)) and found[3] != "G" and len(self._pids[int(found[1])]) < MAX_ROWS:
             self._pids[int(found[1])].append((int(found[2]), found[4]))
         return text[:1] in "|+" or not text.strip()
 
     def _detail(self, text: str) -> bool:
         """Parse a line of -q: a heading, or `Name : value`."""
-        if found := _Q_GPU.fullmatch(text):
+        if bus := detail_gpu(text):
             self._path, self._pid = [], None
-            self._add(Gpu(len(self._gpus), bus=found[1]))
-        elif found := _Q_PAIR.fullmatch(text):
-            self._path = [one for one in self._path if one[0] < len(found[1])]
-            self._value(" / ".join(name for _, name in self._path), found[2], found[3])
+            self._add(Gpu(len(self._gpus), bus=bus))
+        elif pair := detail(text):
+            self._path = [one for one in self._path if one[0] < pair.depth]
+            self._value(" / ".join(name for _, name in self._path), pair.name, pair.value)
         elif found := _Q_HEAD.fullmatch(text):
             depth = len(text) - len(text.lstrip())
             self._path = [*[one for one in self._path if one[0] < depth][:8], (depth, found[1])]
@@ -178,13 +162,13 @@ class _Parser:
             self._set(state=value)
         elif "Volatile" in path and "Uncorrectable" in name and number is not None:
             self._set(uncorrected=(self._gpus[self._current].uncorrected or 0) + number)
-        elif "Reasons" in path and value == "Active" and any(word in name for word in _SLOW):
+        elif "Reasons" in path and value == "Active" and is_slowdown(name):
             self._set(slowed=(*self._gpus[self._current].slowed, name)[:8])
         elif path.startswith("Processes") and name == "Process ID":
             self._pid = number
-        elif self._pid is not None and name == "Name" and len(self._pids[self._current]) < MOST_ROWS:
+        elif self._pid is not None and name == "Name" and len(self._pids[self._current]) < MAX_ROWS:
             self._pids[self._current].append((self._pid, value))
-        elif "GPU is lost" in value or value == "ERR!":
+        elif "GPU is lost" in value or value == BROKEN:
             self._set(lost=True)
 
     def _set(self, **values: Any) -> None:
@@ -237,11 +221,11 @@ def _int(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() and len(text) < 19 else None
 
 
-def _float(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"\d{1,6}(?:\.\d{1,6})?", text) else None
+def _float(text: str | None) -> float | None:
+    return float(text) if text and re.fullmatch(r"\d{1,6}(?:\.\d{1,6})?", text) else None
 
 
-def _mib(text: str) -> int | None:
+def _mib(text: str | None) -> int | None:
     number = _int(text)
     return None if number is None else number << 20
 

@@ -67,8 +67,8 @@ _STORAGE = re.compile(
     r"|lustre|gpfs|cxiWait|beegfs|cifs_|wait_for_response|smb2|p9_client|xfs_|ext4_|jbd2|io_schedule|folio_wait_bit"
     r"|wait_on_page_bit|wait_on_buffer)"
 )
-MOST_ROWS = 20_000
-COMMAND_MOST = 300  # characters
+MAX_ROWS = 20_000
+MAX_COMMAND = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class PsReader:
     help = "`ps -eo pid,ppid,stat,wchan:32,etimes,args` on every host, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return bool(OPENING.search(head) or _ASKED.search(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
@@ -130,7 +130,7 @@ class _Parser:
             return False
         if self._process is None:
             self._process = self.hints.take()
-        if len(self._rows) < MOST_ROWS:
+        if len(self._rows) < MAX_ROWS:
             self._rows.append((row, self._line))
         return True
 
@@ -302,7 +302,7 @@ def _comm(command: str) -> str:
 
 
 def _command(command: str) -> tuple[str, ...]:
-    return tuple(redact_text(command[: 4 * COMMAND_MOST])[:COMMAND_MOST].split())
+    return tuple(redact_text(command[: 4 * MAX_COMMAND])[:MAX_COMMAND].split())
 
 
 READER = PsReader()

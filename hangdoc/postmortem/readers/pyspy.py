@@ -15,8 +15,8 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
 from hangdoc.postmortem.readers._frames import (
-    MOST_THREADS,
-    MOST_VARIABLES,
+    MAX_THREADS,
+    MAX_VARIABLES,
     ThreadBuilder,
     native_frame,
     python_frame,
@@ -40,7 +40,7 @@ _VARIABLE = re.compile(r"\s*([A-Za-z_.]\w*): (.*)")
 _LINE = re.compile(r"(.*):(\d{1,9})")
 _NATIVE = re.compile(r"(?:\.so(?:[.\d]*)|\.(?:c|cc|cpp|cxx|h|hpp|cu|cuh|rs|pyx|S|a|inc))$")
 _JSON_LIST = re.compile(rb"^[ \t]*\[\s*\{", re.MULTILINE)
-MOST_JSON_BYTES = 64 * 2**20  # a dump of 1,000 threads is 5 MB
+MAX_JSON_BYTES = 64 * 2**20  # a dump of 1,000 threads is 5 MB
 _TEXT = 600  # characters of a variable, before redaction
 
 
@@ -51,12 +51,12 @@ class PySpyReader:
     help = "`py-spy dump --locals --nonblocking --pid PID` of every rank (add --json to keep full file names)"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return _is_json(source.head) or (_THREAD_LINE.search(head) is not None and _FRAME_LINE.search(head) is not None)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         found: list[ProcessDump] = list(_json_dumps(source, context)) if _is_json(source.head) else []
-        if not found or _THREAD_LINE.search(source.head.decode("utf-8", "replace")):
+        if not found or _THREAD_LINE.search(source.head_text):
             found += process_dumps(text_lines(source, context), OPENING, _Parser)
         return rank_pieces(found, source, context)
 
@@ -111,14 +111,14 @@ class _Parser:
             # Linux: the main thread's TID is the PID.
             self._process = ProcessRef(self._process.rank, self._process.host, number)
         thread = ThreadBuilder(number, name, status.endswith("+gil"), status.startswith("active"))
-        if len(self._threads) < MOST_THREADS:
+        if len(self._threads) < MAX_THREADS:
             self._threads.append(thread)
         return True
 
     def _content(self, text: str) -> bool:
         """Parse a frame, a variable, or the continuation of a multi-line variable."""
         if self._section is not None and self._variables is not None and (found := _VARIABLE.fullmatch(text)):
-            if len(self._variables) < 4 * MOST_VARIABLES:
+            if len(self._variables) < 4 * MAX_VARIABLES:
                 self._variables.append((found[1], [found[2][:_TEXT]], self._section == "Arguments"))
             return True
         if parts := _frame(text):
@@ -169,7 +169,7 @@ def _of(name: str, where: str, found: list[tuple[str, list[str], bool]] | None):
     variables: list[Variable] | None = None
     if found is not None:
         made = (variable(one, "\n".join(text)[:_TEXT], argument) for one, text, argument in found)
-        variables = [one for one in made if one is not None][:MOST_VARIABLES]
+        variables = [one for one in made if one is not None][:MAX_VARIABLES]
     return python_frame(name, file, line, variables)
 
 
@@ -190,7 +190,7 @@ def _is_json(head: bytes) -> bool:
 def _json_dumps(source: Source, context: ReadContext) -> Iterator[ProcessDump]:
     """The processes in the source, in order."""
     hints = OwnerHints()
-    for before, threads in json_documents_with_context(source, context, MOST_JSON_BYTES):
+    for before, threads in json_documents_with_context(source, context, MAX_JSON_BYTES):
         for line in before:
             hints.observe(line)
         if isinstance(threads, list):
@@ -200,7 +200,7 @@ def _json_dumps(source: Source, context: ReadContext) -> Iterator[ProcessDump]:
 def _json_processes(threads: list[dict[str, Any]], hints: OwnerHints) -> Iterator[ProcessDump]:
     """One list is one process, unless its threads name PIDs (`--subprocesses`)."""
     by_pid: dict[int | None, list[dict[str, Any]]] = {}
-    for thread in threads[:MOST_THREADS]:
+    for thread in threads[:MAX_THREADS]:
         by_pid.setdefault(_int(thread.get("pid")), []).append(thread)
     for number, (pid, mine) in enumerate(by_pid.items()):
         record = stacks_record([_json_thread(thread) for thread in mine])
@@ -239,7 +239,7 @@ def _json_frame(one: dict[str, Any]) -> Frame | None:
 
 def _json_variables(found: list[Any]) -> list[Variable]:
     kept: list[Variable] = []
-    for one in found[: 4 * MOST_VARIABLES]:
+    for one in found[: 4 * MAX_VARIABLES]:
         if isinstance(one, dict) and isinstance(name := one.get("name"), str):
             text = one.get("repr")
             made = variable(
@@ -247,7 +247,7 @@ def _json_variables(found: list[Any]) -> list[Variable]:
             )
             if made is not None:
                 kept.append(made)
-    return kept[:MOST_VARIABLES]
+    return kept[:MAX_VARIABLES]
 
 
 def _int(value: object) -> int | None:

@@ -10,8 +10,8 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
 from hangdoc.postmortem.readers._frames import (
-    MOST_THREADS,
-    MOST_VARIABLES,
+    MAX_THREADS,
+    MAX_VARIABLES,
     ThreadBuilder,
     native_frame,
     python_frame,
@@ -28,7 +28,7 @@ _PID = re.compile(r"\s*pid: (\d{1,9}) ppid: \d+.*")
 _SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
 _VARIABLE = re.compile(r"\s*([A-Za-z_]\w*): (.*)")
 OPENING = re.compile(r"Traceback for thread \d{1,9}(?: \(.*?\))? \[.*?\] \(most recent call last\)")
-_MOST_FRAMES = 4096
+_MAX_FRAMES = 4096
 
 
 class PystackReader:
@@ -38,7 +38,7 @@ class PystackReader:
     help = "`pystack remote --locals PID` of every rank"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         return bool(OPENING.search(head) and re.search(r'\((?:Python|C)\) File "', head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
@@ -64,7 +64,7 @@ class _Parser:
             if self._threads and (self._hints.updated or any(thread.tid == tid for thread, _ in self._threads)):
                 self.end()
             self._process = self._process or self._hints.take()
-            if len(self._threads) < MOST_THREADS:
+            if len(self._threads) < MAX_THREADS:
                 self._threads.append((ThreadBuilder(tid, None, "Has the GIL" in found[3]), []))
             return True
         if found := _PID.fullmatch(text):
@@ -76,7 +76,7 @@ class _Parser:
         if found := _FRAME.fullmatch(text):
             self._close()
             frames = self._threads[-1][1]
-            if found[1] == "C" and len(frames) < _MOST_FRAMES:
+            if found[1] == "C" and len(frames) < _MAX_FRAMES:
                 frames.append(native_frame(found[4], found[5] or found[2], int(found[3])))
             elif found[1] == "Python":
                 self._pending = (found[4], found[2], int(found[3]))
@@ -87,13 +87,13 @@ class _Parser:
             return True
         if self._variables is not None and (found := _VARIABLE.fullmatch(text)):
             made = variable(found[1], found[2][:600], self._argument)
-            if made is not None and len(self._variables) < MOST_VARIABLES:
+            if made is not None and len(self._variables) < MAX_VARIABLES:
                 self._variables.append(made)
             return True
         return self._pending is not None and text[:1].isspace()  # the source line below a frame
 
     def _close(self) -> None:
-        if self._pending is not None and self._threads and len(self._threads[-1][1]) < _MOST_FRAMES:
+        if self._pending is not None and self._threads and len(self._threads[-1][1]) < _MAX_FRAMES:
             self._threads[-1][1].append(python_frame(*self._pending, self._variables))
         self._pending = self._variables = None
 

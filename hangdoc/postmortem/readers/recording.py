@@ -20,11 +20,11 @@ from hangdoc.evidence.memory import gc_paused, share
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
 from hangdoc.postmortem.readers._recording_windows import ROUNDS, KeptLine, Windows
 from hangdoc.recording import codec
-from hangdoc.recording.recorder import MOST_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
+from hangdoc.recording.recorder import MAX_PROBLEMS, SCHEMA, SUFFIX, Header, header, is_header, lines
 from hangdoc.system import input_limits
 
-MOST_RANKS, BYTES_A_RANK = 4096, 16  # ranks in one look; more need 16 bytes of file size each
-MOST_LINES, BYTES_A_LINE = 1000, 4  # the same for lines
+MAX_RANKS, BYTES_A_RANK = 4096, 16  # ranks in one look; more need 16 bytes of file size each
+MAX_LINES, BYTES_A_LINE = 1000, 4  # the same for lines
 
 
 class RecordingReader:
@@ -56,9 +56,9 @@ class RecordingReader:
             cuts.append(f"{source.name}: needs more memory than a recording of its size should; read up to there")
         if source.skipped_segments or len(found) < windows.seen:
             context.warn(_coverage(source, windows, len(found)))
-        for problem in (*cuts, *problems[:MOST_PROBLEMS]):
+        for problem in (*cuts, *problems[:MAX_PROBLEMS]):
             context.warn(problem)
-        if len(problems) > MOST_PROBLEMS:
+        if len(problems) > MAX_PROBLEMS:
             context.warn(f"{source.name}: more lines could not be read")
         context.progress(size)
         return found
@@ -71,7 +71,7 @@ def _add_lines(source: Source, windows: Windows, cuts: list[str], problems: list
     try:
         if not is_header(next(texts, b"")):
             raise ValueError(f"not a recording of hangdoc: its first line does not name {SCHEMA}")
-        most = MOST_LINES + source.size // BYTES_A_LINE
+        most = MAX_LINES + source.size // BYTES_A_LINE
         for number, text in enumerate(texts, 2):
             if number > most:
                 own_cuts.append("has more lines than a recording of its size can hold; read up to there")
@@ -95,7 +95,7 @@ def _decoded(kept: Sequence[KeptLine], size: int, problems: list[str]) -> Iterat
         try:
             value = json.loads(one.text)["snapshot"]
             ranks = value.get("ranks") if isinstance(value, dict) else None
-            if isinstance(ranks, list) and len(ranks) > max(MOST_RANKS, size // BYTES_A_RANK):
+            if isinstance(ranks, list) and len(ranks) > max(MAX_RANKS, size // BYTES_A_RANK):
                 raise ValueError(f"{len(ranks)} ranks are more than a recording of its size can hold")
             shot = codec.decode_snapshot(value, known)
         except (ValueError, RecursionError) as error:
@@ -118,7 +118,7 @@ def _with_shared_records(shot: Snapshot, before: dict[tuple[str, int], Mapping[s
 
 
 def _report_skipped_line(problems: list[str], place: str, error: Exception) -> None:
-    if len(problems) <= MOST_PROBLEMS:
+    if len(problems) <= MAX_PROBLEMS:
         problems.append(f"{place}: line skipped: {str(error)[:200]}")
 
 

@@ -10,7 +10,7 @@ from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext, Source
 
 SCRIPTS = "scripts"  # key of the paths in `ReadContext.shared`
-MOST = 10_000
+MAX_SCRIPTS = 10_000
 _PYTHON = re.compile(rb"^\s*(?:import |from [\w.]+ import |def \w+\(|class \w+|@\w)", re.MULTILINE)
 
 
@@ -25,7 +25,7 @@ class ScriptReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         scripts: dict[Path, None] = context.shared.setdefault(SCRIPTS, {})
-        if len(scripts) < MOST:
+        if len(scripts) < MAX_SCRIPTS:
             scripts[source.path] = None
         context.progress(source.size)
         return ()

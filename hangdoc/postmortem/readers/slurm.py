@@ -41,8 +41,8 @@ OUTCOMES = {
 SHORT = {"TO": "TIMEOUT", "PR": "PREEMPTED", "CA": "CANCELLED", "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY",
          "BF": "BOOT_FAIL", "DL": "DEADLINE", "RV": "REVOKED", "PD": "PENDING", "R": "RUNNING"}  # fmt: skip
 LOST = re.compile(r"(?:DOWN|FAIL|FAILING|NO_RESPOND|NOT_RESPONDING|UNKNOWN)\b|\S*\*$", re.IGNORECASE)
-MOST_SUBJECTS = 4096  # jobs, and nodes, that are counted
-MOST_NODES = 8  # `scontrol show node` without a name prints all nodes of the cluster
+MAX_SUBJECTS = 4096  # jobs, and nodes, that are counted
+MAX_NODES = 8  # `scontrol show node` without a name prints all nodes of the cluster
 
 
 class SlurmReader:
@@ -54,7 +54,7 @@ class SlurmReader:
     )
 
     def recognises(self, source: Source) -> bool:
-        return bool(OPENING.search(source.head.decode("utf-8", "replace")))
+        return bool(OPENING.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         found = _Found()
@@ -63,7 +63,7 @@ class SlurmReader:
         # A list of many jobs or nodes does not show which of them is meant.
         if len(found.jobs) == 1:
             yield from found.jobs.popitem()[1].values()
-        if len(found.nodes) <= MOST_NODES:
+        if len(found.nodes) <= MAX_NODES:
             for node in found.nodes.values():
                 yield from node.values()
 
@@ -110,7 +110,7 @@ class _Found:
 
     @staticmethod
     def _add(known: dict[str, dict[str, Piece]], subject: str, found: tuple[str | None, LogEvent] | None) -> None:
-        if subject not in known and len(known) >= MOST_SUBJECTS:
+        if subject not in known and len(known) >= MAX_SUBJECTS:
             return
         kinds = known.setdefault(subject, {})
         if found is not None:

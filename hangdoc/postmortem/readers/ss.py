@@ -82,8 +82,8 @@ _RANK_COMMANDS = re.compile(r"python|^pt_|^ray::|mpi|torch|train|deepspeed|^cuda
 _LAUNCHERS = frozenset(
     {"pt_elastic", "torchrun", "mpirun", "mpiexec", "orted", "prted", "hydra_pmi_proxy", "srun", "deepspeed"}
 )
-MOST_ROWS = 100_000  # connections per table
-MOST_ROWS_SMALL, BYTES_A_ROW = 5_000, 8  # limit for small files: a compressed row takes at least 8 bytes
+MAX_ROWS = 100_000  # connections per table
+MAX_ROWS_SMALL, BYTES_A_ROW = 5_000, 8  # limit for small files: a compressed row takes at least 8 bytes
 
 
 @dataclass(slots=True)
@@ -110,12 +110,12 @@ class SsReader:
     help = "`ss -tinpoe` on every host, as root, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         rows = re.findall(rf"^.{{0,80}}?(?:{_STATE})\s+\d+\s+\d+\s+{_ENDPOINT}\s+{_ENDPOINT}", head, re.MULTILINE)
         return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        most = min(MOST_ROWS, MOST_ROWS_SMALL + source.size // BYTES_A_ROW)
+        most = min(MAX_ROWS, MAX_ROWS_SMALL + source.size // BYTES_A_ROW)
         texts = text_lines(source, context)
         tables = [piece.record for piece in parse_channels(texts, OPENING, lambda hints: _Parser(hints, most))]
         if not any(row.users for table in tables for row in table.rows):
@@ -127,7 +127,7 @@ class SsReader:
 class _Parser:
     """Parses one channel (`_pasted_text.ChannelParser`)."""
 
-    def __init__(self, hints: OwnerHints, most: int = MOST_ROWS) -> None:
+    def __init__(self, hints: OwnerHints, most: int = MAX_ROWS) -> None:
         self.pieces: list[Piece] = []
         self._hints = hints
         self._most = most  # connections per table

@@ -37,10 +37,10 @@ _KINDS = (("dtypes", "dtype"), ("input sizes", "size"), ("collective type", "typ
 _SIZES = re.compile(r"\[\[[\d, \[\]]{1,160}\]\]|\[\d[\d, ]{0,80}\]")
 _EXPECTED = re.compile(r"Expected (collective type|input sizes|output sizes|dtypes): '(.{0,160}?)' does not")
 _FOUND = re.compile(r"match found (?:collective type|input sizes|output sizes|dtype): '(.{0,160}?)'")
-MOST_REPORTS = 1000  # collectives that are reported as wrong
-MOST_PAIRS = 512  # events per collective
-MOST_LINES = 12  # lines of a report before its stack trace
-_RANK_LIMIT = limits.RANKS_MOST
+MAX_REPORTS = 1000  # collectives that are reported as wrong
+MAX_PAIRS = 512  # events per collective
+MAX_LINES = 12  # lines of a report before its stack trace
+_RANK_LIMIT = limits.MAX_RANKS
 
 
 class TorchFrTraceReader:
@@ -54,12 +54,12 @@ class TorchFrTraceReader:
     help = "`torchfrtrace DIR`; better: give hangdoc the dumps in DIR"
 
     def recognises(self, source: Source) -> bool:
-        return bool(_HEAD.search(source.head.decode("utf-8", "replace")))
+        return bool(_HEAD.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         for number, report in enumerate(_reports(text_lines(source, context))):
-            if number >= MOST_REPORTS:
-                context.warn(f"{source.name}: more than {MOST_REPORTS} collectives; the rest were not read")
+            if number >= MAX_REPORTS:
+                context.warn(f"{source.name}: more than {MAX_REPORTS} collectives; the rest were not read")
                 return
             size = len(report.expected) if report.default and report.expected else None
             for rank, event in report.events(source.name):
@@ -101,7 +101,7 @@ class _Report:
         elif name == "error msg":
             for found in _CULPRIT.finditer(value):
                 expected, other = _EXPECTED.search(found[3] or ""), _FOUND.search(found[3] or "")
-                if expected and other and len(self.culprits) < MOST_PAIRS:
+                if expected and other and len(self.culprits) < MAX_PAIRS:
                     self.culprits.append((int(found[1]), expected[1], expected[2], other[1]))
             if not self.culprits and "STATE_MISMATCH" not in value:
                 self._other_words(value)
@@ -110,7 +110,7 @@ class _Report:
         for found in _ANY_CULPRIT.finditer(value):
             text = found[2].lower().replace("_", " ")
             kind = next((kind for kind, word in _KINDS if word in text), None)
-            if kind is None or len(self.culprits) >= MOST_PAIRS:
+            if kind is None or len(self.culprits) >= MAX_PAIRS:
                 continue
             sizes = _SIZES.search(found[2])
             usual = self.sizes if kind == "input sizes" else self.op
@@ -139,7 +139,7 @@ class _Report:
             return
         pairs = [(rank, right[0], culprit) for rank, culprit in wrong.items()]
         pairs += [(rank, rank, self.culprits[0]) for rank in right]
-        for rank, a, (b, kind, left, found) in pairs[:MOST_PAIRS]:
+        for rank, a, (b, kind, left, found) in pairs[:MAX_PAIRS]:
             text = f"torchfrtrace: rank {b} has {kind} {found} where rank {a} has {left}"
             yield rank, LogEvent("mismatch", text[:400], source, self.line, None, self._sides(a, b, kind, left, found))
 
@@ -171,7 +171,7 @@ def _reports(lines: Iterable[str]) -> Iterator[_Report]:
             report.add(found[1], found[2])
         elif report is not None:
             since += 1
-            if since > MOST_LINES:
+            if since > MAX_LINES:
                 yield report
                 report = None
     if report is not None:

@@ -21,7 +21,7 @@ from tests.support.frameworks import Job, Said, jobs, score
 from tests.support.started import started
 from tests.tools.anonymize import here, rewrite
 
-MOST_BYTES = 100_000  # of a recording that is kept
+MAX_BYTES = 100_000  # of a recording that is kept
 STARTED_S = 240  # time that a job gets until its defect is there: some frameworks take a minute to import
 LOOKS = 4  # one, and again while it cannot tell
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1"}
@@ -63,5 +63,5 @@ def keep(job: Job, folder: Path) -> None:
         return
     job.recording.parent.mkdir(exist_ok=True)
     rewrite(recordings[-1], job.recording, {str(Path.home()): "/home/user", **here()})
-    if job.recording.stat().st_size > MOST_BYTES:
+    if job.recording.stat().st_size > MAX_BYTES:
         job.recording.unlink()

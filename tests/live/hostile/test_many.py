@@ -62,8 +62,8 @@ def once(pid: int) -> tuple[dict[str, object], float, float]:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        pytest.param(THREADS, f"6001 threads; only the oldest {procfs.MOST_THREADS} are", id="threads"),
-        pytest.param(DESCRIPTORS, f"only the first {procfs.MOST_DESCRIPTORS} open files", id="descriptors"),
+        pytest.param(THREADS, f"6001 threads; only the oldest {procfs.MAX_THREADS} are", id="threads"),
+        pytest.param(DESCRIPTORS, f"only the first {procfs.MAX_DESCRIPTORS} open files", id="descriptors"),
         pytest.param(MAPPINGS, None, id="mappings"),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 
 from hangdoc.alerts.alerts import Alerts, Backoff
 from hangdoc.alerts.config import AlertmanagerConfig, AlertsConfig, HeartbeatConfig, WebhookConfig
-from hangdoc.alerts.spool import MOST_ENTRIES
+from hangdoc.alerts.spool import MAX_ENTRIES
 from hangdoc.errors import HangdocError
 from hangdoc.incident.log import Change
 from tests.support.alert_receivers import AlertReceiver, Request, receiver
@@ -343,11 +343,11 @@ def test_a_full_disk_costs_no_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_queue_is_bounded_and_keeps_the_newest_of_each_incident(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hangdoc.alerts.spool.MOST_ENTRIES", 10)
+    monkeypatch.setattr("hangdoc.alerts.spool.MAX_ENTRIES", 10)
     with closing(Alerts(webhook(NOWHERE), tmp_path, backoff=Backoff(60, 60))) as alerts:
         for number in range(8):
             send(alerts, *life(number))
-        assert alerts.waiting["webhook"] == 10 < MOST_ENTRIES
+        assert alerts.waiting["webhook"] == 10 < MAX_ENTRIES
         assert alerts.outcomes["webhook", "dropped"] == 14
     names = {path.name for path in waiting_files(tmp_path)}
     assert names >= {f"{suspected(number).id}.000003.json" for number in range(8)}

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.alerts import message
-from hangdoc.alerts.spool import MOST_FILE
+from hangdoc.alerts.spool import MAX_FILE
 from hangdoc.incident.record import Outcome
 from hangdoc.recording.verdict_json import to_json
 from tests.support import verdicts
@@ -75,8 +75,8 @@ def test_hostile_texts_are_bounded_and_plain(text: str) -> None:
     given = dict.fromkeys(("id", "job", "label", "user", "slurm_job", "onset", "status", "recurrence"), text)
     alert = made(**given, hosts=(text,) * 5_000, verdicts=(verdict,))
     content = msgspec.json.encode(alert)
-    assert len(content) < MOST_FILE
-    assert len(json.dumps(message.data(alert))) < 4 * MOST_FILE
+    assert len(content) < MAX_FILE
+    assert len(json.dumps(message.data(alert))) < 4 * MAX_FILE
     assert not {char for char in message.body(alert) + alert.title if not char.isprintable()} - {"\n"}
     assert msgspec.json.decode(content, type=message.Alert) == alert
 

@@ -216,7 +216,7 @@ def test_connections_of_a_user_are_bounded_and_others_are_served(
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        until(lambda: sum(thread.name == "agent" for thread in threading.enumerate()) == agents.MOST_OF_USER)
+        until(lambda: sum(thread.name == "agent" for thread in threading.enumerate()) == agents.MAX_OF_USER)
         assert ask_as(STRANGER, path, '{"do":"ping"}')[-1:] in ([], [""])
         assert ask_as(STRANGER - 1, path, '{"do":"ping"}')[1] == '{"pong":true}'
     finally:

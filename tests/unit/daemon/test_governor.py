@@ -9,7 +9,7 @@ import pytest
 
 from hangdoc.daemon.governor import (
     DOWN_S,
-    MOST_LEVEL,
+    MAX_LEVEL,
     RECENT_S,
     UP_S,
     WINDOW_S,
@@ -46,11 +46,11 @@ def test_over_budget_it_steps_down_one_level_at_a_time() -> None:
     assert not run(governor, meter, 0, 600)
     meter.share = 0.05
     changes = run(governor, meter, 600, 600)
-    assert [change for _, change in changes] == [1] * MOST_LEVEL
+    assert [change for _, change in changes] == [1] * MAX_LEVEL
     times = [at_s for at_s, _ in changes]
     assert times[0] - 600 >= WINDOW_S * 0.01 / 0.05  # the budget of the window is spent by then
     assert all(later - earlier >= UP_S for earlier, later in pairwise(times))
-    assert governor.factor == 2**MOST_LEVEL
+    assert governor.factor == 2**MAX_LEVEL
     assert governor.share == pytest.approx(0.05)
 
 

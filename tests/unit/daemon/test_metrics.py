@@ -24,9 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from hangdoc.alerts.alerts import Alerts
 from hangdoc.alerts.config import AlertsConfig, WebhookConfig
 from hangdoc.daemon.metrics import (
-    MOST_CLIENTS,
-    MOST_JOBS,
-    MOST_PLAYBOOKS,
+    MAX_CLIENTS,
+    MAX_JOBS,
+    MAX_PLAYBOOKS,
     JobState,
     Metrics,
     MetricsServer,
@@ -124,16 +124,16 @@ def test_500_job_turnovers_leave_no_series_behind() -> None:
 def test_labels_are_bounded() -> None:
     metrics = Metrics()
     hostile = 'a"b\n{}\\ é\ud800' + "x" * 10_000
-    metrics.round(0.1, [JobState(f"{number}{hostile}", hostile, 1.0, hostile) for number in range(MOST_JOBS + 100)])
-    for number in range(MOST_PLAYBOOKS + 100):
+    metrics.round(0.1, [JobState(f"{number}{hostile}", hostile, 1.0, hostile) for number in range(MAX_JOBS + 100)])
+    for number in range(MAX_PLAYBOOKS + 100):
         metrics.incident(hostile, f"{number}{hostile}")
         metrics.probe_failed(f"{number}{hostile}")
     found = series(metrics)
     names = [name for name, _ in found]
-    assert names.count("hangdoc_job_stalled_timestamp_seconds") == MOST_JOBS
-    assert names.count("hangdoc_incidents_total") == MOST_PLAYBOOKS + 1
-    assert sum(value for (name, _), value in found.items() if name == "hangdoc_incidents_total") == MOST_PLAYBOOKS + 100
-    assert found["hangdoc_jobs", (("status", "unknown"),)] == MOST_JOBS + 100
+    assert names.count("hangdoc_job_stalled_timestamp_seconds") == MAX_JOBS
+    assert names.count("hangdoc_incidents_total") == MAX_PLAYBOOKS + 1
+    assert sum(value for (name, _), value in found.items() if name == "hangdoc_incidents_total") == MAX_PLAYBOOKS + 100
+    assert found["hangdoc_jobs", (("status", "unknown"),)] == MAX_JOBS + 100
     values = {value for _, labels in found for label, value in labels if label not in ("version", "le")}
     assert all(re.fullmatch(r"[\w.:/@+-]{0,80}", value, re.ASCII) for value in values)
     assert {value for _, labels in found for label, value in labels if label == "class"} == {"unknown"}
@@ -217,8 +217,8 @@ def test_a_port_that_is_taken_is_named() -> None:
 def test_clients_that_say_nothing_do_not_pile_up() -> None:
     with served(Metrics(), [""]) as port:
         before = threading.active_count()
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_CLIENTS)]
-        until(lambda: threading.active_count() == before + MOST_CLIENTS)
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_CLIENTS)]
+        until(lambda: threading.active_count() == before + MAX_CLIENTS)
         with socket.create_connection(("127.0.0.1", port)) as more:
             more.settimeout(20)
             assert more.recv(1) == b""  # turned away

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from hangdoc.daemon.health import Abandoned, Steps
-from hangdoc.daemon.probe_limits import MOST_S, LimitedProbe
+from hangdoc.daemon.probe_limits import MAX_S, LimitedProbe
 from hangdoc.evidence import Process, Target
 from probes import Observation, Request, Tier
 from tests.support.polling import until
@@ -103,7 +103,7 @@ def test_a_slow_target_is_found_and_left_alone_for_longer_each_time(probe: Probe
             now[0] += left_s
             observe(limited, TARGETS[1])
         assert rests == sorted(rests)
-        assert rests[-1] == MOST_S
+        assert rests[-1] == MAX_S
     assert len(failed) == 10
 
 

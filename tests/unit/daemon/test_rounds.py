@@ -101,7 +101,7 @@ def test_an_error_in_one_job_costs_that_job_one_round_and_is_said_once() -> None
 def test_a_round_that_fails_is_no_sign_of_life_and_many_end_the_daemon() -> None:
     made = Set(Fake(lost=True))
     loop = made.rounds()
-    for _ in range(rounds.MOST_FAILURES - 1):
+    for _ in range(rounds.MAX_FAILURES - 1):
         loop._checked_s = float("-inf")
         loop.round()
     assert not made.finished

@@ -12,7 +12,7 @@ import pytest
 
 from hangdoc.daemon.state import (
     LOCK,
-    MOST_INCIDENTS,
+    MAX_INCIDENTS,
     NAME,
     JobProcesses,
     Ledger,
@@ -80,11 +80,11 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_number_of_open_incidents_is_bounded(tmp_path: Path) -> None:
-    open_ones = (OpenIncident(f"{number:05d}", "job", here()) for number in range(MOST_INCIDENTS + 5))
+    open_ones = (OpenIncident(f"{number:05d}", "job", here()) for number in range(MAX_INCIDENTS + 5))
     save(tmp_path, State(incidents=tuple(open_ones)))
     kept = load(tmp_path).incidents
-    assert len(kept) == MOST_INCIDENTS
-    assert kept[-1].id == f"{MOST_INCIDENTS + 4:05d}"
+    assert len(kept) == MAX_INCIDENTS
+    assert kept[-1].id == f"{MAX_INCIDENTS + 4:05d}"
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hangdoc.daemon.config import Config
 from hangdoc.daemon.health import Abandoned, Steps
 from hangdoc.daemon.log import Log
 from hangdoc.daemon.notify import Notifier
-from hangdoc.daemon.run import FAILED, MOST_ABANDONED, RELOAD, STOP
+from hangdoc.daemon.run import FAILED, MAX_ABANDONED, RELOAD, STOP
 from tests.support.polling import until
 
 
@@ -86,9 +86,9 @@ def test_a_round_that_blocks_is_abandoned_and_named() -> None:
 
 
 def test_when_the_kernel_releases_none_of_them_only_a_restart_helps() -> None:
-    node, _, stream, supervisor = start(blocking=MOST_ABANDONED + 1)
+    node, _, stream, supervisor = start(blocking=MAX_ABANDONED + 1)
     assert supervisor.run() == FAILED
-    assert len(node.named) == MOST_ABANDONED
+    assert len(node.named) == MAX_ABANDONED
     assert "to be started again" in stream.getvalue()
     node.freed.set()
 

@@ -21,7 +21,7 @@ from hangdoc.postmortem.report import report
 from hangdoc.render import html
 from tests.support.judge import judge
 
-SIZES = [200_000, 1_000_000, limits.RANKS_MOST]
+SIZES = [200_000, 1_000_000, limits.MAX_RANKS]
 LIMIT_S, LIMIT_BYTES = 0.5, 8 << 20  # for what takes milliseconds and kilobytes
 
 
@@ -48,8 +48,8 @@ def environment(**more: str) -> dict[str, str]:
     [
         ("8", 8),
         ("200000", 200_000),
-        (str(limits.RANKS_MOST), limits.RANKS_MOST),
-        (str(limits.RANKS_MOST + 1), None),
+        (str(limits.MAX_RANKS), limits.MAX_RANKS),
+        (str(limits.MAX_RANKS + 1), None),
         ("1" + "0" * 18, None),
         ("1" + "0" * 30, None),
         ("9" * 5000, None),
@@ -75,7 +75,7 @@ def test_a_job_on_loopback_is_as_large_as_a_host() -> None:
     assert "on one host" in found.doubts[0]
 
 
-@pytest.mark.parametrize("told", ["1" + "0" * 30, "-1", "٣", str(limits.RANKS_MOST + 1)])
+@pytest.mark.parametrize("told", ["1" + "0" * 30, "-1", "٣", str(limits.MAX_RANKS + 1)])
 def test_the_rank_of_an_environment(told: str) -> None:
     assert identity({"RANK": told, "WORLD_SIZE": "8"}) is None
     found = identity({"RANK": told, "WORLD_SIZE": "8", "SLURM_PROCID": "3"})
@@ -95,7 +95,7 @@ def test_the_options_of_a_launcher(words: str) -> None:
     with cheap():
         found = launch_of(["torchrun", "--nnodes", "4", "--nproc-per-node", "8", *words.split(), "t.py"], {})
         assert found is not None
-        assert found.ranks is None or len(found.ranks) <= limits.HOST_MOST
+        assert found.ranks is None or len(found.ranks) <= limits.MAX_RANKS_PER_HOST
         assert found.world_size in (None, 32)
 
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from hangdoc.incident.incident import FEW_LINKS, MOST_LINKS, File, build_incident, fingerprint, incidents
+from hangdoc.incident.incident import FEW_LINKS, MAX_LINKS, File, build_incident, fingerprint, incidents
 from hangdoc.postmortem.readers import Source
 from tests.support.incidents import LEAKS, captured, judged
 from tests.support.judge import reported
@@ -27,7 +27,7 @@ def test_the_worst_links_come_first() -> None:
     assert links[0].dead
     assert links[0].interface_up is False
     quiet = captured("uneven-batches", 64, 40, 2)
-    assert len(quiet.links) == FEW_LINKS < MOST_LINKS
+    assert len(quiet.links) == FEW_LINKS < MAX_LINKS
     assert quiet.more_links == 128 - FEW_LINKS
 
 

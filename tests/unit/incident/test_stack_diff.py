@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangdoc.evidence import Stacks
-from hangdoc.incident.stack_diff import MOST_FRAMES, Side, sides
+from hangdoc.incident.stack_diff import MAX_FRAMES, Side, sides
 from hangdoc.recording.recorder import read
 from tests.support.incidents import captured, recorded
 from tests.support.judge import judge
@@ -77,5 +77,5 @@ def test_frames_that_were_not_kept_count_as_left_out() -> None:
         for shot in shots
     )
     for side in sides(judge().facts(shots), ()):
-        assert len(side.lines) <= MOST_FRAMES
+        assert len(side.lines) <= MAX_FRAMES
         assert side.left_out == 99_750

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from hangdoc.evidence import FlightRecorder, Process, RankEvidence, Snapshot, Stack, Stacks, Target
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.stacks import Frame
-from hangdoc.incident.timeline import MOST_EVENTS, Span, Timeline, timeline
+from hangdoc.incident.timeline import MAX_EVENTS, Span, Timeline, timeline
 from tests.support.incidents import captured
 from tests.support.judge import judge
 
@@ -100,8 +100,8 @@ def test_lines_of_logs() -> None:
 def test_many_lines_keep_the_first_and_the_last() -> None:
     said = tuple(LogEvent("x", "abcdefghijklmnopqrstuvwxyz"[i % 26] * (i + 1), "f", i, 1e9 + i) for i in range(100))
     made = of(replace(look("a", 0, None), records={"logs": Logs(said)}))
-    assert len(made.events) == MOST_EVENTS
-    assert made.more_events == 100 - MOST_EVENTS
+    assert len(made.events) == MAX_EVENTS
+    assert made.more_events == 100 - MAX_EVENTS
     assert (made.events[0].line, made.events[-1].line) == (0, 99)
 
 

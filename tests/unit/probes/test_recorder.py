@@ -14,7 +14,7 @@ import pytest
 
 from hangdoc.system.process_sockets import Endpoint
 from probes import recorder
-from probes.recorder import MOST_ENTRY_BYTES, NEWEST, _fetch, parse
+from probes.recorder import MAX_ENTRY_BYTES, NEWEST, _fetch, parse
 
 ENTRY = {
     "process_group": ["0", "default_pg"],
@@ -66,7 +66,7 @@ def test_a_redirect_or_a_failure_is_no_answer(status: bytes) -> None:
 
 
 def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(recorder, "MAX_BYTES", 1 << 16)
     with answering((b"HTTP/1.1 200 OK\r\n\r\n", *[b" " * 4096] * 40)) as server, pytest.raises(ValueError, match="MiB"):
         _fetch(server)
 
@@ -99,7 +99,7 @@ def test_an_answer_that_drips_is_cut_off(monkeypatch: pytest.MonkeyPatch, head: 
         trace(entries=3),
         trace(entries=[[]]),
         trace(entries=[{**ENTRY, "process_group": []}]),
-        trace(entries=[{**ENTRY, "profiling_name": "x" * MOST_ENTRY_BYTES}]),
+        trace(entries=[{**ENTRY, "profiling_name": "x" * MAX_ENTRY_BYTES}]),
         trace(entries=[{**ENTRY, "collective_seq_id": 1 << 70}]),  # no recording could hold it
         trace(pg_status=[1, 2]),
     ],

@@ -196,5 +196,5 @@ def test_few_words_of_a_text_are_examined(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(detectors, "_detected", detected)
     hide_detected(" ".join(f"aB3dE5fG7hJ9kL1m{n:04}" for n in range(1000)), HIDDEN)
     monkeypatch.undo()
-    assert len(asked) == detectors.MOST_WORDS
+    assert len(asked) == detectors.MAX_WORDS
     assert max(len("".join(one)) for one in asked) < 1024

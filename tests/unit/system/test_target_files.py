@@ -333,7 +333,7 @@ def test_dead_mounts_use_up_the_limit_of_one_user_only(tmp_path: Path, monkeypat
     with with_dead_mount(dead, str(OTHER)) as files, process() as ours:
         found = files.each([str(tmp_path / f"link{number}") for number in range(9)], os.fstat)
         assert all(isinstance(one, TimeoutError) for one in found.values())
-        until(stuck, lambda threads: len(threads) == target_files.MOST_STUCK_OF_USER)
+        until(stuck, lambda threads: len(threads) == target_files.MAX_STUCK_OF_USER)
         with pytest.raises(TimeoutError, match="too many"):
             files.stat(str(tmp_path / "alive"))
         assert ours.stat(str(tmp_path / "alive")).st_size == 1

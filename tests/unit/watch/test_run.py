@@ -41,7 +41,7 @@ def wait(source: Late, said: list[str], monkeypatch: pytest.MonkeyPatch, wait_s:
     """How long it waits for ranks."""
 
     def sleep(seconds: float) -> None:
-        assert 0 < seconds <= run.MOST_WAIT_S
+        assert 0 < seconds <= run.MAX_WAIT_S
         source.now_s += seconds
 
     monkeypatch.setattr("hangdoc.watch.run.time.sleep", sleep)
@@ -77,4 +77,4 @@ def test_a_command_without_ranks_costs_little_and_needs_no_comment_at_first(
     source = Late(86400)
     wait(source, said, monkeypatch, math.inf, below=True)
     assert said == ["the command has not started its ranks yet; waiting for them"]
-    assert source.looks < 86400 / run.MOST_WAIT_S + 100
+    assert source.looks < 86400 / run.MAX_WAIT_S + 100

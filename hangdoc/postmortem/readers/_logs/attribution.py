@@ -15,7 +15,7 @@ from hangdoc.postmortem.readers._logs.scan import ScanSummary
 from hangdoc.postmortem.readers._torchrun import process_of
 
 SAMPLED_LINES = 40  # at the beginning and end of a file, to see whether one rank wrote it
-MOST_TAIL_LINES = 20_000  # searched at the end of a file with several writers
+MAX_TAIL_LINES = 20_000  # searched at the end of a file with several writers
 _RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _JOB_ID = re.compile(r"^(?:slurm|job|output|out|err|log)?[-_.]?\d{5,}\.", re.IGNORECASE)
 
@@ -135,7 +135,7 @@ class OriginResolver:
         found: dict[int, float | None] = dict.fromkeys(self.ranks)
         if several:
             found |= {int(rank): None for rank in _RANK.findall(summary.head)}
-        for raw in tail[-MOST_TAIL_LINES if several else -SAMPLED_LINES :]:
+        for raw in tail[-MAX_TAIL_LINES if several else -SAMPLED_LINES :]:
             line = parse(raw, style)
             rank = self.resolve(self.origin_of(line), 0).rank
             if rank is not None and (several or self.single_writer):

@@ -15,7 +15,6 @@ from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
-from hangdoc.postmortem.readers._hosts import OF_HOST, HostContext, host_in_front
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin
 from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
@@ -29,14 +28,15 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     parse_traceback,
     watchdog_stack,
 )
+from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
-MOST_ORIGINS = 20_000
+MAX_ORIGINS = 20_000
 FATAL = "Fatal Python error"
-MOST_CHAIN = 600  # lines of a chain of tracebacks
-MOST_EVENTS = 64  # kept per origin: so many first and so many last ones
-MOST_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones
+MAX_CHAIN = 600  # lines of a chain of tracebacks
+MAX_EVENTS = 64  # kept per origin: so many first and so many last ones
+MAX_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones
 TEXT, FIELD = 400, 200  # characters kept
 LAUNCHER_EXCEPTIONS = re.compile(
     r"ChildFailedError|SignalException|RendezvousGracefulExit|subprocess\.CalledProcessError"
@@ -72,16 +72,16 @@ class _OriginEvents:
     """Events and the best stack of one origin."""
 
     first: list[LogEvent] = field(default_factory=list)
-    last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    last: deque[LogEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     notices: int = 0  # seen, kept or not
     stacks: tuple[int, float | None, Stacks] | None = None  # priority, time, record
     times: list[float] = field(default_factory=list)  # earliest and latest
 
     def add(self, event: LogEvent) -> None:
         self.notices += event.kind == NOTICE
-        if event.kind == NOTICE and self.notices > MOST_NOTICES:
+        if event.kind == NOTICE and self.notices > MAX_NOTICES:
             return  # keeps room for events that rules read
-        (self.first if len(self.first) < MOST_EVENTS else self.last).append(event)
+        (self.first if len(self.first) < MAX_EVENTS else self.last).append(event)
 
     def add_time(self, at: float | None) -> None:
         if at is not None:
@@ -100,7 +100,7 @@ class LogCollector:
         self.name, self.style = source.name, style
         self.crashes = crashes  # False: another reader takes the stacks of fatal errors
         self.path_origin = file_origin(source)
-        self.origins = OriginResolver(self.path_origin, source.head.decode("utf-8", "replace"), style)
+        self.origins = OriginResolver(self.path_origin, source.head_text, style)
         self.run = self.path_origin.process.run
         self.hosts = HostContext()  # of a pasted text
         self.text_line = 0  # of the line that is added, in that text
@@ -110,7 +110,7 @@ class LogCollector:
         self.force_killed: set[int] = set()  # PIDs that the launcher killed with SIGKILL after the closing signal
         self.run_kinds: set[str] = set()  # in the current run
         self.file_kinds: set[str] = set()  # in the whole file
-        head = source.head.decode("utf-8", "replace")
+        head = source.head_text
         self.size = max((int(found[1]) for size in _SIZES for found in size.finditer(head)), default=None)
         self.versions = {name: found[1] for name, version in _VERSIONS if (found := version.search(head))}
 
@@ -185,7 +185,7 @@ class LogCollector:
 
     def _events_of(self, origin: LineOrigin) -> _OriginEvents:
         key = self.run, origin
-        return self.events[key] if key in self.events or len(self.events) < MOST_ORIGINS else _OriginEvents()
+        return self.events[key] if key in self.events or len(self.events) < MAX_ORIGINS else _OriginEvents()
 
     def _set_world_size(self, size: str | None) -> None:
         if size and int(size) < 10**6:
@@ -283,7 +283,7 @@ class LogCollector:
                 continue
             part = self.events.get((self.run, origin), _OriginEvents())
             tracebacks = [event.line for event in (*part.first, *part.last) if event.kind == "exception"]
-            if any(0 <= error.line - line < MOST_CHAIN for line in tracebacks):
+            if any(0 <= error.line - line < MAX_CHAIN for line in tracebacks):
                 continue  # an exception of a chain
             known_rank = self.origins.resolve(origin, self.run).rank is not None
             if self.events or known_rank or _OF_A_JOB.search(error.text):

@@ -15,12 +15,12 @@ from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.redaction.text import redact_text
 
-MOST_BYTES = 512 * 2**10  # searched at the end of a file
-MOST_BYTES_OF_ONE = 16 * 2**10
-MOST_LINES = 4_000  # of a file that several ranks wrote
-MOST_LINES_OF_ONE = 24  # of a file that one rank wrote, for its counters
-MOST_COUNTERS = 20_000  # ranks and units
-MOST_ERRORS = 64
+MAX_BYTES = 512 * 2**10  # searched at the end of a file
+MAX_BYTES_OF_ONE = 16 * 2**10
+MAX_LINES = 4_000  # of a file that several ranks wrote
+MAX_LINES_OF_ONE = 24  # of a file that one rank wrote, for its counters
+MAX_COUNTERS = 20_000  # ranks and units
+MAX_ERRORS = 64
 TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
@@ -143,9 +143,9 @@ def read_ending(
     counters: dict[tuple[LineOrigin, str], Counter] = {}
     errors: list[tuple[LineOrigin, ErrorLine]] = []
     printed: dict[tuple[LineOrigin, str, int | None], PrintedValue] = {}
-    texts = tail[-(MOST_BYTES_OF_ONE if one else MOST_BYTES) :].decode("utf-8", "replace").split("\n")[-MOST_LINES:]
+    texts = tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
     first = lines - len(texts) + (1 if texts and texts[-1] else 2)
-    counted = len(texts) - MOST_LINES_OF_ONE if one else 0
+    counted = len(texts) - MAX_LINES_OF_ONE if one else 0
     for place, raw in enumerate(texts):
         number = max(first, 1) + place
         if not (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw) or (number == first > 1):  # it may be cut
@@ -155,14 +155,14 @@ def read_ending(
             for counter in _counters(line, number):
                 key = _counting(line, origin_of), counter.unit
                 before = counters.get(key)
-                if before is not None or len(counters) < MOST_COUNTERS:
+                if before is not None or len(counters) < MAX_COUNTERS:
                     counters[key] = _after(before, counter)
             for value in _printed(line, number):
-                if len(printed) < MOST_COUNTERS:
+                if len(printed) < MAX_COUNTERS:
                     writer = _counting(line, origin_of) if value.rank is None else LineOrigin(value.rank)
                     printed[writer, value.name, value.step] = value
             match = _ERROR.match(line.text)
-            if match and len(errors) < MOST_ERRORS:
+            if match and len(errors) < MAX_ERRORS:
                 message = redact_text(match["message"])[:TEXT]
                 by_torch = bool(_TORCH_PREFIX.search(part[:300]))
                 errors.append((origin_of(line), ErrorLine(match["type"], message, number, line.at, by_torch)))

@@ -16,7 +16,7 @@ from hangdoc.postmortem.readers._logs.prefixes import ANSI, Line
 from hangdoc.postmortem.readers._logs.scan import MatchedLine
 from hangdoc.postmortem.readers._logs.tracebacks import HEADING, LoggedException, parse_traceback
 
-MOST_TASKS = 4096
+MAX_TASKS = 4096
 LATER_S = 0.0  # `at_s` of exits after the root cause, whose own `at_s` is None: before all others
 # Signals that a shell reports as 128 plus their number; other codes above 128 are a program's own.
 SIGNALS = frozenset(
@@ -116,6 +116,6 @@ def _tasks(text: str) -> Iterator[int]:
         if start is not None and end is not None:
             for task in range(start, end + 1):
                 count += 1
-                if count > MOST_TASKS:
+                if count > MAX_TASKS:
                     return
                 yield task

@@ -8,7 +8,7 @@ figure_kinds.yaml says which names are of use.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import isfinite
@@ -20,6 +20,7 @@ from hangdoc.evidence.figures import Figure, Figures
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._owner_hints import listed_numbers
 from hangdoc.redaction.text import redact
 
 FILE = Path(__file__).parent / "figure_kinds.yaml"
@@ -30,6 +31,7 @@ MAX_FIGURES = 10_000
 MAX_OWNERS = 1_024  # of one value: `ranks 0-7`
 MAX_NAME = 60  # characters
 MAX_CELLS = 64
+SPENT = frozenset({"step", "work", "backward", "wait"})  # kinds of the time that a step takes, besides `input`
 
 _UNIT = (
     r"(?:\u00b5s|\u03bcs|us|usec|msecs?|ms|secs?|seconds?|s|mins?)(?:/(?:it|iters?|iteration|steps?|batch))?"
@@ -46,7 +48,6 @@ _TOKEN = re.compile(
     rf"(?: ?(?P<unit>{_UNIT})(?![\w/]|[ =:]{{1,3}}\d))?(?![\w:/]|\.\d|-\d)"
     r"|(?<![\w.:/-])(?:0x)?(?=[a-f]{0,63}\d)(?=\d{0,63}[a-f])(?P<hash>[0-9a-f]{4,64})(?![\w/-]|\.\w)"
 )
-_SPAN = re.compile(r"(\d{1,6})(?:\s?(?:-|\u2013|to|\.\.)\s?(\d{1,6}))?")
 # Numbers of something else than the ranks of the job.
 _OTHER = re.compile(
     r"\b(?:local|node|group|tp|pp|cp|ep|tensor|pipeline|expert)[ _-]?(?:model[ _-])?(?:parallel[ _-])?rank"
@@ -70,7 +71,7 @@ _TIME_UNIT = {
     "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
 }  # fmt: skip
 _UNIT_IN_NAME = re.compile(r"(?:^|[\s(\[/,])(\u00b5s|\u03bcs|us|usec|ms|msecs?|s|secs?|seconds?)\)?\]?$")
-_IS_TIME = re.compile(r"\b(?:times?|timer|took|elapsed|duration|latency)\b")
+_IS_TIME = re.compile(r"\b(?:times?|timer|timing|took|elapsed|duration|latency)\b")
 _STATISTICS = re.compile(r"\b(?:min|max|avg|mean|median|std|p50|p99|slowdown)\b", re.IGNORECASE)
 _HEAD = re.compile(
     r"(?P<rank>(?:global[ _]?)?rank(?:[ _]?id)?|proc(?:ess)?(?:[ _]?id)?)"
@@ -94,7 +95,7 @@ class FigureKind:
 
     kind: str
     expression: re.Pattern[str]
-    time: str | None  # unit, any; None: it is no time
+    time: str | None  # unit, fraction, any; None: it is no time
     examples: Sequence[str]
 
 
@@ -172,7 +173,7 @@ def _comparable(found: Sequence[Figure]) -> list[Figure]:
     owners: dict[tuple[str, str], set[str]] = {}
     for one in named:
         owners.setdefault((one.kind, one.of), set()).add(one.owner)
-    metered = {one.line for one in named if one.kind == "input"} & {one.line for one in named if one.kind == "step"}
+    metered = {one.line for one in named if one.kind == "input"} & {one.line for one in named if one.kind in SPENT}
     return [one for one in named if len(owners[one.kind, one.of]) > 1 or one.line in metered]
 
 
@@ -209,7 +210,8 @@ def _cells(text: str, wide: bool = False) -> list[str]:
     elif re.search(r"\S\s{2,}\S", text):
         cells = re.split(r"\s{2,}", text.strip())
     else:
-        cells = text.split(",") if text.count(",") > 1 else text.split()
+        commas = text.count(",")
+        cells = text.split(",") if commas > 1 or (commas and not re.search(r"\s", text.strip())) else text.split()
     return [cell.strip() for cell in cells[:MAX_CELLS]]
 
 
@@ -235,8 +237,8 @@ def _opens_table(text: str, block: _Block) -> bool:
     return False
 
 
-def _owner_cell(cell: str) -> _Owner | None:
-    found = re.fullmatch(r"(rank|gpu|proc|process)[ _:#]{0,2}(\d{1,6})", cell, re.IGNORECASE)
+def _owner_cell(cell: str, kinds: str = "rank|gpu|proc|process") -> _Owner | None:
+    found = re.fullmatch(rf"({kinds})[ _:#]{{0,2}}(\d{{1,6}})", cell, re.IGNORECASE)
     return _Owner("gpu" if found[1].lower() == "gpu" else "rank", found[2]) if found else None
 
 
@@ -255,10 +257,10 @@ def _row(text: str, block: _Block) -> list[_Value] | None:
     if len(cells) != len(block.columns):
         return None
     owner = _OWN_CELL.fullmatch(cells[block.place])
-    if owner:
-        of, name = block.of, owner[1]
-    elif block.of == "host" and _HOST_CELL.fullmatch(cells[block.place]):
+    if block.of == "host" and _HOST_CELL.fullmatch(cells[block.place]) and not _owner_cell(cells[block.place], "rank"):
         of, name = "host", cells[block.place]
+    elif owner:
+        of, name = block.of, owner[1]
     else:
         return None
     found = []
@@ -317,12 +319,7 @@ def _owners(match: re.Match[str]) -> tuple[_Owner, ...]:
         return (_Owner("replica" if match["short"] == "dp" else "short", str(int(match["digit"]))),)
     if match["plural"]:
         of = "gpu" if match["plural"] == "gpus" else "rank"
-        numbers: dict[int, None] = {}
-        for span in _SPAN.finditer(match["numbers"]):
-            first, last = int(span[1]), int(span[2] or span[1])
-            if first <= last < first + MAX_OWNERS and len(numbers) < MAX_OWNERS:
-                numbers |= dict.fromkeys(range(first, last + 1))
-        return tuple(_Owner(of, str(one)) for one in numbers)
+        return tuple(_Owner(of, str(one)) for one in listed_numbers(match["numbers"], MAX_OWNERS))
     return ()
 
 
@@ -341,8 +338,8 @@ def _name(gap: str) -> str:
 
 
 @cache
-def _kind(name: str, unit: str | None) -> tuple[str, float | None] | None:
-    """The kind of a figure, and the seconds in its unit; None: it is of no use."""
+def _kind(name: str, unit: str | None, fraction: bool = True) -> tuple[str, float | None] | None:
+    """The kind of a figure, and the seconds in its unit; None: it is of no use. `fraction`: it is no whole number."""
     text = _NO_COMM.sub(" ", name.lower().replace("_", " ")).strip()
     factor = _TIME_UNIT.get((unit or "").split("/")[0])
     if unit and factor is None and unit not in ("%", "x"):
@@ -360,16 +357,14 @@ def _kind(name: str, unit: str | None) -> tuple[str, float | None] | None:
             return None
         if kind.time is None:
             return (kind.kind, None) if factor is None or kind.kind == "rate" else ("step", factor)
-        if factor is not None or _IS_TIME.search(text) or kind.kind in ("work", "backward"):
+        if factor is not None or kind.time == "any" or _IS_TIME.search(text):
             return kind.kind, factor or 1.0
-        if kind.kind == "input" and text in ("data", "dataloader", "loader"):
-            return kind.kind, 1.0
-        return None
+        return (kind.kind, 1.0) if kind.time == "fraction" and fraction else None
     return None
 
 
 def _figures(value: _Value, step: int | None, line: int) -> Iterable[Figure]:
-    meaning = _kind(value.name, value.unit)
+    meaning = _kind(value.name, value.unit, "." in value.text or "e" in value.text)
     if meaning is None:
         return ()
     kind, factor = meaning
@@ -383,18 +378,10 @@ def _figures(value: _Value, step: int | None, line: int) -> Iterable[Figure]:
         text = f"{number * factor:.9g}" if factor is not None else text
     name = " ".join(re.sub(r"[\d_]+", " ", value.name.lower()).split())[:MAX_NAME]
     if not value.owners:
-        if kind not in ("input", "step"):
+        if kind != "input" and kind not in SPENT:
             return ()
         return (Figure(kind, name, "", "", text, False, True, step, line),)
     text = redact(name, text)[:80]
     return [
         Figure(kind, name, one.of, one.name, text, value.exact, factor is not None, step, line) for one in value.owners
     ]
-
-
-def examples() -> Mapping[str, Sequence[str]]:
-    """Names of each kind, for the tests."""
-    found: dict[str, list[str]] = {}
-    for one in figure_kinds():
-        found.setdefault(one.kind, []).extend(one.examples)
-    return found

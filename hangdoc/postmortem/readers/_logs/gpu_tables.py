@@ -1,6 +1,6 @@
 """Figures of GPUs in the tables of nvidia-smi, rocm-smi, amd-smi, dcgmi and gpustat, and in fragments of them.
 
-nvidia-smi: the table, `--query-gpu`, `-q`, `dmon` (nvidia-smi(1); nvml.h, nvmlClocksEventReasons). The number of a GPU
+nvidia-smi: the table and `-q` (_nvidia_smi_rows.py), `--query-gpu`, `dmon` (nvidia-smi(1)). The number of a GPU
 is that of its host.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence.figures import Figure
+from hangdoc.postmortem.readers._nvidia_smi_rows import detail, detail_gpu, gpu_row, is_slowdown, state_row
 
 MAX_GPUS = 4_096
 UTILISATION, CLOCK, POWER, LIMIT, TEMPERATURE, SLOWED = (
@@ -22,10 +23,6 @@ _SHOWS = re.compile(
     r"|[0-9A-F]{8}:[0-9A-F]{2}:",
     re.IGNORECASE,
 )
-_ROW_OF = re.compile(r"^\W{0,6}(\d{1,3})\s+(?:NVIDIA|Tesla|GeForce|Quadro|A\d|H\d|B\d|L\d|RTX|AMD)\b")
-_POWER = re.compile(r"(\d{1,4}(?:\.\d{1,3})?) ?W\s{0,4}/\s{0,4}(\d{1,4}(?:\.\d{1,3})?) ?W\b")
-_UTILISATION = re.compile(r"\|\s{0,12}(\d{1,3}) ?%\s{1,12}(?:Default|E\. Proc|Excl|Proh)")
-_TEMPERATURE = re.compile(r"(?<![\w.])(\d{1,3})(?:\.\d)? ?(?:\u00b0|')?[Cc]\b")
 _QUERY = re.compile(r"--query-gpu[= ]([\w.,]{3,1000})")
 _PICKED = re.compile(r"nvidia-smi\b.{0,200}\s(?:-i|--id)[ =]?(\d{1,3})\b")
 _FIELD = re.compile(
@@ -33,8 +30,6 @@ _FIELD = re.compile(
     r"|(?:gpu_)?(?:pci\.|bus_id|clocks|power|temperature|utilization|memory|ecc|fan|enforced|pcie)[\w.]{0,80})"
     r"(?: \[[\w%]{1,10}\])?$"
 )
-_DETAIL_GPU = re.compile(r"^\s{0,4}GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$")
-_DETAIL = re.compile(r"^\s{2,40}([A-Z][\w /]{1,40}?)\s{1,60}: (\S[^:\n]{0,60})$")
 _REASON = re.compile(
     r"\b((?:HW|SW) (?:Thermal |Power Brake )?Slowdown|hw_(?:thermal_|power_brake_)?slowdown|sw_thermal_slowdown)"
     r"\s{0,60}[:=]\s{0,4}Active\b"
@@ -48,6 +43,7 @@ _HEADS = {
 _NUMBER = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,4})?) ?(W|MHz|Mhz|%|\u00b0?[cC])?(?![\w.])")
 _GPUSTAT = re.compile(r"\[(\d{1,3})\] .{1,80}\| {0,4}(\d{1,3})(?:'|\u00b0) ?C, {0,4}(\d{1,3}) ?%")
 _HOST = re.compile(r"^\W{0,8}((?=[a-z\d.-]{0,60}\d)[a-z][\w.-]{1,60}):?\W{0,8}$")
+_DETAILS = {"SM": CLOCK, "GPU Current Temp": TEMPERATURE, "Power Draw": POWER, "Gpu": UTILISATION}  # names in -q
 _BITS = {0x8: "HW Slowdown", 0x20: "SW Thermal Slowdown", 0x40: "HW Thermal Slowdown", 0x80: "HW Power Brake Slowdown"}
 
 
@@ -96,11 +92,11 @@ class GpuTables:
             yield self._figure(UTILISATION, found[1], found[3], number)
         elif reason := _REASON.search(text):
             yield self._figure(SLOWED, self._gpu or "?", reason[1].replace("_", " "), number)
-        elif found := _DETAIL_GPU.match(text):
-            self._gpu = str(self._detailed) if not self._detailed and self._gpu else found[1]
+        elif bus := detail_gpu(text):
+            self._gpu = str(self._detailed) if not self._detailed and self._gpu else bus
             self._detailed += 1
-        elif (found := _DETAIL.match(text)) and self._gpu:
-            yield from self._detail(found[1], found[2], number)
+        elif self._gpu and (pair := detail(text)) and pair.depth and pair.name in _DETAILS:
+            yield from self._detail(_DETAILS[pair.name], pair.value, number)
         elif self._is_head(text):
             return
         elif self._heads:
@@ -116,7 +112,7 @@ class GpuTables:
             value = _NUMBER.match(cell)
             if "reasons" in name and cell == "Active":
                 reason = name.rpartition(".")[2].replace("_", " ")
-                if "slowdown" in reason:
+                if is_slowdown(reason):
                     yield self._figure(SLOWED, gpu, reason, number)
             elif name.endswith("reasons.active") and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", cell):
                 for bit, reason in _BITS.items():
@@ -125,11 +121,10 @@ class GpuTables:
             elif value and (kind := _kind_of_field(name)):
                 yield self._figure(kind, gpu, value[1], number)
 
-    def _detail(self, name: str, value: str, number: int) -> Iterator[Figure]:
-        kind = {"SM": CLOCK, "GPU Current Temp": TEMPERATURE, "Power Draw": POWER, "Gpu": UTILISATION}.get(name)
+    def _detail(self, kind: str, value: str, number: int) -> Iterator[Figure]:
         match = _NUMBER.match(value)
         shown = any(one.kind == kind and one.owner == self._called(self._gpu) for one in self.found[-64:])
-        if kind and match and not shown:  # the current clocks come before the highest
+        if match and not shown:  # the current clocks come before the highest
             yield self._figure(kind, self._gpu, match[1], number)
 
     def _is_head(self, text: str) -> bool:
@@ -171,16 +166,14 @@ class GpuTables:
 
     def _tabled(self, text: str, number: int) -> Iterator[Figure]:
         """A line of nvidia-smi's table."""
-        if found := _ROW_OF.match(text):
-            self._gpu = found[1]
-        if not self._gpu or not (power := _POWER.search(text)):
+        if row := gpu_row(text):
+            self._gpu = row.index
+        if not self._gpu or not (state := state_row(text)):
             return
-        yield self._figure(POWER, self._gpu, power[1], number)
-        yield self._figure(LIMIT, self._gpu, power[2], number)
-        if used := _UTILISATION.search(text):
-            yield self._figure(UTILISATION, self._gpu, used[1], number)
-        if warm := _TEMPERATURE.search(text):
-            yield self._figure(TEMPERATURE, self._gpu, warm[1], number)
+        shown = {POWER: state.power, LIMIT: state.limit, UTILISATION: state.utilisation, TEMPERATURE: state.temperature}
+        for kind, value in shown.items():
+            if value and value.replace(".", "", 1).isdecimal():
+                yield self._figure(kind, self._gpu, value, number)
         self._gpu = ""
 
     def _called(self, gpu: str) -> str:

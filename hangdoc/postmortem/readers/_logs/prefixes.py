@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-MOST_PREFIXES = 10  # per line
+MAX_PREFIXES = 10  # per line
 
 _ISO = re.compile(
     r"\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
@@ -99,7 +99,7 @@ def _untimed(line: str) -> str:
 def parse(raw: str, style: PrefixStyle) -> Line:
     """Strip the prefixes of a line; the indentation of the rest is kept."""
     line = Line(ANSI.sub("", raw).rstrip() if "\x1b" in raw else raw.rstrip())
-    for _ in range(MOST_PREFIXES):
+    for _ in range(MAX_PREFIXES):
         rest = _strip_prefix(line, style)
         if rest is None:
             break

@@ -18,7 +18,7 @@ AHEAD, BEHIND = 512 * 2**10, 8 * 2**10  # bytes of context available around a li
 BLOCKS = (128 * 2**10, 8 * 2**10)  # bytes searched at once, coarse and fine
 GROUP = 40  # literals searched at once in a line; the crate is fastest below 64
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
-MOST_LINE = 16 * 2**10  # bytes of a line that are kept, around the match
+MAX_LINE = 16 * 2**10  # bytes of a line that are kept, around the match
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class MatchedLine:
             upto = len(self.data) if end < 0 else end
             if at >= len(self.data):
                 return
-            yield self.data[at : min(upto, at + MOST_LINE)].decode("utf-8", "replace").rstrip("\r")
+            yield self.data[at : min(upto, at + MAX_LINE)].decode("utf-8", "replace").rstrip("\r")
             if end < 0:
                 return
             at = end + 1
@@ -139,14 +139,14 @@ class MatchedLine:
             at += 1 + len(prefix)
             end = self.data.find(b"\n", at)
             upto = len(self.data) if end < 0 else end
-            yield self.data[at : min(upto, at + MOST_LINE)].decode("utf-8", "replace").rstrip("\r")
+            yield self.data[at : min(upto, at + MAX_LINE)].decode("utf-8", "replace").rstrip("\r")
 
     def before(self, most: int) -> list[str]:
         """The preceding lines, nearest first."""
         found: list[str] = []
         end = self.data.rfind(b"\n", 0, self.start)
         while end > 0 and len(found) < most:
-            start = self.data.rfind(b"\n", max(0, end - MOST_LINE), end) + 1
+            start = self.data.rfind(b"\n", max(0, end - MAX_LINE), end) + 1
             found.append(self.data[start:end].decode("utf-8", "replace").rstrip("\r"))
             end = start - 1
         return found
@@ -205,11 +205,11 @@ def _matched_in(data: bytes, begin: int, limit: int, anchors: AnchorSearch, numb
     for at in anchors.positions(data, begin, limit):
         if at < last:
             continue  # in the line yielded last
-        start = data.rfind(b"\n", max(0, at - MOST_LINE), at) + 1 or max(0, at - MOST_LINE)
+        start = data.rfind(b"\n", max(0, at - MAX_LINE), at) + 1 or max(0, at - MAX_LINE)
         start = data.rfind(b"\r", start, at) + 1 or start  # after a progress bar
         end = data.find(b"\n", at)
         last = end = len(data) if end < 0 else end
-        end = min(end, at + MOST_LINE)
+        end = min(end, at + MAX_LINE)
         end = data.find(b"\r", at, end) if b"\r" in data[at:end] else end
         number += data.count(b"\n", counted, at)
         counted = at

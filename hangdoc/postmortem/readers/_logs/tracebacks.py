@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hangdoc.evidence import Frame, Stack, Stacks
 from hangdoc.redaction.text import redact_text
 
-MOST_STRANGE = 3  # lines between two frames
-MOST_FRAMES = 200
+MAX_STRANGE = 3  # lines between two frames
+MAX_FRAMES = 200
 TEXT = 400  # characters of a message that are kept
 
 HEADING = "Traceback (most recent call last)"
@@ -75,11 +75,11 @@ def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None]:
     strange = 0
     for text in lines:
         if match := _FRAME.match(text):
-            if len(frames) < MOST_FRAMES:
+            if len(frames) < MAX_FRAMES:
                 file = match["file"]
                 frames.append(Frame(match["function"] or "<module>", file, int(match["line"]), _short(file)))
         elif text and not text[0].isspace():
-            if _EXCEPTION.match(text) or strange == MOST_STRANGE or HEADING in text:
+            if _EXCEPTION.match(text) or strange == MAX_STRANGE or HEADING in text:
                 return frames, text
             strange += 1
     return frames, None

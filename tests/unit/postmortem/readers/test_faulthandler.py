@@ -12,7 +12,7 @@ import pytest
 
 from hangdoc.evidence import End
 from hangdoc.evidence.pieces import Piece
-from hangdoc.postmortem.readers._dump_ranks import MOST_DUMPS
+from hangdoc.postmortem.readers._dump_ranks import MAX_DUMPS
 from tests.support.polling import at_rest
 from tests.support.samples import SAMPLES, pieces, read, stacks, text
 
@@ -56,14 +56,14 @@ def test_two_dumps_of_one_process_are_two_looks() -> None:
 
 def test_of_a_process_with_very_many_dumps_the_newest_are_used(tmp_path: Path) -> None:
     dump = 'Thread 0x0000000000000001 (most recent call first):\n  File "/job/train.py", line {} in f\n\n'
-    lines = range(1, MOST_DUMPS + 101)
+    lines = range(1, MAX_DUMPS + 101)
     file = tmp_path / "paste.txt"
     file.write_text("".join(map(dump.format, lines)))
     found, said = read("faulthandler", file)
     newest = [stacks(piece).threads[0].frames[0].line for piece in found if isinstance(piece, Piece)]
-    assert newest == [*lines][-MOST_DUMPS:]
+    assert newest == [*lines][-MAX_DUMPS:]
     assert len(said) == 1
-    assert f"{len(lines)} dumps of one process; the newest {MOST_DUMPS} are used" in said[0]
+    assert f"{len(lines)} dumps of one process; the newest {MAX_DUMPS} are used" in said[0]
 
 
 def test_fatal_error_is_an_exit() -> None:

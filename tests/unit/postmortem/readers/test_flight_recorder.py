@@ -18,7 +18,7 @@ from hangdoc.evidence import FlightRecorder, ProcessGroups, Stacks
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._fr_trace import SharedParts, flight_recorder
-from hangdoc.postmortem.readers._fr_worker import MOST_ENTRIES, Digest
+from hangdoc.postmortem.readers._fr_worker import MAX_ENTRIES, Digest
 from hangdoc.postmortem.readers._input_file import find_sources
 from hangdoc.postmortem.readers.flight_recorder import READER, _read_carefully
 from tests.support.flight_recorder_traces import C10D, call, trace, write
@@ -342,10 +342,10 @@ def test_a_dump_that_kills_its_process_costs_no_other_dump(tmp_path: Path) -> No
 def test_only_the_newest_entries_of_a_huge_dump_are_read(tmp_path: Path) -> None:
     one = trace([call("all_reduce", 24)])
     entry = one["entries"][0]
-    one["entries"] = [{**entry, "record_id": n, "collective_seq_id": n} for n in range(MOST_ENTRIES + 5)]
+    one["entries"] = [{**entry, "record_id": n, "collective_seq_id": n} for n in range(MAX_ENTRIES + 5)]
     problems: list[str] = []
     record = records(read(write(tmp_path, {0: one}), problems))[0]
-    assert (len(record.entries), record.missed, record.entries[0].sequence) == (MOST_ENTRIES, 5, 5)
+    assert (len(record.entries), record.missed, record.entries[0].sequence) == (MAX_ENTRIES, 5, 5)
     assert "5 were left out" in problems[0]
 
 
