@@ -21,6 +21,7 @@ from hangdoc.watch.policy import (
     Examination,
     follow,
     has_ended,
+    is_held,
     is_quiet,
     is_stuck,
     may_be_stuck,
@@ -354,9 +355,9 @@ def _calm(facts: Facts, watched: WatchedJob, verdict: Verdict, now_s: float) -> 
     """True if a longer interval is safe: the job moves, or its stall was reported, or it is just idle."""
     if watched.state == "healthy" and watched.silent_s > SILENCES * max(watched.silence_s, SILENCE_S):
         return False
-    if watched.state == "healthy" and _moves(facts):
+    if watched.state == "healthy" and _moves(facts) and not is_held(facts):
         return True
-    if any(rank.stall.still is False for rank in facts.ranks):
+    if is_held(facts) or any(rank.stall.still is False for rank in facts.ranks):
         return False
     if watched.state == "stalled":
         return True

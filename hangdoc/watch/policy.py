@@ -8,6 +8,7 @@ from typing import Literal
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.ranks.process import STOPPED
 from hangdoc.analysis.thresholds import MOSTLY, OFTEN, PACE_LOOKS
 from hangdoc.diagnose import Judge
 from hangdoc.verdict import Verdict
@@ -97,9 +98,17 @@ class Once:
 
 
 def is_stuck(facts: Facts, patience_s: float) -> bool:
-    """True if the job has been stalled for at least `patience_s`."""
+    """True if the job has been stalled for at least `patience_s`.
+
+    A rank that was found stopped a moment ago is looked at again first: it may be the cause, or in a debugger's hands.
+    """
     stall = facts.job.stall
-    return bool(stall.stalled) and (stall.seconds or 0.0) >= patience_s
+    return bool(stall.stalled) and (stall.seconds or 0.0) >= patience_s and not is_held(facts)
+
+
+def is_held(facts: Facts) -> bool:
+    """True if a rank was found stopped, but not for long enough to call it that."""
+    return any(rank.process.state in STOPPED and not rank.process.stopped for rank in facts.ranks)
 
 
 def is_balanced(facts: Facts) -> bool:

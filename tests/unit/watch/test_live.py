@@ -38,6 +38,7 @@ class Look:
     progressed: bool = True
     end: str = "finished"  # how it ended
     cause: str = ""  # confidence in a cause of what is wrong with it
+    stopped: bool | None = None  # for more than a moment; None: it is not stopped
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
@@ -56,7 +57,9 @@ class Look:
             network=SimpleNamespace(retransmitting=bool(self.dead_links), faults=(), moving=self.moving),
             progress=progress,
             stack=SimpleNamespace(phase=self.phase),
-            process=SimpleNamespace(exit="exit code 0"),
+            process=SimpleNamespace(
+                exit="exit code 0", state="S" if self.stopped is None else "T", stopped=bool(self.stopped)
+            ),
             exit=SimpleNamespace(kind=None if self.alive else self.end, oom=False),
         )
         job = SimpleNamespace(
@@ -161,6 +164,11 @@ OVER = Look(alive=False)
             ["healthy", "stall", "verdict stalled"],
         ),
         ([Look(), Look("stalled", True, 7.0, internal=True)], ["healthy", "stall", "verdict stalled"]),
+        ([Look(), Look("stalled", True, 12.0, stopped=False), Look()], ["healthy"]),  # a debugger held it
+        (
+            [Look(), Look("stalled", True, 12.0, stopped=False), Look("stalled", True, 15.0, stopped=True)],
+            ["healthy", "stall", "verdict stalled"],
+        ),
         ([Look(), Look("stalled", True, 7.0)], ["healthy"]),  # what a rank is idle for may still come
         ([Look(), Look("stalled", True, 5.0, dead_links=1)], ["healthy", "stall", "verdict stalled"]),  # no mere pause
         # a rank is stopped; the job stands before its stall is seen
