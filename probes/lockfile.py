@@ -38,7 +38,7 @@ _MAX_COMMAND = 80  # characters of a holder's command line
 _CALLS = {"x86_64": {73: "flock", 72: "fcntl"}, "aarch64": {32: "flock", 25: "fcntl"}}.get(platform.machine(), {})
 _SLEEPS = re.compile(r"flock|locks_|fcntl|do_lock|posix_lock")  # kernel functions
 _BATON = re.compile(r"torch/utils/file_baton\.py$")
-_FILELOCK = re.compile(r"/filelock/[^/]+\.py$")
+_FILELOCK = re.compile(r"/filelock/(?:\w+/)*\w+\.py$")  # since 4.0, in folders: _core/_acquire.py
 _TESTS = re.compile(r"\b(exists|isfile|is_file|lexists)\(")
 _LOCKISH = re.compile(r"lock|lck|baton|mutex|\.pid$", re.IGNORECASE)
 

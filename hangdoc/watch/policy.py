@@ -124,10 +124,12 @@ def is_balanced(facts: Facts) -> bool:
 
 
 def is_paced(facts: Facts) -> bool:
-    """False if a few more looks would show whether a rank makes its peers wait."""
+    """False if the ranks make steps, and a few more looks would show whether one of them makes its peers wait."""
+    if len(facts.ranks) == 1 or not facts.job.network.moving:
+        return True
     known = all(rank.pace.late is not None for rank in facts.ranks)
     looks = facts.job.progress.looks  # one more than needed: the first may be left out
-    return known or len(facts.ranks) == 1 or looks > PACE_LOOKS or is_balanced(facts)
+    return known or looks > PACE_LOOKS or is_balanced(facts)
 
 
 def is_quiet(facts: Facts) -> bool:

@@ -31,7 +31,7 @@ FRAMEWORKS = re.compile(
     r"|transformers/(?:trainer\w*\.py|modeling_\w+\.py|models|generation|integrations|data|utils|pipelines)"
     r"|(?:transformer_engine|flash_attn|apex|xformers|bitsandbytes|torchrec|torchft|triton|liger_kernel)/\w+"
     r"|(?:botocore|boto3|s3transfer|s3fs|gcsfs|fsspec|aiobotocore|aiohttp|httpx|httpcore|grpc|urllib3|wandb|mlflow)/\w+"
-    r"|requests/(?:adapters|api|sessions|models)\.py|filelock/_\w+\.py|webdataset/\w+|nvidia/dali/"
+    r"|requests/(?:adapters|api|sessions|models)\.py|filelock/_(?:\w+/)*\w+\.py|webdataset/\w+|nvidia/dali/"
     r"|datasets/(?:arrow_|builder|load|iterable_dataset|formatting/|packaged_modules/|utils/)"
     r")"
 )

@@ -20,8 +20,9 @@ from hangdoc.introspect.memory import Memory
 from hangdoc.system import programs
 from probes import Tier
 from probes.stacks import StacksProbe
+from tests.support.pace import slowness
 from tests.support.paths import PROGRAMS
-from tests.support.polling import at_rest
+from tests.support.polling import at_rest, until
 from tests.support.probe_targets import Program, every_python, started
 
 REAL = programs.py_spy() or ""
@@ -48,7 +49,9 @@ Job().run()
 
 
 def look(program: Program, tier: Tier = Tier.LOOK) -> tuple[Stacks, str]:
-    seen = StacksProbe().observe(program.request(tier, still=tier is Tier.EXAMINE))
+    """What is seen of its stacks, and why that is not all; on a busy host, it may take a second look."""
+    request = program.request(tier, still=tier is Tier.EXAMINE)
+    seen = until(lambda: StacksProbe().observe(request), lambda seen: program.pid in seen.by_pid)
     (unseen,) = seen.unseen
     return seen.by_pid[program.pid], unseen.why
 
@@ -58,9 +61,9 @@ def test_100_000_frames_are_shown_shortened(python: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with started("deep_program.py", str(DEPTH), "0", python=python) as program:
         at_rest(program.pid)
-        began_s = time.monotonic()
+        slow, began_s = slowness(), time.monotonic()
         stacks, why = look(program, Tier.EXAMINE)
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 5 * max(slow, slowness())
     assert why.startswith("a stack is 100,0")
     assert why.endswith(" frames deep: only its two ends are shown, without variables")
     main, deep = stacks.threads

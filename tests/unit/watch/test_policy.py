@@ -84,24 +84,26 @@ EQUAL = [rank(0.9, 0.1, late=None), rank(0.8, 0.2, late=None)]
 
 
 @pytest.mark.parametrize(
-    ("status", "ranks", "looks", "elapsed_s", "accepted"),
+    ("status", "ranks", "looks", "moving", "elapsed_s", "accepted"),
     [
-        ("healthy", UNEQUAL, PACE_LOOKS, ONCE_LIMIT_S, False),  # a look takes seconds: who is late is not known yet
-        ("healthy", UNEQUAL, PACE_LOOKS + 1, ONCE_LIMIT_S, True),  # no number of looks will tell
-        ("healthy", UNEQUAL, PACE_LOOKS, ONCE_BUSY_S, True),
-        ("healthy", EQUAL, PACE_LOOKS, ONCE_SOON_S, True),
-        ("healthy", [rank(0.9, 0.1, late=None)], PACE_LOOKS, ONCE_SOON_S, True),  # one rank keeps nobody waiting
-        ("stalled", UNEQUAL, PACE_LOOKS, ONCE_LIMIT_S, True),
+        ("healthy", UNEQUAL, PACE_LOOKS, True, ONCE_LIMIT_S, False),  # a look takes seconds: too few to compare
+        ("healthy", UNEQUAL, PACE_LOOKS, False, ONCE_LIMIT_S, True),  # no steps: one prepares the data for all
+        ("healthy", UNEQUAL, PACE_LOOKS + 1, True, ONCE_LIMIT_S, True),  # no number of looks will tell
+        ("healthy", UNEQUAL, PACE_LOOKS, True, ONCE_BUSY_S, True),
+        ("healthy", EQUAL, PACE_LOOKS, True, ONCE_SOON_S, True),
+        ("healthy", [rank(0.9, 0.1, late=None)], PACE_LOOKS, True, ONCE_SOON_S, True),  # it keeps nobody waiting
+        ("stalled", UNEQUAL, PACE_LOOKS, True, ONCE_LIMIT_S, True),
     ],
 )
 def test_no_job_is_healthy_whose_ranks_were_not_compared(
-    status: str, ranks: list[Any], looks: float, elapsed_s: float, accepted: bool
+    status: str, ranks: list[Any], looks: float, moving: bool, elapsed_s: float, accepted: bool
 ) -> None:
-    assert accepts(status, "", ranks, looks, elapsed_s) is accepted
+    assert accepts(status, "", ranks, looks, elapsed_s, moving) is accepted
 
 
-def accepts(status: str, doubts: str, ranks: list[Any], looks: float, elapsed_s: float) -> bool:
+def accepts(status: str, doubts: str, ranks: list[Any], looks: float, elapsed_s: float, moving: bool = True) -> bool:
     judge: Any = SimpleNamespace(not_ruled_out=lambda considered: doubts)
-    facts: Any = SimpleNamespace(ranks=ranks, job=SimpleNamespace(progress=SimpleNamespace(looks=looks)))
+    job = SimpleNamespace(progress=SimpleNamespace(looks=looks), network=SimpleNamespace(moving=moving))
+    facts: Any = SimpleNamespace(ranks=ranks, job=job)
     verdict = Verdict(status, None, Job("job", 1, None, ("node-a",), ()))
     return Once("job", lambda line: None).accepts(judge, verdict, facts, elapsed_s)
