@@ -35,8 +35,10 @@ from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.data.host_load import LoadJob
 from hangdoc.analysis.data.loading_times import LoadingTimeFacts, LoadingTimeJob
 from hangdoc.analysis.data.prompts import PromptFacts
+from hangdoc.analysis.data.standing_calls import CallFacts, CallJob
 from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.data.workers import WorkerFacts
@@ -97,6 +99,8 @@ class JobFacts:
     figures: FiguresJob
     hardware: HardwareJob
     tables: TablesJob
+    calls: CallJob
+    load: LoadJob
     last_stack: LastStackJob
     aftermath: AftermathJob
     stall: StallJob
@@ -155,6 +159,7 @@ class RankFacts:
     figures: FiguresFacts
     hardware: HardwareFacts
     tables: TablesFacts
+    calls: CallFacts
     last_stack: LastStackFacts
     aftermath: AftermathFacts
     stall: StallFacts
