@@ -268,6 +268,7 @@ NO_MEMORY = Threshold(0.02, "of the memory", "chosen: so little is left to the p
 NO_SWAP = Threshold(0.1, "of the swap", "the limit at which earlyoom begins to kill")
 BUSY_PROCESS = Threshold(400.0, "% of a core", "chosen: a program that uses less leaves cores on any host with GPUs")
 IDLE_HOST = Threshold(10.0, "% of the CPU time", "chosen: with more, a process that wants a core gets one")
+QUEUED = Threshold(80.0, "% of the time", "chosen: with a core for each thread, hardly any task waits for one")
 STOLEN = Threshold(20.0, "% of the CPU time", "chosen: the hypervisor gives a fifth of it to other machines")
 MANY_RESENT = Threshold(1000, "segments", "chosen: a share of fewer, since the boot of the host, says nothing")
 

@@ -23,6 +23,7 @@ from hangdoc.analysis.thresholds import (
     MOUNT_WAIT_MS,
     NO_MEMORY,
     NO_SWAP,
+    QUEUED,
     RECLAIMING,
     RESENT_CALLS,
     STALLED_BY_IO,
@@ -70,14 +71,18 @@ class HostLoadDetector(Detector[object, LoadJob]):
             if event.kind in KINDS:
                 found[event.kind][host if host and " " not in host else ""].append(event)
         measured = {**_disks(found["disk_load"]), **_mounts(found["mount_load"])}
-        storage = measured or {**_pressure(found["pressure"], "io", STALLED_BY_IO), **_io_wait(found["cpu_load"])}
+        storage = measured or {
+            **_pressure(found["pressure"], "io", "full", STALLED_BY_IO),
+            **_io_wait(found["cpu_load"]),
+        }
         memory = {
             **_reclaim(found["process_load"]),
             **_memory_left(found["memory_load"]),
-            **_pressure(found["pressure"], "memory", STALLED_BY_MEMORY),
+            **_pressure(found["pressure"], "memory", "full", STALLED_BY_MEMORY),
             **_swap(found["swap_load"]),
         }
-        cpu = {**_stolen(found["cpu_load"]), **_hogs(found["process_load"], found["cpu_load"])}
+        queued = _pressure(found["pressure"], "cpu", "some", QUEUED)
+        cpu = {**queued, **_stolen(found["cpu_load"]), **_hogs(found["process_load"], found["cpu_load"])}
         return {}, LoadJob(
             _suspects(storage), _text(storage), bool(measured), _suspects(memory), _text(memory), _suspects(cpu),
             _text(cpu),
@@ -150,14 +155,15 @@ def _is_late(event: LogEvent) -> bool:
     return max(_number(event, "rtt_ms"), _number(event, "exe_ms")) >= MOUNT_WAIT_MS and _number(event, "ops") > 0
 
 
-def _pressure(events: Events, resource: str, least: float) -> dict[str, str]:
-    """Time in which every task of a host or cgroup stood still, for want of a resource."""
+def _pressure(events: Events, resource: str, who: str, least: float) -> dict[str, str]:
+    """Time in which every task of a host or cgroup, or some, stood still, for want of a resource."""
     found = {}
     for host, own in events.items():
-        stalls = [one for one in own if one.fields.get("resource") == resource and one.fields.get("who") == "full"]
+        stalls = [one for one in own if one.fields.get("resource") == resource and one.fields.get("who") == who]
         if stalls and _number(stalls[-1], "avg60") >= least and _number(stalls[-1], "avg10") >= least:
-            what = "a disk or file server" if resource == "io" else resource
-            found[host] = f"every task waits for {what} {_number(stalls[-1], 'avg60'):.0f} % of the time"
+            what = {"io": "a disk or file server", "cpu": "a CPU"}.get(resource, resource)
+            many = "every" if who == "full" else "some"
+            found[host] = f"{many} task waits for {what} {_number(stalls[-1], 'avg60'):.0f} % of the time"
     return found
 
 

@@ -37,7 +37,9 @@ _DISKS = re.compile(r"\s{0,8}(?:Device:?|DEV)\s.{1,300}%util\s*")
 _DISK = re.compile(r"(?!loop\d|ram\d|sr\d|zram)[a-z][\w./!-]{1,60}")
 _AVERAGE = re.compile(r"\s{0,8}avg-cpu:\s.{0,100}%idle.{0,20}")
 _CPUS = re.compile(r"\s{0,8}(?:CPU)\s.{0,160}%idle\s*")
-_PROCESSES = re.compile(r"\s{0,8}#?\s{0,8}(?:Time\s+)?(?:UID|USER|PID)\s.{0,200}%CPU\s.{0,100}(?:Command|COMMAND)\s*")
+_PROCESSES = re.compile(  # of pidstat and top; the shares that `ps` prints are those of a whole life
+    r"\s{0,8}#?\s{0,8}(?:Time\s+)?(?:UID|USER|PID)\s.{0,100}?(?:%usr|VIRT)\s.{0,100}%CPU\s.{0,60}(?:Command|COMMAND)\s*"
+)
 _VMSTAT = re.compile(r"\s{0,8}r\s+b\s+swpd\s.{0,100}\ssi\s+so\s.{0,120}")
 _SWAPS = re.compile(r"\s{0,8}pswpin/s\s+pswpout/s\s*")
 _MOUNT = re.compile(r"\s{0,8}(?P<server>[\w.\[\]:-]{1,100}:/\S{0,300}) mounted on (?P<mount>/\S{0,300}):\s*")
@@ -59,7 +61,9 @@ _TOP_MEMORY = re.compile(
 )
 _SIZE = r"\d{1,15}(?:[.,]\d{1,2})?(?:[KMGTP]i?)?B?"
 _FREE = re.compile(rf"\s{{0,8}}(?P<what>Mem|Swap):\s{{1,20}}(?P<sizes>{_SIZE}(?:\s{{1,20}}{_SIZE}){{2,6}})\s*")
-_HTOP = re.compile(rf"\s{{0,8}}(?P<what>Mem|Swp)\[[|#* ]{{0,120}}\s?(?P<used>{_SIZE})/(?P<total>{_SIZE})\]\s*")
+_HTOP = re.compile(
+    rf"\s{{0,8}}(?P<what>Mem|Swp)\[[|#* ]{{0,120}}\s?(?P<used>{_SIZE})/(?P<total>{_SIZE})\](?:\s.{{0,200}})?"
+)
 _SENT = re.compile(
     r"\s{0,12}(?P<count>\d{1,18}) segments sen[dt] out\s*|TcpOutSegs\s{1,60}(?P<counter>\d{1,18})\b.{0,40}"
 )
@@ -273,8 +277,9 @@ class _Reading:
 
 def _memory(what: str, left: float, total: float) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The share that is left."""
-    if total > 0:
-        yield "memory_load", {"what": what, "left": f"{min(max(left / total, 0.0), 1.0):.4f}"}
+    share = min(max(left / total, 0.0), 1.0) if total > 0 else 0.0
+    if total > 0 or what == "swap":
+        yield "memory_load", {"what": what, "left": f"{share:.4f}"}
 
 
 def _value(text: str) -> float:

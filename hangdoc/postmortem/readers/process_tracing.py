@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hangdoc.evidence import Process, ThreadCpu
+from hangdoc.evidence import End, Process, ThreadCpu
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
@@ -45,7 +45,8 @@ _OTHERS = (
 )
 _CALLS = f"{_READS}|{_WRITES}|{_PATHS}|{_OTHERS}"
 _FILE_CALLS = frozenset(f"{_READS}|{_WRITES}|{_PATHS}".split("|")) - {"close", "recv", "recvfrom", "recvmsg"}
-_FRONT = r"(?:\[pid\s{1,8}(?P<pid>\d{1,9})\] |(?P<bare>\d{2,9}) {1,4})?(?:\+?\s{0,8}\d{1,10}\.\d{6} {1,4})?"
+_CLOCK = r"\d\d:\d\d:\d\d(?:\.\d{1,9})?|\+?\s{0,8}\d{1,10}\.\d{6}"  # -t, -tt, -ttt, -r
+_FRONT = rf"(?:\[pid\s{{1,8}}(?P<pid>\d{{1,9}})\] |(?P<bare>\d{{2,9}}) {{1,4}})?(?:(?:{_CLOCK}) {{1,4}})?"
 _CALL = re.compile(rf"\s{{0,8}}{_FRONT}(?P<call>{_CALLS})\((?P<rest>.*)")
 _RESUMED = re.compile(rf"\s{{0,8}}{_FRONT}<\.\.\. (?P<call>\w{{2,30}}) resumed>(?P<rest>.*)")
 _SIGNAL = re.compile(rf"\s{{0,8}}{_FRONT}--- (?:stopped by )?(?P<signal>SIG[A-Z0-9]{{2,10}})\b.{{0,200}}---\s*")
@@ -72,7 +73,9 @@ _HEADED = re.compile(r"\s{0,8}(?:==> )?/proc/\d{1,9}(?:/task/\d{1,9})?/(?:stack|
 _GREPPED = re.compile(
     r"\s{0,8}/proc/(?P<pid>\d{1,9})(?:/task/(?P<tid>\d{1,9}))?/(?P<file>stack|wchan|status|syscall):(?P<rest>.*)"
 )
-_BARE_PID = re.compile(r"[\s=#*\-\[(]{0,10}(?:pid|PID|tid)?[ :=#]{0,3}(?P<pid>\d{3,9})[\s=#*\-\]):]{0,10}")
+_BARE_PID = re.compile(
+    r"[\s=#*\-\[(]{0,10}(?:pid|PID|tid)?[ :=#]{0,3}(?P<pid>\d{3,9})(?: \(?[A-Za-z][\w:.-]{0,30}\)?)?[\s=#*\-\]):]{0,10}"
+)
 _FRAME = re.compile(
     r"\s{0,12}\[<[\da-fx]{1,16}>\]\s(?:\? )?(?P<function>[A-Za-z_][\w.]{1,120})\+0x[\da-f]{1,8}/0x[\da-f]{1,8}"
     r"(?:\s+\[(?P<module>\w{1,60})\])?\s*"
@@ -102,7 +105,9 @@ _LSOF = re.compile(
     r"\s{0,4}(?P<comm>\S{1,40})\s{1,20}(?P<pid>\d{1,9})\s{1,20}(?:\d{1,9}\s{1,20}(?:\S{1,20}\s{1,20})?)?\S{1,32}\s{1,20}"
     r"(?P<fd>\d{1,7})[rwu]?[A-Za-z]?\s{1,20}(?P<type>REG|FIFO|IPv4|IPv6|DIR|CHR|unix|sock|a_inode|unknown)\s+(?P<rest>.{1,400})"
 )
-_FD_LINK = re.compile(r"\s{0,4}l[rwx-]{9}[.+@]?\s.{0,80}?\s(?P<fd>\d{1,7}) -> (?P<target>\S.{0,400}?)\s*")
+_FD_LINK = re.compile(
+    r"\s{0,4}l[rwx-]{9}[.+@]?\s.{0,80}?\s(?:/proc/\d{1,9}/fd/)?(?P<fd>\d{1,7}) -> (?P<target>\S.{0,400}?)\s*"
+)
 _OPEN_OF = re.compile(r"/proc/(?P<pid>\d{1,9})/fd\b(?:/(?P<fd>\d{1,7})\b)?")
 
 _RANKS = re.compile(r"python|^pt_|^cuda|^nccl|^ray::|torch|train", re.IGNORECASE)
@@ -131,7 +136,8 @@ _MEANINGS = (
 
 OPENING = re.compile(
     r"(?<![\w.])(?:"
-    rf"(?:\[pid\s{{1,8}}\d{{1,9}}\] |\d{{2,9}} {{1,4}}(?=(?:\d{{10}}\.\d{{6}} )?(?:{_CALLS})\())?"
+    rf"(?:\[pid\s{{1,8}}\d{{1,9}}\] |\d{{2,9}} {{1,4}}(?=(?:[\d:.]{{8,17}} )?(?:{_CALLS})\())?"
+    rf"(?:[\d:.]{{8,17}} (?=(?:{_CALLS})\())?"
     rf"(?:(?:{_CALLS})\((?=[^)]{{0,400}}(?:,|\)\s+= |<unfinished|<detached|<\.\.\. |$))"
     r"|<\.\.\. \w{2,30} resumed>|--- (?:stopped by )?SIG|\+\+\+ (?:exited with|killed by))"
     r"|(?:strace: )?Process \d{1,9} (?:at|de)tached|\[<[\da-fx]{1,16}>\] (?:\? )?[A-Za-z_]|State:\s{1,8}[RSDTtZXI] \("
@@ -170,7 +176,8 @@ class ProcessTracingReader:
         if not any(sign in source.head for sign in _SIGNS):
             return False
         lines = source.head.decode("utf-8", "replace").split("\n", MOST_SEARCHED)[:MOST_SEARCHED]
-        return any(_opens(text) for text in lines if len(text) <= MOST_LINE)
+        reported = b"blocked for more than" in source.head and b"Show Blocked State" not in source.head  # by hung_task
+        return any(_opens(text, not reported) for text in lines if len(text) <= MOST_LINE)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         source = text_source(source, context)
@@ -189,9 +196,9 @@ class ProcessTracingReader:
             yield from _pieces(wait, files, source.name)
 
 
-def _opens(text: str) -> bool:
+def _opens(text: str, dumps: bool) -> bool:
     """True for a line of one of the formats; a call only with its result or as strace prints one that goes on."""
-    if _DUMP.search(text):
+    if dumps and _DUMP.search(text):
         return True
     found = OPENING.search(text)
     if not found:
@@ -552,6 +559,12 @@ def _pieces(wait: _Wait, files: Mapping[tuple[int | None, int], str], source: st
             thread = ThreadCpu(pid, "", state, 0.0, wchan=wait.function or None)
             record = Process(pid, 0, 0, state, (), None, None, 0.0, 0.0, 0, (thread,), tracer_pid=wait.tracer)
             yield Piece(wait.process, "cpu", record)
+        return
+    if wait.state in ("Z", "X"):
+        if pid is not None:
+            text = f"process {pid} is defunct: it has ended, and its launcher has not noticed"
+            yield Piece(wait.process, "end", End())
+            yield Piece(wait.process, "logs", Logs((LogEvent("defunct", text, source, wait.line),)))
         return
     if wait.function or wait.state == "D":
         yield from _kernel_waits(wait, who, source)

@@ -33,7 +33,9 @@ from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MOST_ORIGINS = 20_000
-HARDWARE = frozenset({"disk_failed", "host_hardware"})  # kinds about a host, beside OF_HOST; as a `unit` of systemd is
+HARDWARE = frozenset(
+    {"disk_failed", "host_hardware", "kernel_wait"}
+)  # kinds about a host, beside OF_HOST; as a `unit` of systemd is
 FATAL = "Fatal Python error"
 MOST_CHAIN = 600  # lines of a chain of tracebacks
 MOST_EVENTS = 64  # kept per origin: so many first and so many last ones
