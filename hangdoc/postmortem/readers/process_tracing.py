@@ -141,7 +141,8 @@ OPENING = re.compile(
     rf"(?:(?:{_CALLS})\((?=[^)]{{0,400}}(?:,|\)\s+= |<unfinished|<detached|<\.\.\. |$))"
     r"|<\.\.\. \w{2,30} resumed>|--- (?:stopped by )?SIG|\+\+\+ (?:exited with|killed by))"
     r"|(?:strace: )?Process \d{1,9} (?:at|de)tached|\[<[\da-fx]{1,16}>\] (?:\? )?[A-Za-z_]|State:\s{1,8}[RSDTtZXI] \("
-    r"|/proc/\d{1,9}/(?:task/\d{1,9}/)?(?:stack|wchan|status|syscall)\b)"
+    r"|(?:==> /proc/\d{1,9}/(?:task/\d{1,9}/)?(?:stack|wchan|status|syscall) <==)"
+    r"|/proc/\d{1,9}/(?:task/\d{1,9}/)?(?:stack|wchan|status|syscall)(?::|$))"
 )
 _DUMP = re.compile(r"\bstate:D\s+stack:|\bD [\da-f]{8,16}\s{1,8}\d{1,9}\s{1,8}\d{1,9}\s{1,8}\d{1,9} 0x[\da-f]{8}")
 _NAMED = re.compile(r"\brank[ :#=]{0,2}(?P<rank>\d{1,6})\W{1,3}pid\W{0,2}(?P<pid>\d{1,9})\b", re.IGNORECASE)
@@ -389,7 +390,7 @@ class _Parser:
             self._end_proc()
             self._file = (self._file or ("stack", None))[0], int(bare["pid"])
             return False  # the line may also name a rank
-        if text.strip():
+        if text.strip() and (self._task is None or self.count.line > self._first + MOST_FRAMES):
             self._end_proc()
         return False
 
