@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -19,7 +20,6 @@ from hangdoc.postmortem.readers._hosts import HostContext
 from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle, parse
 from hangdoc.postmortem.readers._owner_hints import prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
-from hangdoc.postmortem.readers._text_source import TextSource, text_source
 
 MOST_LINE = 600  # characters
 MOST_LINES = 100_000
@@ -93,15 +93,15 @@ class HostLoadReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         reading = _Reading(source.name)
-        source = text_source(source, context)
-        style, hosts = PrefixStyle(), HostContext(source.content if isinstance(source, TextSource) else b"")
-        for number, text in enumerate(text_lines(source, context), 1):
-            if number > MOST_LINES or len(reading.events) >= MOST_EVENTS:
-                context.warn(f"{source.name}: more tables than hangdoc reads; the rest were not read")
-                break
+        texts = list(islice(text_lines(source, context), MOST_LINES))
+        hosts = HostContext("\n".join(text[:MOST_LINE] for text in texts).encode("utf-8", "replace"))
+        style = PrefixStyle()
+        for number, text in enumerate(texts, 1):
             if len(text) <= MOST_LINE:
                 line = parse(text, style)
                 reading.feed(line.text, line.host or hosts.at(number), number)
+        if len(texts) == MOST_LINES or len(reading.events) >= MOST_EVENTS:
+            context.warn(f"{source.name}: more tables than hangdoc reads; the rest were not read")
         by_host: dict[str | None, list[LogEvent]] = {}
         for host, event in reading.events:
             by_host.setdefault(host, []).append(event)

@@ -11,15 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from hangdoc.evidence import End, Process, ThreadCpu
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._hosts import HostContext
+from hangdoc.postmortem.readers._hosts import MOST_LINES, HostContext
 from hangdoc.postmortem.readers._owner_hints import prompt_of
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
-from hangdoc.postmortem.readers._text_source import TextSource, text_source
+from hangdoc.postmortem.readers._text_source import text_source
 
 MOST_LINE = 2000  # characters
 MOST_THREADS = 4096  # of one strace
@@ -182,7 +183,8 @@ class ProcessTracingReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         source = text_source(source, context)
-        hosts = HostContext(source.content if isinstance(source, TextSource) else b"")
+        first = "\n".join(text[:400] for text in islice(text_lines(source, context), MOST_LINES))
+        hosts = HostContext(first.encode("utf-8", "replace"))
         files, ranks = _open_files(text_lines(source, context)), _named_ranks(text_lines(source, context))
         lines = _Count(text_lines(source, context))
         for count, piece in enumerate(parse_channels(lines, OPENING, lambda hints: _Parser(hints, lines))):
