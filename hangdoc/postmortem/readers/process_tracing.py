@@ -29,7 +29,18 @@ MOST_OPEN = 20_000  # descriptors with a known file
 MOST_KEPT = 2000  # processes
 MOST_SEARCHED = 20_000  # lines, for the first of a format
 MOST_ASKED = 64  # processes that one strace follows
-_SIGNS = (b"strace", b"resumed>", b"<unfinished", b"[<", b"/proc/", b"State:", b"state:D", b"FUTEX_WAIT", b"SIGSTOP")
+_SIGNS = (
+    b"strace",
+    b"resumed>",
+    b"<unfinished",
+    b"[<",
+    b"/proc/",
+    b"State:",
+    b"state:D",
+    b"Show Blocked",
+    b"FUTEX_WAIT",
+    b"SIGSTOP",
+)
 
 _READS = "read|pread64|readv|preadv|preadv2|recvfrom|recvmsg|recv|getdents|getdents64"
 _WRITES = "write|pwrite64|writev|pwritev|sendto|sendmsg|fsync|fdatasync|sync|syncfs|msync|ftruncate|fallocate"
@@ -67,7 +78,7 @@ _ADDRESS = re.compile(
     r"|.{0,60}?inet_pton\(AF_INET6, \"(?P<v6>[\da-fA-F:.]{2,45})\")"
 )
 _STRACE = re.compile(r"\bstrace\b.{0,200}?\s-p\s?\d")
-_STRACED = re.compile(r"\s-p\s?((?:\d{1,9}[, ]?){1,64})")
+_STRACED = re.compile(r"(?<=\s)-p\s?((?:\d{1,9}[, ]?){1,64})")
 
 _OF = re.compile(r"/proc/(?P<pid>\d{1,9})(?:/task/(?P<tid>\d{1,9}))?/(?P<file>stack|wchan|status|syscall)\b")
 _HEADED = re.compile(r"\s{0,8}(?:==> )?/proc/\d{1,9}(?:/task/\d{1,9})?/(?:stack|wchan|status|syscall)(?: <==|:)?\s*")

@@ -84,8 +84,7 @@ def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple
     elif kind == "failed" and "pid" in fields:
         yield LineOrigin(local=int(fields["local_rank"]), pid=int(fields["pid"])), end_of_code(int(fields["code"]))
     elif kind == "oom_kill" and _OOM.search(fields["command"]):
-        sent = signal.SIGTERM if fields.get("signal") == "TERM" else signal.SIGKILL
-        end = End(signal=sent, oom_kills=1, kernel=(line.text[:200],))
+        end = End(signal=signal.SIGKILL, oom_kills=1, kernel=(line.text[:200],))
         yield LineOrigin(host=line.host, pid=int(fields["pid"])), end
     elif kind == "slurm_task":
         end_of_task = _slurm(fields["how"])

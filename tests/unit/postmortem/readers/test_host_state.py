@@ -9,7 +9,7 @@ import pytest
 from hangdoc.diagnose import load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import End, Process
-from hangdoc.evidence.logs import Logs
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.postmortem.report import report
 from tests.support.samples import SAMPLES, pieces
 
@@ -135,8 +135,8 @@ def test_rows_of_netstat() -> None:
     assert (second.remote, second.timer) == ("10.80.1.5", "off")
 
 
-def _events(reader: str, sample: str) -> list[tuple[tuple[int | None, str | None, int | None], object]]:
-    found = []
+def _events(reader: str, sample: str) -> list[tuple[tuple[int | None, str | None, int | None], LogEvent]]:
+    found: list[tuple[tuple[int | None, str | None, int | None], LogEvent]] = []
     for piece in pieces(reader, SAMPLES / reader / f"{sample}.txt"):
         process = piece.process.rank, piece.process.host, piece.process.pid
         found += [(process, event) for event in piece.record.said] if isinstance(piece.record, Logs) else []
