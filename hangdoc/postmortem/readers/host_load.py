@@ -72,8 +72,8 @@ _RESENT = re.compile(
 )
 _SCALE = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40, "P": 2.0**50}
 _SIGNS = (
-    b"%util", b"%idle", b"swpd", b"mounted on", b"avg10=", b"%CPU", b"Cpu(s)", b"Swap:", b"Swp[", b"pswpin",
-    b"segments", b"TcpRetransSegs",
+    "%util", "%idle", "swpd", "mounted on", "avg10=", "%CPU", "Cpu(s)", "Swap:", "Swp[", "pswpin", "segments",
+    "TcpRetransSegs",
 )  # fmt: skip
 _TABLES = (_DISKS, _AVERAGE, _CPUS, _PROCESSES, _VMSTAT, _SWAPS, _MOUNT, _TOP_CPU, _TOP_MEMORY, _HTOP, _RESENT)
 
@@ -85,11 +85,12 @@ class HostLoadReader:
     help = "`iostat -x 1 5`, `nfsiostat 5 3`, `vmstat 1 5`, `grep . /proc/pressure/*` on every host"
 
     def recognises(self, source: Source) -> bool:
-        if not any(sign in source.head for sign in _SIGNS):
+        if not any(sign.encode() in source.head for sign in _SIGNS):
             return False
         lines = source.head.decode("utf-8", "replace").split("\n", MOST_SEARCHED)[:MOST_SEARCHED]
         style = PrefixStyle()
-        return any(_opens(parse(text, style).text) for text in lines if len(text) <= MOST_LINE)
+        signed = (text for text in lines if len(text) <= MOST_LINE and any(sign in text for sign in _SIGNS))
+        return any(_opens(parse(text, style).text) for text in signed)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         reading = _Reading(source.name)

@@ -30,17 +30,13 @@ MOST_KEPT = 2000  # processes
 MOST_SEARCHED = 20_000  # lines, for the first of a format
 MOST_ASKED = 64  # processes that one strace follows
 _SIGNS = (
-    b"strace",
-    b"resumed>",
-    b"<unfinished",
-    b"[<",
-    b"/proc/",
-    b"State:",
-    b"state:D",
-    b"Show Blocked",
-    b"FUTEX_WAIT",
-    b"SIGSTOP",
-)
+    b"strace", b"resumed>", b"<unfinished", b"[<", b"/proc/", b"State:", b"state:D", b"Show Blocked", b"FUTEX_WAIT",
+    b"SIGSTOP", b"LOCK_EX", b"F_SETLKW", b"</",
+)  # fmt: skip
+_LINE_SIGNS = (
+    ")  ", ") = ", "resumed>", "<unfinished", "<detached", "</", "<pipe:", "[<", "/proc/", "State:", "state:D",
+    "tached", "--- ", "+++ ", " D ",
+)  # fmt: skip
 
 _READS = "read|pread64|readv|preadv|preadv2|recvfrom|recvmsg|recv|getdents|getdents64"
 _WRITES = "write|pwrite64|writev|pwritev|sendto|sendmsg|fsync|fdatasync|sync|syncfs|msync|ftruncate|fallocate"
@@ -146,11 +142,13 @@ _MEANINGS = (
     (re.compile(r"nvidia|nv_|uvm_|os_acquire|mlx5|ib_uverbs|amdgpu|kfd_|amdkfd|habanalabs"), False),
 )
 
+# Any function in place of a system call: a list of them all is far slower, and `_CALL` tells them apart.
+_ANY_CALL = r"[a-z][a-z_0-9]{1,22}\("
 OPENING = re.compile(
     r"(?<![\w.])(?:"
-    rf"(?:\[pid\s{{1,8}}\d{{1,9}}\] |\d{{2,9}} {{1,4}}(?=(?:[\d:.]{{8,17}} )?(?:{_CALLS})\())?"
-    rf"(?:[\d:.]{{8,17}} (?=(?:{_CALLS})\())?"
-    rf"(?:(?:{_CALLS})\((?=[^)]{{0,400}}(?:,|\)\s+= |<unfinished|<detached|<\.\.\. |$))"
+    rf"(?:\[pid\s{{1,8}}\d{{1,9}}\] |\d{{2,9}} {{1,4}}(?=(?:[\d:.]{{8,17}} )?{_ANY_CALL}))?"
+    rf"(?:[\d:.]{{8,17}} (?={_ANY_CALL}))?"
+    rf"(?:(?P<call>{_ANY_CALL})(?=[^)]{{0,400}}(?:,|\)\s+= |<unfinished|<detached|<\.\.\. |$))"
     r"|<\.\.\. \w{2,30} resumed>|--- (?:stopped by )?SIG|\+\+\+ (?:exited with|killed by))"
     r"|(?:strace: )?Process \d{1,9} (?:at|de)tached|\[<[\da-fx]{1,16}>\] (?:\? )?[A-Za-z_]|State:\s{1,8}[RSDTtZXI] \("
     r"|(?:==> /proc/\d{1,9}/(?:task/\d{1,9}/)?(?:stack|wchan|status|syscall) <==)"
@@ -212,13 +210,19 @@ class ProcessTracingReader:
 
 def _opens(text: str, dumps: bool) -> bool:
     """True for a line of one of the formats; a call only with its result or as strace prints one that goes on."""
+    if not text.endswith((",", ", ")) and not any(sign in text for sign in _LINE_SIGNS):
+        return False
     if dumps and _DUMP.search(text):
         return True
     found = OPENING.search(text)
     if not found:
         return False
+    if not found["call"]:
+        return True
     call = _CALL.fullmatch(text[found.start() :])
-    return call is None or bool(_RESULT.search(text)) or "<" in call["rest"] or call["rest"].endswith((", ", ","))
+    if call is None:
+        return False
+    return bool(_RESULT.search(text)) or "<" in call["rest"] or call["rest"].endswith((", ", ","))
 
 
 @dataclass(slots=True)
