@@ -35,7 +35,9 @@ from hangdoc.analysis.compute.resources import ResourcesFacts, ResourcesJob
 from hangdoc.analysis.compute.straggler import StragglerFacts
 from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
+from hangdoc.analysis.data.host_load import LoadJob
 from hangdoc.analysis.data.prompts import PromptFacts
+from hangdoc.analysis.data.standing_calls import CallFacts, CallJob
 from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.wait_chains import ChainFacts
 from hangdoc.analysis.data.workers import WorkerFacts
@@ -95,6 +97,8 @@ class JobFacts:
     figures: FiguresJob
     hardware: HardwareJob
     tables: TablesJob
+    calls: CallJob
+    load: LoadJob
     last_stack: LastStackJob
     aftermath: AftermathJob
     stall: StallJob
@@ -152,6 +156,7 @@ class RankFacts:
     figures: FiguresFacts
     hardware: HardwareFacts
     tables: TablesFacts
+    calls: CallFacts
     last_stack: LastStackFacts
     aftermath: AftermathFacts
     stall: StallFacts

@@ -246,6 +246,32 @@ PATIENCE_ELSEWHERE_S = Threshold(20.0, "s", "chosen: unseen hosts start their ra
 LEADING_LINES = Threshold(60, "lines", "chosen: a message so close above a traceback usually tells its cause")
 TRACEBACK_LINES = Threshold(200, "lines", "chosen: the longest chains of tracebacks of one error, with their notes")
 
+# --- tables of the load of a host -----------------------------------------------------------------
+
+LONG_CALL_S = Threshold(1.0, "s", "chosen: a healthy disk or file server answers a call within a tenth of it")
+FULL_DISK = Threshold(
+    95.0, "% of the time", "iostat(1): near 100 % a disk that serves one request at a time is saturated"
+)
+DISK_WAIT_MS = Threshold(
+    100.0, "ms per request", "chosen: ten times the seek of a hard disk; a busy flash disk answers within a few ms"
+)
+MOUNT_WAIT_MS = Threshold(1000.0, "ms per call", "chosen: a loaded file server answers within tens of ms")
+RESENT_CALLS = Threshold(
+    1.0, "% of the calls", "chosen: over TCP, the client of NFS repeats a call after a minute only"
+)
+STALLED_BY_IO = Threshold(50.0, "% of the time", "chosen: half of the time, every task waits for a disk or file server")
+IO_WAIT = Threshold(30.0, "% of the CPU time", "chosen: on a host of many cores, so much takes many blocked threads")
+STALLED_BY_MEMORY = Threshold(20.0, "% of the time", "chosen: twice MEMORY_STALL, as the whole host is meant")
+SWAPPED_KIB = Threshold(4096.0, "KiB per second", "chosen: 1,000 pages, each of which a thread waits for")
+RECLAIMING = Threshold(50.0, "% of a core", "chosen: kswapd of a host with free memory uses less than 1 %")
+NO_MEMORY = Threshold(0.02, "of the memory", "chosen: so little is left to the page cache that programs are read again")
+NO_SWAP = Threshold(0.1, "of the swap", "the limit at which earlyoom begins to kill")
+BUSY_PROCESS = Threshold(400.0, "% of a core", "chosen: a program that uses less leaves cores on any host with GPUs")
+IDLE_HOST = Threshold(10.0, "% of the CPU time", "chosen: with more, a process that wants a core gets one")
+QUEUED = Threshold(80.0, "% of the time", "chosen: with a core for each thread, hardly any task waits for one")
+STOLEN = Threshold(20.0, "% of the CPU time", "chosen: the hypervisor gives a fifth of it to other machines")
+MANY_RESENT = Threshold(1000, "segments", "chosen: a share of fewer, since the boot of the host, says nothing")
+
 # --- figures in texts -----------------------------------------------------------------------------
 
 BARELY_SLOWER = Threshold(1.2, "times that of other ranks", "chosen: counts only where the others agree (WIDE_GAP)")

@@ -40,6 +40,8 @@ class NoticesFacts:
     storage_full: str | None = None  # a file system or quota to which it writes was full
     stale_lock: str | None = None  # a listing shows an old lock file that no process has open
     storage_lost: str | None = None  # a file system, its server or its disk reported an error
+    disk_failed: str | None = None  # a disk, or the file system on it, reported an error; the job may not use it
+    host_hardware: str | None = None  # the CPU, memory, PCIe or an adapter of its host failed
     too_many_files: str | None = None  # it reached its limit of open files
     too_many_threads: str | None = None  # it reached its limit of threads or processes
     memory_lock_limit: str | None = None  # it may not lock enough memory for InfiniBand
@@ -81,6 +83,10 @@ class NoticesJob:
     stale_lock_at: tuple[Suspect, ...] = ()
     storage_lost: str | None = None
     storage_lost_at: tuple[Suspect, ...] = ()
+    disk_failed: str | None = None
+    disk_failed_at: tuple[Suspect, ...] = ()
+    host_hardware: str | None = None
+    host_hardware_at: tuple[Suspect, ...] = ()
     too_many_files: str | None = None
     too_many_files_at: tuple[Suspect, ...] = ()
     too_many_threads: str | None = None

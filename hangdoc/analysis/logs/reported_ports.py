@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Suspect
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, number
-from hangdoc.analysis.thresholds import COMPARABLE_RANKS, LOST_PINGS, PLAIN_PING, SLOWER_PORT
+from hangdoc.analysis.thresholds import (
+    COMPARABLE_RANKS,
+    DEAD_AFTER_S,
+    DEAD_REPEATS,
+    LOSS_THAT_SLOWS_TCP,
+    LOST_PINGS,
+    MANY_RESENT,
+    PLAIN_PING,
+    SLOWER_PORT,
+)
+from hangdoc.evidence.logs import LogEvent
 
 MAX_SUSPECTS = 16
 
@@ -34,6 +44,9 @@ class PortsJob:
     suffers: bool = False  # a collective timed out, or a connection or a transfer between ranks failed
     rejects: tuple[Suspect, ...] = ()  # hosts whose firewall rejects or drops connections
     reject_text: str | None = None  # the first line or rule that shows it
+    lossy: tuple[Suspect, ...] = ()  # hosts that send many TCP segments again, by their counters
+    lossy_text: str | None = None  # "r12: 5.5% of the TCP segments were sent again since the host started"
+    dead_path: str | None = None  # a connection of no known process on which nothing is acknowledged
 
 
 class ReportedPortsDetector(Detector[object, PortsJob]):
@@ -46,6 +59,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
         slow, slow_text = _slow(logs)
         other, mtu_text = _mtu(logs)
         down, down_text = _down(logs)
+        lossy = _lossy(logs)
         rejects = [(host, event) for host, event in logs.unattributed if event.kind == "firewall_rejects"]
         return {}, PortsJob(
             slow=_suspects(slow),
@@ -61,10 +75,18 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
             suffers=any(True for _ in logs.all(*TIMEOUTS, "ib_error", "connect_failed", "connection_closed")),
             rejects=_suspects(_known(host for host, _ in rejects)),
             reject_text=rejects[0][1].text if rejects else None,
+            lossy=_suspects(_known(lossy)),
+            lossy_text="; ".join(f"{host}: {text}" if _known([host]) else text for host, text in lossy.items()) or None,
+            dead_path=_dead_path(logs),
         )
 
 
-KINDS = frozenset({"port_speed", "port_mtu", "port_state", "port_link", "path_rate", "path_loss", "firewall_rejects"})
+KINDS = frozenset(
+    {
+        "port_speed", "port_mtu", "port_state", "port_link", "path_rate", "path_loss", "firewall_rejects", "tcp_totals",
+        "socket_row",
+    }
+)  # fmt: skip
 
 
 def _suspects(hosts: Iterable[str]) -> tuple[Suspect, ...]:
@@ -143,6 +165,33 @@ def _lost(logs: JobLogs, large: bool) -> str | None:
         is_large = (number(event, "bytes") or 0) > PLAIN_PING
         if is_large == large and (number(event, "percent") or 0) >= LOST_PINGS:
             return f"ping of {event.fields.get('bytes')} bytes to {event.fields.get('to')}: {event.text}"
+    return None
+
+
+def _lossy(logs: JobLogs) -> Mapping[str | None, str]:
+    """Hosts that send many segments again: between two readings of their counters, or since the host started."""
+    counters: dict[str | None, list[LogEvent]] = defaultdict(list)
+    for host, event in logs.unattributed:
+        if event.kind == "tcp_totals":
+            counters[host].append(event)
+    found = {}
+    for host, own in counters.items():
+        since = "between the two readings" if len(own) > 1 else "since the host started"
+        sent, again = (
+            (number(own[-1], name) or 0) - ((number(own[0], name) or 0) if len(own) > 1 else 0)
+            for name in ("sent", "resent")
+        )
+        if sent > 0 and again >= MANY_RESENT and again >= LOSS_THAT_SLOWS_TCP * sent:
+            found[host] = f"{again / sent:.1%} of the TCP segments were sent again {since}"
+    return found
+
+
+def _dead_path(logs: JobLogs) -> str | None:
+    """A connection with data in flight that was retransmitted in vain; not a pause of a second."""
+    for event in logs.all("socket_row"):
+        repeats, silent_s = number(event, "repeats") or 0, number(event, "silent_s")
+        if repeats >= DEAD_REPEATS and (silent_s is None or silent_s >= DEAD_AFTER_S):
+            return event.text
     return None
 
 

@@ -32,6 +32,13 @@ _SHOWS = re.compile(
     r"|.{0,60}\(most recent call (?:first|last)\):?"
     r"|.{0,60}Process \d{1,9}: \S[^\n]{0,400}"
     r"|Thread \d{1,6} \((?:Thread 0x[0-9a-f]{1,16} \()?LWP \d{1,9}\)[^\n]{0,80}:?"
+    r"|(?:\[pid +\d{1,9}\] )?(?:\d\d:\d\d:\d\d[.\d]{0,10} )?[a-z_0-9]{2,24}\([^\n]{1,600}"  # strace
+    r"(?:\) += (?:-?\d{1,20}|\?)[^\n]{0,100}|<unfinished \.\.\.>|<detached \.\.\.>)"
+    r"|(?:ESTAB|tcp6?) {1,8}\d{1,10} {1,8}\d{1,10} {1,12}\S{1,60}:\d{1,5} {1,12}\S{1,60}:\d{1,5}"  # ss
+    r"(?: [^\n]{0,300})?"
+    r"(?:timer:\(\w{2,9},[\w.]{1,20},\d{1,4}\)| \w{2,10} \([\d.]{1,12}/\d{1,6}/\d{1,6}\))"
+    r"|\s*(?:cubic|bbr|reno|dctcp) [^\n]{1,800}\blast(?:ack|rcv):\d{1,12}"
+    r"|(?:Device:?|read:|write:) {2,60}[^\n]{1,300}(?:%util|avg exe \(ms\)[^\n]{0,80})"  # iostat, nfsiostat
     r")"
 )
 _FRESH = re.compile(  # a line that continues no other

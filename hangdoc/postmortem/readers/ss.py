@@ -1,4 +1,4 @@
-"""Output of `ss -tinp`: TCP connections of a host with kernel counters, by PID.
+"""Output of `ss -tinp`, and of `netstat -tanpo`: TCP connections of a host with kernel counters, by PID.
 
 iproute2 (misc/ss.c) omits zero counters, so an absent counter is zero, unless the version of ss is too old to print it.
 `-o` adds the timer, `-e` user and inode. Sockets of programs that cannot be ranks are ignored.
@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangdoc.evidence import Connection, Sockets
+from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
@@ -37,11 +38,21 @@ _STATES = {
 _STATE = "|".join(_STATES)
 _ENDPOINT = r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.\-]+)?\]|[0-9A-Fa-f:.]+(?:%[\w.\-]+)?|\*)(?:%[\w.\-]+)?:(?:\d{1,5}|\*)"
 _ROW = re.compile(
-    rf"(?:tcp\s+)?({_STATE}|TIME-WAIT)\s+(\d{{1,10}})\s+(\d{{1,10}})\s+({_ENDPOINT})\s+({_ENDPOINT})(?:\s+(.*))?\s*"
+    rf"(?:tcp\s+)?(?:({_STATE}|TIME-WAIT)\s+)?(\d{{1,10}})\s+(\d{{1,10}})\s+({_ENDPOINT})\s+({_ENDPOINT})(?:\s+(.*))?\s*"
 )
-_HEADER = re.compile(r"(?:Netid\s+)?State\s+Recv-Q\s+Send-Q\s.*")
+# `netstat -tanpo`: the state after the endpoints, then PID and program, then the timer.
+_NETSTAT = re.compile(
+    rf"\s{{0,8}}tcp6?\s+(?P<receive>\d{{1,10}})\s+(?P<send>\d{{1,10}})\s+(?P<local>{_ENDPOINT})\s+(?P<remote>{_ENDPOINT})\s+"
+    r"(?P<state>[A-Z_\d]{5,12})(?:\s+(?P<pid>\d{1,9})/(?P<name>\S{1,40})|\s+-)?"
+    r"(?:\s+(?P<timer>\w{2,10}) \((?P<left>[\d.]{1,12})/(?P<count>\d{1,6})/\d{1,6}\))?\s*"
+)
+_NETSTAT_STATES = {"ESTABLISHED": "ESTAB", "SYN_SENT": "SYN-SENT", "SYN_RECV": "SYN-RECV", "FIN_WAIT1": "FIN-WAIT-1",
+                   "FIN_WAIT2": "FIN-WAIT-2", "CLOSE_WAIT": "CLOSE-WAIT", "LAST_ACK": "LAST-ACK", "LISTEN": "LISTEN",
+                   "CLOSING": "CLOSING", "TIME_WAIT": "TIME-WAIT"}  # fmt: skip
+_HEADER = re.compile(r"(?:(?:Netid\s+)?State\s+)?Recv-Q\s+Send-Q\s.*")
 OPENING = re.compile(
-    rf"(?:tcp\s+)?(?:{_STATE}|TIME-WAIT)\s+\d{{1,10}}\s+\d{{1,10}}\s+{_ENDPOINT}|(?:Netid\s+)?State\s+Recv-Q\s+Send-Q"
+    rf"(?:tcp6?\s+|(?<![\w.:-]))(?:(?:{_STATE}|TIME-WAIT)\s+)?\d{{1,10}}\s+\d{{1,10}}\s+{_ENDPOINT}\s"
+    r"|(?:Netid\s+|Proto\s+)?(?:State\s+)?Recv-Q\s+Send-Q"
 )
 _USER = re.compile(r'\("((?:[^"\\]|\\.){0,64})",pid=(\d{1,9}),fd=\d+\)')
 _TIMER = re.compile(r"timer:\((\w+),[^,)]*,(\d{1,9})\)")
@@ -51,6 +62,10 @@ _TIMED = re.compile(r"\b(busy|rwnd_limited):(\d{1,15})ms")
 _RTT = re.compile(r"(?<![a-z_])(rtt|minrtt):(\d{1,9}(?:\.\d{1,9})?)")
 _RATE = re.compile(r"\bdelivery_rate (\d{1,20})bps")
 _INFO = re.compile(r"(?<![a-z_])rto:\d|\bmss:\d")
+_ROWS = re.compile(
+    rf"^.{{0,80}}?(?:\b(?:{_STATE})\s+|\btcp6?\s+|^\s{{0,8}})\d{{1,10}}\s+\d{{1,10}}\s+{_ENDPOINT}\s+{_ENDPOINT}",
+    re.MULTILINE,
+)
 _ZERO_IF_ABSENT = {  # name in ss -> field of Connection; absent: zero
     "unacked": "unacked", "sacked": "sacked", "backoff": "backoff", "notsent": "not_sent",
 }  # fmt: skip
@@ -83,6 +98,7 @@ _LAUNCHERS = frozenset(
     {"pt_elastic", "torchrun", "mpirun", "mpiexec", "orted", "prted", "hydra_pmi_proxy", "srun", "deepspeed"}
 )
 MAX_ROWS = 100_000  # connections per table
+MAX_UNOWNED = 64  # events of a table
 MAX_ROWS_SMALL, BYTES_A_ROW = 5_000, 8  # limit for small files: a compressed row takes at least 8 bytes
 
 
@@ -111,8 +127,13 @@ class SsReader:
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
-        rows = re.findall(rf"^.{{0,80}}?(?:{_STATE})\s+\d+\s+\d+\s+{_ENDPOINT}\s+{_ENDPOINT}", head, re.MULTILINE)
-        return len(rows) >= (1 if re.search(r"State\s+Recv-Q\s+Send-Q", head) else 3)
+        rows = _ROWS.findall(head)
+        shown = (
+            re.search(r"(?:State|Proto)\s+Recv-Q\s+Send-Q", head)
+            or (_INFO.search(head) and (_USER.search(head) or _TIMER.search(head) or _RETRANS.search(head)))
+            or re.search(r"\bon \(\d{1,9}\.\d{1,3}/[1-9]\d{0,5}/\d", head)
+        )
+        return len(rows) >= (1 if shown else 3)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         most = min(MAX_ROWS, MAX_ROWS_SMALL + source.size // BYTES_A_ROW)
@@ -122,6 +143,8 @@ class SsReader:
             context.warn(f"{source.name}: it names no process; run `ss -tinpoe` as root")
         for table in tables:
             yield from _pieces(table)
+            if not any(row.users for row in table.rows):
+                yield from _unowned(table, source.name)
 
 
 class _Parser:
@@ -138,11 +161,13 @@ class _Parser:
             self.end()
             self._table = _Table(self._hints.take())
             return True
+        if netstat := _NETSTAT.fullmatch(text):
+            text = _as_ss(netstat)
         if found := _ROW.fullmatch(text):
             if self._table is None or self._hints.updated:
                 self.end()
                 self._table = _Table(self._hints.take())
-            if found[1] in _STATES and len(self._table.rows) < self._most:
+            if (found[1] or "ESTAB") in _STATES and len(self._table.rows) < self._most:
                 self._table.rows.append(_Row([], _endpoints(found)))
                 self._add_details(self._table, found[6] or "")
             return True
@@ -179,9 +204,17 @@ class _Parser:
         self._table = None
 
 
+def _as_ss(row: re.Match[str]) -> str:
+    """A row of netstat as `ss -tnpo` prints it."""
+    user = f'users:(("{row["name"]}",pid={row["pid"]},fd=0))' if row["pid"] else ""
+    timer = f"timer:({row['timer']},{row['left']}sec,{row['count']})" if row["timer"] and row["timer"] != "off" else ""
+    state = _NETSTAT_STATES.get(row["state"], "TIME-WAIT")
+    return f"{state} {row['receive']} {row['send']} {row['local']} {row['remote']} {user} {timer}"
+
+
 def _endpoints(row: re.Match[str]) -> Fields:
     (local, port, interface), (remote, remote_port, _) = _endpoint(row[4]), _endpoint(row[5])
-    state = _STATES.get(row[1], "other")
+    state = _STATES.get(row[1] or "ESTAB", "other")
     return {
         "local": local,
         "local_port": port,
@@ -248,6 +281,23 @@ def _pieces(table: _Table) -> Iterator[Piece]:
         only_rank = table.process.rank is not None and len(by_pid) == 1
         process = table.process if only_rank else ProcessRef(host=table.process.host)
         yield Piece(replace(process, pid=pid), "sockets", Sockets(tuple(connections)))
+
+
+def _unowned(table: _Table, source: str) -> Iterator[Piece]:
+    """The connections with data that was retransmitted, of a table that names no process."""
+    events: list[LogEvent] = []
+    for number, row in enumerate(table.rows, 1):
+        fields = row.fields
+        repeats = fields.get("retransmits") or fields.get("backoff") or 0
+        if fields["send_queue"] and repeats and fields["state"] == "established" and len(events) < MAX_UNOWNED:
+            to = f"{fields['local']}:{fields['local_port']} to {fields['remote']}:{fields['remote_port']}"
+            text = f"{to}: {fields['send_queue']} bytes are not acknowledged after {repeats} retransmissions"
+            shown = {"repeats": str(repeats)}
+            if row.info and fields.get("last_ack_s") is not None:
+                shown["silent_s"] = str(int(fields["last_ack_s"]))
+            events.append(LogEvent("socket_row", text, source, number, None, shown))
+    if events:
+        yield Piece(ProcessRef(host=table.process.host), "logs", Logs(tuple(events)))
 
 
 def _connection_key(one: Fields) -> tuple[str, int, str, int]:

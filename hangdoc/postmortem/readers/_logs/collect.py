@@ -33,6 +33,8 @@ from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MAX_ORIGINS = 20_000
+HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait"})  # kinds about a host, beside OF_HOST
+GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 MAX_CHAIN = 600  # lines of a chain of tracebacks
 MAX_EVENTS = 64  # kept per origin: so many first and so many last ones
@@ -119,7 +121,8 @@ class LogCollector:
         fields = {name: value.strip() for name, value in match.groupdict().items() if value}
         if self._is_start(kind, fields):
             return
-        if kind in OF_HOST and line.host is None and line.rank is None:
+        of_host = kind in OF_HOST or kind in HARDWARE or not GUARD.isdisjoint(fields)
+        if of_host and line.host is None and line.rank is None:
             line.host = self._host_of(matched, line, match)
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)

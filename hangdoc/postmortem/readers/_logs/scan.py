@@ -224,7 +224,8 @@ def wrap_width(head: bytes) -> int | None:
         return None
     after = [b for a, b in pairwise(lines) if len(a) == widest]
     starts = {_start_shape(lines[0]), *(_start_shape(b) for a, b in pairwise(lines) if len(a) != widest)}
-    goes_on = [line for line in after if _start_shape(line) not in starts]  # starts unlike any real line
+    # Starts unlike any real line; a row of a table goes on nowhere.
+    goes_on = [line for line in after if _start_shape(line) not in starts and line[:1] not in (b"|", b"+")]
     return widest if len(goes_on) >= max(5, len(after) * 0.5, len(lines) * 0.1) else None
 
 
