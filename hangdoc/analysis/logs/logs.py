@@ -214,7 +214,21 @@ def _behind(groups: list[Group], logs: JobLogs) -> dict[int, Behind]:
     for group in sorted(groups, key=lambda group: not group.whole):
         for rank, why in ranks_behind(group, logs).items():
             behind.setdefault(rank, why)
-    return behind
+    return behind or _awaited(logs)
+
+
+def _awaited(logs: JobLogs) -> dict[int, Behind]:
+    """The rank that others waited for in the first collective of the whole job, by the unique id that it never wrote.
+
+    The numbers in the message are those of the group: they count only where they agree with that of the writer.
+    """
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    waited = [event for key, event in logs.of_ranks("id_awaited") if number(event, "reporter") == ranks.get(key)]
+    waited += [event for _, event in logs.unattributed if event.kind == "id_awaited"]
+    named = {rank for event in waited if (rank := number(event, "from_rank")) is not None}
+    if len(named) != 1 or len(waited) < sum(1 for _ in logs.all("id_awaited")):
+        return {}
+    return {rank: Behind(waited[0].text, True) for rank in named}
 
 
 def _left_behind(groups: list[Group], logs: JobLogs, timed_out: bool) -> dict[int, str]:

@@ -51,6 +51,11 @@ class NoticesFacts:
     rendezvous_failed: str | None = None  # it could not reach the rendezvous store
     ended_by_scheduler: str | None = None  # the scheduler ended it: time limit, preemption, eviction
     node_failed: str | None = None  # its host was lost
+    daemon_lost: str | None = None  # its launcher lost the daemon on its host
+    launch_failed: str | None = None  # its process could not be started
+    rendezvous_closed: str | None = None  # the rendezvous had ended when it came
+    replicas_apart: str | None = None  # its parameters or gradients differ from those of its replicas
+    transfer_failed: str | None = None  # the network library gave up a connection or transfer to a peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,16 @@ class NoticesJob:
     ended_by_scheduler_at: tuple[Suspect, ...] = ()
     node_failed: str | None = None
     node_failed_at: tuple[Suspect, ...] = ()
+    daemon_lost: str | None = None
+    daemon_lost_at: tuple[Suspect, ...] = ()
+    launch_failed: str | None = None
+    launch_failed_at: tuple[Suspect, ...] = ()
+    rendezvous_closed: str | None = None
+    rendezvous_closed_at: tuple[Suspect, ...] = ()
+    replicas_apart: str | None = None
+    replicas_apart_at: tuple[Suspect, ...] = ()
+    transfer_failed: str | None = None
+    transfer_failed_at: tuple[Suspect, ...] = ()
 
 
 KINDS = frozenset(field.name for field in fields(NoticesFacts))

@@ -148,6 +148,8 @@ class LogCollector:
                 self._events_of(origin).offer_stack(1, line.at, found.exception.stacks)
         elif kind == "gradients_missing" and origin.rank is None:
             origin = replace(origin, rank=int(fields["rank"]))  # DDP names the rank that raises
+        elif kind == "announced" and origin.rank is None and origin.pid is None:
+            origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
         elif kind == "told_to_end":
             self.sigterm_lines[int(fields["pid"])] = matched.number
         elif kind == "would_not_end":
