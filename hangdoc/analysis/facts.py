@@ -48,6 +48,7 @@ from hangdoc.analysis.locks.mutexes import MutexFacts
 from hangdoc.analysis.logs.arrivals import ArrivalsJob
 from hangdoc.analysis.logs.figures import FiguresFacts, FiguresJob
 from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
+from hangdoc.analysis.logs.launches import LaunchesJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
@@ -57,6 +58,7 @@ from hangdoc.analysis.logs.reported_versions import VersionsJob
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
 from hangdoc.analysis.logs.transport import TransportJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
+from hangdoc.analysis.postmortem.backward_split import BackwardSplitFacts, BackwardSplitJob
 from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts, DivergenceJob
 from hangdoc.analysis.ranks.exceptions import ExceptionFacts
@@ -93,6 +95,7 @@ class JobFacts:
     logs: LogsJob
     notices: NoticesJob
     arrivals: ArrivalsJob
+    launches: LaunchesJob
     transport: TransportJob
     preparations: PreparationJob
     ports: PortsJob
@@ -102,6 +105,7 @@ class JobFacts:
     hardware: HardwareJob
     tables: TablesJob
     last_stack: LastStackJob
+    backward_split: BackwardSplitJob
     aftermath: AftermathJob
     stall: StallJob
 
@@ -160,6 +164,7 @@ class RankFacts:
     hardware: HardwareFacts
     tables: TablesFacts
     last_stack: LastStackFacts
+    backward_split: BackwardSplitFacts
     aftermath: AftermathFacts
     stall: StallFacts
 

@@ -7,6 +7,7 @@ so only a peer that several hosts name, and that is none of them, stands out.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS
 from hangdoc.evidence.logs import LogEvent
 
 MAX_SUSPECTS = 16
+# Loopback, link-local, and the network that Docker gives to the bridge of every host.
+NOT_BETWEEN_HOSTS = re.compile(r"127\.|169\.254\.|172\.17\.|::1$|fe80:")
 FALLBACKS = frozenset({"Socket", "Disabled"})  # what NCCL takes where the better choice is missing
 
 
@@ -31,6 +34,7 @@ class TransportJob:
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one
     peer: tuple[Suspect, ...] = ()  # the only host that all reporters name, and that reports none itself
+    unmet: tuple[Suspect, ...] = ()  # the only address that ranks of several hosts cannot connect to
 
 
 class TransportDetector(Detector[object, TransportJob]):
@@ -53,6 +57,7 @@ class TransportDetector(Detector[object, TransportJob]):
             count=len(failed),
             hosts=len(reporters),
             peer=(Suspect(None, None, peer),) if peer and peer not in reporters else (),
+            unmet=_unmet(logs),
         )
 
 
@@ -60,6 +65,18 @@ def _with_host(logs: JobLogs, *kinds: str) -> Iterator[tuple[str | None, LogEven
     """Events of these kinds with the host that printed them; None: not stated."""
     yield from ((_known(key[0]), event) for key, event in logs.of_ranks(*kinds))
     yield from ((_known(host), event) for host, event in logs.unattributed if event.kind in kinds)
+
+
+def _unmet(logs: JobLogs) -> tuple[Suspect, ...]:
+    """The address that all failed connections of several hosts lead to, unless it is one that no other host reaches."""
+    failed = list(_with_host(logs, "connect_failed"))
+    addresses = {event.fields.get("address", "") for _, event in failed}
+    address = addresses.pop() if len(addresses) == 1 else ""
+    # A message without the address of its writer may come from any host, and says nothing more.
+    writers = {writer for host, event in failed if (writer := event.fields.get("local") or host)}
+    if not address or NOT_BETWEEN_HOSTS.match(address) or len(writers) < REPORTERS or address in writers:
+        return ()
+    return (Suspect(None, None, address),)
 
 
 def _known(host: str | None) -> str | None:

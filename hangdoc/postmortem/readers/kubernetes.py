@@ -25,6 +25,8 @@ _PODS = re.compile(r"\s*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s.{0,2
 _ROW = re.compile(
     rf"\s*(?:{_POD}\s+)?(?P<pod>{_POD})\s+\d{{1,4}}/\d{{1,4}}\s+(?P<status>[\w:/]{{1,60}})\s+\d{{1,9}}(?:\s.{{0,300}})?"
 )
+# A command that prints the table; a filter behind it takes the header away.
+_LISTED = re.compile(r"(?:^|[$#%>\s])(?:kubectl|k|oc) (?:-n \S{1,80} )?get (?:po|pod|pods)\b[^|]{0,120}\| ?(?:e?grep|awk|tail|sort|head)\b")
 _NAME = re.compile(rf"\s*Name:\s+(?P<pod>{_POD})\s*")
 _ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+pods?[ /](?P<pod>{_POD})")
 _NODE = re.compile(r"\s*Node:\s+(?P<node>[\w.\-]{1,253})/.{0,60}")
@@ -38,6 +40,7 @@ _EVENT = re.compile(
 _OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
 _MEMBER = re.compile(r"(?:-(?:master|worker|launcher|node|head|replica|ps))?(?:-\d{1,6})?(?:-[a-z0-9]{5})?$")
 OPENING = re.compile(
+    r"get (?:po|pod|pods)\b[^|\n]{0,120}\| ?(?:e?grep|awk|tail|sort|head)\b|"
     r"^[ \t]*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS|^[ \t]*Last State:|^[ \t]*LAST SEEN\s+TYPE\s+REASON"
     r"|^[ \t]*State:[ \t]+(?:Running|Waiting|Terminated)[ \t]*$",
     re.MULTILINE,
@@ -61,7 +64,7 @@ MAX_PODS = 4096
 class KubernetesReader:
     name = "kubectl output"
     order = 39
-    marks = ("READY", "Last State:", "LAST SEEN", "State:  ")
+    marks = ("READY", "Last State:", "LAST SEEN", "State:  ", " get po")
     help = "`kubectl get pods -o wide`, `kubectl describe pod POD`, `kubectl get events --sort-by=.lastTimestamp`"
 
     def recognises(self, source: Source) -> bool:
@@ -89,7 +92,7 @@ class _Pods:
     _ranks: dict[str, int] = field(default_factory=dict)  # of pods whose environment names it
 
     def feed(self, text: str, number: int) -> None:
-        if _PODS.fullmatch(text):
+        if _PODS.fullmatch(text) or (" get po" in text[:300] and _LISTED.search(text[:300])):
             self._table, self._pod = True, None
         elif self._table and (row := _ROW.fullmatch(text)):
             self._listed[_job_of(row["pod"])] += 1
