@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.job.aftermath import AftermathJob
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 
@@ -21,7 +20,7 @@ OUTSIDE = re.compile(r"barrier|object|report|save|load|store")  # operations tha
 
 @dataclass(frozen=True, slots=True)
 class BackwardSplitFacts:
-    """One rank of a job that has ended or is known from a pasted stack. None: not so split."""
+    """One rank. None: not so split."""
 
     apart: bool | None = None  # it is on the smaller side
 
@@ -46,7 +45,7 @@ class BackwardSplitAnalysis(Analysis[BackwardSplitFacts, BackwardSplitJob]):
         outside = {key for key, own in stack.items() if key not in inside and own.waits and OUTSIDE.search(own.op or "")}
         ranks = len(inside) + len(outside)
         ops = {stack[key].op for key in outside}
-        if not case.job(AftermathJob).post_mortem or ranks < max(len(stack), COMPARABLE_RANKS) or len(ops) != 1:
+        if ranks < max(len(stack), COMPARABLE_RANKS) or len(ops) != 1:
             return nothing, BackwardSplitJob()
         if not inside or len(inside) == len(outside) or len({stack[key].site for key in inside}) != 1:
             return nothing, BackwardSplitJob()
