@@ -16,6 +16,7 @@ import yaml
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer
+from hangdoc.analysis.thresholds import CLOCKS_AGREE_S
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
 EXCEPTION_CODES = frozenset({"1"})  # exit codes of a Python process that an uncaught exception ended
@@ -108,11 +109,17 @@ def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> tuple[frozense
     if known_roots := roots & own.keys():
         return known_roots, "launcher"
     times = {key: event.at for key, event in own.items() if event.at is not None}
-    if len({host for host, _ in own}) == 1 and len(times) == len(own) and len(set(times.values())) == len(times):
+    if len(times) == len(own) and _in_order(times):
         return frozenset({min(times, key=lambda key: times[key])}), "time"
     if len({event.source for event in own.values()}) == 1:
         return frozenset({min(own, key=lambda key: own[key].line)}), "line"
     return frozenset(own), "unknown"
+
+
+def _in_order(times: Mapping[Key, float]) -> bool:
+    """True if the clocks show which came first: the clock of one host, or a distance that no clock is wrong by."""
+    earliest, second = sorted(times.values())[:2]
+    return second - earliest >= CLOCKS_AGREE_S or (len({host for host, _ in times}) == 1 and second > earliest)
 
 
 def _sites(own: Mapping[Key, LogEvent]) -> set[str | None]:

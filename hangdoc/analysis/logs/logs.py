@@ -25,6 +25,7 @@ from hangdoc.analysis.logs.collective_timeouts import (
 from hangdoc.analysis.logs.counters import (
     LastCount,
     last_counts,
+    ranks_in_another_state,
     ranks_left_behind,
     ranks_that_skipped,
     ranks_with_shorter_loops,
@@ -174,7 +175,8 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
         shorter = ranks_with_shorter_loops(logs, timed_out)
         behind, left = _behind(groups, logs), shorter or _left_behind(groups, logs, timed_out)
         if not behind and not left:
-            behind = {rank: Behind(why) for rank, why in ranks_that_skipped(logs).items()}
+            other = ranks_that_skipped(logs) or ranks_in_another_state(logs)
+            behind = {rank: Behind(why) for rank, why in other.items()}
         job = _Findings(
             logs=logs,
             groups=groups,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter as Counted
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,9 @@ _VERSIONS = (
 _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|gloo|deepspeed")
 # torch.distributed prints uncaught exceptions so (excepthook of init_process_group, distributed_c10d.py).
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
+_RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
+_SHAPE = re.compile(r"-? ?Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])")
+MOST_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 
 Fields = Mapping[str, str | None]
@@ -133,6 +137,8 @@ class LogCollector:
                 return
             fields, text = _exception_fields(exception), exception.text
             fields["by_torch"] = "yes" if _BY_TORCH.search(matched.raw) else None
+            if (raiser := _raiser(matched)) is not None:
+                origin, fields["uncaught"] = replace(origin, rank=raiser), "yes"  # its peers re-raise it
         elif kind == "fatal_error" and self.crashes:
             self._add_fatal_error(origin, matched, line)
         elif kind == "failed_stack" and (stacks := watchdog_stack(matched.after(40))):
@@ -150,6 +156,8 @@ class LogCollector:
             origin = replace(origin, rank=int(fields["rank"]))  # DDP names the rank that raises
         elif kind == "announced" and origin.rank is None and origin.pid is None:
             origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
+        elif kind == "calls_differ" and (odd := _odd_process(matched)) is not None:
+            fields["odd"] = str(odd)
         elif kind == "told_to_end":
             self.sigterm_lines[int(fields["pid"])] = matched.number
         elif kind == "would_not_end":
@@ -338,6 +346,21 @@ class LogCollector:
         if self.file_kinds & TORCHELASTIC or self.path_origin.torchrun:
             return "torchrun"
         return "mpi" if "mpi_end" in self.file_kinds else "slurm" if "slurm_task" in self.file_kinds else None
+
+
+def _raiser(matched: MatchedLine) -> int | None:
+    """The rank whose traceback another rank prints: DCP's `(RANK 5)`, Lightning's `DeadLock detected from rank: 5`."""
+    found = _RAISER.search(matched.text) or next(filter(None, map(_RAISER.search, matched.before(1))), None)
+    return int(found[1] or found[2]) if found else None
+
+
+def _odd_process(matched: MatchedLine) -> int | None:
+    """The only process with another shape in the list that Accelerate prints below its exception."""
+    shapes = {int(one[1]): one[2] for text in matched.after(MOST_PROCESSES) if (one := _SHAPE.fullmatch(text.strip()))}
+    counts = Counted(shapes.values()).most_common(2)
+    if len(counts) < 2 or counts[1][1] != 1 or counts[0][1] < 2 or len(set(shapes.values())) > 2:
+        return None
+    return next(process for process, shape in shapes.items() if shape == counts[1][0])
 
 
 def _mark_teardown(event: LogEvent) -> LogEvent:

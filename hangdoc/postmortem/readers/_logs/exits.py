@@ -83,6 +83,8 @@ def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple
         yield origin, End(signal=int(fields["signal"]))
     elif kind == "failed" and "pid" in fields:
         yield LineOrigin(local=int(fields["local_rank"]), pid=int(fields["pid"])), end_of_code(int(fields["code"]))
+    elif kind == "deepspeed_exit" and "local_rank" in fields:
+        yield LineOrigin(local=int(fields["local_rank"])), end_of_code(int(fields["code"]))
     elif kind == "oom_kill" and _OOM.search(fields["command"]):
         end = End(signal=signal.SIGKILL, oom_kills=1, kernel=(line.text[:200],))
         yield LineOrigin(host=line.host, pid=int(fields["pid"])), end
