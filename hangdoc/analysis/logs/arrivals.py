@@ -36,16 +36,15 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         logs = job_logs(case)
         if logs is None:
             return {}, ArrivalsJob()
-        announced = [(key, event) for key, event in logs.of_ranks(KIND)]
-        announced += [(None, event) for _, event in logs.unattributed if event.kind == KIND]
-        size = max((at for _, event in announced if (at := number(event, "size")) is not None), default=logs.named)
+        announced = list(logs.all(KIND))
+        size = max((at for event in announced if (at := number(event, "size")) is not None), default=logs.named)
         if limits.valid_world_size(size) is None or size is None or _went_on(logs):
             return {}, ArrivalsJob()
-        here = {rank for _, event in announced if (rank := _rank_in(event, size)) is not None}
+        here = {rank for event in announced if (rank := _rank_in(event, size)) is not None}
         absent = limits.absent_ranks(size, {*here, *logs.keys})
         if len(here) < REPORTERS or not 0 < len(absent) <= FEW_ABSENT * len(here):
             return {}, ArrivalsJob()
-        return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, announced[-1][1].text)
+        return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, announced[-1].text)
 
 
 def _went_on(logs: JobLogs) -> bool:

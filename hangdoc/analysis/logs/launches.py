@@ -19,6 +19,7 @@ from hangdoc.evidence.limits import parse_count
 KIND = "launch_setting"
 MAX_SUSPECTS = 16
 SHARED = ("master_port", "master_addr", "rdzv_endpoint", "world_size", "nnodes", "rdzv_id", "rdzv_backend")
+SIZES = ("nnodes", "world_size")
 ALONE = "1"  # number of hosts or ranks of a job that does not wait for others
 _NUMERIC = re.compile(r"[\d.]+|\[?[\da-fA-F:]*:[\da-fA-F:]*\]?")
 _LOCAL = re.compile(r"localhost$|127\.|0\.0\.0\.0$|::1$")
@@ -56,7 +57,7 @@ def _differences(by_owner: Mapping[str, Settings]) -> Iterator[LaunchesJob]:
     for name in SHARED:
         values = {owner: value for owner, one in by_owner.items() if (value := _value(name, one)) is not None}
         counts = Counter(values.values()).most_common()
-        if len(counts) < 2 or not alike or ALONE in (counts[0][0], counts[1][0]) and name in ("nnodes", "world_size"):
+        if len(counts) < 2 or not alike or (name in SIZES and ALONE in values.values()):
             continue
         if len(counts) == len(values) > 2:
             continue  # it differs everywhere: each has its own job

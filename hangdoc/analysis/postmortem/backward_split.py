@@ -42,7 +42,9 @@ class BackwardSplitAnalysis(Analysis[BackwardSplitFacts, BackwardSplitJob]):
         nothing = dict.fromkeys(case.ranks, BackwardSplitFacts())
         stack = case.facts(StackFacts)
         inside = {key for key, own in stack.items() if own.op == BACKWARD or own.in_backward}
-        outside = {key for key, own in stack.items() if key not in inside and own.waits and OUTSIDE.search(own.op or "")}
+        outside = {
+            key for key, own in stack.items() if key not in inside and own.waits and OUTSIDE.search(own.op or "")
+        }
         ranks = len(inside) + len(outside)
         ops = {stack[key].op for key in outside}
         if ranks < max(len(stack), COMPARABLE_RANKS) or len(ops) != 1:

@@ -58,9 +58,13 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
     re.IGNORECASE,
 )
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
-_LISTED = re.compile(r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid) ?(\d{1,9})(?![\d.:])", re.IGNORECASE)
+_LISTED = re.compile(
+    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
+)
 _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
-_SAME = re.compile(r"\b(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?(\d{1,6})\b", re.IGNORECASE)
+_SAME = re.compile(
+    r"\b(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?(\d{1,6})\b", re.IGNORECASE
+)
 _SPOKE = re.compile(r"\s{0,8}\[rank[ _:-]{0,2}(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
 # A shell's prompt: `user@host:~/dir$`, `[user@host dir]#`, `host:~ $`, `host#`; and the command behind it.
 _PROMPT = re.compile(

@@ -26,7 +26,10 @@ _ROW = re.compile(
     rf"\s*(?:{_POD}\s+)?(?P<pod>{_POD})\s+\d{{1,4}}/\d{{1,4}}\s+(?P<status>[\w:/]{{1,60}})\s+\d{{1,9}}(?:\s.{{0,300}})?"
 )
 # A command that prints the table; a filter behind it takes the header away.
-_LISTED = re.compile(r"(?:^|[$#%>\s])(?:kubectl|k|oc) (?:-n \S{1,80} )?get (?:po|pod|pods)\b[^|]{0,120}\| ?(?:e?grep|awk|tail|sort|head)\b")
+_LISTED = re.compile(
+    r"(?:^|[$#%>\s])(?:kubectl|k|oc) (?:-n \S{1,80} )?get (?:po|pod|pods)\b[^|]{0,120}"
+    r"\| ?(?:e?grep|awk|tail|sort|head)\b"
+)
 _NAME = re.compile(rf"\s*Name:\s+(?P<pod>{_POD})\s*")
 _ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+pods?[ /](?P<pod>{_POD})")
 _NODE = re.compile(r"\s*Node:\s+(?P<node>[\w.\-]{1,253})/.{0,60}")

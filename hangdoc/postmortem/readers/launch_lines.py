@@ -40,7 +40,17 @@ _ALIASES = {
     "RANK": "rank",
 }  # fmt: skip
 _KEPT = frozenset(
-    {"nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "world_size", "rank"}
+    {
+        "nnodes",
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "rdzv_backend",
+        "world_size",
+        "rank",
+    }
 )
 _LABEL = re.compile(
     rf"[\s>|]{{0,8}}(?:\[?(?:rank|RANK)?[ _-]?(?P<rank>\d{{1,6}})\]?|\[?(?P<host>{_NAME})\]?) ?(?::|\|)\s+(?=\S)"
