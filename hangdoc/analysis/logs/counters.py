@@ -108,6 +108,26 @@ def ranks_that_skipped(logs: JobLogs) -> dict[int, str]:
     return {rank: f"it skipped a batch, and its peers did not: {text}"[:400] for rank, text in found.items()}
 
 
+def ranks_with_other_length(logs: JobLogs) -> dict[int, str]:
+    """Ranks whose loader has another length than that of most ranks, and the evidence."""
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    lengths = {
+        ranks[key]: length
+        for key, event in logs.of_ranks("loop_length")
+        if key in ranks and (length := number(event, "length") or number(event, "number")) is not None
+    }
+    if len(lengths) < COMPARABLE_RANKS:
+        return {}
+    usual, count = Counter(lengths.values()).most_common(1)[0]
+    if count < AT_ONE_PLACE * len(lengths):
+        return {}
+    return {
+        rank: f"its loader has {length} batches, that of {count} other ranks {usual}"
+        for rank, length in lengths.items()
+        if length != usual
+    }
+
+
 def ranks_in_another_state(logs: JobLogs) -> dict[int, str]:
     """Ranks of a list that do something else, or are at an earlier number, than most, and the evidence.
 

@@ -28,6 +28,7 @@ from hangdoc.analysis.logs.counters import (
     ranks_in_another_state,
     ranks_left_behind,
     ranks_that_skipped,
+    ranks_with_other_length,
     ranks_with_shorter_loops,
 )
 from hangdoc.analysis.logs.first_failure import (
@@ -52,7 +53,7 @@ STALLED = "stalled_tensors"  # Horovod's stall inspector, where it does not show
 DISTRIBUTED = (
     *TIMEOUTS, *LOST, "work_status", "dump_signal", "dump_observed", "lagging", "joined", "mismatch", "barrier_lacks",
     "clients_missing", "barrier_of_store", "watchdog_stuck", "connect_failed", "failed", "failure", "told_to_end",
-    "slurm_task", "mpi_end", "gradients_missing", "reduction_unfinished", "ib_error", "size_mismatch",
+    "slurm_task", "mpi_end", "child_exit", "gradients_missing", "reduction_unfinished", "ib_error", "size_mismatch",
     "behind_at_a_look", "stalled_tensors", "ras_missing", "ras_dead", "transfer_mismatch",
 )  # fmt: skip
 
@@ -175,7 +176,7 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
         shorter = ranks_with_shorter_loops(logs, timed_out)
         behind, left = _behind(groups, logs), shorter or _left_behind(groups, logs, timed_out)
         if not behind and not left:
-            other = ranks_that_skipped(logs) or ranks_in_another_state(logs)
+            other = ranks_that_skipped(logs) or ranks_with_other_length(logs) or ranks_in_another_state(logs)
             behind = {rank: Behind(why) for rank, why in other.items()}
         job = _Findings(
             logs=logs,

@@ -64,6 +64,7 @@ _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|
 # torch.distributed prints uncaught exceptions so (excepthook of init_process_group, distributed_c10d.py).
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
 _RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
+_SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
 _SHAPE = re.compile(r"-? ?Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])")
 MOST_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
@@ -139,6 +140,8 @@ class LogCollector:
             fields["by_torch"] = "yes" if _BY_TORCH.search(matched.raw) else None
             if (raiser := _raiser(matched)) is not None:
                 origin, fields["uncaught"] = replace(origin, rank=raiser), "yes"  # its peers re-raise it
+            elif origin.rank is None and (spawned := _spawned(matched)) is not None:
+                origin, fields["uncaught"] = replace(origin, local=spawned), "yes"
         elif kind == "fatal_error" and self.crashes:
             self._add_fatal_error(origin, matched, line)
         elif kind == "failed_stack" and (stacks := watchdog_stack(matched.after(40))):
@@ -352,6 +355,12 @@ def _raiser(matched: MatchedLine) -> int | None:
     """The rank whose traceback another rank prints: DCP's `(RANK 5)`, Lightning's `DeadLock detected from rank: 5`."""
     found = _RAISER.search(matched.text) or next(filter(None, map(_RAISER.search, matched.before(1))), None)
     return int(found[1] or found[2]) if found else None
+
+
+def _spawned(matched: MatchedLine) -> int | None:
+    """The local rank of a process of torch.multiprocessing.spawn whose traceback follows."""
+    found = next(filter(None, map(_SPAWNED.search, matched.before(1))), None)
+    return int(found[1]) if found else None
 
 
 def _odd_process(matched: MatchedLine) -> int | None:
