@@ -243,7 +243,6 @@ PATIENCE_ELSEWHERE_S = Threshold(20.0, "s", "chosen: unseen hosts start their ra
 
 # --- logs -----------------------------------------------------------------------------------------
 
-CLOCKS_AGREE_S = Threshold(5.0, "s", "chosen: hosts that keep time by NTP agree to far better than a second")
 LEADING_LINES = Threshold(60, "lines", "chosen: a message so close above a traceback usually tells its cause")
 TRACEBACK_LINES = Threshold(200, "lines", "chosen: the longest chains of tracebacks of one error, with their notes")
 

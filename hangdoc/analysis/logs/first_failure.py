@@ -16,7 +16,7 @@ import yaml
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer
-from hangdoc.analysis.thresholds import CLOCKS_AGREE_S
+from hangdoc.analysis.thresholds import CLOCK_SKEW_S
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
 EXCEPTION_CODES = frozenset({"1"})  # exit codes of a Python process that an uncaught exception ended
@@ -119,7 +119,7 @@ def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> tuple[frozense
 def _in_order(times: Mapping[Key, float]) -> bool:
     """True if the clocks show which came first: the clock of one host, or a distance that no clock is wrong by."""
     earliest, second = sorted(times.values())[:2]
-    return second - earliest >= CLOCKS_AGREE_S or (len({host for host, _ in times}) == 1 and second > earliest)
+    return second - earliest >= CLOCK_SKEW_S or (len({host for host, _ in times}) == 1 and second > earliest)
 
 
 def _sites(own: Mapping[Key, LogEvent]) -> set[str | None]:

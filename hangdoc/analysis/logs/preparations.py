@@ -13,8 +13,7 @@ from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, 
 from hangdoc.evidence.logs import LogEvent
 
 KIND, AWAITED = "preparing", "id_awaited"
-DONE = 100  # percent
-FIRST = 0  # the rank that works alone where the text names none
+MAX_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def _unfinished(logs: JobLogs) -> tuple[Key | None, LogEvent] | None:
     if not bars:
         return None
     key, last = max(bars, key=lambda bar: bar[1].line)
-    return (key, last) if (number(last, "percent") or 0) < DONE else None
+    return (key, last) if (number(last, "percent") or 0) < MAX_PERCENT else None
 
 
 def _rank(logs: JobLogs, key: Key | None, waiting: set[Key | None]) -> int | None:
@@ -90,7 +89,8 @@ def _rank(logs: JobLogs, key: Key | None, waiting: set[Key | None]) -> int | Non
     named = {number(event, "from_rank") for event in logs.all(AWAITED)} - {None}
     if len(named) == 1:
         return named.pop()
-    return FIRST if logs.keys.get(FIRST) not in waiting or FIRST not in logs.keys else None
+    first = logs.keys.get(0)  # it works alone where the text names none
+    return 0 if first is None or first not in waiting else None
 
 
 ANALYSIS = PreparationDetector()

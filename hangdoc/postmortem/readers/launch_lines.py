@@ -27,6 +27,7 @@ _LAUNCHER = re.compile(
     r"\btorchrun\b|torch[./]distributed[./](?:run|launch)\b|\baccelerate(?:\.commands\.launch| launch|-launch)\b"
     r"|\bdeepspeed(?:\.launcher\.launch)?\b"
 )
+_PROCESS = re.compile(r"\bpython[\d.]* ")
 _ARGUMENT = re.compile(r"(?<!\S)--(?P<name>[a-z][a-z_-]{2,30})[= ](?P<value>[^\s'\"\\]{1,200})")
 _VARIABLE = re.compile(
     r"(?<![\w$])(?P<name>MASTER_ADDR|MASTER_PORT|WORLD_SIZE|NODE_RANK|NNODES|RANK)=[\"']?(?P<value>[^\s'\";,\\]{1,200})"
@@ -144,8 +145,11 @@ def _owner_of(match: re.Match[str]) -> tuple[str, str] | None:
 
 def _settings(text: str) -> Mapping[str, str]:
     """What a command line or a line of the environment sets; values that a shell would expand are unknown."""
+    launcher = _LAUNCHER.search(text)
+    if launcher is None and _PROCESS.search(text):
+        return {}  # a row of `ps e`, which has a reader of its own
     found = {match["name"]: match["value"] for match in _VARIABLE.finditer(text)}
-    if launcher := _LAUNCHER.search(text):
+    if launcher is not None:
         if "--standalone" in text:
             return {}
         arguments = {match["name"].replace("-", "_"): match["value"] for match in _ARGUMENT.finditer(text)}

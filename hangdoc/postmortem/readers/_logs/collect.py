@@ -65,7 +65,7 @@ _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
 _RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
 _SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
-_SHAPE = re.compile(r"-? ?Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])")
+_SHAPE = re.compile(r"- Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])\s*$")
 MOST_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 
@@ -365,7 +365,7 @@ def _spawned(matched: MatchedLine) -> int | None:
 
 def _odd_process(matched: MatchedLine) -> int | None:
     """The only process with another shape in the list that Accelerate prints below its exception."""
-    shapes = {int(one[1]): one[2] for text in matched.after(MOST_PROCESSES) if (one := _SHAPE.fullmatch(text.strip()))}
+    shapes = {int(one[1]): one[2] for text in matched.after(MOST_PROCESSES) if (one := _SHAPE.search(text))}
     counts = Counted(shapes.values()).most_common(2)
     if len(counts) < 2 or counts[1][1] != 1 or counts[0][1] < 2 or len(set(shapes.values())) > 2:
         return None
