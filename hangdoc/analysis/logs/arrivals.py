@@ -14,7 +14,7 @@ from hangdoc.analysis.thresholds import FEW_ABSENT, REPORTERS
 from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LogEvent
 
-KIND = "announced"
+KIND, COUNTED = "announced", "workers_counted"
 # What a job prints once all ranks have come, or a rank that has failed.
 COME = TIMEOUTS | {"progress", "work_status", "dump_signal", "joined", "failed", "failure", "all_come"}
 
@@ -27,6 +27,7 @@ class ArrivalsJob:
     come: int = 0  # ranks that did
     size: int | None = None  # ranks of the job
     line: str | None = None  # the last announcement
+    counted: str | None = None  # the last line by which a launcher still waits: "waiting for workers: 7/8 ready"
 
 
 class ArrivalsDetector(Detector[object, ArrivalsJob]):
@@ -36,6 +37,16 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         logs = job_logs(case)
         if logs is None:
             return {}, ArrivalsJob()
+        counted = list(logs.all(COUNTED))
+        if counted and not _went_on(logs):
+            joined, expected = number(counted[-1], "joined"), number(counted[-1], "expected")
+            if (
+                joined is not None
+                and expected is not None
+                and 0 < joined < expected
+                and limits.valid_world_size(expected)
+            ):
+                return {}, ArrivalsJob((), joined, expected, counted[-1].text, counted[-1].text)
         announced = list(logs.all(KIND))
         size = max((at for event in announced if (at := number(event, "size")) is not None), default=logs.named)
         if limits.valid_world_size(size) is None or size is None or _went_on(logs):

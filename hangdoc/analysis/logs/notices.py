@@ -143,7 +143,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
                 continue
             if key is None and not _goes_with(event, logs):
                 continue
-            named = _named(event, key is None)
+            named = _named(event)
             if not named and key is not None:
                 of_rank[key].setdefault(event.kind, event.text)
                 continue
@@ -170,13 +170,12 @@ def _notices(logs: JobLogs) -> Iterator[tuple[Key | None, str | None, LogEvent]]
     yield from ((None, host, event) for host, event in logs.unattributed if event.kind in KINDS)
 
 
-def _named(event: LogEvent, unattributed: bool) -> list[Suspect]:
-    """The ranks, or else the host, that a message names; the host of its writer only where no rank is known."""
+def _named(event: LogEvent) -> list[Suspect]:
+    """The ranks, or else the host, that a message names."""
     ranks = [event.fields[name] for name in NAMED if name in event.fields]
     if ranks:
         return [Suspect(int(rank)) for rank in ranks]
-    host = event.fields.get("host") or (event.fields.get("own_host") if unattributed else None)
-    return [Suspect(None, None, host)] if host else []
+    return [Suspect(None, None, event.fields["host"])] if "host" in event.fields else []
 
 
 def _explains(event: LogEvent, own: LogEvent | None, events: Sequence[LogEvent]) -> bool:

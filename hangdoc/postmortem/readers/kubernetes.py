@@ -120,7 +120,7 @@ class _Pods:
         elif "exitCode" in text and self._pod and (code := _EXIT_CODE.search(text[:2000])) and code["code"] != "0":
             self._end(self._pod, "OOMKilled" if "OOMKilled" in text[:2000] else "Error", int(code["code"]))
         elif self._nodes and (node := _NODE_ROW.fullmatch(text)):
-            self._add("node_failed", node["node"], f"node {node['node']}: NotReady", number, "NotReady")
+            self._add("daemon_lost", node["node"], f"node {node['node']}: NotReady", number, "NotReady")
         elif event := _EVENT.search(text):
             self._event(event["reason"], event["rest"], text, number)
 

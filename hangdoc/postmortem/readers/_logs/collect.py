@@ -43,6 +43,7 @@ LAUNCHER_EXCEPTIONS = re.compile(
     r"ChildFailedError|SignalException|RendezvousGracefulExit|subprocess\.CalledProcessError"
 )
 FAILURE_KINDS = frozenset({"exception", "collective_timeout", "gloo_timeout", "failed", "failure", "connection_closed"})
+OF_LAUNCHER = frozenset({"launch_failed", "daemon_lost", "workers_counted"})  # said by launchers, unless a rank does
 SLURM_FAILED = "slurm_failed"  # a task of srun has failed
 TORCHELASTIC = frozenset({"failed", "failure", "told_to_end"})
 # World sizes in the head of a file: `rank 3 of 8`, `n_ranks=8`, `MEMBER: 2/4` (Lightning), `num_processes: 8`.
@@ -64,8 +65,10 @@ _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|
 # torch.distributed prints uncaught exceptions so (excepthook of init_process_group, distributed_c10d.py).
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
 _RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
+_NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
+MAX_CONTAINERS = 64  # rows before and after one
 _SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
-_SHAPE = re.compile(r"- Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])\s*$")
+_SHAPE = re.compile(r"(?:^|[\s-])Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])\s*$")
 MOST_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 
@@ -131,6 +134,9 @@ class LogCollector:
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
+        if kind in OF_LAUNCHER and line.rank is None:
+            origin = replace(origin, launcher=True, pid=None)
+            fields |= {"host": fields["own_host"]} if "own_host" in fields else {}
         text = line.text
         if kind == "exception":
             exception = self._traceback(matched, line)
@@ -161,6 +167,8 @@ class LogCollector:
             origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
         elif kind == "calls_differ" and (odd := _odd_process(matched)) is not None:
             fields["odd"] = str(odd)
+        elif kind == "container_exit" and not _has_peers(fields.get("container") or fields["name"], matched):
+            return
         elif kind == "told_to_end":
             self.sigterm_lines[int(fields["pid"])] = matched.number
         elif kind == "would_not_end":
@@ -361,6 +369,16 @@ def _spawned(matched: MatchedLine) -> int | None:
     """The local rank of a process of torch.multiprocessing.spawn whose traceback follows."""
     found = next(filter(None, map(_SPAWNED.search, matched.before(1))), None)
     return int(found[1]) if found else None
+
+
+def _has_peers(name: str, matched: MatchedLine) -> bool:
+    """True if the list around a container shows another one whose name differs only in its number."""
+    numbered = _NUMBERED.fullmatch(name)
+    if numbered is None:
+        return False
+    around = " ".join([*matched.before(MAX_CONTAINERS), *matched.after(MAX_CONTAINERS)])
+    found = re.findall(rf"(?<![\w.-]){re.escape(numbered[1])}(\d{{1,6}})(?![\w.-])", around)
+    return any(number != numbered[2] for number in found)
 
 
 def _odd_process(matched: MatchedLine) -> int | None:
