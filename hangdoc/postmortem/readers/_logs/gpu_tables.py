@@ -23,6 +23,7 @@ _SHOWS = re.compile(
     r"|[0-9A-F]{8}:[0-9A-F]{2}:",
     re.IGNORECASE,
 )
+_LABELLED = re.compile(r"([A-Za-z][\w.-]{0,100}): +(\S.{0,100})")
 _QUERY = re.compile(r"--query-gpu[= ]([\w.,]{3,1000})")
 _PICKED = re.compile(r"nvidia-smi\b.{0,200}\s(?:-i|--id)[ =]?(\d{1,3})\b")
 _FIELD = re.compile(
@@ -105,6 +106,11 @@ class GpuTables:
             yield from self._tabled(text, number)
 
     def _queried(self, cells: Sequence[str], number: int) -> Iterator[Figure]:
+        if labelled := _LABELLED.fullmatch(cells[0]):  # by pdsh or clush: the host of this row only
+            around, self.host = self.host, labelled[1]
+            yield from self._queried([labelled[2], *cells[1:]], number)
+            self.host = around
+            return
         row = dict(zip(self._columns, cells, strict=True))
         gpu = row.get("index") or row.get("pci.bus_id") or row.get("gpu_bus_id") or row.get("uuid") or str(self._row)
         self._row += 1
