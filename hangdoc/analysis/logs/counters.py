@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hangdoc.analysis.logs.log_events import JobLogs, number
 from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, SAME_PLACE
 
+LENGTH = "length"  # unit of a number that is the length of a loop
 _DIGITS = re.compile(r"\d{1,18}")
 
 Value = tuple[int, int]  # epoch (0: none), counter
@@ -113,8 +114,8 @@ def ranks_with_other_length(logs: JobLogs) -> dict[int, str]:
     ranks = {key: rank for rank, key in logs.keys.items()}
     lengths = {
         ranks[key]: length
-        for key, event in logs.of_ranks("loop_length")
-        if key in ranks and (length := number(event, "length") or number(event, "number")) is not None
+        for key, event in logs.of_ranks("progress")
+        if key in ranks and event.fields.get("unit") == LENGTH and (length := number(event, "of")) is not None
     }
     if len(lengths) < COMPARABLE_RANKS:
         return {}

@@ -21,6 +21,9 @@ from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
 EXCEPTION_CODES = frozenset({"1"})  # exit codes of a Python process that an uncaught exception ended
 REQUESTED = frozenset({"KeyboardInterrupt", "SystemExit"})  # exceptions of a process that somebody ended
+# Errors of NCCL on the rank that failed, and on those that lost it (nccl.h, ncclResult_t).
+LOCAL = re.compile(r"unhandled cuda error|ncclUnhandledCudaError")
+REMOTE = re.compile(r"remote process exited|ncclRemoteError")
 VICTIM_EVENTS = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
 
 
@@ -44,8 +47,19 @@ def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
         if root not in found and _exit_code(logs, root) in EXCEPTION_CODES:
             own = {root: raised}
             found[root] = Failure(raised)
+    if not own and (local := _local_error(logs)):
+        key, event = local
+        own, found[key] = {key: event}, Failure(event)
     first, order = _first(own, roots)
     return {key: Failure(failure.own, failure.victim, key in first, order) for key, failure in found.items()}
+
+
+def _local_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:
+    """The only rank whose NCCL call failed by its own CUDA, where the others only lost a peer."""
+    raised = [(key, event) for key, event in logs.of_ranks("exception") if caused_by_peer(event)]
+    local = [(key, event) for key, event in raised if LOCAL.search(event.text)]
+    remote = {key for key, event in raised if REMOTE.search(event.text)}
+    return local[0] if len({key for key, _ in local}) == 1 and remote - {local[0][0]} else None
 
 
 def unattributed_failure(logs: JobLogs) -> LogEvent | None:

@@ -152,6 +152,7 @@ class LogsJob:
     lacks: str | None = None  # interface that is configured but missing
     loopback: str | None = None  # the reason why a rank advertises a loopback address
     unreached: str | None = None  # rendezvous address that could not be reached
+    unresolved: bool = False  # only because its name was unknown, at least for a time
     unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)
     refused: str | None = None  # address that refused a connection
     awaits: int | None = None  # rank that never published its address
@@ -364,6 +365,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         expected=rendezvous.expected,
         come=rendezvous.joined,
         **rendezvous.unattributed,
+        unresolved=rendezvous.unresolved,
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=hardware.peers,

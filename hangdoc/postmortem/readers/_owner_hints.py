@@ -65,6 +65,8 @@ _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IG
 _SAME = re.compile(
     r"\b(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?(\d{1,6})\b", re.IGNORECASE
 )
+# `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
+_LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
 _SPOKE = re.compile(r"\s{0,8}\[rank[ _:-]{0,2}(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
 # A shell's prompt: `user@host:~/dir$`, `[user@host dir]#`, `host:~ $`, `host#`; and the command behind it.
 _PROMPT = re.compile(
@@ -351,9 +353,13 @@ class HostContext:
     def _parts(self) -> tuple[list[int], list[str | None]]:
         starts: list[int] = []
         hosts: list[str | None] = []
-        before = ("", "")
+        before, looped = ("", ""), frozenset[str]()
         for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
             known, host = _stated(text)
+            if loop := _LOOP.search(text[:2000]):
+                looped = frozenset(filter(is_host_name, loop[1].split()))
+            if text.strip() in looped:
+                known, host = True, text.strip()
             if (ruled := _between_rulers(*before, text)) and is_host_name(ruled):
                 known, host = True, ruled
             before = before[1], text

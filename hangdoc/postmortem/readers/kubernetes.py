@@ -46,6 +46,8 @@ _EVENT = re.compile(
 _OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
 _MEMBER = re.compile(r"(?:-(?:master|worker|launcher|node|head|replica|ps))?(?:-\d{1,6})?(?:-[a-z0-9]{5})?$")
 OPENING = re.compile(
+    r"^[ \t]*(?:\d\w{0,12}[ \t]+)?(?:Warning|Normal)[ \t]+(?:FailedScheduling|Evicted|Preempted|NodeNotReady"
+    r"|FailedMount|TaintManagerEviction|FailedAttachVolume|FailedCreatePodSandBox)[ \t]|"
     r"get (?:po|pod|pods|ev|event|events)\b[^|\n]{0,120}\| ?(?:e?grep|awk|tail|sort|head)\b|"
     r"^[ \t]*NAME\s+STATUS\s+ROLES\s+AGE\s+VERSION|"
     r"^[ \t]*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS|^[ \t]*Last State:|^[ \t]*LAST SEEN\s+TYPE\s+REASON"
