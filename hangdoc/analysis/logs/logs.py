@@ -232,7 +232,7 @@ def _awaited(logs: JobLogs) -> dict[int, Behind]:
     named = {rank for event in waited if (rank := number(event, "from_rank")) is not None}
     if len(named) != 1 or len(waited) < sum(1 for _ in logs.all("id_awaited")):
         return {}
-    return {rank: Behind(waited[0].text, True) for rank in named}
+    return {rank: Behind(waited[0].text) for rank in named}  # why it did not come is open
 
 
 def _left_behind(groups: list[Group], logs: JobLogs, timed_out: bool) -> dict[int, str]:

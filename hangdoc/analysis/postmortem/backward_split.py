@@ -41,7 +41,7 @@ class BackwardSplitAnalysis(Analysis[BackwardSplitFacts, BackwardSplitJob]):
     def derive(self, case: Case) -> tuple[dict[Key, BackwardSplitFacts], BackwardSplitJob]:
         nothing = dict.fromkeys(case.ranks, BackwardSplitFacts())
         stack = case.facts(StackFacts)
-        inside = {key for key, own in stack.items() if own.op == BACKWARD or own.in_backward}
+        inside = {key for key, own in stack.items() if own.op == BACKWARD and not own.waits}
         outside = {
             key for key, own in stack.items() if key not in inside and own.waits and OUTSIDE.search(own.op or "")
         }
