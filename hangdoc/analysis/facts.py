@@ -47,15 +47,20 @@ from hangdoc.analysis.job.stall import StallFacts, StallJob
 from hangdoc.analysis.locks.gil import GilFacts
 from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.locks.mutexes import MutexFacts
+from hangdoc.analysis.logs.arrivals import ArrivalsJob
 from hangdoc.analysis.logs.figures import FiguresFacts, FiguresJob
 from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
+from hangdoc.analysis.logs.launches import LaunchesJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
+from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsJob
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
+from hangdoc.analysis.logs.transport import TransportJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
+from hangdoc.analysis.postmortem.backward_split import BackwardSplitFacts, BackwardSplitJob
 from hangdoc.analysis.postmortem.last_stack import LastStackFacts, LastStackJob
 from hangdoc.analysis.ranks.divergence import DivergenceFacts, DivergenceJob
 from hangdoc.analysis.ranks.exceptions import ExceptionFacts
@@ -91,6 +96,10 @@ class JobFacts:
     startup: StartupJob
     logs: LogsJob
     notices: NoticesJob
+    arrivals: ArrivalsJob
+    launches: LaunchesJob
+    transport: TransportJob
+    preparations: PreparationJob
     ports: PortsJob
     versions: VersionsJob
     printed: PrintedJob
@@ -100,6 +109,7 @@ class JobFacts:
     calls: CallJob
     load: LoadJob
     last_stack: LastStackJob
+    backward_split: BackwardSplitJob
     aftermath: AftermathJob
     stall: StallJob
 
@@ -152,12 +162,14 @@ class RankFacts:
     startup: StartupFacts
     logs: LogsFacts
     notices: NoticesFacts
+    preparations: PreparationFacts
     printed: PrintedFacts
     figures: FiguresFacts
     hardware: HardwareFacts
     tables: TablesFacts
     calls: CallFacts
     last_stack: LastStackFacts
+    backward_split: BackwardSplitFacts
     aftermath: AftermathFacts
     stall: StallFacts
 

@@ -109,7 +109,10 @@ def _group_of_unnamed(
     if (rank, sequence) in known:
         return known[rank, sequence]
     if group_rank is not None and group_rank != rank:  # not the default group, and nothing else is known
-        name = f"of rank {rank}"
+        # Ranks in a row, as of tensor parallelism, in the same collective: the distance of the two numbers is the same.
+        name = (
+            f"of ranks from {rank - group_rank}, collective {sequence}" if sequence is not None else f"of rank {rank}"
+        )
         return found.setdefault(name, Group(name, False))
     return _group(found, event)
 

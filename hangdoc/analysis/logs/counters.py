@@ -6,12 +6,16 @@ if it is larger than the distance of two lines of the counter.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis.logs.log_events import JobLogs, number
-from hangdoc.analysis.thresholds import COMPARABLE_RANKS, SAME_PLACE
+from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, SAME_PLACE
+
+LENGTH = "length"  # unit of a number that is the length of a loop
+_DIGITS = re.compile(r"\d{1,18}")
 
 Value = tuple[int, int]  # epoch (0: none), counter
 
@@ -103,6 +107,50 @@ def ranks_that_skipped(logs: JobLogs) -> dict[int, str]:
     if not found or len(logs.keys) < COMPARABLE_RANKS or 2 * len(found) >= len(logs.keys):
         return {}
     return {rank: f"it skipped a batch, and its peers did not: {text}"[:400] for rank, text in found.items()}
+
+
+def ranks_with_other_length(logs: JobLogs) -> dict[int, str]:
+    """Ranks whose loader has another length than that of most ranks, and the evidence."""
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    lengths = {
+        ranks[key]: length
+        for key, event in logs.of_ranks("progress")
+        if key in ranks and event.fields.get("unit") == LENGTH and (length := number(event, "of")) is not None
+    }
+    if len(lengths) < COMPARABLE_RANKS:
+        return {}
+    usual, count = Counter(lengths.values()).most_common(1)[0]
+    if count < AT_ONE_PLACE * len(lengths):
+        return {}
+    return {
+        rank: f"its loader has {length} batches, that of {count} other ranks {usual}"
+        for rank, length in lengths.items()
+        if length != usual
+    }
+
+
+def ranks_in_another_state(logs: JobLogs) -> dict[int, str]:
+    """Ranks of a list that do something else, or are at an earlier number, than most, and the evidence.
+
+    Most of them wait, which is why the list was made.
+    """
+    states = {number(event, "rank"): event.text for event in logs.all("rank_state")}
+    known = {rank: text for rank, text in states.items() if rank is not None}
+    if len(known) < COMPARABLE_RANKS:
+        return {}
+    shapes = {rank: _DIGITS.sub("#", text.lower()) for rank, text in known.items()}
+    usual, count = Counter(shapes.values()).most_common(1)[0]
+    others = {rank: text for rank, text in known.items() if shapes[rank] != usual}
+    if not others:
+        numbers = {rank: tuple(map(int, _DIGITS.findall(text))) for rank, text in known.items()}
+        usual_numbers, count = Counter(numbers.values()).most_common(1)[0]
+        others = {rank: known[rank] for rank, at in numbers.items() if at < usual_numbers}
+        if len(others) + count < len(known):
+            return {}
+        usual = next(known[rank] for rank, at in numbers.items() if at == usual_numbers)
+    if not others or count < AT_ONE_PLACE * len(known):
+        return {}
+    return {rank: f"it says {text!r}, and {count} other ranks say {usual!r}"[:400] for rank, text in others.items()}
 
 
 def _behind(counts: Mapping[int, LastCount], timed_out: bool) -> dict[int, str]:

@@ -16,10 +16,14 @@ import yaml
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer
+from hangdoc.analysis.thresholds import CLOCK_SKEW_S
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
 EXCEPTION_CODES = frozenset({"1"})  # exit codes of a Python process that an uncaught exception ended
 REQUESTED = frozenset({"KeyboardInterrupt", "SystemExit"})  # exceptions of a process that somebody ended
+# Errors of NCCL on the rank that failed, and on those that lost it (nccl.h, ncclResult_t).
+LOCAL = re.compile(r"unhandled cuda error|ncclUnhandledCudaError")
+REMOTE = re.compile(r"remote process exited|ncclRemoteError")
 VICTIM_EVENTS = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
 
 
@@ -43,8 +47,19 @@ def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
         if root not in found and _exit_code(logs, root) in EXCEPTION_CODES:
             own = {root: raised}
             found[root] = Failure(raised)
+    if not own and (local := _local_error(logs)):
+        key, event = local
+        own, found[key] = {key: event}, Failure(event)
     first, order = _first(own, roots)
     return {key: Failure(failure.own, failure.victim, key in first, order) for key, failure in found.items()}
+
+
+def _local_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:
+    """The only rank whose NCCL call failed by its own CUDA, where the others only lost a peer."""
+    raised = [(key, event) for key, event in logs.of_ranks("exception") if caused_by_peer(event)]
+    local = [(key, event) for key, event in raised if LOCAL.search(event.text)]
+    remote = {key for key, event in raised if REMOTE.search(event.text)}
+    return local[0] if len({key for key, _ in local}) == 1 and remote - {local[0][0]} else None
 
 
 def unattributed_failure(logs: JobLogs) -> LogEvent | None:
@@ -108,11 +123,17 @@ def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> tuple[frozense
     if known_roots := roots & own.keys():
         return known_roots, "launcher"
     times = {key: event.at for key, event in own.items() if event.at is not None}
-    if len({host for host, _ in own}) == 1 and len(times) == len(own) and len(set(times.values())) == len(times):
+    if len(times) == len(own) and _in_order(times):
         return frozenset({min(times, key=lambda key: times[key])}), "time"
     if len({event.source for event in own.values()}) == 1:
         return frozenset({min(own, key=lambda key: own[key].line)}), "line"
     return frozenset(own), "unknown"
+
+
+def _in_order(times: Mapping[Key, float]) -> bool:
+    """True if the clocks show which came first: the clock of one host, or a distance that no clock is wrong by."""
+    earliest, second = sorted(times.values())[:2]
+    return second - earliest >= CLOCK_SKEW_S or (len({host for host, _ in times}) == 1 and second > earliest)
 
 
 def _sites(own: Mapping[Key, LogEvent]) -> set[str | None]:

@@ -18,7 +18,7 @@ PEER_ERRORS = re.compile(
     r"|Timed out waiting|[Ss]ocket [Tt]imeout|Broken pipe|monitoredBarrier|connectFullMesh|store_based_barrier"
     r"|[Pp]rocess ?[Gg]roup|CollectiveFingerPrint|SignalException|KeyboardInterrupt|death signal|EADDRINUSE"
     r"|Address already in use|waiting for (?:clients|workers)|connect to|Unable to (?:find|resolve)"
-    r"|watchdog"
+    r"|watchdog|CheckpointException|DeadlockDetected"
 )
 
 

@@ -25,8 +25,10 @@ from hangdoc.analysis.logs.collective_timeouts import (
 from hangdoc.analysis.logs.counters import (
     LastCount,
     last_counts,
+    ranks_in_another_state,
     ranks_left_behind,
     ranks_that_skipped,
+    ranks_with_other_length,
     ranks_with_shorter_loops,
 )
 from hangdoc.analysis.logs.first_failure import (
@@ -51,7 +53,7 @@ STALLED = "stalled_tensors"  # Horovod's stall inspector, where it does not show
 DISTRIBUTED = (
     *TIMEOUTS, *LOST, "work_status", "dump_signal", "dump_observed", "lagging", "joined", "mismatch", "barrier_lacks",
     "clients_missing", "barrier_of_store", "watchdog_stuck", "connect_failed", "failed", "failure", "told_to_end",
-    "slurm_task", "mpi_end", "gradients_missing", "reduction_unfinished", "ib_error", "size_mismatch",
+    "slurm_task", "mpi_end", "child_exit", "gradients_missing", "reduction_unfinished", "ib_error", "size_mismatch",
     "behind_at_a_look", "stalled_tensors", "ras_missing", "ras_dead", "transfer_mismatch",
 )  # fmt: skip
 
@@ -150,6 +152,7 @@ class LogsJob:
     lacks: str | None = None  # interface that is configured but missing
     loopback: str | None = None  # the reason why a rank advertises a loopback address
     unreached: str | None = None  # rendezvous address that could not be reached
+    unresolved: bool = False  # only because its name was unknown, at least for a time
     unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)
     refused: str | None = None  # address that refused a connection
     awaits: int | None = None  # rank that never published its address
@@ -174,7 +177,8 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
         shorter = ranks_with_shorter_loops(logs, timed_out)
         behind, left = _behind(groups, logs), shorter or _left_behind(groups, logs, timed_out)
         if not behind and not left:
-            behind = {rank: Behind(why) for rank, why in ranks_that_skipped(logs).items()}
+            other = ranks_that_skipped(logs) or ranks_with_other_length(logs) or ranks_in_another_state(logs)
+            behind = {rank: Behind(why) for rank, why in other.items()}
         job = _Findings(
             logs=logs,
             groups=groups,
@@ -214,7 +218,21 @@ def _behind(groups: list[Group], logs: JobLogs) -> dict[int, Behind]:
     for group in sorted(groups, key=lambda group: not group.whole):
         for rank, why in ranks_behind(group, logs).items():
             behind.setdefault(rank, why)
-    return behind
+    return behind or _awaited(logs)
+
+
+def _awaited(logs: JobLogs) -> dict[int, Behind]:
+    """The rank that others waited for in the first collective of the whole job, by the unique id that it never wrote.
+
+    The numbers in the message are those of the group: they count only where they agree with that of the writer.
+    """
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    waited = [event for key, event in logs.of_ranks("id_awaited") if number(event, "reporter") == ranks.get(key)]
+    waited += [event for _, event in logs.unattributed if event.kind == "id_awaited"]
+    named = {rank for event in waited if (rank := number(event, "from_rank")) is not None}
+    if len(named) != 1 or len(waited) < sum(1 for _ in logs.all("id_awaited")):
+        return {}
+    return {rank: Behind(waited[0].text) for rank in named}  # why it did not come is open
 
 
 def _left_behind(groups: list[Group], logs: JobLogs, timed_out: bool) -> dict[int, str]:
@@ -347,6 +365,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         expected=rendezvous.expected,
         come=rendezvous.joined,
         **rendezvous.unattributed,
+        unresolved=rendezvous.unresolved,
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=hardware.peers,

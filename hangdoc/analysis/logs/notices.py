@@ -19,7 +19,7 @@ from hangdoc.evidence.logs import LogEvent
 
 # Kinds of event that show that the rank went on after a message, or that what was lost came back.
 GOES_ON = TIMEOUTS | {"progress", "storage_back"}
-NAMED = ("rank", "rank_b")  # fields with the ranks at fault
+NAMED = ("rank", "rank_b", "odd")  # fields with the ranks at fault
 MAX_SUSPECTS = 64
 _EXCEPTION = re.compile(r"[\w.]{1,100}(?:Error|Exception)?: ")
 
@@ -53,6 +53,12 @@ class NoticesFacts:
     rendezvous_failed: str | None = None  # it could not reach the rendezvous store
     ended_by_scheduler: str | None = None  # the scheduler ended it: time limit, preemption, eviction
     node_failed: str | None = None  # its host was lost
+    daemon_lost: str | None = None  # its launcher lost the daemon on its host
+    launch_failed: str | None = None  # its process could not be started
+    rendezvous_closed: str | None = None  # the rendezvous had ended when it came
+    replicas_apart: str | None = None  # its parameters or gradients differ from those of its replicas
+    calls_differ: str | None = None  # a check of its framework found that its collectives differ from those of a peer
+    transfer_failed: str | None = None  # the network library gave up a connection or transfer to a peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,18 @@ class NoticesJob:
     ended_by_scheduler_at: tuple[Suspect, ...] = ()
     node_failed: str | None = None
     node_failed_at: tuple[Suspect, ...] = ()
+    daemon_lost: str | None = None
+    daemon_lost_at: tuple[Suspect, ...] = ()
+    launch_failed: str | None = None
+    launch_failed_at: tuple[Suspect, ...] = ()
+    rendezvous_closed: str | None = None
+    rendezvous_closed_at: tuple[Suspect, ...] = ()
+    replicas_apart: str | None = None
+    replicas_apart_at: tuple[Suspect, ...] = ()
+    calls_differ: str | None = None
+    calls_differ_at: tuple[Suspect, ...] = ()
+    transfer_failed: str | None = None
+    transfer_failed_at: tuple[Suspect, ...] = ()
 
 
 KINDS = frozenset(field.name for field in fields(NoticesFacts))

@@ -15,10 +15,10 @@ from statistics import median
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
-from hangdoc.analysis.thresholds import COMPARABLE_RANKS, MUCH_MORE_CPU, ROUNDING
+from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, MUCH_MORE_CPU, ROUNDING
 
 PRINTED = "printed"  # kind of event
-SECONDS = "seconds"  # begin of the names of times
+SECONDS, METRIC = "seconds", "metric"  # begin of the names of times, and of results
 ALONE = "world size 1"  # its name, if the line says that the process is the only one
 
 
@@ -59,6 +59,10 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
             if len(values) < 2 or name.startswith(SECONDS) or not _differ(values):
                 continue
             (usual, count), *others = Counter(values.values()).most_common()
+            # Ranks that each evaluate a part of the data differ everywhere.
+            if name.startswith(METRIC) and (count < COMPARABLE_RANKS or count < AT_ONE_PLACE * len(values)):
+                continue
+            name = name.removeprefix(METRIC).lstrip()
             majority = bool(others) and count > max(1, others[0][1])
             found = PrintedJob(name, step, not _is_float(usual), usual if majority else None, found.alone)
             return nothing | {

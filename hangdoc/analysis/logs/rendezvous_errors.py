@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.logs.log_events import JobLogs, number
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, number
 from hangdoc.evidence.logs import LogEvent
 
 
@@ -27,6 +27,7 @@ class RendezvousErrors:
     expected: int | None = None  # ranks that the rendezvous waited for
     joined: int | None = None  # ranks that had joined when it gave up
     endpoint: str | None = None  # address and port of the rendezvous
+    unresolved: bool = False  # only a name that could not be resolved shows it, and that may have changed
     unattributed: RendezvousFields = field(default_factory=lambda: RendezvousFields())  # errors of no known rank
     of_rank: dict[Key, RendezvousFields] = field(default_factory=dict)
 
@@ -50,7 +51,18 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
     for event in logs.all("connect_failed"):
         _add_loopback_peer(found, logs, event)
     found.endpoint = found.endpoint or found.unattributed.get("unreached")
+    if found.endpoint is None and (unresolved := _unresolved(logs)):
+        found.endpoint = found.unattributed["unreached"] = unresolved
+        found.unresolved = True
     return found
+
+
+def _unresolved(logs: JobLogs) -> str | None:
+    """The rendezvous address whose name was unknown up to the end; None: there is none, or the job went on."""
+    if any(True for _ in logs.all(*TIMEOUTS, "progress", "all_come", "work_status", "clients_missing")):
+        return None
+    event = next(iter(logs.all("unresolved")), None)
+    return f"{event.fields.get('address', '?')}:{event.fields.get('port', '?')}" if event else None
 
 
 def _add(fields: RendezvousFields, event: LogEvent) -> None:

@@ -50,8 +50,8 @@ class LastStackFacts:
     """One rank of a dead job. None: the rank had arrived, the job was watched, or the evidence does not show it."""
 
     absent: bool | None = None  # it never arrived at the collective that its peers waited in
-    # What it was blocked in instead: reads | writes | input | lock | lock file | download | subprocess | compile |
-    # exception | native.
+    # What it was blocked in instead: reads | writes | input | prepares | lock | lock file | download | subprocess |
+    # compile | exception | native.
     blocked_in: str | None = None
     doing: str | None = None  # the same in words: "a download from the Hugging Face Hub"
     by_line: bool = False  # only the source line shows that, and no frame of the call on it

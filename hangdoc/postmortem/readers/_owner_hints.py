@@ -57,6 +57,17 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
     r"|dump|py-spy|gdb|of|global|node \S{1,60}[, ]{1,2})[\s:-]{1,3}){0,5}(?:ranks?|gpu|worker|local[ _-]?rank|proc)\b",
     re.IGNORECASE,
 )
+# A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
+_LISTED = re.compile(
+    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
+)
+_RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
+_SAME = re.compile(
+    r"\b(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?(\d{1,6})\b", re.IGNORECASE
+)
+# `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
+_LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
+_SPOKE = re.compile(r"\s{0,8}\[rank[ _:-]{0,2}(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
 # A shell's prompt: `user@host:~/dir$`, `[user@host dir]#`, `host:~ $`, `host#`; and the command behind it.
 _PROMPT = re.compile(
     rf"\s{{0,4}}(?:\([\w. -]{{1,40}}\) ?)?(?:\[?[A-Za-z_][\w.-]{{0,31}}@(?P<host>{NAME})"
@@ -186,16 +197,20 @@ class OwnerHints:
     fixed: ProcessRef = field(default_factory=ProcessRef)  # from the prefix: holds for every dump
     updated: bool = False  # a line since the last dump gave a hint
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
+    listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
+    _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
 
     def take(self, pid: int | None = None) -> ProcessRef:
         """The process of the dump that begins here; consumes its rank and PID."""
         pid = pid if pid is not None else self.pid if self.pid is not None else self.fixed.pid
         rank = self.fixed.rank if self.fixed.rank is not None else self.rank
+        if rank is None:
+            rank = self.listed.get(pid) if pid is not None else self._spoke if self.local is None else None
         if rank is None and pid is None and self.local is not None:
             pid = LOCAL_PIDS - self.local
         process = ProcessRef(rank, self.fixed.host or self.host, pid)
-        self.rank = self.pid = self.local = None
+        self.rank = self.pid = self.local = self._spoke = None
         self.updated = False
         return process
 
@@ -205,7 +220,17 @@ class OwnerHints:
         if prompt := prompt_of(text):
             self._observe_prompt(prompt)
             return
-        if len(text) > 200 or not text.strip():
+        if not text.strip():
+            return
+        spoke = _SPOKE.match(text)
+        self._spoke = int(spoke[1]) if spoke else None
+        if len(text) > 200 and not _LISTED.search(text):
+            return
+        if len(pairs := _LISTED.findall(text)) > 1 and _RANK_AND_PID.search(text):
+            self._observe_list([(int(one), int(other)) for one, other in pairs])
+            return
+        if same := _SAME.search(text):
+            self._observe_same(text[: same.start()], int(same[1]))
             return
         if title := _TITLE.fullmatch(text):
             name = _ENDING.sub("", title[1] or title[2])
@@ -225,6 +250,20 @@ class OwnerHints:
         pid = _PID.search(prompt.command)
         if rank is not None or pid:
             self.rank, self.pid, self.updated = rank, int(pid[1]) if pid else None, True
+
+    def _observe_same(self, front: str, rank: int) -> None:
+        """Ranks of which the text only says that their stack is that of another one."""
+        alone = _RANK.search(front)
+        others = _several(front) or ((int(alone[1]),) if alone else ())
+        if others and rank not in others:
+            known = self.companions.get(rank, ())
+            self.companions[rank] = (*known, *others)[:MAX_COMPANIONS]
+
+    def _observe_list(self, pairs: list[tuple[int, int]]) -> None:
+        """Ranks and their PIDs, in either order: the numbers of the ranks are the smaller ones."""
+        ranks_first = max(one for one, _ in pairs) < min(other for _, other in pairs)
+        if len(self.listed) < MAX_COMPANIONS:
+            self.listed |= {pid: rank for rank, pid in (pairs if ranks_first else [(b, a) for a, b in pairs])}
 
     def _observe_labels(self, text: str) -> None:
         rest = _OTHER_RANK.sub(" ", text)
@@ -314,9 +353,13 @@ class HostContext:
     def _parts(self) -> tuple[list[int], list[str | None]]:
         starts: list[int] = []
         hosts: list[str | None] = []
-        before = ("", "")
+        before, looped = ("", ""), frozenset[str]()
         for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
             known, host = _stated(text)
+            if loop := _LOOP.search(text[:2000]):
+                looped = frozenset(filter(is_host_name, loop[1].split()))
+            if text.strip() in looped:
+                known, host = True, text.strip()
             if (ruled := _between_rulers(*before, text)) and is_host_name(ruled):
                 known, host = True, ruled
             before = before[1], text

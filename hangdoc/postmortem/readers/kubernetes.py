@@ -25,12 +25,20 @@ _PODS = re.compile(r"\s*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s.{0,2
 _ROW = re.compile(
     rf"\s*(?:{_POD}\s+)?(?P<pod>{_POD})\s+\d{{1,4}}/\d{{1,4}}\s+(?P<status>[\w:/]{{1,60}})\s+\d{{1,9}}(?:\s.{{0,300}})?"
 )
+# A command that prints the table; a filter behind it takes the header away.
+_LISTED = re.compile(
+    r"(?:^|[$#%>\s])(?:kubectl|k|oc) (?:-n \S{1,80} )?get (?:po|pod|pods)\b[^|]{0,120}"
+    r"\| ?(?:e?grep|awk|tail|sort|head)\b"
+)
 _NAME = re.compile(rf"\s*Name:\s+(?P<pod>{_POD})\s*")
 _ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+pods?[ /](?P<pod>{_POD})")
 _NODE = re.compile(r"\s*Node:\s+(?P<node>[\w.\-]{1,253})/.{0,60}")
 _RANK = re.compile(r"\s*RANK:\s+(?P<rank>\d{1,6})\s*")  # in the environment of a container
 _STATE = re.compile(r"\s*(?P<what>State|Last State):\s+(?P<state>Running|Waiting|Terminated)\s*")
 _FIELD = re.compile(r"\s*(?P<name>Status|Reason|Exit Code|Signal|Message):\s+(?P<value>\S.{0,300}?)\s*")
+_NODES = re.compile(r"\s*NAME\s+STATUS\s+ROLES\s+AGE\s+VERSION\b.{0,200}")
+_NODE_ROW = re.compile(rf"\s*(?P<node>{_POD})\s+NotReady(?:,\w{{1,40}})*\s+\S{{1,80}}\s+\d\w{{0,12}}\s+v\d.{{0,200}}")
+_EXIT_CODE = re.compile(r"\"?exitCode\"?: ?(?P<code>\d{1,3})\b")
 _EVENT = re.compile(
     r"(?:^|\s)(?P<reason>FailedScheduling|Evicted|Preempted|Preempting|NodeNotReady|TaintManagerEviction|FailedMount"
     r"|FailedAttachVolume|ErrImagePull|OOMKilling|SystemOOM|FailedCreatePodSandBox)\s+(?P<rest>\S.{0,500})"
@@ -38,6 +46,10 @@ _EVENT = re.compile(
 _OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
 _MEMBER = re.compile(r"(?:-(?:master|worker|launcher|node|head|replica|ps))?(?:-\d{1,6})?(?:-[a-z0-9]{5})?$")
 OPENING = re.compile(
+    r"^[ \t]*(?:\d\w{0,12}[ \t]+)?(?:Warning|Normal)[ \t]+(?:FailedScheduling|Evicted|Preempted|NodeNotReady"
+    r"|FailedMount|TaintManagerEviction|FailedAttachVolume|FailedCreatePodSandBox)[ \t]|"
+    r"get (?:po|pod|pods|ev|event|events)\b[^|\n]{0,120}\| ?(?:e?grep|awk|tail|sort|head)\b|"
+    r"^[ \t]*NAME\s+STATUS\s+ROLES\s+AGE\s+VERSION|"
     r"^[ \t]*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS|^[ \t]*Last State:|^[ \t]*LAST SEEN\s+TYPE\s+REASON"
     r"|^[ \t]*State:[ \t]+(?:Running|Waiting|Terminated)[ \t]*$",
     re.MULTILINE,
@@ -61,7 +73,7 @@ MAX_PODS = 4096
 class KubernetesReader:
     name = "kubectl output"
     order = 39
-    marks = ("READY", "Last State:", "LAST SEEN", "State:  ")
+    marks = ("READY", "Last State:", "LAST SEEN", "State:  ", " get po")
     help = "`kubectl get pods -o wide`, `kubectl describe pod POD`, `kubectl get events --sort-by=.lastTimestamp`"
 
     def recognises(self, source: Source) -> bool:
@@ -79,6 +91,7 @@ class KubernetesReader:
 class _Pods:
     source: str
     _table: bool = False
+    _nodes: bool = False  # a table of nodes was begun
     _listed: Counter[str] = field(default_factory=Counter)  # pods of each job in tables
     _started: set[str] = field(default_factory=set)  # pods that run or have run
     _pod: str | None = None  # that `describe` shows
@@ -89,8 +102,10 @@ class _Pods:
     _ranks: dict[str, int] = field(default_factory=dict)  # of pods whose environment names it
 
     def feed(self, text: str, number: int) -> None:
-        if _PODS.fullmatch(text):
+        if _PODS.fullmatch(text) or (" get po" in text[:300] and _LISTED.search(text[:300])):
             self._table, self._pod = True, None
+        elif _NODES.fullmatch(text):
+            self._table, self._nodes = False, True
         elif self._table and (row := _ROW.fullmatch(text)):
             self._listed[_job_of(row["pod"])] += 1
             self._status(row["pod"], row["status"], number)
@@ -104,6 +119,10 @@ class _Pods:
             self._ranks[self._pod] = int(own["rank"])
         elif (one := _FIELD.fullmatch(text)) and self._pod:
             self._describe(one["name"], one["value"], number)
+        elif "exitCode" in text and self._pod and (code := _EXIT_CODE.search(text[:2000])) and code["code"] != "0":
+            self._end(self._pod, "OOMKilled" if "OOMKilled" in text[:2000] else "Error", int(code["code"]))
+        elif self._nodes and (node := _NODE_ROW.fullmatch(text)):
+            self._add("daemon_lost", node["node"], f"node {node['node']}: NotReady", number, "NotReady")
         elif event := _EVENT.search(text):
             self._event(event["reason"], event["rest"], text, number)
 

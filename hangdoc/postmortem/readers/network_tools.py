@@ -70,7 +70,8 @@ _DROPPED = re.compile(
 OPENING = re.compile(
     r"\bSpeed: {0,4}\d{1,7} ?[MG]b|> mtu \d{3,6}|physical_state|Link detected: |packets transmitted, |Physical state:"
     r"|phys_state:|PORT_DOWN|[KMG]bits/sec|reject-with|\bIN=\S{1,40} OUT=\s|[Ll]ink (?:is )?[Dd]own|NIC Link is Up"
-    r"|\bnvidia-nccl-cu\d|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d",
+    r"|\bnvidia-nccl-cu\d|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
+    r"|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
 # Interfaces that carry no traffic between hosts.
@@ -81,6 +82,12 @@ _VERSION = re.compile(
     r"|\b(torch)(?:==| {1,40}|\.__version__ ?[:=]? ?)(\d\.\d{1,2}(?:\.\d{1,2})?)"
     r"|\b(Driver) Version: (\d{3}(?:\.\d{1,4}){1,3})"
 )
+# The command whose answers are bare versions, one a host: `2.5.1+cu124`, `550.54.15`, `(2, 21, 5)`.
+_ASKED = re.compile(r"(torch)\.__version__|query-gpu=(driver)_version|torch\.cuda\.(nccl)\.version")
+_BARE_VERSION = re.compile(r"\(?(\d{1,3}(?:(?:\.|, )\d{1,4}){1,3}(?:\+[a-z]{2,5}[\d.]{1,8})?)\)?")
+_IBSTAT = re.compile(r"\bibstat(?:us)?(?: (?P<device>[a-z]\w{1,30}))?")
+# `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone
+_LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{_NAME} ){{0,64}}?{_NAME}) ?; ?do\b")
 _NCCL_LINE = re.compile(rf"(?:^|[\s\]:>|])({_NAME}):\d{{1,9}}:\d{{1,9}} \[-?\d{{1,3}}\] ")
 MAX_EVENTS = 2000
 MAX_ALIASES = 10_000
@@ -95,6 +102,8 @@ class _Reading:
     host: str | None = None  # of the lines that follow
     only: str | None = None  # host of a text that names one in a sentence
     device: str = ""  # of ibstat
+    asked: str = ""  # package whose bare version a command asked for
+    looped: frozenset[str] = frozenset()  # hosts over which a loop of the shell runs
     pinged: tuple[str, int] | None = None  # host and bytes of the ping that runs
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # address -> name
@@ -118,6 +127,8 @@ class NetworkToolsReader:
         "reject-with",
         "PROTO=TCP",
         "nvidia-nccl-cu",
+        "torch.__version__",
+        "query-gpu=driver_version",
     )
     help = "`ethtool IFACE`, `ip link` or `ibstat` of every host, `iperf3` and `ping -M do -s 8972` between them"
 
@@ -144,6 +155,15 @@ def _read_line(reading: _Reading, text: str) -> None:
         text = found[2]
     elif found := _BARE_PROMPT.match(text):
         text = found[1]
+    if loop := _LOOP.search(text):
+        reading.looped = frozenset(filter(_is_host, loop[1].split()))
+    if asked := _ASKED.search(text):
+        reading.asked = next(name for name in asked.groups() if name)
+    if ibstat := _IBSTAT.search(text):
+        reading.device = ibstat["device"] or reading.device or "the adapter"
+    if text.strip() in reading.looped:
+        reading.host = text.strip()
+        return
     if found := _SSH.search(text):
         reading.host = found[1] if _is_host(found[1]) else reading.host
     elif _observed(reading, text):
@@ -205,6 +225,11 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
 
 
 def _version(reading: _Reading, host: str | None, text: str) -> None:
+    bare = _BARE_VERSION.fullmatch(text.strip()) if reading.asked else None
+    if bare and host is not None:
+        version = bare[1].replace(", ", ".").partition("+")[0]
+        reading.add(host, "software_version", text, package=reading.asked, version=version)
+        return
     if (found := _VERSION.search(text)) is None:
         return
     writer = _NCCL_LINE.search(text[: found.start()])

@@ -148,10 +148,13 @@ class _Parser:
         self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
 
+_OWNER = re.compile(r"\((?:pid|rank|local rank|host|node|gpu)[ :=#]", re.IGNORECASE)  # a heading: `rank 1 (pid 5513)`
+
+
 def _frame(text: str) -> tuple[str, str] | None:
     """The function of a frame, and the content of its last balanced parentheses."""
     text = text.strip()
-    if not text.endswith(")") or len(text) > 8192:
+    if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text):
         return None
     depth = 0
     for at in range(len(text) - 1, 0, -1):

@@ -29,6 +29,7 @@ class LineOrigin:
     host: str | None = None
     pid: int | None = None
     group_rank: int | None = None  # in the default group
+    launcher: bool = False  # a launcher wrote it, about processes that may not exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ class OriginResolver:
 
     def resolve(self, origin: LineOrigin, run: int) -> ProcessRef:
         """The process behind an origin."""
+        if origin.launcher:
+            return ProcessRef(None, origin.host, None, run)
         known = self.processes.get((origin.host, origin.pid)) if origin.pid is not None else None
         known = known or (self.processes.get((None, origin.pid)) if origin.pid is not None else None)
         rank = origin.rank

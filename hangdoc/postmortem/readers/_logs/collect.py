@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter as Counted
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ LAUNCHER_EXCEPTIONS = re.compile(
     r"ChildFailedError|SignalException|RendezvousGracefulExit|subprocess\.CalledProcessError"
 )
 FAILURE_KINDS = frozenset({"exception", "collective_timeout", "gloo_timeout", "failed", "failure", "connection_closed"})
+OF_LAUNCHER = frozenset({"launch_failed", "daemon_lost", "workers_counted"})  # said by launchers, unless a rank does
 SLURM_FAILED = "slurm_failed"  # a task of srun has failed
 TORCHELASTIC = frozenset({"failed", "failure", "told_to_end"})
 # World sizes in the head of a file: `rank 3 of 8`, `n_ranks=8`, `MEMBER: 2/4` (Lightning), `num_processes: 8`.
@@ -64,6 +66,12 @@ _VERSIONS = (
 _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|gloo|deepspeed")
 # torch.distributed prints uncaught exceptions so (excepthook of init_process_group, distributed_c10d.py).
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
+_RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
+_NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
+MAX_CONTAINERS = 64  # rows before and after one
+_SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
+_SHAPE = re.compile(r"(?:^|[\s-])Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])\s*$")
+MAX_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 
 Fields = Mapping[str, str | None]
@@ -129,6 +137,9 @@ class LogCollector:
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
+        if kind in OF_LAUNCHER and line.rank is None:
+            origin = replace(origin, launcher=True, pid=None)
+            fields |= {"host": fields["own_host"]} if "own_host" in fields else {}
         text = line.text
         if kind == "exception":
             exception = self._traceback(matched, line)
@@ -136,6 +147,10 @@ class LogCollector:
                 return
             fields, text = _exception_fields(exception), exception.text
             fields["by_torch"] = "yes" if _BY_TORCH.search(matched.raw) else None
+            if (raiser := _raiser(matched)) is not None:
+                origin, fields["uncaught"] = replace(origin, rank=raiser), "yes"  # its peers re-raise it
+            elif origin.rank is None and (spawned := _spawned(matched)) is not None:
+                origin, fields["uncaught"] = replace(origin, local=spawned), "yes"
         elif kind == "fatal_error" and self.crashes:
             self._add_fatal_error(origin, matched, line)
         elif kind == "failed_stack" and (stacks := watchdog_stack(matched.after(40))):
@@ -151,6 +166,12 @@ class LogCollector:
                 self._events_of(origin).offer_stack(1, line.at, found.exception.stacks)
         elif kind == "gradients_missing" and origin.rank is None:
             origin = replace(origin, rank=int(fields["rank"]))  # DDP names the rank that raises
+        elif kind == "announced" and origin.rank is None and origin.pid is None:
+            origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
+        elif kind == "calls_differ" and (odd := _odd_process(matched)) is not None:
+            fields["odd"] = str(odd)
+        elif kind == "container_exit" and not _has_peers(fields.get("container") or fields["name"], matched):
+            return
         elif kind == "told_to_end":
             self.sigterm_lines[int(fields["pid"])] = matched.number
         elif kind == "would_not_end":
@@ -339,6 +360,37 @@ class LogCollector:
         if self.file_kinds & TORCHELASTIC or self.path_origin.torchrun:
             return "torchrun"
         return "mpi" if "mpi_end" in self.file_kinds else "slurm" if "slurm_task" in self.file_kinds else None
+
+
+def _raiser(matched: MatchedLine) -> int | None:
+    """The rank whose traceback another rank prints: DCP's `(RANK 5)`, Lightning's `DeadLock detected from rank: 5`."""
+    found = _RAISER.search(matched.text) or next(filter(None, map(_RAISER.search, matched.before(1))), None)
+    return int(found[1] or found[2]) if found else None
+
+
+def _spawned(matched: MatchedLine) -> int | None:
+    """The local rank of a process of torch.multiprocessing.spawn whose traceback follows."""
+    found = next(filter(None, map(_SPAWNED.search, matched.before(1))), None)
+    return int(found[1]) if found else None
+
+
+def _has_peers(name: str, matched: MatchedLine) -> bool:
+    """True if the list around a container shows another one whose name differs only in its number."""
+    numbered = _NUMBERED.fullmatch(name)
+    if numbered is None:
+        return False
+    around = " ".join([*matched.before(MAX_CONTAINERS), *matched.after(MAX_CONTAINERS)])
+    found = re.findall(rf"(?<![\w.-]){re.escape(numbered[1])}(\d{{1,6}})(?![\w.-])", around)
+    return any(number != numbered[2] for number in found)
+
+
+def _odd_process(matched: MatchedLine) -> int | None:
+    """The only process with another shape in the list that Accelerate prints below its exception."""
+    shapes = {int(one[1]): one[2] for text in matched.after(MAX_PROCESSES) if (one := _SHAPE.search(text))}
+    counts = Counted(shapes.values()).most_common(2)
+    if len(counts) < 2 or counts[1][1] != 1 or counts[0][1] < 2 or len(set(shapes.values())) > 2:
+        return None
+    return next(process for process, shape in shapes.items() if shape == counts[1][0])
 
 
 def _mark_teardown(event: LogEvent) -> LogEvent:

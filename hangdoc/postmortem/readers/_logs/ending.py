@@ -44,16 +44,23 @@ _LENGTH = re.compile(
 _DONE = re.compile(
     r"\b(?:finished|done|completed|processed)\b\D{0,24}\b(?P<at>\d{1,9}) (?:batches|steps|iterations)\b", re.IGNORECASE
 )
+METRIC = "metric"  # begin of the names of results
 LENGTH = "length"  # unit of such a number
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
-    r"|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
+    r"|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
     re.IGNORECASE,
 )
 # What replicas have in common: `pnorm 1832.4`, `weights sha1 9be1c4`, `model checksum: ...`
 _STATE = re.compile(
     r"\b(?P<name>(?:p(?=norm)|param(?:eter)?s?|weights?|model|state(?:[ _]?dict)?)[ _-]?"
     r"(?:norm|sum|hash|checksum|sha\d{0,3}|md5|fingerprint)|checksum)\b[\s:=]{1,4}(?P<value>[\w.+-]{3,80})",
+    re.IGNORECASE,
+)
+# A result that replicas have in common if they evaluate the same model on the same data: `val_loss 2.1031`
+_METRIC = re.compile(
+    r"\b(?P<name>(?:val(?:idation|id)?|eval(?:uation)?|test)[ _/-]?(?:loss|acc(?:uracy)?|ppl|perplexity|bleu|f1))\b"
+    r"[\s:=]{1,4}(?P<value>\d{1,9}\.\d{2,12})\b",
     re.IGNORECASE,
 )
 _RESUMED = re.compile(
@@ -223,6 +230,9 @@ def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
     several = list(_OF_RANK.finditer(text))
     for match in several if len(several) > 1 and "reduce" not in text and "wait" not in text else ():
         yield PrintedValue("seconds", _seconds(match), at, text, number, line.at, int(match["rank"]))
+    if metric := _METRIC.search(text):
+        name = " ".join(re.sub(r"[_/-]", " ", metric["name"]).lower().split())
+        yield PrintedValue(f"{METRIC} {name}", metric["value"], at, text, number, line.at)
     for match in _STATE.finditer(text):
         name = " ".join(match["name"].lower().split())
         yield PrintedValue(name, match["value"].rstrip("."), at, text, number, line.at)

@@ -16,6 +16,7 @@ from hangdoc.postmortem.readers._logs.prefixes import ANSI, Line
 from hangdoc.postmortem.readers._logs.scan import MatchedLine
 from hangdoc.postmortem.readers._logs.tracebacks import HEADING, LoggedException, parse_traceback
 
+CONTAINER_PID = 1  # of the main process of a container
 MAX_TASKS = 4096
 LATER_S = 0.0  # `at_s` of exits after the root cause, whose own `at_s` is None: before all others
 # Signals that a shell reports as 128 plus their number; other codes above 128 are a program's own.
@@ -83,6 +84,14 @@ def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple
         yield origin, End(signal=int(fields["signal"]))
     elif kind == "failed" and "pid" in fields:
         yield LineOrigin(local=int(fields["local_rank"]), pid=int(fields["pid"])), end_of_code(int(fields["code"]))
+    elif kind == "deepspeed_exit" and "local_rank" in fields:
+        yield LineOrigin(local=int(fields["local_rank"])), end_of_code(int(fields["code"]))
+    elif kind == "child_exit":
+        yield from _of_child(fields)
+    elif kind == "container_exit":
+        code = int(fields.get("code") or fields["status"])
+        if code:
+            yield LineOrigin(host=fields.get("container") or fields["name"], pid=CONTAINER_PID), end_of_code(code)
     elif kind == "oom_kill" and _OOM.search(fields["command"]):
         end = End(signal=signal.SIGKILL, oom_kills=1, kernel=(line.text[:200],))
         yield LineOrigin(host=line.host, pid=int(fields["pid"])), end
@@ -91,6 +100,16 @@ def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple
         if end_of_task is not None:
             for task in _tasks(fields["tasks"]):
                 yield LineOrigin(rank=task, host=fields["host"]), end_of_task
+
+
+def _of_child(fields: Mapping[str, str]) -> Iterator[tuple[LineOrigin, End]]:
+    """The end of a child process, as its launcher reports it."""
+    pid = int(fields["pid"]) if "pid" in fields else None
+    rank = int(fields["rank"]) if "rank" in fields else None
+    local = int(fields["local_rank"]) if "local_rank" in fields else None
+    number = int(fields.get("signal") or 0) or getattr(signal, fields.get("name", ""), 0)
+    end = End(signal=int(number)) if number else end_of_code(int(fields.get("code", "1")))
+    yield LineOrigin(rank=rank, local=local, host=fields.get("host"), pid=pid), end
 
 
 def end_of_code(code: int) -> End:

@@ -23,6 +23,8 @@ _SHOWS = re.compile(
     r"|[0-9A-F]{8}:[0-9A-F]{2}:",
     re.IGNORECASE,
 )
+_ON_HOSTS = re.compile(r"\b(?:pdsh|clush|pssh|srun|parallel|ansible|for) ")
+_LABELLED = re.compile(r"([A-Za-z][\w.-]{0,100}): +(\S.{0,100})")
 _QUERY = re.compile(r"--query-gpu[= ]([\w.,]{3,1000})")
 _PICKED = re.compile(r"nvidia-smi\b.{0,200}\s(?:-i|--id)[ =]?(\d{1,3})\b")
 _FIELD = re.compile(
@@ -57,6 +59,7 @@ class GpuTables:
     _heads: list[str] = field(default_factory=list)  # of dmon, rocm-smi, amd-smi, dcgmi
     _gpu: str = ""  # that the next lines describe
     _row: int = 0
+    _everywhere: list[str] = field(default_factory=list)  # columns of a query that ran on several hosts
     _detailed: int = 0  # GPUs in output of -q
 
     def feed(self, text: str, host: str | None, number: int) -> None:
@@ -73,11 +76,13 @@ class GpuTables:
 
     def _enter(self, host: str) -> None:
         if host != self.host:
-            self.host, self._columns, self._heads, self._gpu, self._row, self._detailed = host, [], [], "", 0, 0
+            self.host, self._heads, self._gpu, self._row, self._detailed = host, [], "", 0, 0
+            self._columns = self._everywhere
 
     def _figures(self, text: str, number: int) -> Iterator[Figure]:
         if query := _QUERY.search(text):
             self._columns, self._row = query[1].split(","), 0
+            self._everywhere = self._columns if _ON_HOSTS.search(text) else []
             return
         if picked := _PICKED.search(text):
             self._gpu = picked[1]
@@ -105,6 +110,11 @@ class GpuTables:
             yield from self._tabled(text, number)
 
     def _queried(self, cells: Sequence[str], number: int) -> Iterator[Figure]:
+        if labelled := _LABELLED.fullmatch(cells[0]):  # by pdsh or clush: the host of this row only
+            around, self.host = self.host, labelled[1]
+            yield from self._queried([labelled[2], *cells[1:]], number)
+            self.host = around
+            return
         row = dict(zip(self._columns, cells, strict=True))
         gpu = row.get("index") or row.get("pci.bus_id") or row.get("gpu_bus_id") or row.get("uuid") or str(self._row)
         self._row += 1

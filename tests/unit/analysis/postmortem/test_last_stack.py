@@ -191,7 +191,8 @@ def test_last_call(thread: tuple[tuple[str, str, int | None, bool], ...], kind: 
 
 
 def test_every_last_call_is_one_that_a_playbook_may_know() -> None:
-    known = {"reads", "writes", "input", "lock", "lock file", "download", "subprocess", "compile", "exception", "peers"}
+    known = {"reads", "writes", "input", "prepares", "lock", "lock file", "download", "subprocess", "compile"}
+    known |= {"exception", "peers"}
     assert {call.kind for call in last_calls()} <= known
     assert all(call.function or call.file or call.native for call in last_calls())
 

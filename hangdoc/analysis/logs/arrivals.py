@@ -1,0 +1,72 @@
+"""Analysis `arrivals`: ranks that announced themselves at the start of the job, and those that never did.
+
+Each rank prints such a line (Lightning, NCCL, the store's barrier, a script of the user), and all wait until the last
+one has come. Where most ranks of a known number have printed it and nothing follows, the others never came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, job_logs, number
+from hangdoc.analysis.thresholds import FEW_ABSENT, REPORTERS
+from hangdoc.evidence import limits
+from hangdoc.evidence.logs import LogEvent
+
+KIND, COUNTED = "announced", "workers_counted"
+# What a job prints once all ranks have come, or a rank that has failed.
+COME = TIMEOUTS | {"progress", "work_status", "dump_signal", "joined", "failed", "failure", "all_come"}
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalsJob:
+    """None, 0 or empty: no rank is known to be absent."""
+
+    absent: tuple[Suspect, ...] = ()  # ranks that did not announce themselves, while most others did
+    come: int = 0  # ranks that did
+    size: int | None = None  # ranks of the job
+    line: str | None = None  # the last announcement
+    counted: str | None = None  # the last line by which a launcher still waits: "waiting for workers: 7/8 ready"
+
+
+class ArrivalsDetector(Detector[object, ArrivalsJob]):
+    job_facts = ArrivalsJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, object], ArrivalsJob]:
+        logs = job_logs(case)
+        if logs is None:
+            return {}, ArrivalsJob()
+        counted = list(logs.all(COUNTED))
+        if counted and not _went_on(logs):
+            joined, expected = number(counted[-1], "joined"), number(counted[-1], "expected")
+            if (
+                joined is not None
+                and expected is not None
+                and 0 < joined < expected
+                and limits.valid_world_size(expected)
+            ):
+                return {}, ArrivalsJob((), joined, expected, counted[-1].text, counted[-1].text)
+        announced = list(logs.all(KIND))
+        size = max((at for event in announced if (at := number(event, "size")) is not None), default=logs.named)
+        if limits.valid_world_size(size) is None or size is None or _went_on(logs):
+            return {}, ArrivalsJob()
+        here = {rank for event in announced if (rank := _rank_in(event, size)) is not None}
+        absent = limits.absent_ranks(size, {*here, *logs.keys})
+        if len(here) < REPORTERS or not 0 < len(absent) <= FEW_ABSENT * len(here):
+            return {}, ArrivalsJob()
+        return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, announced[-1].text)
+
+
+def _went_on(logs: JobLogs) -> bool:
+    """True if a line shows that all ranks had come, or that a rank failed by itself."""
+    raised = (event for event in logs.all("exception") if not caused_by_peer(event))
+    return any(True for _ in logs.all(*COME)) or any(True for _ in raised)
+
+
+def _rank_in(event: LogEvent, size: int) -> int | None:
+    """The rank in the whole job; None for a part of it."""
+    return number(event, "rank") if number(event, "size") in (None, size) else None
+
+
+ANALYSIS = ArrivalsDetector()

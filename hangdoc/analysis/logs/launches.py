@@ -1,0 +1,117 @@
+"""Analysis `launches`: settings of one job that its hosts or ranks were launched with, and that do not fit together.
+
+The address of the store, its port, the numbers of hosts and ranks and the id of the rendezvous must be the same
+everywhere, and the number of each host or rank its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.log_events import job_logs
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS
+from hangdoc.evidence.limits import parse_count
+
+KIND = "launch_setting"
+MAX_SUSPECTS = 16
+SHARED = ("master_port", "master_addr", "rdzv_endpoint", "world_size", "nnodes", "rdzv_id", "rdzv_backend")
+SIZES = ("nnodes", "world_size")
+ALONE = "1"  # number of hosts or ranks of a job that does not wait for others
+_NUMERIC = re.compile(r"[\d.]+|\[?[\da-fA-F:]*:[\da-fA-F:]*\]?")
+_LOCAL = re.compile(r"localhost$|127\.|0\.0\.0\.0$|::1$")
+_PORT = re.compile(r":\d{1,5}$")
+
+Settings = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchesJob:
+    """None or empty: the settings that a text shows fit together, or belong to several jobs."""
+
+    text: str | None = None  # "master_port 29601 on gn3, 29610 on gn1, gn2"
+    odd: tuple[Suspect, ...] = ()  # the hosts or ranks with another setting than most; none of two
+    clear: bool = False  # most of three or more agree
+
+
+class LaunchesDetector(Detector[object, LaunchesJob]):
+    job_facts = LaunchesJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, object], LaunchesJob]:
+        logs = job_logs(case)
+        events = list(logs.all(KIND)) if logs else []
+        by_owner = {event.fields["owner"]: event.fields for event in events if "owner" in event.fields}
+        if len(by_owner) < 2 or any("ambiguous" in event.fields for event in events):
+            return {}, LaunchesJob()
+        if len({fields["script"] for fields in by_owner.values() if "script" in fields}) > 1:
+            return {}, LaunchesJob()
+        return {}, next(_differences(by_owner), None) or _own_numbers(by_owner) or LaunchesJob()
+
+
+def _differences(by_owner: Mapping[str, Settings]) -> Iterator[LaunchesJob]:
+    """Settings that must be the same and differ, if the launches have another one in common."""
+    alike = [name for name in SHARED if len({one.get(name) for one in by_owner.values()} - {None}) == 1]
+    for name in SHARED:
+        values = {owner: value for owner, one in by_owner.items() if (value := _value(name, one)) is not None}
+        counts = Counter(values.values()).most_common()
+        if len(counts) < 2 or not alike or (name in SIZES and ALONE in values.values()):
+            continue
+        if len(counts) == len(values) > 2:
+            continue  # it differs everywhere: each has its own job
+        usual, count = counts[0]
+        clear = len(values) >= COMPARABLE_RANKS and count > counts[1][1]
+        odd = [owner for owner, value in values.items() if clear and value != usual]
+        yield LaunchesJob(_sides(name, values, odd), _suspects(odd), clear)
+
+
+def _value(name: str, settings: Settings) -> str | None:
+    """The value, where it can be compared: an address may be local on its own host, and one host has several names."""
+    value = settings.get(name)
+    if value is None or name not in ("master_addr", "rdzv_endpoint"):
+        return value
+    port = _PORT.search(value)
+    address = value[: port.start()] if port else value
+    if _LOCAL.match(address) or _NUMERIC.fullmatch(address):
+        return None if _LOCAL.match(address) or name == "rdzv_endpoint" else value
+    return address.partition(".")[0] + (port[0] if port else "")
+
+
+def _own_numbers(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
+    """The same number of a host or rank twice, or one beyond the size."""
+    for name, size in (("node_rank", "nnodes"), ("rank", "world_size")):
+        owners: dict[str, list[str]] = defaultdict(list)
+        for owner, one in by_owner.items():
+            if name in one:
+                owners[one[name]].append(owner)
+            number, most = parse_count(one.get(name)), parse_count(one.get(size))
+            if number is not None and most is not None and number >= most > 1:
+                return LaunchesJob(f"{name} {number} on {owner}, of {size} {most}", _suspects([owner]), True)
+        twice = next(((number, found) for number, found in owners.items() if len(found) > 1), None)
+        # All alike: the lines are of a template, and the number comes from elsewhere.
+        if twice and len(owners) > 1:
+            return LaunchesJob(f"{name} {twice[0]} on {' and '.join(twice[1][:4])}")
+    return None
+
+
+def _sides(name: str, values: Mapping[str, str], first: Sequence[str]) -> str:
+    sides: dict[str, list[str]] = defaultdict(list)
+    for owner in sorted(values, key=lambda owner: (owner not in first, owner)):
+        sides[values[owner]].append(owner)
+    return f"{name} " + ", ".join(f"{value} on {', '.join(owners[:4])}" for value, owners in sides.items())[:300]
+
+
+def _suspects(owners: Sequence[str]) -> tuple[Suspect, ...]:
+    return tuple(_suspect(owner) for owner in owners)[:MAX_SUSPECTS]
+
+
+def _suspect(owner: str) -> Suspect:
+    kind, _, number = owner.partition(" ")
+    if kind == "rank" and (rank := parse_count(number)) is not None:
+        return Suspect(rank)
+    return Suspect(None, None, owner)
+
+
+ANALYSIS = LaunchesDetector()

@@ -1,0 +1,115 @@
+"""Analysis `transport`: what NCCL chose on each host, and transfers between hosts that failed below it.
+
+All hosts of a communicator choose alike: the transport (InfiniBand, a plugin, sockets) and GPUDirect RDMA. A host on
+which the better choice is missing slows or breaks the job. A message about a failed transfer is printed at either end,
+so only a peer that several hosts name, and that is none of them, stands out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.log_events import JobLogs, job_logs
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS
+from hangdoc.evidence.logs import LogEvent
+
+MAX_SUSPECTS = 16
+# Loopback, link-local, and the network that Docker gives to the bridge of every host.
+NOT_BETWEEN_HOSTS = re.compile(r"127\.|169\.254\.|172\.17\.|::1$|fe80:")
+FALLBACKS = frozenset({"Socket", "Disabled"})  # what NCCL takes where the better choice is missing
+
+
+@dataclass(frozen=True, slots=True)
+class TransportJob:
+    """None: no line shows it."""
+
+    fallback: str | None = None  # what differs: "network Socket on gn3, IB on gn1, gn2, gn4"
+    odd: tuple[Suspect, ...] = ()  # the hosts with the fallback
+    clear: bool = False  # most of three or more hosts have the better choice
+    failed: str | None = None  # first line about a failed connection or transfer
+    count: int = 0  # such lines
+    hosts: int = 0  # hosts that report one
+    peer: tuple[Suspect, ...] = ()  # the only host that all reporters name, and that reports none itself
+    unmet: tuple[Suspect, ...] = ()  # the only address that ranks of several hosts cannot connect to
+
+
+class TransportDetector(Detector[object, TransportJob]):
+    job_facts = TransportJob
+
+    def derive(self, case: Case) -> tuple[dict[Key, object], TransportJob]:
+        logs = job_logs(case)
+        if logs is None:
+            return {}, TransportJob()
+        failed = list(_with_host(logs, "transfer_failed"))
+        reporters = {host for host, _ in failed if host is not None}
+        peers = {event.fields.get("peer", "") for _, event in failed}
+        peer = next(iter(peers)) if len(peers) == 1 and len(reporters) >= REPORTERS else ""
+        text, odd, clear = _fallback(logs)
+        return {}, TransportJob(
+            fallback=text,
+            odd=odd,
+            clear=clear,
+            failed=failed[0][1].text if failed else None,
+            count=len(failed),
+            hosts=len(reporters),
+            peer=(Suspect(None, None, peer),) if peer and peer not in reporters else (),
+            unmet=_unmet(logs),
+        )
+
+
+def _with_host(logs: JobLogs, *kinds: str) -> Iterator[tuple[str | None, LogEvent]]:
+    """Events of these kinds with the host that printed them; None: not stated."""
+    yield from ((_known(key[0]), event) for key, event in logs.of_ranks(*kinds))
+    yield from ((_known(host), event) for host, event in logs.unattributed if event.kind in kinds)
+
+
+def _unmet(logs: JobLogs) -> tuple[Suspect, ...]:
+    """The address that all failed connections of several hosts lead to, unless it is one that no other host reaches."""
+    failed = list(_with_host(logs, "connect_failed"))
+    addresses = {event.fields.get("address", "") for _, event in failed}
+    address = addresses.pop() if len(addresses) == 1 else ""
+    # A message without the address of its writer may come from any host, and says nothing more.
+    writers = {writer for host, event in failed if (writer := event.fields.get("local") or host)}
+    if not address or NOT_BETWEEN_HOSTS.match(address) or len(writers) < REPORTERS or address in writers:
+        return ()
+    return (Suspect(None, None, address),)
+
+
+def _known(host: str | None) -> str | None:
+    return host if host and " " not in host else None  # "unknown host"
+
+
+def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:
+    """The first choice that differs between hosts, the hosts with the fallback, and whether most hosts agree."""
+    for name, choices in sorted(_choices(logs).items()):
+        odd = sorted(host for host, choice in choices.items() if choice in FALLBACKS)
+        others = sorted(choices.keys() - set(odd))
+        if not odd or not others or len(odd) > len(others):
+            continue
+        usual = Counter(choices[host] for host in others).most_common(1)[0][0]
+        text = f"{name} {choices[odd[0]]} on {', '.join(odd[:4])}, {usual} on {', '.join(others[:4])}"
+        clear = len(choices) >= COMPARABLE_RANKS and len(odd) < len(others)
+        return text[:300], tuple(Suspect(None, None, host) for host in odd)[:MAX_SUSPECTS], clear
+    return None, (), False
+
+
+def _choices(logs: JobLogs) -> Mapping[str, Mapping[str, str]]:
+    """What each host chose, by the name of the choice; the better one of several on a host."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for host, event in _with_host(logs, "nccl_choice"):
+        for name, choice in event.fields.items():
+            if host is None or name not in ("network", "rdma"):
+                continue
+            name = "GPUDirect RDMA" if name == "rdma" else name
+            if found[name].get(host, choice) in FALLBACKS:
+                found[name][host] = choice
+            else:
+                found[name].setdefault(host, choice)
+    return found
+
+
+ANALYSIS = TransportDetector()

@@ -1,0 +1,58 @@
+"""Analysis `backward_split`: some ranks are in the backward pass, the others in a call that belongs outside the step.
+
+py-spy shows a rank that waits in DDP's all-reduce, or for the GPU behind it, at the call of backward, often as active:
+nothing tells it from one that computes. Peers that stand in a barrier, or in a collective of objects, have left the
+loop, or never entered this step: neither belongs into a step of training.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS
+
+BACKWARD = "backward"  # operation
+OUTSIDE = re.compile(r"barrier|object|report|save|load|store")  # operations that belong outside a step
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSplitFacts:
+    """One rank. None: not so split."""
+
+    apart: bool | None = None  # it is on the smaller side
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSplitJob:
+    """None: not so split."""
+
+    op: str | None = None  # the call of the side outside the step
+    outside_few: bool = False  # that side is the smaller one
+
+
+class BackwardSplitAnalysis(Analysis[BackwardSplitFacts, BackwardSplitJob]):
+    rank_facts = BackwardSplitFacts
+    job_facts = BackwardSplitJob
+    seen_by = ("stacks", "aftermath")
+
+    def derive(self, case: Case) -> tuple[dict[Key, BackwardSplitFacts], BackwardSplitJob]:
+        nothing = dict.fromkeys(case.ranks, BackwardSplitFacts())
+        stack = case.facts(StackFacts)
+        inside = {key for key, own in stack.items() if own.op == BACKWARD and not own.waits}
+        outside = {
+            key for key, own in stack.items() if key not in inside and own.waits and OUTSIDE.search(own.op or "")
+        }
+        ranks = len(inside) + len(outside)
+        ops = {stack[key].op for key in outside}
+        if ranks < max(len(stack), COMPARABLE_RANKS) or len(ops) != 1:
+            return nothing, BackwardSplitJob()
+        if not inside or len(inside) == len(outside) or len({stack[key].site for key in inside}) != 1:
+            return nothing, BackwardSplitJob()
+        few = min(inside, outside, key=len)
+        return {key: BackwardSplitFacts(key in few) for key in case.ranks}, BackwardSplitJob(ops.pop(), few == outside)
+
+
+ANALYSIS = BackwardSplitAnalysis()
