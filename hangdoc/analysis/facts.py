@@ -48,6 +48,7 @@ from hangdoc.analysis.locks.mutexes import MutexFacts
 from hangdoc.analysis.logs.figures import FiguresFacts, FiguresJob
 from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
+from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
@@ -90,6 +91,7 @@ class JobFacts:
     logs: LogsJob
     notices: NoticesJob
     ports: PortsJob
+    bandwidth: BandwidthJob
     versions: VersionsJob
     printed: PrintedJob
     figures: FiguresJob

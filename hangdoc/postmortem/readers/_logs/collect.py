@@ -120,7 +120,7 @@ class LogCollector:
         if self._is_start(kind, fields):
             return
         if kind in OF_HOST and line.host is None and line.rank is None:
-            line.host = self._host_of(matched, line, match)
+            line.host = fields.get("host") or self._host_of(matched, line, match)
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
         if kind in ("nccl_rank", "ray_worker"):
