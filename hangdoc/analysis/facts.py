@@ -52,6 +52,7 @@ from hangdoc.analysis.logs.figures import FiguresFacts, FiguresJob
 from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
 from hangdoc.analysis.logs.launches import LaunchesJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
+from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
@@ -101,6 +102,7 @@ class JobFacts:
     transport: TransportJob
     preparations: PreparationJob
     ports: PortsJob
+    bandwidth: BandwidthJob
     versions: VersionsJob
     printed: PrintedJob
     figures: FiguresJob

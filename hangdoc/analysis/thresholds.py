@@ -293,6 +293,12 @@ LOW_CLOCK = Threshold(
 MANY_PERIODS = Threshold(
     100, "periods of a CPU quota", "chosen: ten seconds; the start of a process is always throttled"
 )
+LINK_ERRORS = Threshold(100, "errors of NVLink", "chosen: a link retrains and replays now and then")
+LINK_ERRORS_APART = Threshold(10, "times the errors of other GPUs", "chosen: one link of many is at fault")
+SLOWER_RUN = Threshold(1.5, "times slower", "chosen: paths across more switches, and equal hosts, differ by a tenth")
+RATE_COLLAPSE = Threshold(
+    3.0, "times the rate with larger messages", "chosen: another algorithm or protocol of NCCL costs less"
+)
 FEW_CORES = Threshold(0.34, "times the cores of other processes", "chosen: no launcher splits a host so unevenly")
 
 

@@ -229,11 +229,15 @@ def _of(of: str, owners: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 def _why(name: str, of: str, values: Values, owners: Sequence[str], usual: float, unit: str) -> str:
     shown = ", ".join(f"{values[owner]:.3g}{unit} on {called(of, owner)}" for owner in owners[:4])
-    return f"{name}: {shown}; {usual:.3g}{unit} on the other {len(values) - len(owners)}"
+    rest = [owner for owner in values if owner not in owners]
+    others = called(of, rest[0]) if of == "extreme" else f"the other {len(rest)}"
+    return f"{name}: {shown}; {usual:.3g}{unit} on {others}"
 
 
 def called(of: str, owner: str) -> str:
-    """`rank 3`, `gpu07`, `GPU 3 of gpu07`."""
+    """`rank 3`, `gpu07`, `GPU 3 of gpu07`, `the slowest rank`."""
+    if of == "extreme":
+        return f"the {owner} rank"
     if of != "gpu":
         return owner if of == "host" else f"{of} {owner}"
     host, _, number = owner.rpartition("/")
@@ -270,25 +274,28 @@ def _loading(values: Sequence[Figure]) -> _Outlier | None:
 def _share(values: Sequence[Figure]) -> dict[str, Any]:
     """The share of the steps in which ranks wait for data, by the lines that show both times.
 
-    Some loops print the whole step, some its parts, some what is left of it.
+    Some loops print the whole step, some its parts, some what is left of it. A profiler prints
+    means over several steps.
     """
     shown: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    counts: dict[tuple[str, int], int] = defaultdict(int)
     for one in values:
         if one.timed:
             shown[one.owner, one.line][one.kind].append(float(one.value))
-    steps: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for (owner, _), kinds in shown.items():
+            counts[one.owner, one.line] = max(counts[one.owner, one.line], one.count)
+    steps: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
+    for (owner, line), kinds in shown.items():
         data = kinds["input"][0] if kinds["input"] else 0.0
         parts = sum(sum(kinds[part]) for part in PARTS)
         if kinds["input"] and (kinds["step"] or parts):
             step = kinds["step"][0] if kinds["step"] else data + parts
-            steps[owner].append((data, step if data <= step else data + step))
-    counted = [step for of_owner in steps.values() for step in of_owner[1:]]
-    total = sum(step for _, step in counted)
-    share, wait_s = (sum(data for data, _ in counted) / total, total / len(counted)) if total else (0.0, 0.0)
-    if share < HALF or share * wait_s < DATA_WAIT_S:
+            steps[owner].append((data, step if data <= step else data + step, counts[owner, line]))
+    counted = [one for of_owner in steps.values() for at, one in enumerate(of_owner) if at or one[2] > 1]
+    total, number = sum(step * count for _, step, count in counted), sum(count for _, _, count in counted)
+    waited = sum(data * count for data, _, count in counted)
+    if not total or waited / total < HALF or waited / number < DATA_WAIT_S:
         return {}
-    return {"loading_share": share, "loading_s": share * wait_s, "loading_steps": len(counted)}
+    return {"loading_share": waited / total, "loading_s": waited / number, "loading_steps": number}
 
 
 # --- replicas that differ -------------------------------------------------------------------------

@@ -17,10 +17,13 @@ from hangdoc.analysis.thresholds import (
     FEW_CORES,
     IDLE_GPU,
     IDLE_POWER,
+    LINK_ERRORS,
+    LINK_ERRORS_APART,
     LOW_CLOCK,
     MANY_BUSY_THREADS_PER_CORE,
     MANY_PERIODS,
     MUCH_MORE_OF_TWO,
+    SLOWER_RUN,
     THROTTLED_PERIODS,
 )
 from hangdoc.evidence.figures import Figure
@@ -48,6 +51,11 @@ class HardwareJob:
     idle_gpu_why: str | None = None  # one GPU is idle, all others are busy
     busy_gpu: tuple[Suspect, ...] = ()
     busy_gpu_why: str | None = None  # one GPU draws power, all others only spin
+    faulty: tuple[Suspect, ...] = ()
+    faulty_why: str | None = None  # "GPU 2: 14 uncorrected ECC errors": the others count none
+    link: tuple[Suspect, ...] = ()
+    link_why: str | None = None  # "GPU 3: 2 NVLinks are down": a link of one GPU is worse than those of its peers
+    link_errors: bool = False  # only counters of errors show that
     held: tuple[Suspect, ...] = ()  # of the quota or the few cores below
     throttled_why: str | None = None  # a quota throttles a process: "in 99 % of the periods of its quota"
     crowded_why: str | None = None  # more threads than cores: "load 702 on 128 cores"
@@ -73,11 +81,14 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
+        faulty, faulty_why = _faulty(values)
+        link, link_why, by_errors = _link(values)
         throttled, throttled_why = _throttled(values["cpu throttled"], values["cpu periods"])
         bound, bound_why = _bound(values["cpu allowed"])
         crowded_why, proved = _crowded(values)
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
+            named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
             named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, _emulated(values),
         )  # fmt: skip
         slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
@@ -162,6 +173,52 @@ def _busy(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], st
         return [], None
     shown = f"{both[most]:.0f} W, the others at most {max(others):.0f} W, all at full utilisation"
     return [("gpu", most)], f"{called('gpu', most)} draws {shown}"
+
+
+def _faulty(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:
+    """GPUs with uncorrected ECC errors since the driver was loaded, if they are the exception."""
+    errors = _newest(values["gpu ecc errors"])
+    found = _exceptions(errors, [gpu for gpu, count in errors.items() if count > 0])
+    texts = [f"{called('gpu', gpu)}: {errors[gpu]:.0f} uncorrected ECC errors" for gpu in found[:MAX_SHOWN]]
+    return [("gpu", gpu) for gpu in found], "; ".join(texts) or None
+
+
+def _link(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None, bool]:
+    """GPUs with an NVLink that is down, a narrower PCIe link, or far more link errors than their peers."""
+    down, up = _newest(values["gpu nvlinks down"]), _newest(values["gpu nvlinks up"])
+    partly, all_down = [gpu for gpu in down if gpu in up], [gpu for gpu in down if gpu not in up]
+    if len(all_down) > 1 or len(up) < COMPARABLE_RANKS:
+        all_down = []  # bridges join pairs of GPUs, and leave the others without a link
+    if found := _exceptions(up | down, partly or all_down):
+        texts = [f"{called('gpu', gpu)}: {down[gpu]:.0f} of its NVLinks are down" for gpu in found[:MAX_SHOWN]]
+        return [("gpu", gpu) for gpu in found], "; ".join(texts), False
+    peers = _newest(values["gpu nvlink peers"])
+    alone = [gpu for gpu, count in peers.items() if not count]
+    if len(alone) == 1 and len(peers) > COMPARABLE_RANKS:
+        return [("gpu", alone[0])], f"{called('gpu', alone[0])}: NVLink reaches none of the other GPUs", False
+    rates = _newest(values["gpu peer rate"])
+    usual = median(rates.values()) if len(rates) > COMPARABLE_RANKS else 0.0
+    if found := _exceptions(rates, [gpu for gpu, rate in rates.items() if rate * SLOWER_RUN <= usual]):
+        texts = [f"{called('gpu', gpu)}: {rates[gpu]:.3g} GB/s to other GPUs" for gpu in found[:MAX_SHOWN]]
+        return [("gpu", gpu) for gpu in found], f"{'; '.join(texts)}; {usual:.3g} GB/s on others", False
+    widths, possible = _newest(values["gpu link width"]), _newest(values["gpu link width max"])
+    widest = max(widths.values(), default=0.0)
+    narrow = [gpu for gpu, width in widths.items() if width < widest and width < possible.get(gpu, 0.0)]
+    if found := _exceptions(widths, narrow):
+        texts = [f"{called('gpu', gpu)}: PCIe x{widths[gpu]:.0f}" for gpu in found[:MAX_SHOWN]]
+        return [("gpu", gpu) for gpu in found], f"{'; '.join(texts)}; x{widest:.0f} on others", False
+    errors = _newest(values["gpu link errors"])
+    few = median(errors.values()) if errors else 0.0
+    many = [gpu for gpu, count in errors.items() if count >= LINK_ERRORS and count >= LINK_ERRORS_APART * few]
+    if found := _exceptions(errors, many):
+        texts = [f"{called('gpu', gpu)}: {errors[gpu]:.0f} NVLink errors" for gpu in found[:MAX_SHOWN]]
+        return [("gpu", gpu) for gpu in found], "; ".join(texts), True
+    return [], None, False
+
+
+def _exceptions(values: Values, found: Sequence[str]) -> list[str]:
+    """What is found, if it is true of fewer than half of the GPUs."""
+    return list(found) if 2 * len(found) < len(values) else []
 
 
 # --- CPUs -----------------------------------------------------------------------------------------

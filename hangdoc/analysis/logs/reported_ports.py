@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Suspect
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, number
+from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
 from hangdoc.analysis.thresholds import (
     COMPARABLE_RANKS,
     DEAD_AFTER_S,
@@ -54,8 +55,9 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
 
     def derive(self, case: Case) -> tuple[dict[tuple[str, int], object], PortsJob]:
         logs = job_logs(case)
+        measured = case.job(BandwidthJob).slow
         if logs is None or not any(True for _, event in logs.unattributed if event.kind in KINDS):
-            return {}, PortsJob()
+            return {}, PortsJob(blamed=measured)
         slow, slow_text = _slow(logs)
         other, mtu_text = _mtu(logs)
         down, down_text = _down(logs)
@@ -71,7 +73,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
             lost=_lost(logs, large=False),
             down=_suspects(down),
             down_text=down_text,
-            blamed=_suspects(slow or other or down),
+            blamed=_suspects(slow or other or down) or measured,
             suffers=any(True for _ in logs.all(*TIMEOUTS, "ib_error", "connect_failed", "connection_closed")),
             rejects=_suspects(_known(host for host, _ in rejects)),
             reject_text=rejects[0][1].text if rejects else None,

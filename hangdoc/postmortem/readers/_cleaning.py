@@ -233,9 +233,9 @@ def _are_of_grep(matches: Sequence[re.Match[str]]) -> bool:
 
 
 def _are_of_cat(matches: Sequence[re.Match[str]]) -> bool:
-    """True if each number follows the one before."""
+    """True if each number follows the one before, from 1 on: rows of tables count from 0."""
     numbers = [int(match[1]) for match in matches]
-    return len(numbers) >= 3 and all(b == a + 1 for a, b in pairwise(numbers))
+    return len(numbers) >= 3 and numbers[0] > 0 and all(b == a + 1 for a, b in pairwise(numbers))
 
 
 def _without_files(lines: list[TextLine]) -> list[TextLine]:

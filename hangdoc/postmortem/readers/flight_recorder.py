@@ -180,7 +180,7 @@ def _pieces(source: Source, record: FlightRecorder, context: ReadContext) -> Ite
         yield Piece(process, "groups", ProcessGroups(named, rank, size), at, size)
     pending = pending_call(record)
     if pending is not None:
-        yield Piece(process, "stacks", Stacks((_stack(pending, record),)), at, size)
+        yield Piece(process, "stacks", Stacks((stack_of_call(pending, record),)), at, size)
 
 
 def _rank(source: Source, record: FlightRecorder) -> int | None:
@@ -202,7 +202,7 @@ def _host(source: Source) -> str | None:
     return text(host) if re.search(r"[\d.-]", host) else None
 
 
-def _stack(entry: RecordedCall, record: FlightRecorder) -> Stack:
+def stack_of_call(entry: RecordedCall, record: FlightRecorder) -> Stack:
     """The stack of a call, with group and peer as arguments of torch's function.
 
     The tensor is left out: ranks on one line may be in different calls, which only sequence numbers distinguish.

@@ -51,7 +51,8 @@ class LogReader:
             packed = isinstance(source, TextSource) or source.head[:64] != _raw_head(source.path)
             progress = (lambda count: None) if packed else context.progress
             stream: IO[bytes] = file
-            if source.size <= MAX_UNWRAPPED and (width := wrap_width(source.head)):
+            unwrapped = isinstance(source, TextSource)  # by what its lines show; a width alone takes tables for text
+            if not unwrapped and source.size <= MAX_UNWRAPPED and (width := wrap_width(source.head)):
                 stream = cast("IO[bytes]", UnwrappedStream(file, width))
             most = input_limits.most_lines(source.size)
             for number, matched in enumerate(matched_lines(stream, search, progress, summary)):

@@ -1,7 +1,7 @@
 """Lists of what each rank does, one line a rank: heartbeat files, prints before each collective, notes of a person.
 
 `rank 3: step 812, before all_reduce(grad)`, `[rank 3] saving checkpoint`. A list has a line for each
-of several ranks, one after the other; most of them wait.
+of several ranks, one after the other; most of them wait. A line that ends with a colon is a heading.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAITS = re.compile(
 )
 _LINE = re.compile(
     r"[\s>|*\-]{0,8}\[?(?:(?:global[ _-]?)?rank|RANK|Rank|worker|proc|r)[ _#=:-]{0,2}(?P<rank>\d{1,6})\]?[ ]?"
-    r"(?:\([^()]{1,60}\))?[ ]?(?:[:|>=-]{1,2}|\t| )\s{0,12}(?P<state>[A-Za-z(\"'<\[][^\n]{2,400})"
+    r"(?:\([^()]{1,60}\))?[ ]?(?:[:|>=-]{1,2}|\t| )\s{0,12}(?P<state>[A-Za-z(\"'<\[][^\n]{1,399}[^\n:])"
 )
 _LOGGED = re.compile(r"NCCL|ProcessGroup|Traceback|\w(?:Error|Exception)\b|\d\d:\d\d:\d\d[.,]\d{3}")
 

@@ -2,14 +2,17 @@
 
 Forms: torch 2.5 to 2.13, torch/distributed/flight_recorder/components/{types,utils}.py (before 2.9
 tools/flight_recorder). torchfrtrace compares every rank with the lowest one, so most ranks are "culprits" if that one
-is wrong: every member's call is recorded, and the analysis looks for the minority. Its ranks are global. The tables of
-`-j` are not read: the dumps themselves say more.
+is wrong: every member's call is recorded, and the analysis looks for the minority. Its ranks are global.
+
+`torchfrtrace -j` prints a column for each rank, with its calls in order. In the first row with a call that is not
+complete, the ranks of which the column has ended have not made it, and those with another operation disagree.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import limits
@@ -37,6 +40,16 @@ _KINDS = (("dtypes", "dtype"), ("input sizes", "size"), ("collective type", "typ
 _SIZES = re.compile(r"\[\[[\d, \[\]]{1,160}\]\]|\[\d[\d, ]{0,80}\]")
 _EXPECTED = re.compile(r"Expected (collective type|input sizes|output sizes|dtypes): '(.{0,160}?)' does not")
 _FOUND = re.compile(r"match found (?:collective type|input sizes|output sizes|dtype): '(.{0,160}?)'")
+_COLUMNS = re.compile(r"(?:^|(?<=[\s|:]))(?:Rank \d{1,7}\s{1,400}){1,4095}Rank \d{1,7}\s*$")
+_RULER = re.compile(r"\s*-{3,}(?:\s{1,4}-{3,}){1,4095}\s*")
+_CELL = re.compile(
+    r"(?P<op>\w{1,60})\([^()]{0,200}?input_sizes=(?:[\[\]\d, ]{1,400}|None)(?P<rest>[^()]{0,800})"
+    r"state=(?P<state>\w{1,40})\)"
+)
+_CELL_SEQUENCE = re.compile(r"collective_seq_id \| p2p_seq_id=(\d{1,18})")
+_UNORDERED = frozenset({"send", "recv", "coalesced", "_broadcast_oop", "_reduce_oop"})  # not the same on every rank
+MAX_COLUMNS = 4096
+MAX_ROWS = 20_000
 MAX_REPORTS = 1000  # collectives that are reported as wrong
 MAX_PAIRS = 512  # events per collective
 MAX_LINES = 12  # lines of a report before its stack trace
@@ -50,11 +63,13 @@ class TorchFrTraceReader:
         "Not all ranks joining collective",
         "Collective sequence number: ",
         "Input/output mismatch in the collective",
+        "(input_sizes=[",
     )
     help = "`torchfrtrace DIR`; better: give hangdoc the dumps in DIR"
 
     def recognises(self, source: Source) -> bool:
-        return bool(_HEAD.search(source.head_text))
+        head = source.head_text
+        return _HEAD.search(head) is not None or ("(input_sizes=[" in head and _CELL.search(head) is not None)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         for number, report in enumerate(_reports(text_lines(source, context))):
@@ -78,6 +93,7 @@ class _Report:
     missing: tuple[int, ...] = ()
     expected: tuple[int, ...] = ()
     culprits: list[tuple[int, str, str, str]] = field(default_factory=list)  # rank, what differs, expected, found
+    by_rows: bool = False  # only the place in a table shows who is missing: the group may lack that rank
 
     @property
     def default(self) -> bool:
@@ -129,7 +145,11 @@ class _Report:
             names = ", ".join(map(str, self.missing))
             what = f"{self.op or 'collective'}{f' {self.sequence}' if self.sequence else ''}"
             text = f"torchfrtrace: not all ranks join {what}; missing: {names}"[:400]
-            yield None, LogEvent("lagging", text, source, self.line, None, {"ranks": names, **sequence})
+            if self.by_rows:
+                fields = {"ranks": names, "lag": str(MAX_ROWS)}
+                yield None, LogEvent("behind_at_a_look", text, source, self.line, None, fields)
+            else:
+                yield None, LogEvent("lagging", text, source, self.line, None, {"ranks": names, **sequence})
         yield from self._mismatches(source)
 
     def _mismatches(self, source: str) -> Iterator[tuple[int, LogEvent]]:
@@ -152,9 +172,80 @@ class _Report:
         return fields | {"op_a": self.op, "op_b": self.op, f"{name}_a": left, f"{name}_b": right}
 
 
+@dataclass(slots=True)
+class _Table:
+    """The table of `-j`: the calls of each rank, in order."""
+
+    line: int
+    ranks: Sequence[int]
+    start: int  # of the first column, behind a prefix
+    starts: Sequence[int] = ()  # of the columns
+    calls: dict[int, list[re.Match[str]]] = field(default_factory=dict)
+    cut: bool = False  # a cell is damaged, so that who has made a call is unknown
+
+    def add(self, text: str) -> bool:
+        """True if the line is a row."""
+        if not self.starts:
+            if not _RULER.fullmatch(text):
+                return False
+            self.starts = [found.start() for found in re.finditer(r"-{3,}", text)][:MAX_COLUMNS]
+            return len(self.starts) == len(self.ranks)
+        ends = [*self.starts[1:], len(text)]
+        shown = {rank: text[start:end].strip() for rank, start, end in zip(self.ranks, self.starts, ends, strict=False)}
+        cells = {rank: found for rank, cell in shown.items() if (found := _CELL.fullmatch(cell))}
+        self.cut = self.cut or (bool(cells) and len(cells) < sum(map(bool, shown.values())))
+        for rank, found in cells.items():
+            if len(self.calls.setdefault(rank, [])) < MAX_ROWS:
+                self.calls[rank].append(found)
+        return bool(cells)
+
+    def report(self) -> _Report | None:
+        """What the first call that is not complete shows, if its group is that of all ranks."""
+        numbered = {rank: self._numbered(calls) for rank, calls in self.calls.items()}
+        pending = [
+            number for calls in numbered.values() for number, call in calls.items() if call["state"] != "completed"
+        ]
+        if not pending or len(self.ranks) < 2 or self.cut:
+            return None
+        first = min(pending)
+        here = {rank: calls[first] for rank, calls in numbered.items() if first in calls}
+        behind = [rank for rank in self.ranks if max(numbered.get(rank, {-1: None}), default=-1) < first]
+        ops = Counter(call["op"] for call in here.values())
+        (op, count), *others = ops.most_common(2)
+        if ops.keys() & _UNORDERED:
+            return None
+        report = _Report(self.line, None, "", op, expected=tuple(self.ranks), by_rows=True)
+        if not others and behind:
+            report.missing = tuple(behind)
+            return report
+        if others and count > len(here) - count and not behind:
+            wrong = {rank: call["op"] for rank, call in here.items() if call["op"] != op}
+            report.culprits = [(rank, "collective type", op, other) for rank, other in wrong.items()][:MAX_PAIRS]
+            return report
+        return None
+
+    def _numbered(self, calls: Sequence[re.Match[str]]) -> Mapping[int, re.Match[str]]:
+        """The calls by sequence number, if each has one, else by row."""
+        numbers = [_CELL_SEQUENCE.search(call["rest"]) for call in calls]
+        if all(numbers):
+            return {int(number[1]): call for number, call in zip(numbers, calls, strict=True) if number}
+        return dict(enumerate(calls))
+
+
 def _reports(lines: Iterable[str]) -> Iterator[_Report]:
     report, since = None, 0
+    table: _Table | None = None
     for number, text in enumerate(lines, 1):
+        if columns := _COLUMNS.search(text):
+            ranks = [int(one) for one in re.findall(r"\d{1,7}", columns[0])[:MAX_COLUMNS]]
+            table = _Table(number, ranks, columns.start())
+            continue
+        if table is not None and text.strip():
+            if table.add(text[table.start :]):
+                continue
+            if shown := table.report():
+                yield shown
+            table = None
         if head := _HEAD.search(text):
             if report is not None:
                 yield report
@@ -176,6 +267,8 @@ def _reports(lines: Iterable[str]) -> Iterator[_Report]:
                 report = None
     if report is not None:
         yield report
+    if table is not None and (shown := table.report()):
+        yield shown
 
 
 def _ranks(text: str) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ class LogCollector:
             return
         of_host = kind in OF_HOST or kind in HARDWARE or not GUARD.isdisjoint(fields)
         if of_host and line.host is None and line.rank is None:
-            line.host = self._host_of(matched, line, match)
+            line.host = fields.get("host") or self._host_of(matched, line, match)
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
         if kind in ("nccl_rank", "ray_worker"):

@@ -18,9 +18,12 @@ import yaml
 
 from hangdoc.evidence.figures import Figure, Figures
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
+from hangdoc.postmortem.readers._logs.gpu_links import GpuLinks
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
-from hangdoc.postmortem.readers._owner_hints import listed_numbers
+from hangdoc.postmortem.readers._logs.profiles import Profiles
+from hangdoc.postmortem.readers._logs.rank_reports import RankReports
+from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, is_host_name, listed_numbers
 from hangdoc.redaction.text import redact
 
 FILE = Path(__file__).parent / "figure_kinds.yaml"
@@ -82,6 +85,11 @@ _HEAD = re.compile(
 _RULE = re.compile(r"[\s|+:=\u2500\u2502\u253c-]{3,}")
 _OWN_CELL = re.compile(r"(?:rank|gpu|cuda|proc(?:ess)?)?[ _:#]{0,2}(\d{1,6})", re.IGNORECASE)
 _HOST_CELL = re.compile(r"[A-Za-z][\w.-]{0,100}")
+_HOST_ROW = re.compile(  # of a list below a heading, as in `throughput per node (tokens/s)`
+    rf"\W{{0,8}}({NAME})[\s:=|]{{1,40}}(\d{{1,15}}(?:,\d{{3}}){{0,4}}(?:\.\d{{1,12}})?)(?: ?({_UNIT}))?\W*"
+)
+_OF_HOSTS = re.compile(r"\b(?:hosts?|nodes?|machines?|servers?|pods?|hostnames?)\b", re.IGNORECASE)
+_OF_NETWORK = re.compile(r"\b(?:links?|ports?|nics?|bandwidth|bus ?bw|[kmg]bit|[kmg]bps|[kmg]b/s)\b", re.IGNORECASE)
 _INDEX_IS_RANK = re.compile(
     r"\b(?:rank|index|ordinal|gpu|device)(?: id| number| index)? ?(?:=|==|is|equals) ?(?:the )?"
     r"(?:gpu |device |card |pod |local )?(?:index|rank|ordinal)\b",
@@ -142,20 +150,27 @@ def read_figures(tail: bytes, lines: int, style: PrefixStyle, source: str) -> Fi
     found: list[Figure] = []
     block = _Block()
     told = False
-    gpus, cpus = GpuTables(), CpuTexts()
+    gpus, cpus, links, profiles, reports = GpuTables(), CpuTexts(), GpuLinks(), Profiles(), RankReports()
+    hosts = HostContext("\n".join(texts).encode())
     for number, raw in enumerate(texts, first):
         if len(raw) > MAX_LINE or len(found) >= MAX_FIGURES:
             continue
         told = told or ("ank" in raw and _INDEX_IS_RANK.search(raw) is not None)
         line = parse(raw, style)
-        gpus.feed(line.text, line.host, number)
+        host = line.host or hosts.at(number - first + 1)
+        gpus.feed(line.text, host, number)
         cpus.feed(line.text, line.rank, line.host, number)
+        links.feed(line.text, host, number)
+        profiles.feed(line.text, line.rank, number)
+        reports.feed(line.text, number)
         step = _STEP.search(line.text)
         if raw.count("[rank") > 1:  # the rank of the first is no prefix of them all
             line = Line(raw.strip())
-        for value in _values(line, block):
+        for value in _values(line, block, number - first + 1 < len(texts)):
             found += _figures(value, int(step[1]) if step else None, number)
-    kept = [*_comparable(found[:MAX_FIGURES]), *gpus.found, *cpus.found]
+    profiles.end()
+    own = (gpus, cpus, links, profiles, reports)
+    kept = [*_comparable(found[:MAX_FIGURES]), *(figure for one in own for figure in one.found)]
     return Figures(tuple(kept), source, told) if kept else None
 
 
@@ -177,8 +192,8 @@ def _comparable(found: Sequence[Figure]) -> list[Figure]:
     return [one for one in named if len(owners[one.kind, one.of]) > 1 or one.line in metered]
 
 
-def _values(line: Line, block: _Block) -> Iterator[_Value]:
-    """The values in a line; updates the block."""
+def _values(line: Line, block: _Block, whole: bool) -> Iterator[_Value]:
+    """The values in a line; updates the block. A line that is not whole may be cut within its last number."""
     text = _OTHER.sub(" ", line.text)
     if not text.strip():
         block.columns, block.owners = [], []
@@ -190,6 +205,10 @@ def _values(line: Line, block: _Block) -> Iterator[_Value]:
         return
     block.columns, block.owners = [], []
     if _opens_table(text, block):
+        return
+    host = _HOST_ROW.fullmatch(text) if whole else None
+    if host and is_host_name(host[1]) and _OF_HOSTS.search(block.heading) and not _OF_NETWORK.search(block.heading):
+        yield _Value((_Owner("host", host[1]),), block.heading, host[2], host[3])
         return
     own = _Owner("rank", str(line.rank)) if line.rank is not None else None
     if own is None and line.host:
@@ -220,8 +239,8 @@ def _opens_table(text: str, block: _Block) -> bool:
     for wide in (False, True):
         cells = _cells(text, wide)
         heads = [_HEAD.fullmatch(cell) for cell in cells]
-        if any(re.fullmatch(r"[-\d.,=%]+", cell) for cell in cells):
-            continue  # figures are in the rows
+        if any(re.fullmatch(r"[-\d.,=%]+", cell) for cell in cells) or "per" in cells:
+            continue  # figures are in the rows, and a heading says of what they are
         if any(heads) and len(cells) > 1 and any(_kind(cell, None) for cell in cells):
             ranked = next((at for at, head in enumerate(heads) if head and head["rank"]), None)
             block.place = ranked if ranked is not None else next(at for at, head in enumerate(heads) if head)

@@ -125,9 +125,8 @@ class GpuTables:
                 if is_slowdown(reason):
                     yield self._figure(SLOWED, gpu, reason, number)
             elif name.endswith("reasons.active") and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", cell):
-                for bit, reason in _BITS.items():
-                    if int(cell, 16) & bit:
-                        yield self._figure(SLOWED, gpu, reason, number)
+                for reason in slowed_reasons(int(cell, 16)):
+                    yield self._figure(SLOWED, gpu, reason, number)
             elif value and (kind := _kind_of_field(name)):
                 yield self._figure(kind, gpu, value[1], number)
 
@@ -142,7 +141,7 @@ class GpuTables:
         if (
             len(heads) > 2
             and heads[0] in ("gpu", "device", "entity", "idx")
-            and sum(one in _HEADS for one in heads) > 1
+            and (sum(one in _HEADS for one in heads) > 1 or {"pid", "sm"} <= set(heads))  # pmon has one of them
         ):
             self._heads = heads
             return True
@@ -156,8 +155,11 @@ class GpuTables:
             return
         cells = re.sub(r"^\W*GPU ", "", text).replace("|", " ").split()
         if len(cells) == len(self._heads):
+            idle = "pid" in self._heads and cells[self._heads.index("pid")].isdecimal()  # pmon: `-` stands for nothing
             for head, cell in zip(self._heads, cells, strict=True):
-                if (kind := _HEADS.get(head)) and (value := _NUMBER.match(cell)):
+                if head == "sm" and cell == "-" and idle:
+                    yield self._figure(UTILISATION, row[1], "0", number)
+                elif (kind := _HEADS.get(head)) and (value := _NUMBER.match(cell)):
                     yield self._figure(kind, row[1], value[1], number)
             return
         seen: set[str] = set()
@@ -201,3 +203,8 @@ def _kind_of_field(name: str) -> str | None:
     if name in ("power.limit", "enforced.power.limit"):
         return LIMIT
     return {"utilization.gpu": UTILISATION, "temperature.gpu": TEMPERATURE}.get(name)
+
+
+def slowed_reasons(bits: int) -> list[str]:
+    """The slowdowns in a bitmask of clock event reasons (nvml.h)."""
+    return [reason for bit, reason in _BITS.items() if bits & bit]

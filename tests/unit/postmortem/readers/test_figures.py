@@ -46,6 +46,75 @@ TEXTS = {
         "            rank 0   rank 1\nbackward    0.5      1.5",
         ["backward rank 0=0.5", "backward rank 1=1.5"],
     ),
+    "a list of hosts under a heading": (
+        "throughput per node (tokens/s)\nhn-01 40120\nhn-02 19870\n",
+        ["rate host hn-01=40120", "rate host hn-02=19870"],
+    ),
+    "torch.profiler": (
+        "rank 3:\n  Name   Self CPU %   Self CPU   CPU total   Self CUDA   CUDA total   # of Calls\n"
+        "  enumerate(DataLoader)#_Multi...   80.00%   8.000s   8.000s   0.000us   0.000us   10\n"
+        "  ncclDevKernel_AllReduce_Sum   0.00%   0.000us   0.000us   400.000ms   400.000ms   20\n"
+        "  nccl:all_reduce   0.00%   1.000ms   1.000ms   400.000ms   400.000ms   20\n"
+        "Self CPU time total: 10.000s\nSelf CUDA time total: 1.500s\n",
+        [
+            "wait rank 3=0.4",
+            "work rank 3=1.1",
+            "input rank 3=0.8",
+            "step rank 3=1",
+        ],
+    ),
+    "nsys stats": (
+        "report (rank 1)\n Time (%)  Total Time (ns)  Instances  Avg (ns)  Name\n --------  -------  ----  ---  ----\n"
+        "  60.0  600,000,000  10  60000000.0  ncclDevKernel_AllGather_RING_LL(args)\n"
+        "  40.0  400,000,000  10  40000000.0  gemm_kernel\n",
+        ["wait rank 1=0.6", "work rank 1=0.4"],
+    ),
+    "headings of profiles that belong to no table": (
+        "rank 0\nrank 1\n Time (%)  Total Time (ns)  Instances  Name\n  60.0  600000000  10  ncclKernel_AllReduce\n"
+        "  40.0  400000000  10  gemm\n\nno heading\n\n\n\n\n\n\n\n\n\n Time (%)  Total Time (ns)  Instances  Name\n"
+        "  10.0  100000000  10  ncclKernel_AllReduce\n  90.0  900000000  10  gemm\n",
+        [],
+    ),
+    "extremes of Megatron's timers": (
+        "(min, max) time across ranks (ms):\n    forward-compute ...: (702.40, 1828.19)\n    optimizer ...: (1.0, 9.0)",
+        ["work extreme fastest=0.7024", "work extreme slowest=1.82819"],
+    ),
+    "Megatron's straggler detector": (
+        "MnEtpt/Rnk: 101.12TF/21 | MxEtpt/Rnk: 312.95TF/10\n^^^^ Bottom 2 Ranks with lowest Etpt(TF): 101.1/21 306.7/3",
+        ["rate rank 21=101.12", "rate rank 10=312.95", "rate rank 21=101.1", "rate rank 3=306.7"],
+    ),
+    "metrics of DCGM": (
+        'DCGM_FI_DEV_SM_CLOCK{gpu="5",Hostname="n1"} 510\nDCGM_FI_DEV_GPU_UTIL{gpu="5",Hostname="n1"} 1e2\n'
+        'DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="5",Hostname="n1"} 64\nDCGM_FI_DEV_FAN_SPEED{gpu="5"} 30',
+        ["gpu clock gpu n1/5=510", "gpu utilisation gpu n1/5=100", "gpu slowed gpu n1/5=HW Thermal Slowdown"],
+    ),
+    "NVLink": (
+        "n1$ nvidia-smi nvlink -s\nGPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0: 25 GB/s\n\t Link 1: <inactive>",
+        ["gpu nvlinks up gpu n1/0=1", "gpu nvlinks down gpu n1/0=1"],
+    ),
+    "the topology": (
+        "        GPU0    GPU1    NIC0\nGPU0     X      NV12    SYS\nGPU1    NV12     X      SYS",
+        ["gpu nvlink peers gpu 0=1", "gpu nvlink peers gpu 1=1"],
+    ),
+    "rates between GPUs": (
+        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D     0      1      2\n"
+        "     0 1530.20 262.20  21.33\n     1 262.30 1531.20  262.34\n     2  21.35  21.35 1532.20",
+        ["gpu peer rate gpu 0=141.765", "gpu peer rate gpu 1=262.32", "gpu peer rate gpu 2=21.35"],
+    ),
+    "the width of a link": (
+        "GPU 00000000:5E:00.0\n        GPU Link Info\n            PCIe Generation\n                Current  : 1\n"
+        "            Link Width\n                Max      : 16x\n                Current  : 4x",
+        ["gpu link width max gpu 00000000:5E:00.0=16", "gpu link width gpu 00000000:5E:00.0=4"],
+    ),
+    "ECC errors of the queried GPUs": (
+        "index, ecc.errors.uncorrected.volatile.total\n0, 0\n1, [N/A]\n2, 14",
+        ["gpu ecc errors gpu 0=0", "gpu ecc errors gpu 2=14"],
+    ),
+    "pmon": (
+        "# gpu         pid   type     sm    mem   command\n    0      2010     C      -      -    python\n"
+        "    1      2011     C     99      2    python\n    2         -     -      -      -    -",
+        ["gpu utilisation gpu 0=0", "gpu utilisation gpu 1=99"],
+    ),
     "meters of a step": (
         "Epoch: [3][ 20/900]  Time  2.112 ( 2.204)  Data  1.921 ( 2.011)  Loss 4.12",
         ["step  =2.112", "input  =1.921"],
@@ -64,6 +133,7 @@ TEXTS = {
     "a figure of one rank": ("[rank0]: fwd 0.84s", []),
     "times of nobody": ("step 12 took 0.84s", []),
     "memory and losses": ("rank 0 loss 2.1 mem 71 GiB\nrank 1 loss 2.2 mem 70 GiB", []),
+    "a list of no hosts": ("forward time per layer (ms)\nlayer1 1.2\nlayer2 9.9", []),
     "prose": ("We run 64 GPUs, and rank 3 is slow since version 2.4.", []),
 }
 

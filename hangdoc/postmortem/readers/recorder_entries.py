@@ -1,0 +1,129 @@
+"""Entries of Flight Recorder dumps that somebody copied into a text: JSON, or Python's form of a dictionary.
+
+Fields: torch/csrc/distributed/c10d/FlightRecorder.hpp. The rank of an entry is in itself, on its line, or in the
+heading above it. `flight_recorder` reads whole dumps.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from hangdoc.evidence import Stacks
+from hangdoc.evidence.collectives import pending_call
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._fr_trace import SharedParts, flight_recorder
+from hangdoc.postmortem.readers._owner_hints import OwnerHints
+from hangdoc.postmortem.readers._pasted_text import text_lines
+from hangdoc.postmortem.readers.flight_recorder import stack_of_call
+
+MAX_DOCUMENT = 64 * 2**10  # characters
+MAX_DOCUMENT_LINES = 2_000
+MAX_DOCUMENTS = 2_000
+MAX_ENTRIES = 4_096  # of one rank
+MAX_DEPTH = 40  # brackets in brackets
+_OPENING = re.compile(r"(?P<owner>[^{}\[\]\"]{0,80}?(?:\[(?:rank)?\d{1,6}\]:? {0,4})?)(?P<document>(?:\[\s{0,4})?\{.*)")
+_KEY = re.compile(r"[\"']profiling_name[\"']\s{0,4}:")
+_RANK = re.compile(r"\b(?:global[ _]?)?rank[\s:=#_\[]{0,3}(\d{1,6})|^\s{0,4}\[(\d{1,6})\]", re.IGNORECASE)
+_TEXT = re.compile(r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'")
+
+
+class RecorderEntriesReader:
+    name = "entries of the Flight Recorder"
+    order = 12
+    marks = ("profiling_name",)
+    help = "the whole dump of each rank says more"
+
+    def recognises(self, source: Source) -> bool:
+        head = source.head_text
+        return _KEY.search(head) is not None and not head.lstrip().startswith("{")
+
+    def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        entries: dict[int, list[Mapping[str, Any]]] = {}
+        for rank, document in _documents(text_lines(source, context)):
+            for entry in _entries(document):
+                number = entry.get("rank", rank)
+                if isinstance(number, int) and len(entries.setdefault(number, [])) < MAX_ENTRIES:
+                    entries[number].append(entry)
+        shared = SharedParts()
+        for rank, own in entries.items() if len(entries) > 1 else ():
+            record, bad = flight_recorder({"entries": own, "version": "2.x"}, shared)
+            if bad:
+                context.warn(f"{source.name}: {bad} unreadable entries were ignored")
+            if record.entries:
+                yield Piece(ProcessRef(rank), "recorder", record)
+            if pending := pending_call(record):
+                yield Piece(ProcessRef(rank), "stacks", Stacks((stack_of_call(pending, record),)))
+
+
+def _documents(lines: Iterable[str]) -> Iterator[tuple[int | None, Any]]:
+    """The dictionaries and lists in a text, each with its rank."""
+    hints, count, size = OwnerHints(), 0, 0
+    open_lines: list[str] = []
+    rank: int | None = None
+    for text in lines:
+        if not open_lines:
+            found = _OPENING.match(text)
+            if not found:
+                hints.observe(text)
+                rank = hints.rank if hints.updated else None if text.strip() and "ank" in text else rank
+                continue
+            if own := _RANK.search(found["owner"]):
+                rank = int(own[1] or own[2])
+            text = found["document"]
+        open_lines.append(text)
+        size = size + len(text) if len(open_lines) > 1 else len(text)
+        if len(open_lines) > MAX_DOCUMENT_LINES or size > MAX_DOCUMENT or count > MAX_DOCUMENTS:
+            open_lines = []
+            continue
+        joined = "\n".join(open_lines) if _depth(text) <= 0 or len(open_lines) == 1 else ""
+        if joined and _depth(joined) <= 0:
+            open_lines, count = [], count + 1
+            if _KEY.search(joined) and (document := _parsed(joined)) is not None:
+                yield rank, document
+
+
+def _depth(text: str) -> int:
+    bare = _TEXT.sub("", text)
+    return bare.count("{") + bare.count("[") - bare.count("}") - bare.count("]")
+
+
+def _parsed(text: str) -> Any:
+    """The value of a document; None: it is damaged, or too deep."""
+    text = text[: max(text.rfind("}"), text.rfind("]")) + 1]
+    if len(text) > MAX_DOCUMENT or not text or _nesting(text) > MAX_DEPTH:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a text may have invalid escapes
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+
+
+def _nesting(text: str) -> int:
+    depth = most = 0
+    for one in re.findall(r"[\[\]{}()]", text):
+        depth += 1 if one in "[{(" else -1
+        most = max(most, depth)
+    return most
+
+
+def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(document, dict) and isinstance(document.get("entries"), list):
+        document = document["entries"]
+    for one in document[:MAX_ENTRIES] if isinstance(document, list) else (document,):
+        if isinstance(one, dict) and isinstance(one.get("profiling_name"), str):
+            yield one
+
+
+READER = RecorderEntriesReader()
