@@ -32,6 +32,7 @@ _ARGUMENT = re.compile(r"(?<!\S)--(?P<name>[a-z][a-z_-]{2,30})[= ](?P<value>[^\s
 _VARIABLE = re.compile(
     r"(?<![\w$])(?P<name>MASTER_ADDR|MASTER_PORT|WORLD_SIZE|NODE_RANK|NNODES|RANK)=[\"']?(?P<value>[^\s'\";,\\]{1,200})"
 )
+_RANK = re.compile(r"[0-9]{1,6}")
 _SCRIPT = re.compile(r"(?<!\S)(?:-m (?P<module>[\w.]{3,100})|(?P<file>[\w./-]{1,200}\.py))(?=\s|$)")
 # Names of other launchers and of variables, in those of torchrun.
 _ALIASES = {
@@ -114,7 +115,7 @@ class _Owners:
         owner = (_owner_of(label) if label else None) or self._context
         if owner is None and "node_rank" in settings:
             owner = "node", settings["node_rank"]
-        if owner is None and "rank" in settings:
+        if owner is None and _RANK.fullmatch(settings.get("rank", "")):
             owner = "rank", settings["rank"]
         if owner is None or len(self._owners) >= MAX_OWNERS:
             return
