@@ -122,7 +122,7 @@ def test_a_process_whose_files_overrun_the_parser_is_skipped(tmp_path: Path, mon
         _, lacks = ask(asked, file)
         assert [lack.file for lack in lacks] == [file]
     assert len(questions) == source_files.MAX_CRASHES
-    assert "other files of its process" in lacks[0].why
+    assert "files of its process took too long" in lacks[0].why
 
 
 def test_a_process_with_ever_new_files_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
