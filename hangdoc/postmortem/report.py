@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from hangdoc.verdict import Verdict
 
 Warn = Callable[[str], None]
 MAX_WARNINGS = 20  # the rest is counted
+INTERNAL_ERROR = "internal error, please report it,"
 
 
 class _Problems(list[str]):
@@ -202,6 +204,11 @@ def _read(reader: Reader, source: Source, context: ReadContext) -> Iterator[Evid
         context.warn(f"{source.name}: {error.strerror or error}; read up to there")
     except (MemoryError, RecursionError):
         context.warn(f"{source.name}: it needs more memory than a file of its size should; read up to there")
+    except Exception as error:  # a defect of one reader must not cost what the others found
+        if os.environ.get("HANGDOC_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        context.warn(f"{source.name}: {INTERNAL_ERROR} in the reader of {reader.name} ({what}); read up to there")
 
 
 def _evidence_time(files: Sequence[Source]) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from hangdoc.postmortem.report import Unrecognised
+from hangdoc.postmortem.report import INTERNAL_ERROR, Unrecognised
 from hangdoc.verdict import Verdict
 from tests.support.judge import reported
 from tests.support.paths import DATA
@@ -101,11 +101,14 @@ def verdicts(text: str) -> tuple[Verdict, ...]:
     """What `hangdoc report -` concludes; none where it recognises nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stdin"
-        path.write_text(text)
+        path.write_text(text, errors="surrogateescape")
         try:
-            return reported(path).verdicts
+            report = reported(path)
         except Unrecognised:
             return ()
+    if defects := [problem for problem in report.problems if INTERNAL_ERROR in problem]:
+        raise AssertionError(defects)
+    return report.verdicts
 
 
 def score(fragment: Fragment, judged: tuple[Verdict, ...]) -> Score:

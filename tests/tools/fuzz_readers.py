@@ -1,8 +1,8 @@
 """Fuzz the readers: damage samples, mix them, and read the result with every reader.
 
-    python -m tests.tools.fuzz_readers [--seconds 60] [--seed N] [--reader NAME] [--keep FOLDER]
+    python -m tests.tools.fuzz_readers [--seconds 60] [--seed N] [--reader NAME | --report] [--keep FOLDER]
 
-An exception other than OSError, more than LIMIT_S or LIMIT_BYTES of memory for one file is a finding: the file is
+With --report, damaged pasted fragments go through the whole of `hangdoc report`, up to the verdict. An exception other than OSError, more than LIMIT_S or LIMIT_BYTES of memory for one file is a finding: the file is
 kept in FOLDER and the exit code is 1.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hangdoc.postmortem.readers import ReadContext, Reader, Source, load_readers
-from tests.support import samples
+from tests.support import pasted, samples
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 256 * 2**20
@@ -47,6 +47,8 @@ TOKENS = [
     b"  Rank 7 has launched up to operation 60 -- [process information not found]\n",
     b"| NVIDIA-SMI 550 Driver Version: 550 CUDA Version: 12 |\n",
     b"=== rank 3 ===\n",
+    b"gn1: torchrun --nnodes 2 --node_rank x --master_addr gn1 RANK=) WORLD_SIZE=4 a.py\n",
+    b"rank 3: step 812, before all_reduce\n",
     b"==> rank_3.txt <==\n",
     b"----\nnode-a\n----\n",
     b"\x1b[31m",
@@ -166,6 +168,15 @@ def attempt(reader: Reader, content: bytes, folder: Path, name: str = "rank_3.tx
     return len(found)
 
 
+def judged(content: bytes) -> int:
+    """The number of verdicts on a damaged fragment."""
+    began = time.monotonic()
+    count = len(pasted.verdicts(content.decode("utf-8", "surrogateescape")))
+    if (took := time.monotonic() - began) > LIMIT_S:
+        raise TimeoutError(f"{took:.1f} s for {len(content)} bytes")
+    return count
+
+
 def peak() -> int:
     """The most memory that this process ever held (bytes)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -176,22 +187,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--reader", default=None, help="only this one: pyspy, logs, ...")
+    parser.add_argument("--report", action="store_true", help="pasted fragments, up to the verdict")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"))
     args = parser.parse_args()
     corpus = Corpus(list(samples.every()))
     readers = [(type(one).__module__.rpartition(".")[2], one) for one in load_readers()]
     readers = [(name, one) for name, one in readers if args.reader in (None, name)]
+    if args.report:
+        corpus.by_reader["report"] = [one.text.encode() for one in pasted.fragments()]
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**32)
     draw, until, tried, findings = random.Random(seed), time.monotonic() + args.seconds, 0, 0
     found: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < until and findings < 10:
-            name, reader = draw.choice(readers)
+            name, reader = ("report", None) if args.report else draw.choice(readers)
             content = mutated(draw, corpus.pick(draw, name), corpus)
             tried += 1
             before = peak()
             try:
-                found[name] = found.get(name, 0) + attempt(reader, content, Path(folder))
+                count = attempt(reader, content, Path(folder)) if reader else judged(content)
+                found[name] = found.get(name, 0) + count
                 if (grown := peak() - before) > LIMIT_BYTES:
                     raise MemoryError(f"{grown >> 20} MiB more for {len(content)} bytes")
             except Exception:

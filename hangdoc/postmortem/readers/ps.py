@@ -27,7 +27,7 @@ _COLUMNS = (
 )
 _NAMES = frozenset(_COLUMNS.split())
 OPENING = re.compile(
-    r"(?<![\w%+])[ \t]*(?:(?:F S|F|S|R?USER|UID|PPID|STAT|NI)[ \t]+){0,4}PID[ \t]+[A-Z%+ \t]{0,160}"
+    r"(?<![\w%+])[ \t]{0,40}(?:(?:F S|F|S|R?USER|UID|PPID|STAT|NI)[ \t]{1,40}){0,4}PID[ \t]{1,40}[A-Z%+ \t]{0,160}"
     r"\b(?:COMMAND|CMD|ARGS|STAT|S|WCHAN)\b"
 )
 # The columns of a table whose header `grep` took away, by the names of `ps -o`.
