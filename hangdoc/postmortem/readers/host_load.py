@@ -9,7 +9,7 @@ A reader says what was printed; what is too much, the analysis decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -69,6 +69,11 @@ _SENT = re.compile(
 _RESENT = re.compile(
     r"\s{0,12}(?P<count>\d{1,18}) segments? retransmit(?:t)?ed\s*|TcpRetransSegs\s{1,60}(?P<counter>\d{1,18})\b.{0,40}"
 )
+# The columns that are read, by table; a head may be damaged.
+_READ: Mapping[str, Set[str]] = {
+    "disks": {"%util"}, "average": set(), "cpus": {"CPU"}, "processes": {"PID", "%CPU"}, "vmstat": {"si", "so"},
+    "swaps": {"pswpin/s", "pswpout/s"},
+}  # fmt: skip
 _SCALE = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40, "P": 2.0**50}
 _SIGNS = (
     "%util", "%idle", "swpd", "mounted on", "avg10=", "%CPU", "Cpu(s)", "Swap:", "Swp[", "pswpin", "segments",
@@ -174,13 +179,9 @@ class _Reading:
             ("disks", _DISKS), ("average", _AVERAGE), ("cpus", _CPUS), ("processes", _PROCESSES), ("vmstat", _VMSTAT),
             ("swaps", _SWAPS),
         ):  # fmt: skip
-            if opening.fullmatch(text):
-                self._table, self._columns = (
-                    table,
-                    text.replace("#", " ").replace("Device:", "Device").split()[:MAX_COLUMNS],
-                )
-                if table == "average":
-                    self._columns = self._columns[1:]
+            columns = text.replace("#", " ").replace("Device:", "Device").split()[:MAX_COLUMNS]
+            if opening.fullmatch(text) and _READ[table] <= set(columns):
+                self._table, self._columns = table, columns[1:] if table == "average" else columns
                 self._boot = table in self._fresh or table == "vmstat"
                 self._fresh.discard(table)
                 return True
@@ -188,7 +189,7 @@ class _Reading:
             self._mount, self._op, self._table = (mount["server"], mount["mount"]), "", ""
             return True
         if (head := _MOUNT_HEAD.fullmatch(text)) and self._mount[0]:
-            self._op = head["op"]
+            self._op, self._table = head["op"], ""
             self._columns = re.split(r"\s{2,}|\t+", text.strip())[1:MAX_COLUMNS]
             return True
         return False
@@ -208,11 +209,11 @@ class _Reading:
                 "await_ms": str(max(waits)) if waits else "",
             }  # fmt: skip
         if self._table == "processes":
-            name = next(one for one in ("Command", "COMMAND") if one in row)
-            if not _NUMBER.fullmatch(row["%CPU"]) or not row.get("PID", "").isdigit():
+            command = row.get("Command", row.get("COMMAND", ""))
+            if not _NUMBER.fullmatch(row["%CPU"]) or not row["PID"].isdigit():
                 return None
             return "process_load", {
-                "pid": row["PID"], "cpu": str(_value(row["%CPU"])), "command": row[name][:80], "cores": self._cores,
+                "pid": row["PID"], "cpu": str(_value(row["%CPU"])), "command": command[:80], "cores": self._cores,
             }  # fmt: skip
         if self._table in ("average", "cpus"):
             return self._cpus(row, boot)
