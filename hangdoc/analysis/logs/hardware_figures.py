@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.figures import MAX_SUSPECTS, FiguresJob, called, case_figures, keys_of, suspect
+from hangdoc.analysis.logs.figures import (
+    MAX_SUSPECTS,
+    FiguresJob,
+    Numbered,
+    called,
+    case_figures,
+    keys_of,
+    numbered_as_ranks,
+    suspect,
+)
 from hangdoc.analysis.thresholds import (
     BUSY_GPU,
     COMPARABLE_RANKS,
@@ -72,12 +81,12 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         records = case_figures(case)
         if not records:
             return dict.fromkeys(case.ranks, HardwareFacts()), HardwareJob()
-        as_ranks = any(one.index_is_rank for one in records)
         values: dict[str, list[Figure]] = defaultdict(list)
         for record in records:
             for one in record.values:
                 values[one.kind].append(one)
-        named = _Named(as_ranks, case.job(FiguresJob).slow)
+        hosts = {one.owner.rpartition("/")[0] for several in values.values() for one in several if one.of == "gpu"}
+        named = _Named(numbered_as_ranks(records), len(hosts) > 1, case.job(FiguresJob).slow)
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
@@ -99,7 +108,8 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
 class _Named:
     """Names the rank of a GPU, a host or a process."""
 
-    as_ranks: bool  # the text states that their numbers are those of the ranks
+    numbered: Numbered
+    several_hosts: bool  # have GPUs in the texts: their numbers are local ones
     slow: Sequence[Suspect]  # by their own figures
 
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
@@ -113,9 +123,9 @@ class _Named:
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:
         host, _, number = owner.rpartition("/")
-        if of == "gpu" and host:
-            return Suspect(None, None, host)
-        return suspect(of, number or owner, self.as_ranks)
+        if of == "gpu" and host and (self.several_hosts or not self.numbered.gpus):
+            return suspect("host", host, self.numbered) if number == "0" else Suspect(None, None, host)
+        return suspect(of, number or owner, self.numbered)
 
 
 # --- GPUs -----------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ from hangdoc.evidence.figures import Figure
 from hangdoc.postmortem.readers._owner_hints import OwnerHints
 
 MAX_FIGURES = 4_096
+MAX_LINE = 1_000  # characters
 PERIODS, THROTTLED, ALLOWED, LOAD, CORES, THREADS, SETTING, NO_BF16, BF16 = (
     "cpu periods", "cpu throttled", "cpu allowed", "cpu load", "cpu cores", "cpu threads", "cpu setting", "cpu no bf16",
     "cpu uses bf16",
 )  # fmt: skip
 
 _SHOWS = re.compile(
-    r"nr_|affinit|Cpus_allowed|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
+    r"nr_|_cfs_|affinit|Cpus_allowed|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
 )
 _STAT = re.compile(r"\bnr_(periods|throttled)[\s:=]{1,4}(\d{1,18})\b")
 _AFFINITY = re.compile(
@@ -38,6 +39,12 @@ _OMP = re.compile(r"\b(?:OMP_NUM_THREADS|MKL_NUM_THREADS) ?[=:] ?(\d{1,5})\b(?! 
 _PS = re.compile(r"\bps\b.{0,40}?-(?:o|eo|Ao|axo|o) ?([\w%,:]{3,200})")
 _LISTS_BF16 = re.compile(r"grep\b.{0,80}(?:avx512_bf16|amx_bf16)")
 _BF16 = re.compile(r"\b(?:bf16|bfloat16)\b", re.IGNORECASE)
+# Metrics of cAdvisor (docs/storage/prometheus.md): the counters of the quota of a container, by its pod.
+_METRIC = re.compile(
+    r"container_cpu_cfs_(?P<what>periods|throttled_periods)_total\{(?P<labels>[^{}\n]{1,900})\}"
+    r"\s{1,4}(?P<value>\d{1,18}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)"
+)
+_POD_LABEL = re.compile(r'\b(?:pod|pod_name)="([^"\n]{1,120})"')
 _SERVER = re.compile(r"^\W{0,4}([a-z][\w.-]{0,60}?-?\d{1,4}|[a-z][\w.-]{1,60}): {0,8}nr_")
 
 
@@ -49,11 +56,17 @@ class CpuTexts:
     _hints: OwnerHints = field(default_factory=OwnerHints)
     _stat: dict[str, int] = field(default_factory=dict)
     _owner: tuple[str, str] = ("", "")
+    _above: str | None = None
     _asked: str = ""  # the command before: nproc, bf16
     _columns: list[str] = field(default_factory=list)  # of ps
+    _pods: dict[str, dict[str, float]] = field(default_factory=dict)  # of metrics
 
-    def feed(self, text: str, rank: int | None, host: str | None, number: int) -> None:
-        if len(text) > 400 or len(self.found) >= MAX_FIGURES:
+    def feed(self, text: str, rank: int | None, host: str | None, above: str | None, number: int) -> None:
+        """`host` is that of the line itself; `above`, that of the prompt or heading above it."""
+        if above != self._above:
+            self._above = above
+            self._owner, self._stat, self._columns = ("host", above) if above else ("", ""), {}, []
+        if len(text) > MAX_LINE or len(self.found) >= MAX_FIGURES:
             return
         if not _SHOWS.search(text) and not self._asked:
             self._observe(text)
@@ -67,11 +80,14 @@ class CpuTexts:
         self._hints.observe(text)
         if self._hints.updated:
             hints = self._hints
-            named = ("rank", str(hints.rank)) if hints.rank is not None else ("host", hints.host or "")
+            named = ("rank", str(hints.rank)) if hints.rank is not None else ("host", hints.host or self._above or "")
             self._owner, self._stat = named if named[1] else ("", ""), {}
 
     def _figures(self, text: str, rank: int | None, host: str | None) -> Iterator[tuple[str, tuple[str, str], str]]:
         own = ("rank", str(rank)) if rank is not None else ("host", host) if host else self._owner
+        if metric := _METRIC.search(text):
+            yield from self._metric(metric)
+            return
         if stats := _STAT.findall(text):
             yield from self._throttled(text, stats, own)
             return
@@ -116,6 +132,17 @@ class CpuTexts:
         elif _BF16.search(text):
             yield BF16, own, "yes"
         self._asked = ""
+
+    def _metric(self, metric: re.Match[str]) -> Iterator[tuple[str, tuple[str, str], str]]:
+        """The counters of a pod, of which both are needed."""
+        pod = _POD_LABEL.search(metric["labels"])
+        if pod is None or len(self._pods) > MAX_FIGURES:
+            return
+        counted = self._pods.setdefault(pod[1], {})
+        counted[metric["what"]] = max(float(metric["value"]), counted.get(metric["what"], 0.0))
+        if len(counted) == 2 and counted["periods"]:
+            yield PERIODS, ("host", pod[1]), f"{counted['periods']:.0f}"
+            yield THROTTLED, ("host", pod[1]), f"{min(counted['throttled_periods'] / counted['periods'], 1.0):.4f}"
 
     def _throttled(
         self, text: str, stats: list[tuple[str, str]], own: tuple[str, str]
