@@ -28,7 +28,8 @@ NCCL, OWN, BATCHES, WHOLE = "time in kernels of nccl", "time in other kernels", 
 _RANK = re.compile(r"(?<![A-Za-z])(?:global[ _-]?)?rank[\s:=#_.\[-]{0,3}(\d{1,6})(?![\d.]\d)", re.IGNORECASE)
 _DEVICE = "CPU|CUDA|XPU|HPU|NPU|MTIA|PrivateUse1"
 _TORCH_HEAD = re.compile(  # people remove columns, so that the table fits
-    rf"\s*Name\s{{2,}}(?:\S.{{0,600}}?\s{{2,}})?(?:Self (?:{_DEVICE})(?: %)?|(?:{_DEVICE}) (?:total|time avg))(?:\s{{2,}}|\s*$)"
+    rf"\s*Name\s{{2,}}(?:\S.{{0,600}}?\s{{2,}})?"
+    rf"(?:Self (?:{_DEVICE})(?: %)?|(?:{_DEVICE}) (?:total|time avg))(?:\s{{2,}}|\s*$)"
 )
 _NSYS_HEAD = re.compile(
     r"\s*\|?\s*Time ?\(%\)\s{1,4}\|?\s*Total Time(?: \(ns\))?\s.*\bName\b|Time ?\(%\),Total Time \(ns\),.*\bName\b"
