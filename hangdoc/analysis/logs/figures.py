@@ -254,6 +254,9 @@ def called(of: str, owner: str) -> str:
     """`rank 3`, `gpu07`, `GPU 3 of gpu07`, `the slowest rank`."""
     if of == "extreme":
         return f"the {owner} rank"
+    if of == "process" and "/" in owner:
+        host, _, pid = owner.rpartition("/")
+        return f"process {pid} of {host}"
     if of != "gpu":
         return owner if of == "host" else f"{of} {owner}"
     host, _, number = owner.rpartition("/")

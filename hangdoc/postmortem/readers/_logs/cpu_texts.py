@@ -18,15 +18,24 @@ PERIODS, THROTTLED, ALLOWED, LOAD, CORES, THREADS, SETTING, NO_BF16, BF16 = (
     "cpu periods", "cpu throttled", "cpu allowed", "cpu load", "cpu cores", "cpu threads", "cpu setting", "cpu no bf16",
     "cpu uses bf16",
 )  # fmt: skip
+CPU_SET = "cpu set"  # the host and the CPUs that a process may use, as printed
 
 _SHOWS = re.compile(
-    r"nr_|_cfs_|affinit|Cpus_allowed|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
+    r"nr_|_cfs_|affinit|cpu-bind|MPI startup|taskset|/task/|Cpus_allowed|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
 )
 _STAT = re.compile(r"\bnr_(periods|throttled)[\s:=]{1,4}(\d{1,18})\b")
 _AFFINITY = re.compile(
     r"\bpid (\d{1,9})'s (?:current |new )?affinity (list|mask): ([0-9a-fA-F,-]{1,400})"
     r"|\bCpus_allowed_(?P<list>list):\s{0,8}(?P<cpus>[\d,-]{1,400})"
 )
+# The bindings that launchers print: `srun --cpu-bind=verbose` (slurm: task/affinity), Intel MPI with I_MPI_DEBUG=4.
+_BOUND = re.compile(
+    r"\bcpu-bind\S{0,20} - (?P<node>[A-Za-z][\w.-]{0,100}), task\s{1,6}(?P<task>\d{1,6})\s{1,6}\d{1,6} \[\d{1,9}\]:"
+    r" mask 0x(?P<mask>[0-9a-fA-F]{1,256})\b"
+    r"|\bMPI startup\(\): (?P<rank>\d{1,6})\s{1,12}\d{1,9}\s{1,12}(?P<host>[A-Za-z][\w.-]{0,100})\s{1,12}"
+    r"\{(?P<pinned>[\d,-]{1,400})\}"
+)
+_OF_THREADS = re.compile(r"\btaskset\s{1,4}-\w{0,4}a|\btaskset\b.{0,40}--all-tasks|/proc/\S{1,20}/task/")
 _LOAD = re.compile(r"\bload averages?: {0,3}(\d{1,6}(?:\.\d{1,2})?)")
 _NPROC = re.compile(r"(?:^|[$#;&|] ?)nproc\b")
 _NPROC_IS = re.compile(
@@ -59,6 +68,7 @@ class CpuTexts:
     _above: str | None = None
     _asked: str = ""  # the command before: nproc, bf16
     _columns: list[str] = field(default_factory=list)  # of ps
+    _threads: bool = False  # the text lists threads, and not processes
     _pods: dict[str, dict[str, float]] = field(default_factory=dict)  # of metrics
 
     def feed(self, text: str, rank: int | None, host: str | None, above: str | None, number: int) -> None:
@@ -73,7 +83,9 @@ class CpuTexts:
             return
         for kind, owner, value in self._figures(text, rank, host):
             of, name = owner
-            self.found.append(Figure(kind, kind, of, name, value, kind in (NO_BF16, BF16), False, None, number))
+            self.found.append(
+                Figure(kind, kind, of, name, value, kind in (NO_BF16, BF16, CPU_SET), False, None, number)
+            )
 
     def _observe(self, text: str) -> None:
         self._hints.updated = False
@@ -91,10 +103,19 @@ class CpuTexts:
         if stats := _STAT.findall(text):
             yield from self._throttled(text, stats, own)
             return
+        if bound := _BOUND.search(text):
+            ranked = ("rank", bound["task"] or bound["rank"])
+            yield from _allowed(
+                ranked, bound["node"] or bound["host"], bound["mask"] or bound["pinned"], bool(bound["mask"])
+            )
+            return
+        self._threads = self._threads or _OF_THREADS.search(text) is not None
         if found := _AFFINITY.search(text):
-            count = _cpus(found[3], found[2] == "mask") if found[3] else _cpus(found["cpus"], False)
-            owner = own if own[0] == "rank" else ("process", found[1]) if found[1] else own
-            yield ALLOWED, owner, str(count)
+            node = own[1] if own[0] == "host" else ""
+            process = ("process", f"{node}/{found[1]}" if node else found[1] or "")
+            owner = own if own[0] == "rank" else process if found[1] else own
+            if not self._threads or owner[0] == "rank":
+                yield from _allowed(owner, node if found[1] else None, found[3] or found["cpus"], found[2] == "mask")
             return
         if load := _LOAD.search(text):
             yield LOAD, own, load[1]
@@ -155,6 +176,15 @@ class CpuTexts:
                 yield PERIODS, own, str(self._stat["periods"])
                 yield THROTTLED, own, f"{min(self._stat['throttled'] / self._stat['periods'], 1.0):.4f}"
             self._stat = {}
+
+
+def _allowed(
+    owner: tuple[str, str], host: str | None, cpus: str, mask: bool
+) -> Iterator[tuple[str, tuple[str, str], str]]:
+    """The number of CPUs that an owner may use, and which ones. `host` None: the owner may be no process."""
+    yield ALLOWED, owner, str(_cpus(cpus, mask))
+    if host is not None:
+        yield CPU_SET, owner, f"{host[:100]} {cpus[:200].lstrip('0,') if mask else cpus[:200]}"
 
 
 def _cpus(text: str, mask: bool) -> int:
