@@ -21,7 +21,8 @@ PERIODS, THROTTLED, ALLOWED, LOAD, CORES, THREADS, SETTING, NO_BF16, BF16 = (
 CPU_SET = "cpu set"  # the host and the CPUs that a process may use, as printed
 
 _SHOWS = re.compile(
-    r"nr_|_cfs_|affinit|cpu-bind|MPI startup|taskset|/task/|Cpus_allowed|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
+    r"nr_|_cfs_|affinit|cpu-bind|MPI startup|taskset|/task/|Cpus_allowed"
+    r"|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
 )
 _STAT = re.compile(r"\bnr_(periods|throttled)[\s:=]{1,4}(\d{1,18})\b")
 _AFFINITY = re.compile(
