@@ -27,7 +27,7 @@ _SEVERAL_HOSTS = re.compile(
     re.IGNORECASE,
 )
 _NOT = re.compile(r"\b(?:not|no longer|isn't|aren't|don't|doesn't|assum\w{1,4}|if|whether|should)\b", re.IGNORECASE)
-_EXCEPT = re.compile(r"\b(?:except|unless|but not|\?)", re.IGNORECASE)
+_EXCEPT = re.compile(r".{0,30}\b(?:except|unless|but not)\b|[^.;,!)]{0,30}\?", re.IGNORECASE)
 
 
 def _statements(thing: str) -> re.Pattern[str]:
@@ -77,7 +77,7 @@ class RankNumbering:
             found = pattern.search(text)
             if not found or _NOT.search(text[max(found.start() - 12, 0) : found.end()]):
                 continue
-            if _EXCEPT.search(text[found.end() : found.end() + 30]):
+            if _EXCEPT.match(text, found.end()):
                 continue
             self._local = self._local or _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) is not None
             self._gpus = self._gpus or pattern is not _OF_POD

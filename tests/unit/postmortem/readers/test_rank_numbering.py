@@ -24,6 +24,7 @@ def numbering(*texts: str) -> tuple[bool, bool]:
         "one process per GPU, ranks in order",
         "GPU n runs rank n",
         "single node, local rank = GPU index",
+        "rank i on GPU i. why so slow?",
     ],
 )
 def test_a_text_numbers_gpus_as_ranks(text: str) -> None:
@@ -49,6 +50,7 @@ def test_an_index_may_be_that_of_either() -> None:
         "local rank = GPU index",
         "assuming rank i is on GPU i",
         "rank i on GPU i, except on the last host",
+        "is rank i on GPU i?",
     ],
 )
 def test_a_single_rank_or_a_denial_numbers_nothing(text: str) -> None:
