@@ -270,6 +270,8 @@ BUSY_PROCESS = Threshold(400.0, "% of a core", "chosen: a program that uses less
 IDLE_HOST = Threshold(10.0, "% of the CPU time", "chosen: with more, a process that wants a core gets one")
 QUEUED = Threshold(80.0, "% of the time", "chosen: with a core for each thread, hardly any task waits for one")
 STOLEN = Threshold(20.0, "% of the CPU time", "chosen: the hypervisor gives a fifth of it to other machines")
+CORRUPTED_FRAMES = Threshold(100, "frames", "chosen: a good cable corrupts fewer in a day")
+RESENT_APART = Threshold(10, "times the retransmissions to other peers", "chosen: a shared queue drops for every peer")
 MANY_RESENT = Threshold(1000, "segments", "chosen: a share of fewer, since the boot of the host, says nothing")
 
 # --- figures in texts -----------------------------------------------------------------------------

@@ -25,4 +25,5 @@ class Figures(Record, frozen=True):
 
     values: tuple[Figure, ...]
     source: str
-    index_is_rank: bool = False  # the text states that the number of a GPU or pod is its rank
+    index_is_rank: bool = False  # the text states that the number of a GPU is its rank
+    ordinal_is_rank: bool = False  # the same of the number at the end of a pod's name

@@ -6,6 +6,7 @@ wait for others tells them apart. A rank that waits less than all others is the 
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ SLOW_IF_LOW = ("rate", "score")
 PARTS = ("work", "backward", "wait")  # of a step, besides the wait for its batch
 # The first shows the cause best: its own work, then what only shows that it is late.
 ORDER = ("work", "score", "backward", "rate", "step")
+
+_POD = re.compile(r".{0,240}[a-z\d]-(0|[1-9]\d{0,5})")  # of a stateful set: no zeros in front of its ordinal
 
 Values = Mapping[str, float]  # owner -> value
 Group = tuple[str, str, str]  # kind, kind of owner, name
@@ -88,7 +91,7 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
         figures = case_figures(case)
         if not figures:
             return dict.fromkeys(case.ranks, FiguresFacts()), FiguresJob()
-        as_ranks = any(one.index_is_rank for one in figures)
+        numbered = numbered_as_ranks(figures)
         values = [one for record in figures for one in record.values]
         loading = _loading(values)
         slow = _slow(values)
@@ -96,10 +99,10 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
             slow = None
         parted = _parted(values)
         job = FiguresJob(
-            slow=_suspects(slow, as_ranks),
+            slow=_suspects(slow, numbered),
             slow_why=slow.why if slow else None,
             slow_firm=slow.firm if slow else False,
-            loading=_suspects(loading, as_ranks),
+            loading=_suspects(loading, numbered),
             loading_why=loading.why if loading else None,
             loading_firm=loading.firm if loading else False,
             **_share(values),
@@ -127,18 +130,31 @@ def keys_of(case: Case, suspects: Iterable[Suspect]) -> set[Key]:
     return {keys[one.rank] for one in suspects if one.rank in keys}
 
 
-def suspect(of: str, owner: str, as_ranks: bool) -> Suspect | None:
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """What the texts number as they number the ranks."""
+
+    gpus: bool = False
+    pods: bool = False
+
+
+def numbered_as_ranks(figures: Iterable[Figures]) -> Numbered:
+    known = list(figures)
+    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known))
+
+
+def suspect(of: str, owner: str, numbered: Numbered) -> Suspect | None:
     """The rank or the host; None: the text does not say which rank it is."""
-    if of == "rank" or (of == "gpu" and as_ranks):
+    if of == "rank" or (of == "gpu" and numbered.gpus):
         return Suspect(int(owner)) if owner.isdecimal() else None
     if of == "host":
-        number = owner.rpartition("-")[2]
-        return Suspect(int(number)) if as_ranks and number.isdecimal() else Suspect(None, None, owner)
+        pod = _POD.fullmatch(owner) if numbered.pods else None
+        return Suspect(int(pod[1])) if pod else Suspect(None, None, owner)
     return None
 
 
-def _suspects(found: _Outlier | None, as_ranks: bool) -> tuple[Suspect, ...]:
-    named = [suspect(of, owner, as_ranks) for of, owner in found.owners] if found else []
+def _suspects(found: _Outlier | None, numbered: Numbered) -> tuple[Suspect, ...]:
+    named = [suspect(of, owner, numbered) for of, owner in found.owners] if found else []
     return tuple(one for one in named if one is not None)[:MAX_SUSPECTS]
 
 
@@ -238,6 +254,9 @@ def called(of: str, owner: str) -> str:
     """`rank 3`, `gpu07`, `GPU 3 of gpu07`, `the slowest rank`."""
     if of == "extreme":
         return f"the {owner} rank"
+    if of == "process" and "/" in owner:
+        host, _, pid = owner.rpartition("/")
+        return f"process {pid} of {host}"
     if of != "gpu":
         return owner if of == "host" else f"{of} {owner}"
     host, _, number = owner.rpartition("/")
@@ -322,7 +341,7 @@ def _parted(values: Sequence[Figure]) -> dict[str, Any]:
         (usual, count), *others = Counter(texts.values()).most_common()
         majority = bool(others) and count > max(1, others[0][1]) and kind != "grad"
         odd = [owner for owner, text in texts.items() if text != usual] if majority else []
-        named = [suspect(of, owner, False) for owner in odd]
+        named = [suspect(of, owner, Numbered()) for owner in odd]
         return {
             "odd": tuple(one for one in named if one is not None)[:MAX_SUSPECTS],
             "apart": name,

@@ -23,6 +23,8 @@ STATUSES = {
 }  # fmt: skip
 # Xid numbers of errors in the GPU, its memory, link or firmware (NVIDIA, "XID Errors"); most others are the program's.
 HARDWARE = frozenset({46, 48, 61, 62, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 136, 140, 143, 149, 150, 154})
+HUNG = re.compile(r"\bHW Exception by GPU node")
+ABORTED = frozenset({"-6", "134"})  # SIGABRT, as torchelastic and as a shell report it
 
 
 @dataclass(slots=True)
@@ -64,9 +66,26 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             (found.gpus, found.gpu_hosts, _format_gpu(events)),
         ):
             ranks = [key for key in case.ranks if key[0] == host]
+            if texts is found.gpus and text and (aborted := _aborted(logs, host)) is not None:
+                found.gpus.setdefault(aborted, text)
             if text and not any(key in texts for key in ranks):
                 hosts[host] = text
     return found
+
+
+def _aborted(logs: JobLogs, host: str) -> Key | None:
+    """The rank that the runtime of its GPU aborted. None: more than one may be meant.
+
+    ROCm's runtime reports a hung GPU in the process that uses it, and aborts this process (ROCR-Runtime:
+    src/core/runtime/runtime.cpp). So it is the rank that a launcher reports first, if it alone failed, and by SIGABRT.
+    """
+    reports = [event for event in logs.all("gpu_hardware") if HUNG.search(event.text)]
+    failed = [(key, event) for key, event in logs.of_ranks("failure")]
+    if len(reports) != 1 or len(failed) != 1:
+        return None
+    key, failure = failed[0]
+    same_host = key[0] == host or failure.fields.get("host") == host
+    return key if same_host and failure.fields.get("code") in ABORTED and "root" in failure.fields else None
 
 
 def _internal_interface(event: LogEvent) -> str | None:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.figures import MAX_SUSPECTS, FiguresJob, called, case_figures, keys_of, suspect
+from hangdoc.analysis.logs.figures import (
+    MAX_SUSPECTS,
+    FiguresJob,
+    Numbered,
+    called,
+    case_figures,
+    keys_of,
+    numbered_as_ranks,
+    suspect,
+)
 from hangdoc.analysis.thresholds import (
     BUSY_GPU,
     COMPARABLE_RANKS,
@@ -61,6 +70,7 @@ class HardwareJob:
     crowded_why: str | None = None  # more threads than cores: "load 702 on 128 cores"
     crowded_proved: bool = False  # the threads of the processes were counted, too
     bound_why: str | None = None  # one process may use far fewer cores than its peers, or several share one
+    bound_unranked: bool = False  # several processes share cores, and nothing shows that they are ranks
     emulated_why: str | None = None  # bfloat16 on a CPU without it
 
 
@@ -72,12 +82,12 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         records = case_figures(case)
         if not records:
             return dict.fromkeys(case.ranks, HardwareFacts()), HardwareJob()
-        as_ranks = any(one.index_is_rank for one in records)
         values: dict[str, list[Figure]] = defaultdict(list)
         for record in records:
             for one in record.values:
                 values[one.kind].append(one)
-        named = _Named(as_ranks, case.job(FiguresJob).slow)
+        hosts = {one.owner.rpartition("/")[0] for several in values.values() for one in several if one.of == "gpu"}
+        named = _Named(numbered_as_ranks(records), len(hosts) > 1, case.job(FiguresJob).slow)
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
@@ -85,11 +95,16 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         link, link_why, by_errors = _link(values)
         throttled, throttled_why = _throttled(values["cpu throttled"], values["cpu periods"])
         bound, bound_why = _bound(values["cpu allowed"])
+        unranked = False
+        if bound_why is None:
+            bound, bound_why = _shared(values["cpu set"], values["cpu allowed"])
+            unranked = any(of != "rank" for of, _ in bound)
         crowded_why, proved = _crowded(values)
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
-            named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, _emulated(values),
+            named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, unranked,
+            _emulated(values),
         )  # fmt: skip
         slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
         return {key: HardwareFacts(key in slow or None, key in late or None) for key in case.ranks}, job
@@ -99,7 +114,8 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
 class _Named:
     """Names the rank of a GPU, a host or a process."""
 
-    as_ranks: bool  # the text states that their numbers are those of the ranks
+    numbered: Numbered
+    several_hosts: bool  # have GPUs in the texts: their numbers are local ones
     slow: Sequence[Suspect]  # by their own figures
 
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
@@ -113,9 +129,11 @@ class _Named:
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:
         host, _, number = owner.rpartition("/")
-        if of == "gpu" and host:
-            return Suspect(None, None, host)
-        return suspect(of, number or owner, self.as_ranks)
+        if of == "gpu" and host and (self.several_hosts or not self.numbered.gpus):
+            return suspect("host", host, self.numbered) if number == "0" else Suspect(None, None, host)
+        if of == "process":
+            return Suspect(None, None, host) if host else None
+        return suspect(of, number or owner, self.numbered)
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
@@ -251,6 +269,25 @@ def _bound(allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None
         return [], None
     shown = ", ".join(f"{cores[key]:.0f} on {called(*key)}" for key in few[:MAX_SHOWN])
     return few, f"cores allowed: {shown}; {usual:.0f} on the others"
+
+
+def _shared(sets: Sequence[Figure], allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:
+    """Processes of one host that may use the same few CPUs only, fewer than one for each."""
+    counts = {(one.of, one.owner): float(one.value) for one in allowed}
+    users: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for figure in sets:
+        key = figure.of, figure.owner
+        if key not in users[figure.value]:
+            users[figure.value].append(key)
+    found: list[tuple[str, str]] = []
+    texts = []
+    for value, keys in users.items():
+        host, _, _ = value.rpartition(" ")
+        cores = counts.get(keys[0], 0.0)
+        if len(keys) > 1 and 0 < cores * CORES_OVERCOMMITTED_TWICE <= len(keys):
+            found += keys
+            texts.append(f"{len(keys)} processes{f' of {host}' if host else ''} may use the same {cores:.0f} only")
+    return found, f"cores allowed: {'; '.join(texts[:MAX_SHOWN])}" if texts else None
 
 
 def _crowded(values: Mapping[str, list[Figure]]) -> tuple[str | None, bool]:

@@ -15,12 +15,14 @@ from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, number
 from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
 from hangdoc.analysis.thresholds import (
     COMPARABLE_RANKS,
+    CORRUPTED_FRAMES,
     DEAD_AFTER_S,
     DEAD_REPEATS,
     LOSS_THAT_SLOWS_TCP,
     LOST_PINGS,
     MANY_RESENT,
     PLAIN_PING,
+    RESENT_APART,
     SLOWER_PORT,
 )
 from hangdoc.evidence.logs import LogEvent
@@ -47,6 +49,9 @@ class PortsJob:
     reject_text: str | None = None  # the first line or rule that shows it
     lossy: tuple[Suspect, ...] = ()  # hosts that send many TCP segments again, by their counters
     lossy_text: str | None = None  # "r12: 5.5% of the TCP segments were sent again since the host started"
+    erring: tuple[Suspect, ...] = ()  # hosts with a port whose counter of corrupted frames grows
+    erring_text: str | None = None  # "ml24: rx_crc_errors_phy of eth1 grew from 22 to 9040"
+    lossy_peer: str | None = None  # connections to one peer lose far more than those to others
     dead_path: str | None = None  # a connection of no known process on which nothing is acknowledged
 
 
@@ -61,6 +66,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
         slow, slow_text = _slow(logs)
         other, mtu_text = _mtu(logs)
         down, down_text = _down(logs)
+        erring = _erring(logs)
         lossy = _lossy(logs)
         rejects = [(host, event) for host, event in logs.unattributed if event.kind == "firewall_rejects"]
         return {}, PortsJob(
@@ -73,12 +79,16 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
             lost=_lost(logs, large=False),
             down=_suspects(down),
             down_text=down_text,
-            blamed=_suspects(slow or other or down) or measured,
+            blamed=_suspects(slow or other or _known(erring) or down) or measured,
             suffers=any(True for _ in logs.all(*TIMEOUTS, "ib_error", "connect_failed", "connection_closed")),
             rejects=_suspects(_known(host for host, _ in rejects)),
             reject_text=rejects[0][1].text if rejects else None,
             lossy=_suspects(_known(lossy)),
             lossy_text="; ".join(f"{host}: {text}" if _known([host]) else text for host, text in lossy.items()) or None,
+            erring=_suspects(_known(erring)),
+            erring_text="; ".join(f"{host}: {text}" if _known([host]) else text for host, text in erring.items())
+            or None,
+            lossy_peer=_lossy_peer(logs),
             dead_path=_dead_path(logs),
         )
 
@@ -86,7 +96,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
 KINDS = frozenset(
     {
         "port_speed", "port_mtu", "port_state", "port_link", "path_rate", "path_loss", "firewall_rejects", "tcp_totals",
-        "socket_row",
+        "socket_row", "peer_losses", "port_counter",
     }
 )  # fmt: skip
 
@@ -186,6 +196,34 @@ def _lossy(logs: JobLogs) -> Mapping[str | None, str]:
         if sent > 0 and again >= MANY_RESENT and again >= LOSS_THAT_SLOWS_TCP * sent:
             found[host] = f"{again / sent:.1%} of the TCP segments were sent again {since}"
     return found
+
+
+def _erring(logs: JobLogs) -> Mapping[str | None, str]:
+    """Hosts with a port whose counter of corrupted frames grew between two readings."""
+    readings: dict[tuple[str | None, str, str], list[int]] = defaultdict(list)
+    for host, event in logs.unattributed:
+        value = number(event, "value") if event.kind == "port_counter" else None
+        if value is not None:
+            readings[host, event.fields.get("interface", ""), event.fields.get("counter", "")].append(value)
+    found: dict[str | None, str] = {}
+    for (host, interface, counter), values in readings.items():
+        if values[-1] - values[0] >= CORRUPTED_FRAMES:
+            found.setdefault(host, f"{counter} of {interface} grew from {values[0]} to {values[-1]}")
+    return found
+
+
+def _lossy_peer(logs: JobLogs) -> str | None:
+    """The peer to which far more is sent again than to any other, from one host."""
+    resent: dict[str, dict[str, int]] = defaultdict(dict)
+    for event in logs.all("peer_losses"):
+        local, remote = event.fields.get("local", ""), event.fields.get("remote", "")
+        resent[local][remote] = max(number(event, "resent") or 0, resent[local].get(remote, 0))
+    for local, peers in resent.items():
+        worst = max(peers, key=lambda peer: peers[peer])
+        most = max((count for peer, count in peers.items() if peer != worst), default=None)
+        if most is not None and peers[worst] >= MANY_RESENT and peers[worst] >= RESENT_APART * most:
+            return f"{peers[worst]} retransmissions from {local} to {worst}, at most {most} to its other peers"
+    return None
 
 
 def _dead_path(logs: JobLogs) -> str | None:

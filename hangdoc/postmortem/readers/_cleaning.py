@@ -42,6 +42,7 @@ _NUMBERED = re.compile(r"(?!\d{1,2}:\d\d:\d\d)(?!\d{4}-\d\d-\d\d)\s*(\d{1,9})(:|
 _LISTED = re.compile(r"[ ]{0,8}(\d{1,9})(?:\t|[ ]{1,2}\t?|[ ]?[|\u2502] ?)(?=\S| |$)")  # cat -n, nl, an editor
 _FILE = r"((?:[\w.@+~=-]{0,100}/){0,20}[\w.@+~=-]{1,200}?\.(?:log|txt|out|err|stdout|stderr)(?:\.\d{1,6})?)"
 _IN_FILE = re.compile(rf"{_FILE}(?:[:-](\d{{1,9}}))?[:-](?!\d+[:,]\d)")  # grep -r, grep -rn
+_OF_FILE = re.compile(r"\s{0,4}# Avg bus bandwidth")  # a summary that says nothing without the name of its file
 _SECTION = re.compile(rf"==> {_FILE} <==\s*")  # head, tail
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d{1,4}/(\d{1,6})/std(?:out|err)\.log")
 
@@ -246,7 +247,7 @@ def _without_files(lines: list[TextLine]) -> list[TextLine]:
         text = line.text
         if match := _SECTION.fullmatch(text):
             section = _file_prefix(match[1]) if _TORCHRUN.search(match[1]) or ".log" in match[1] else ""
-        elif match := _IN_FILE.match(text):
+        elif (match := _IN_FILE.match(text)) and not _OF_FILE.match(text, match.end()):
             text = _prefixed(_file_prefix(match[1]), text[match.end() :])
         elif section and text:
             text = _prefixed(section, text)

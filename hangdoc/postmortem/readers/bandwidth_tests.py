@@ -42,7 +42,7 @@ _DEVICE_LINE = re.compile(
     rf"#\s{{1,8}}Rank\s{{1,8}}(\d{{1,6}})(?:\s{{1,8}}Group\s{{1,8}}\d{{1,6}})?\s{{1,8}}Pid\s{{1,8}}\d{{1,9}} on"
     rf"\s{{1,40}}({NAME})\s{{1,8}}device"
 )
-_AVERAGE = re.compile(r"#\s?Avg bus bandwidth\s{0,20}: {0,4}(\d{1,6}(?:\.\d{1,9})?)\b")
+_AVERAGE = re.compile(r"(?:#\s?)?\bAvg bus bandwidth\s{0,20}: {0,4}(\d{1,6}(?:\.\d{1,9})?)\b")
 _CHECKED = re.compile(r"#\s?Out of bounds values\s{0,20}: {0,4}(\d{1,12}) (OK|FAILED)\b")
 _IB_HEAD = re.compile(r"#bytes\s{1,20}#iterations\s.{0,60}BW average ?\[(Gb|MB|MiB|Mb|GB)/sec\]")
 _IB_DEVICE = re.compile(r"\bDevice\s{1,12}: {0,4}([\w.-]{1,40})\s*$")
@@ -58,16 +58,22 @@ _HEADING = re.compile(
     rf"({NAME}(?: ?(?:,|&|\+|<->|and|vs\.?) ?{NAME})?)"
     r"(?: \([^()\n]{1,40}\))?\s?(?::|=+|-+|\W*)\s*"
 )
+# In front of a summary: `n05,n06`, `[n05 n06]`, `logs/n05_n06.log:`, `n05 <-> n06:`.
+_IN_FRONT = re.compile(r"[,\s/&+|:()\[\]'\"=]+|<[-=]{1,2}>|[-=]{1,2}>|_|\.(?:log|txt|out|err)\b")
+_DASHED = re.compile(r"(?:^|-)([A-Za-z][A-Za-z.-]{0,60}?)(\d{1,6})-(\1\d{1,6})$")
+MAX_IN_FRONT = 4  # hosts
+_LABEL = r"(?P<label>(?i:(?:(?:avg|average|mean|bus|busbw|algbw|bandwidth|bw)\.?[\s:=]{1,4}){1,4}))?"
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 _RATE_UNIT = r"GB/s(?:ec)?|GiB/s|GBps|Gb/s(?:ec)?|Gbps|Gbit/s|MB/s(?:ec)?|MiB/s"
+_RATE = rf"(?P<value>{_NUMBER}) ?(?P<unit>{_RATE_UNIT})?"
 _PAIR = re.compile(
     rf"\W{{0,8}}({NAME}) {{0,6}}(?:<-{{1,2}}>|-{{1,2}}>|<=>|=>|,|&|/|\+|-|\||\band\b|\bto\b|\bvs\.?)? {{0,6}}({NAME})"
-    rf"[\s:=|]{{1,40}}({_NUMBER}) ?({_RATE_UNIT})?(?:\s.{{0,60}}|\s*\|.{{0,60}})?"
+    rf"[\s:=|]{{1,40}}{_LABEL}{_RATE}(?:\s.{{0,60}}|\s*\|.{{0,60}})?"
 )
 _DASHED_PAIR = re.compile(
-    rf"\W{{0,8}}([A-Za-z][\w.]{{0,60}}\d)-([A-Za-z][\w.]{{0,60}}\d)[\s:=|]{{1,40}}({_NUMBER}) ?({_RATE_UNIT})?\W*"
+    rf"\W{{0,8}}([A-Za-z][\w.]{{0,60}}\d)-([A-Za-z][\w.]{{0,60}}\d)[\s:=|]{{1,40}}{_LABEL}{_RATE}\W*"
 )
-_HOST_RATE = re.compile(rf"\W{{0,8}}({NAME})[\s:=|]{{1,40}}({_NUMBER}) ?({_RATE_UNIT})?\W*")
+_HOST_RATE = re.compile(rf"\W{{0,8}}({NAME})[\s:=|]{{1,40}}{_LABEL}{_RATE}\W*")
 _ANNOUNCES = re.compile(r"\b(?:bus ?bw|busbw|alg ?bw|bus bandwidth|bandwidth|GB/s|Gb/s|Gbps)\b", re.IGNORECASE)
 _OF_HOSTS = re.compile(r"\b(?:hosts?|nodes?|machines?|servers?)\b|_perf\b", re.IGNORECASE)
 _NO_RATE = re.compile(  # of a network or of links between GPUs
@@ -145,6 +151,7 @@ class _Reading:
     runs: list[_Run] = field(default_factory=list)
     _open: dict[str, _Run] = field(default_factory=dict)  # by prefix of their lines
     _host: tuple[str, ...] = ()  # of the prompt or heading above
+    _test: str = ""  # of the last command
     _unit: str = ""  # of the rows of perftest and OSU
     _list: tuple[str, int] | None = None  # words that announce a list of rates, and their line
     _of_hosts: bool = False  # they announce one rate for each host
@@ -187,7 +194,7 @@ class _Reading:
             return
         self._open.pop(prefix, None)
         run = self._run(prefix, number)
-        run.test = found[1]
+        run.test = self._test = found[1]
         if option := _IB_OPTION.search(command):
             run.device = option[1]
         if hosts := _HOSTS_OPTION.search(command[: found.start()]):
@@ -217,9 +224,16 @@ class _Reading:
     def _result(self, text: str, prefix: str, number: int) -> bool:
         """Read a line with results: a row, a summary, or the head of a table, which names the unit."""
         if found := _AVERAGE.search(text):
-            run = self._run(prefix, number)
+            hosts = _hosts_in_front(text[: found.start()])
+            if hosts and len(self.runs) < MAX_RUNS:
+                run = _Run(number, self._test)
+                run.place(hosts)
+                self.runs.append(run)
+            else:
+                run = self._run(prefix, number)
             run.rate(AVERAGE, float(found[1]))
-            self._open.pop(prefix, None)
+            if not hosts:
+                self._open.pop(prefix, None)
             return True
         if found := _CHECKED.search(text):
             if found[2] == "FAILED" and int(found[1]):
@@ -293,14 +307,18 @@ class _Reading:
                     self._measured((cells[0], other), float(cell), "", number)
             return True
         for pattern in (_PAIR, _DASHED_PAIR):
-            if (found := pattern.fullmatch(text)) and (self._list or found[4]):
+            if (found := pattern.fullmatch(text)) and (self._list or found["unit"] or _of_bus(found["label"])):
                 one, other = found[1], found[2]
                 alike = pattern is _PAIR or re.sub(r"\d", "", one) == re.sub(r"\d", "", other)
                 if one != other and alike and is_host_name(one) and is_host_name(other):
-                    self._measured((one, other), float(found[3]), found[4] or "", number)
+                    self._measured((one, other), float(found["value"]), found["unit"] or "", number)
                     return True
-        if self._of_hosts and self._list and (found := _HOST_RATE.fullmatch(text)) and is_host_name(found[1]):
-            self._measured((found[1],), float(found[2]), found[3] or "", number)
+        if (
+            (found := _HOST_RATE.fullmatch(text))
+            and ((self._of_hosts and self._list) or _of_bus(found["label"]))
+            and is_host_name(found[1])
+        ):
+            self._measured((found[1],), float(found["value"]), found["unit"] or "", number)
             return True
         return False
 
@@ -310,6 +328,22 @@ class _Reading:
             run.place(hosts)
             run.rate(AVERAGE, value * (_factor(unit) if unit else 1.0))
             self.runs.append(run)
+
+
+def _of_bus(label: str | None) -> bool:
+    return label is not None and "bus" in label.lower()
+
+
+def _hosts_in_front(text: str) -> list[str]:
+    """The hosts that a loop, `grep` or a person put in front of a summary; empty: none, or it is no list of hosts."""
+    words = text.strip().rstrip("#").strip()[-200:]
+    found: dict[str, None] = {}
+    for word in _IN_FRONT.split(words):
+        dashed = _DASHED.search(word)
+        for name in (f"{dashed[1]}{dashed[2]}", dashed[3]) if dashed else (word,):
+            if is_host_name(name) and (name[:1].isalpha() or name.count(".") == 3):
+                found.setdefault(name)
+    return list(found) if len(found) <= MAX_IN_FRONT else []
 
 
 def _fits(size: int, time_us: float, rate: float) -> bool:

@@ -1,7 +1,8 @@
 """What tools print of hosts: speed, MTU and state of ports, throughput, loss, firewalls, and versions of software.
 
-`ethtool`, `ip link`, `ifconfig`, `rdma link`, `ibstat`, `ibstatus`, `ibv_devinfo`, `iperf3`, `ib_write_bw`, `ping`,
-`iptables -L`, the kernel's log. The host of a line is in its prefix, in the prompt above it, or in a heading.
+`ethtool` and `ethtool -S`, `ip link`, `ifconfig`, `rdma link`, `ibstat`, `ibstatus`, `ibv_devinfo`, `iperf3`,
+`ib_write_bw`, `ping`, `iptables -L`, the kernel's log. The host of a line is in its prefix, in the prompt above it, or
+in a heading.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ OPENING = re.compile(
     r"\bSpeed: {0,4}\d{1,7} ?[MG]b|> mtu \d{3,6}|physical_state|Link detected: |packets transmitted, |Physical state:"
     r"|phys_state:|PORT_DOWN|[KMG]bits/sec|reject-with|\bIN=\S{1,40} OUT=\s|[Ll]ink (?:is )?[Dd]own|NIC Link is Up"
     r"|\bnvidia-nccl-cu\d|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
-    r"|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b",
+    r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
 # Interfaces that carry no traffic between hosts.
@@ -88,6 +89,12 @@ _BARE_VERSION = re.compile(r"\(?(\d{1,3}(?:(?:\.|, )\d{1,4}){1,3}(?:\+[a-z]{2,5}
 _IBSTAT = re.compile(r"\bibstat(?:us)?(?: (?P<device>[a-z]\w{1,30}))?")
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{_NAME} ){{0,64}}?{_NAME}) ?; ?do\b")
+# `ethtool -S IFACE`: counters of frames that a bad cable, transceiver or port corrupts, as drivers name them.
+_COUNTING = re.compile(r"\bethtool (?:-S|--statistics) ([a-z][\w.-]{1,30})")
+_COUNTER = re.compile(r"\s{0,12}([a-z][\w.]{2,60}): {1,4}(\d{1,18})\s*")
+_CORRUPTED = re.compile(
+    r"(?:crc|symbol|fcs|bad_csum_phy)\w{0,20}err|err\w{0,20}(?:crc|symbol|fcs)|crc_?align|(?:^|_)fcs$"
+)
 _NCCL_LINE = re.compile(rf"(?:^|[\s\]:>|])({_NAME}):\d{{1,9}}:\d{{1,9}} \[-?\d{{1,3}}\] ")
 MAX_EVENTS = 2000
 MAX_ALIASES = 10_000
@@ -102,6 +109,7 @@ class _Reading:
     host: str | None = None  # of the lines that follow
     only: str | None = None  # host of a text that names one in a sentence
     device: str = ""  # of ibstat
+    counted: str = ""  # interface whose counters are listed
     asked: str = ""  # package whose bare version a command asked for
     looped: frozenset[str] = frozenset()  # hosts over which a loop of the shell runs
     pinged: tuple[str, int] | None = None  # host and bytes of the ping that runs
@@ -118,6 +126,7 @@ class NetworkToolsReader:
     name = "output of network tools"
     order = 45
     marks = (
+        "ethtool -",
         "Speed: ",
         "> mtu ",
         "physical_state",
@@ -155,6 +164,8 @@ def _read_line(reading: _Reading, text: str) -> None:
         text = found[2]
     elif found := _BARE_PROMPT.match(text):
         text = found[1]
+    if counting := set(_COUNTING.findall(text)):
+        reading.counted = counting.pop() if len(counting) == 1 else ""
     if loop := _LOOP.search(text):
         reading.looped = frozenset(filter(_is_host, loop[1].split()))
     if asked := _ASKED.search(text):
@@ -171,6 +182,7 @@ def _read_line(reading: _Reading, text: str) -> None:
     hosts, rest = _prefix(text)
     for host in hosts or (reading.host,):
         _port(reading, host, rest)
+        _counter(reading, host, rest)
         _version(reading, host, rest)
     _path(reading, text)
     _firewall(reading, text)
@@ -222,6 +234,11 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
     if found := _KERNEL_LINK.search(text):
         named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
         reading.add(named[1] if named else host, "port_link", text, port=found[1], state=found[2].lower())
+
+
+def _counter(reading: _Reading, host: str | None, text: str) -> None:
+    if reading.counted and (found := _COUNTER.fullmatch(text)) and _CORRUPTED.search(found[1]):
+        reading.add(host, "port_counter", text, interface=reading.counted, counter=found[1], value=found[2])
 
 
 def _version(reading: _Reading, host: str | None, text: str) -> None:

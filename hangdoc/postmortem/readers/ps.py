@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hangdoc.evidence import ChildProcess, End, Environ, Process, ThreadCpu
 from hangdoc.evidence.limits import parse_count
@@ -38,11 +38,16 @@ _BY_OPTION = {
     "lwp": "LWP", "tid": "TID", "spid": "SPID", "ni": "NI", "nice": "NI", "psr": "PSR", "time": "TIME", "tty": "TTY",
     "nlwp": "NLWP", "start": "START", "stime": "STIME", "pri": "PRI",
 }  # fmt: skip
-_ASKED = re.compile(r"\bps\s(?:-?\w{1,6}\s){0,3}?-?\w{0,4}o[ =]?([\w%,:]{3,200})")
+_ASKED = re.compile(r"\bps\s(?P<options>(?:-?\w{1,6}\s){0,3}?-?\w{0,4})o[ =]?(?P<columns>[\w%,:=]{3,200})")
 _FILTERED = re.compile(r"\|\s?(?:grep|egrep|awk|rg|sed|tail)\b|--no-headers|\bh\b")
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|\$\{?\w{1,20}\}?)/environ\b.*\bRANK")
 _LOOP = re.compile(r"\bfor \w{1,20} in ((?:\d{1,9} ){0,64}\d{1,9});")
 _OWN_RANK = re.compile(r"\s*(?:export )?RANK=(\d{1,6})\s*")
+# The rank that a loop of the shell put beside the row of its process: `RANK=1 4711 Tl ...`, `4711 RANK=1 Tl ...`.
+_BESIDE = re.compile(
+    r"\s{0,8}(?P<pid>\d{1,9}\s{1,4})?\[?(?:RANK=|[Rr]ank[ =:#_-]{0,2})(?P<rank>\d{1,6})\]?[:,|]?\s{1,8}"
+    r"(?:pid[ =:]{1,2})?(?=\d|[A-Za-z]{1,4}\s)"
+)
 _STATE = re.compile(r"[RSDTtZXI][<NLsl+]{0,5}")
 _LAUNCHER = re.compile(
     r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|\bdeepspeed\b|deepspeed\.launcher"
@@ -69,6 +74,7 @@ _STORAGE = re.compile(
 )
 MAX_ROWS = 20_000
 MAX_COMMAND = 300  # characters
+MAX_ASKED = 1_000  # characters of a command line that are searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class _Row:
     age_s: float | None
     nice: int | None
     command: str
+    rank: int | None = None  # beside the row
 
 
 class PsReader:
@@ -123,8 +130,9 @@ class _Parser:
             self._columns = _asked_columns(prompt.command)
             return False
         if not self._columns:
+            self._columns = _asked_columns(text) if "ps " in text[:MAX_ASKED] else []
             return False
-        row = _row(self._columns, text)
+        row = _labelled_row(self._columns, text)
         if row is None:
             self._columns = [] if text.strip() else self._columns
             return False
@@ -142,11 +150,17 @@ class _Parser:
 
 def _asked_columns(command: str) -> list[str]:
     """The columns of a table without a header, from the command that printed it; empty: unknown."""
-    asked = _ASKED.search(command[:1000])
-    if not asked or not _FILTERED.search(command[asked.end() :]):
+    asked = _ASKED.search(command[:MAX_ASKED])
+    if not asked:
         return []
-    columns = [_BY_OPTION.get(name.partition(":")[0].lower(), "") for name in asked[1].strip(",").split(",")]
-    return columns if all(columns) and "PID" in columns else []
+    names = asked["columns"].strip(",").split(",")
+    headless = "h" in asked["options"] or all(name.endswith("=") for name in names)
+    if not headless and not _FILTERED.search(command[asked.end() :]):
+        return []
+    columns = [_BY_OPTION.get(name.rstrip("=").partition(":")[0].lower(), "") for name in names]
+    if not all(columns):
+        return []
+    return columns if "PID" in columns else ["PID", *columns]  # which a loop puts in front
 
 
 def _ranks_of_pids(lines: Iterable[str]) -> Iterator[Piece]:
@@ -169,6 +183,16 @@ def _pairs(pids: list[int], ranks: list[int]) -> Iterator[Piece]:
     if pids and len(pids) == len(ranks) == len(set(ranks)):
         for pid, rank in zip(pids, ranks, strict=True):
             yield Piece(ProcessRef(rank, None, pid), "environ", Environ({"RANK": str(rank)}))
+
+
+def _labelled_row(columns: list[str], text: str) -> _Row | None:
+    """A row, and the rank beside it."""
+    if label := _BESIDE.match(text):
+        rest = text[label.end() :]
+        for cells in ((label["pid"] or "") + rest, rest):
+            if (row := _row(columns, cells)) is not None:
+                return replace(row, rank=int(label["rank"]))
+    return _row(columns, text)
 
 
 def _row(columns: list[str], text: str) -> _Row | None:
@@ -218,7 +242,7 @@ def _pieces(process: ProcessRef, rows: tuple[tuple[_Row, int], ...], source: str
             lines.setdefault(row.pid, line)
         if row.tid is not None:
             threads[row.pid].append(row)
-    ranks = [row for row in by_pid.values() if _is_rank(row, by_pid)]
+    ranks = [row for row in by_pid.values() if row.rank is not None or _is_rank(row, by_pid)]
     children: dict[int, list[_Row]] = defaultdict(list)
     for row in by_pid.values():
         if row.ppid is not None:
@@ -226,7 +250,7 @@ def _pieces(process: ProcessRef, rows: tuple[tuple[_Row, int], ...], source: str
     for row in ranks:
         if row.state is None:
             continue
-        ref = ProcessRef(_number(_RANK, row.command), process.host, row.pid)
+        ref = ProcessRef(row.rank if row.rank is not None else _number(_RANK, row.command), process.host, row.pid)
         size = _number(_WORLD, row.command)
         if row.state in "ZX":
             yield Piece(ref, "end", End(), None, size)

@@ -296,6 +296,14 @@ def _unowned(table: _Table, source: str) -> Iterator[Piece]:
             if row.info and fields.get("last_ack_s") is not None:
                 shown["silent_s"] = str(int(fields["last_ack_s"]))
             events.append(LogEvent("socket_row", text, source, number, None, shown))
+    resent: dict[tuple[str, str], int] = defaultdict(int)
+    for row in table.rows:
+        if row.info and row.fields["state"] == "established":
+            resent[row.fields["local"], row.fields["remote"]] += row.fields.get("total_retransmits") or 0
+    for number, ((local, remote), count) in enumerate(list(resent.items())[:MAX_UNOWNED], 1):
+        text = f"{local} to {remote}: {count} retransmissions"
+        shown = {"local": local, "remote": remote, "resent": str(count)}
+        events.append(LogEvent("peer_losses", text, source, number, None, shown))
     if events:
         yield Piece(ProcessRef(host=table.process.host), "logs", Logs(tuple(events)))
 

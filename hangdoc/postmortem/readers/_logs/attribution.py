@@ -58,6 +58,7 @@ class OriginResolver:
         self.hosts: Counter[str] = Counter()
         self.failed: set[int] = set()  # ranks in torchelastic's failure tables
         self.ended: bool = False  # the agent sent closing signals to other ranks
+        self.neighbours: bool = False  # a local rank above 0 failed: its host has other ranks
         for raw in islice(head.splitlines(), SAMPLED_LINES):
             self.observe("", parse(raw, style), {})
 
@@ -72,6 +73,7 @@ class OriginResolver:
         if kind == "failure":
             rank = int(fields["rank"])
             self.failed.add(rank)
+            self.neighbours = self.neighbours or int(fields["local_rank"]) > 0
             self.offsets[rank - int(fields["local_rank"])] += 1
         elif kind == "told_to_end":
             self.ended = True
@@ -107,7 +109,8 @@ class OriginResolver:
     @property
     def _only_failed_rank(self) -> int | None:
         """The only rank of a host: torchrun lists one failed rank and ended no other."""
-        return next(iter(self.failed)) if len(self.failed) == 1 and not self.ended else None
+        alone = len(self.failed) == 1 and not self.ended and not self.neighbours
+        return next(iter(self.failed)) if alone else None
 
     def resolve(self, origin: LineOrigin, run: int) -> ProcessRef:
         """The process behind an origin."""

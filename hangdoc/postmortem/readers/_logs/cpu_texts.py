@@ -13,19 +13,30 @@ from hangdoc.evidence.figures import Figure
 from hangdoc.postmortem.readers._owner_hints import OwnerHints
 
 MAX_FIGURES = 4_096
+MAX_LINE = 1_000  # characters
 PERIODS, THROTTLED, ALLOWED, LOAD, CORES, THREADS, SETTING, NO_BF16, BF16 = (
     "cpu periods", "cpu throttled", "cpu allowed", "cpu load", "cpu cores", "cpu threads", "cpu setting", "cpu no bf16",
     "cpu uses bf16",
 )  # fmt: skip
+CPU_SET = "cpu set"  # the host and the CPUs that a process may use, as printed
 
 _SHOWS = re.compile(
-    r"nr_|affinit|Cpus_allowed|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
+    r"nr_|_cfs_|affinit|cpu-bind|MPI startup|taskset|/task/|Cpus_allowed"
+    r"|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
 )
 _STAT = re.compile(r"\bnr_(periods|throttled)[\s:=]{1,4}(\d{1,18})\b")
 _AFFINITY = re.compile(
     r"\bpid (\d{1,9})'s (?:current |new )?affinity (list|mask): ([0-9a-fA-F,-]{1,400})"
     r"|\bCpus_allowed_(?P<list>list):\s{0,8}(?P<cpus>[\d,-]{1,400})"
 )
+# The bindings that launchers print: `srun --cpu-bind=verbose` (slurm: task/affinity), Intel MPI with I_MPI_DEBUG=4.
+_BOUND = re.compile(
+    r"\bcpu-bind\S{0,20} - (?P<node>[A-Za-z][\w.-]{0,100}), task\s{1,6}(?P<task>\d{1,6})\s{1,6}\d{1,6} \[\d{1,9}\]:"
+    r" mask 0x(?P<mask>[0-9a-fA-F]{1,256})\b"
+    r"|\bMPI startup\(\): (?P<rank>\d{1,6})\s{1,12}\d{1,9}\s{1,12}(?P<host>[A-Za-z][\w.-]{0,100})\s{1,12}"
+    r"\{(?P<pinned>[\d,-]{1,400})\}"
+)
+_OF_THREADS = re.compile(r"\btaskset\s{1,4}-\w{0,4}a|\btaskset\b.{0,40}--all-tasks|/proc/\S{1,20}/task/")
 _LOAD = re.compile(r"\bload averages?: {0,3}(\d{1,6}(?:\.\d{1,2})?)")
 _NPROC = re.compile(r"(?:^|[$#;&|] ?)nproc\b")
 _NPROC_IS = re.compile(
@@ -38,6 +49,12 @@ _OMP = re.compile(r"\b(?:OMP_NUM_THREADS|MKL_NUM_THREADS) ?[=:] ?(\d{1,5})\b(?! 
 _PS = re.compile(r"\bps\b.{0,40}?-(?:o|eo|Ao|axo|o) ?([\w%,:]{3,200})")
 _LISTS_BF16 = re.compile(r"grep\b.{0,80}(?:avx512_bf16|amx_bf16)")
 _BF16 = re.compile(r"\b(?:bf16|bfloat16)\b", re.IGNORECASE)
+# Metrics of cAdvisor (docs/storage/prometheus.md): the counters of the quota of a container, by its pod.
+_METRIC = re.compile(
+    r"container_cpu_cfs_(?P<what>periods|throttled_periods)_total\{(?P<labels>[^{}\n]{1,900})\}"
+    r"\s{1,4}(?P<value>\d{1,18}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)"
+)
+_POD_LABEL = re.compile(r'\b(?:pod|pod_name)="([^"\n]{1,120})"')
 _SERVER = re.compile(r"^\W{0,4}([a-z][\w.-]{0,60}?-?\d{1,4}|[a-z][\w.-]{1,60}): {0,8}nr_")
 
 
@@ -49,36 +66,57 @@ class CpuTexts:
     _hints: OwnerHints = field(default_factory=OwnerHints)
     _stat: dict[str, int] = field(default_factory=dict)
     _owner: tuple[str, str] = ("", "")
+    _above: str | None = None
     _asked: str = ""  # the command before: nproc, bf16
     _columns: list[str] = field(default_factory=list)  # of ps
+    _threads: bool = False  # the text lists threads, and not processes
+    _pods: dict[str, dict[str, float]] = field(default_factory=dict)  # of metrics
 
-    def feed(self, text: str, rank: int | None, host: str | None, number: int) -> None:
-        if len(text) > 400 or len(self.found) >= MAX_FIGURES:
+    def feed(self, text: str, rank: int | None, host: str | None, above: str | None, number: int) -> None:
+        """`host` is that of the line itself; `above`, that of the prompt or heading above it."""
+        if above != self._above:
+            self._above = above
+            self._owner, self._stat, self._columns = ("host", above) if above else ("", ""), {}, []
+        if len(text) > MAX_LINE or len(self.found) >= MAX_FIGURES:
             return
         if not _SHOWS.search(text) and not self._asked:
             self._observe(text)
             return
         for kind, owner, value in self._figures(text, rank, host):
             of, name = owner
-            self.found.append(Figure(kind, kind, of, name, value, kind in (NO_BF16, BF16), False, None, number))
+            self.found.append(
+                Figure(kind, kind, of, name, value, kind in (NO_BF16, BF16, CPU_SET), False, None, number)
+            )
 
     def _observe(self, text: str) -> None:
         self._hints.updated = False
         self._hints.observe(text)
         if self._hints.updated:
             hints = self._hints
-            named = ("rank", str(hints.rank)) if hints.rank is not None else ("host", hints.host or "")
+            named = ("rank", str(hints.rank)) if hints.rank is not None else ("host", hints.host or self._above or "")
             self._owner, self._stat = named if named[1] else ("", ""), {}
 
     def _figures(self, text: str, rank: int | None, host: str | None) -> Iterator[tuple[str, tuple[str, str], str]]:
         own = ("rank", str(rank)) if rank is not None else ("host", host) if host else self._owner
+        if metric := _METRIC.search(text):
+            yield from self._metric(metric)
+            return
         if stats := _STAT.findall(text):
             yield from self._throttled(text, stats, own)
             return
+        if bound := _BOUND.search(text):
+            ranked = ("rank", bound["task"] or bound["rank"])
+            yield from _allowed(
+                ranked, bound["node"] or bound["host"], bound["mask"] or bound["pinned"], bool(bound["mask"])
+            )
+            return
+        self._threads = self._threads or _OF_THREADS.search(text) is not None
         if found := _AFFINITY.search(text):
-            count = _cpus(found[3], found[2] == "mask") if found[3] else _cpus(found["cpus"], False)
-            owner = own if own[0] == "rank" else ("process", found[1]) if found[1] else own
-            yield ALLOWED, owner, str(count)
+            node = own[1] if own[0] == "host" else ""
+            process = ("process", f"{node}/{found[1]}" if node else found[1] or "")
+            owner = own if own[0] == "rank" else process if found[1] else own
+            if not self._threads or owner[0] == "rank":
+                yield from _allowed(owner, node if found[1] else None, found[3] or found["cpus"], found[2] == "mask")
             return
         if load := _LOAD.search(text):
             yield LOAD, own, load[1]
@@ -117,6 +155,17 @@ class CpuTexts:
             yield BF16, own, "yes"
         self._asked = ""
 
+    def _metric(self, metric: re.Match[str]) -> Iterator[tuple[str, tuple[str, str], str]]:
+        """The counters of a pod, of which both are needed."""
+        pod = _POD_LABEL.search(metric["labels"])
+        if pod is None or len(self._pods) > MAX_FIGURES:
+            return
+        counted = self._pods.setdefault(pod[1], {})
+        counted[metric["what"]] = max(float(metric["value"]), counted.get(metric["what"], 0.0))
+        if len(counted) == 2 and counted["periods"]:
+            yield PERIODS, ("host", pod[1]), f"{counted['periods']:.0f}"
+            yield THROTTLED, ("host", pod[1]), f"{min(counted['throttled_periods'] / counted['periods'], 1.0):.4f}"
+
     def _throttled(
         self, text: str, stats: list[tuple[str, str]], own: tuple[str, str]
     ) -> Iterator[tuple[str, tuple[str, str], str]]:
@@ -128,6 +177,15 @@ class CpuTexts:
                 yield PERIODS, own, str(self._stat["periods"])
                 yield THROTTLED, own, f"{min(self._stat['throttled'] / self._stat['periods'], 1.0):.4f}"
             self._stat = {}
+
+
+def _allowed(
+    owner: tuple[str, str], host: str | None, cpus: str, mask: bool
+) -> Iterator[tuple[str, tuple[str, str], str]]:
+    """The number of CPUs that an owner may use, and which ones. `host` None: the owner may be no process."""
+    yield ALLOWED, owner, str(_cpus(cpus, mask))
+    if host is not None:
+        yield CPU_SET, owner, f"{host[:100]} {cpus[:200].lstrip('0,') if mask else cpus[:200]}"
 
 
 def _cpus(text: str, mask: bool) -> int:

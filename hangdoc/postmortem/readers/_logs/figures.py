@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -22,6 +22,7 @@ from hangdoc.postmortem.readers._logs.gpu_links import GpuLinks
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.profiles import Profiles
+from hangdoc.postmortem.readers._logs.rank_numbering import RankNumbering
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
 from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, is_host_name, listed_numbers
 from hangdoc.redaction.text import redact
@@ -90,11 +91,6 @@ _HOST_ROW = re.compile(  # of a list below a heading, as in `throughput per node
 )
 _OF_HOSTS = re.compile(r"\b(?:hosts?|nodes?|machines?|servers?|pods?|hostnames?)\b", re.IGNORECASE)
 _OF_NETWORK = re.compile(r"\b(?:links?|ports?|nics?|bandwidth|bus ?bw|[kmg]bit|[kmg]bps|[kmg]b/s)\b", re.IGNORECASE)
-_INDEX_IS_RANK = re.compile(
-    r"\b(?:rank|index|ordinal|gpu|device)(?: id| number| index)? ?(?:=|==|is|equals) ?(?:the )?"
-    r"(?:gpu |device |card |pod |local )?(?:index|rank|ordinal)\b",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,29 +145,31 @@ def read_figures(tail: bytes, lines: int, style: PrefixStyle, source: str) -> Fi
     first = max(lines - len(texts) + (1 if texts and texts[-1] else 2), 1)
     found: list[Figure] = []
     block = _Block()
-    told = False
     gpus, cpus, links, profiles, reports = GpuTables(), CpuTexts(), GpuLinks(), Profiles(), RankReports()
+    numbering = RankNumbering()
     hosts = HostContext("\n".join(texts).encode())
     for number, raw in enumerate(texts, first):
         if len(raw) > MAX_LINE or len(found) >= MAX_FIGURES:
             continue
-        told = told or ("ank" in raw and _INDEX_IS_RANK.search(raw) is not None)
+        numbering.feed(raw)
         line = parse(raw, style)
         host = line.host or hosts.at(number - first + 1)
         gpus.feed(line.text, host, number)
-        cpus.feed(line.text, line.rank, line.host, number)
+        cpus.feed(line.text, line.rank, line.host, host, number)
         links.feed(line.text, host, number)
-        profiles.feed(line.text, line.rank, number)
+        profiles.feed(line.text or raw, line.rank, number)
         reports.feed(line.text, number)
         step = _STEP.search(line.text)
         if raw.count("[rank") > 1:  # the rank of the first is no prefix of them all
             line = Line(raw.strip())
+        if line.rank is None and line.host is None and host is not None:
+            line = replace(line, host=host)  # of the heading above
         for value in _values(line, block, number - first + 1 < len(texts)):
             found += _figures(value, int(step[1]) if step else None, number)
     profiles.end()
     own = (gpus, cpus, links, profiles, reports)
     kept = [*_comparable(found[:MAX_FIGURES]), *(figure for one in own for figure in one.found)]
-    return Figures(tuple(kept), source, told) if kept else None
+    return Figures(tuple(kept), source, numbering.gpu_is_rank, numbering.ordinal_is_rank) if kept else None
 
 
 def _comparable(found: Sequence[Figure]) -> list[Figure]:

@@ -11,6 +11,7 @@ rank differ.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,14 @@ LEAST_BATCHES = 3  # the first one waits for the workers to start
 NCCL, OWN, BATCHES, WHOLE = "time in kernels of nccl", "time in other kernels", "wait for batches", "profiled time"
 
 _RANK = re.compile(r"(?<![A-Za-z])(?:global[ _-]?)?rank[\s:=#_.\[-]{0,3}(\d{1,6})(?![\d.]\d)", re.IGNORECASE)
-_TORCH_HEAD = re.compile(r"\s*Name\s{2,}.*\bSelf CPU\b.*# of Calls")
-_NSYS_HEAD = re.compile(r"\s*\|?\s*Time ?\(%\)\s{1,4}\|?\s*Total Time(?: \(ns\))?\s.*\bName\b")
+_DEVICE = "CPU|CUDA|XPU|HPU|NPU|MTIA|PrivateUse1"
+_TORCH_HEAD = re.compile(  # people remove columns, so that the table fits
+    rf"\s*Name\s{{2,}}(?:\S.{{0,600}}?\s{{2,}})?"
+    rf"(?:Self (?:{_DEVICE})(?: %)?|(?:{_DEVICE}) (?:total|time avg))(?:\s{{2,}}|\s*$)"
+)
+_NSYS_HEAD = re.compile(
+    r"\s*\|?\s*Time ?\(%\)\s{1,4}\|?\s*Total Time(?: \(ns\))?\s.*\bName\b|Time ?\(%\),Total Time \(ns\),.*\bName\b"
+)
 _LIGHTNING_HEAD = re.compile(r"\s*\|\s*Action\s*\|.*\bNum calls\s*\|\s*Total time \(s\)")
 _RULE = re.compile(r"[\s|+=-]*")
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ns|us|\u03bcs|ms|s)")
@@ -146,7 +153,7 @@ def _torch_row(table: _Table, text: str) -> bool:
     self_device = next((value for head, value in row.items() if re.fullmatch(r"Self (?!CPU)\w+", head)), "")
     total_device = next((value for head, value in row.items() if re.fullmatch(r"(?!CPU)\w+ total", head)), "")
     if _KERNEL.match(name):
-        table.kernels += _seconds(self_device)
+        table.kernels += _seconds(self_device or total_device)
     elif _CALL.match(name):
         table.calls += _seconds(total_device)
     elif _BATCH.match(name):
@@ -158,7 +165,7 @@ def _torch_row(table: _Table, text: str) -> bool:
 
 
 def _nsys_row(table: _Table, text: str) -> bool:
-    cells = [cell.strip() for cell in (text.strip(" |").split("|") if text.count("|") > 3 else _split(text))]
+    cells = _nsys_cells(text)
     if len(cells) < 4 or not re.fullmatch(r"\d{1,3}(?:\.\d{1,4})?", cells[0]):
         return not text.strip() and not table.device
     total = cells[1].replace(",", "")
@@ -169,6 +176,16 @@ def _nsys_row(table: _Table, text: str) -> bool:
     if _KERNEL.match(cells[-1]):
         table.kernels += seconds
     return True
+
+
+def _nsys_cells(text: str) -> list[str]:
+    """The cells of a row, as a table, in columns, or of `--format csv`, which quotes a name with commas."""
+    if re.match(r"\d{1,3}(?:\.\d{1,4})?,\d", text):
+        try:
+            return next(csv.reader([text]))[:MAX_COLUMNS]
+        except csv.Error:
+            return []
+    return [cell.strip() for cell in (text.strip(" |").split("|") if text.count("|") > 3 else _split(text))]
 
 
 def _lightning_row(table: _Table, text: str) -> bool:

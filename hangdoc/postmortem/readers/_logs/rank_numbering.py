@@ -1,0 +1,95 @@
+"""What a text states about the numbering of ranks: that a GPU, or a pod, has the number of its rank.
+
+People state it in passing: `rank i on GPU i`, `one rank per device in order`, `RANK = pod ordinal`. A statement about
+GPUs, or about local ranks, holds for one host only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_LINE = 400  # characters of prose
+_GPU = r"(?:cuda[ _-]?devices?|gpus?|devices?|cards?|accelerators?|gcds?|npus?|xpus?|hpus?)"
+_POD = r"(?:(?:stateful ?set )?pods?|replicas?|containers?|(?:pod )?ordinals?)"
+_NUMBER = r"(?:[ _-]?(?:ids?|index|indices|idx|numbers?|no\.?|nr\.?|ordinals?|names?))"
+_SAME = r"(?:==?|is|are|equals?|matches|match|follows?|corresponds? to|maps?(?: 1[:-]1)? to|same as|->|\u2192)"
+_ORDER = r"(?:,|\()? ?(?:ranks? |all |assigned |numbered |placed |mapped ){0,2}in (?:\w{1,12} )?order\b"
+_LOCAL = re.compile(r"\b(?:local|node)[ _-]?rank", re.IGNORECASE)
+_ONE_HOST = re.compile(
+    r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|--standalone\b|\bnnodes[= ]1\b",
+    re.IGNORECASE,
+)
+_SEVERAL_HOSTS = re.compile(
+    r"\b(?:[2-9]|[1-9]\d{1,4}|two|three|four|six|eight|both|several|multiple|all)[ -]?"
+    r"(?:x )?(?:nodes|hosts|boxes|machines|servers)\b|\bmulti-?(?:node|host)\b"
+    r"|\bnnodes[= ](?:[2-9]|[1-9]\d)|\b(?:[2-9]|[1-9]\d{1,4}) ?x ?8\b",
+    re.IGNORECASE,
+)
+_NOT = re.compile(r"\b(?:not|no longer|isn't|aren't|don't|doesn't|assum\w{1,4}|if|whether|should)\b", re.IGNORECASE)
+_EXCEPT = re.compile(r".{0,30}\b(?:except|unless|but not)\b|[^.;,!)]{0,30}\?", re.IGNORECASE)
+
+
+def _statements(thing: str) -> re.Pattern[str]:
+    """Sentences that give a thing the number of its rank."""
+    rank = rf"(?:ranks?|RANK){_NUMBER}?"
+    either = rf"{thing}{_NUMBER}?"
+    return re.compile(
+        rf"(?<![a-z]){rank} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:pod |local |cuda )?{either}\b(?! ?[:=#]?\d)"
+        rf"|\b{either} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:global |local )?{rank}\b(?! ?[:=#]?\d)"
+        rf"|(?<![a-z])(?:ranks?|process|worker) (?P<one>[a-z])\b.{{0,24}}?\b{thing}[ :_-]{{0,2}}(?P=one)\b"
+        rf"|\b{thing}[ :_-]{{0,2}}(?P<other>[a-z])\b.{{0,24}}?\b(?:ranks?|process|worker) (?P=other)\b"
+        rf"|\b(?:one|1|a(?: single)?) (?:rank|process|proc|task|worker) (?:per|for each|on each|for every|on every)"
+        rf" {thing}{_ORDER}"
+        rf"|\branks?\b.{{0,24}}\bin (?:the )?(?:same )?"
+        rf"(?:order of (?:the )?{thing}|{thing}[ -](?:index |number )?order)\b"
+        rf"|\b{thing}s? (?:are )?in rank order\b"
+        rf"|\branks?\b.{{0,20}}\b(?:1[:-]1|one[- ]to[- ]one)\b.{{0,12}}\b{thing}\b",
+        re.IGNORECASE,
+    )
+
+
+_OF_GPU = _statements(rf"(?:cuda|{_GPU})")
+_OF_POD = _statements(_POD)
+_OF_ANY = _statements(r"(?:index|indices)")
+
+
+@dataclass(slots=True)
+class RankNumbering:
+    """Takes the lines of a text in order."""
+
+    _gpus: bool = False
+    _local: bool = False
+    _pods: bool = False
+    _one_host: bool = False
+    _several_hosts: bool = False
+
+    def feed(self, text: str) -> None:
+        if len(text) > MAX_LINE:
+            return
+        lowered = text.lower()
+        if any(word in lowered for word in ("node", "host", "box", "machine", "server", "standalone", "system")):
+            self._one_host = self._one_host or _ONE_HOST.search(text) is not None
+            self._several_hosts = self._several_hosts or _SEVERAL_HOSTS.search(text) is not None
+        if not any(word in lowered for word in ("rank", "process", "worker", "task")):
+            return
+        for pattern in (_OF_GPU, _OF_POD, _OF_ANY):
+            found = pattern.search(text)
+            if not found or _NOT.search(text[max(found.start() - 12, 0) : found.end()]):
+                continue
+            if _EXCEPT.match(text, found.end()):
+                continue
+            self._local = self._local or _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) is not None
+            self._gpus = self._gpus or pattern is not _OF_POD
+            self._pods = self._pods or pattern is not _OF_GPU
+            return
+
+    @property
+    def gpu_is_rank(self) -> bool:
+        """True if the number of a GPU is that of its rank."""
+        return self._gpus and not self._several_hosts and (self._one_host or not self._local)
+
+    @property
+    def ordinal_is_rank(self) -> bool:
+        """True if the number at the end of the name of a pod is that of its rank."""
+        return self._pods
