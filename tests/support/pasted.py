@@ -122,7 +122,9 @@ def score(fragment: Fragment, judged: tuple[Verdict, ...]) -> Score:
         )
         fits = finding.cls == fragment.cls or finding.playbook in fragment.also
         named = ranks <= fragment.culprits and (fragment.hosts is None or hosts <= fragment.hosts)
-        right = fits and ranks == fragment.culprits and (fragment.hosts is None or hosts == fragment.hosts)
+        # A label may add the host of its ranks: who names these ranks has said it all.
+        whole = fragment.hosts is None or hosts == fragment.hosts or bool(ranks)
+        right = fits and named and ranks == fragment.culprits and whole
         meek = fits and named  # the right class and too few culprits: a conclusion not drawn, and no false accusation
         low = finding.confidence == "low"
         if fragment.negative:

@@ -21,7 +21,7 @@ from hangdoc.redaction.text import redact_text
 
 KIND = "launch_setting"
 MAX_OWNERS = 4096
-VALUE_MOST = 200  # characters
+MAX_VALUE = 200  # characters
 _NAME = r"[A-Za-z][\w.-]{0,252}"
 _LAUNCHER = re.compile(
     r"\btorchrun\b|torch[./]distributed[./](?:run|launch)\b|\baccelerate(?:\.commands\.launch| launch|-launch)\b"
@@ -159,7 +159,7 @@ def _settings(text: str) -> Mapping[str, str]:
             return {}
         if script := _SCRIPT.search(text, launcher.end()):
             found["script"] = (script["module"] or script["file"]).rpartition("/")[2]
-    named = {_ALIASES.get(name, name): value[:VALUE_MOST] for name, value in found.items() if "$" not in value}
+    named = {_ALIASES.get(name, name): value[:MAX_VALUE] for name, value in found.items() if "$" not in value}
     kept = {name: value for name, value in named.items() if name in _KEPT or name == "script"}
     return kept if kept.keys() - {"script"} else {}
 

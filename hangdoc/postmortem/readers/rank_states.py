@@ -19,7 +19,7 @@ from hangdoc.redaction.text import redact_text
 KIND = "rank_state"
 LEAST_RANKS = 4  # of a list
 MAX_RANKS = 4096
-STATE_MOST = 160  # characters
+MAX_STATE = 160  # characters
 WAITS = re.compile(
     r"\b(?:wait\w*|barrier|all_?-?reduce|all_?-?gather\w*|reduce_?-?scatter\w*|broadcast\w*|all_?to_?all\w*|collective"
     r"|blocked|stuck|pending|recv|rendezvous|synchroniz\w*)",
@@ -61,7 +61,7 @@ class RankStateReader:
                 lists.append(current)
                 current = _List()
             if found is not None and rank is not None:
-                current.states[rank] = number, found["state"].strip()[:STATE_MOST]
+                current.states[rank] = number, found["state"].strip()[:MAX_STATE]
         last = next((one for one in (current, *reversed(lists)) if one.counts), None)
         for rank, (number, state) in last.states.items() if last else ():
             event = LogEvent(KIND, redact_text(state), source.name, number, None, {"rank": str(rank)})
