@@ -2,8 +2,9 @@
 
     python -m tests.tools.fuzz_readers [--seconds 60] [--seed N] [--reader NAME | --report] [--keep FOLDER]
 
-With --report, damaged pasted fragments go through the whole of `hangdoc report`, up to the verdict. An exception other than OSError, more than LIMIT_S or LIMIT_BYTES of memory for one file is a finding: the file is
-kept in FOLDER and the exit code is 1.
+With --report, damaged pasted fragments go through the whole of `hangdoc report`, up to the verdict. An exception other
+than OSError, more than LIMIT_S or LIMIT_BYTES of memory for one file is a finding: the file is kept in FOLDER and the
+exit code is 1.
 """
 
 from __future__ import annotations
