@@ -132,6 +132,7 @@ class LogsJob:
     raised_kind: str | None = None  # as in LogsFacts.error_kind
     raised_site: str | None = None  # innermost user frame of that exception
     raised_line: str | None = None  # "file:line" of that exception in the log
+    nic_shared: str | None = None  # an address that NCCL uses on several hosts: "docker0:172.17.0.1 on lab1, lab2"
     distributed: bool = False  # a line shows that several processes took part
     requested: str | None = None  # line: a user, launcher or scheduler ended the job, and nothing failed before
     host_failed: str | None = None  # line: the scheduler ended the job because a host failed
@@ -343,6 +344,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         gone_why=gone.why if gone else None,
         gone_line=next((event.text for event in (*lost, *peer_errors)), None),
         raised=raised.text if raised else None,
+        nic_shared=hardware.nic_shared,
         raised_uncaught=bool(raised and "uncaught" in raised.fields),
         raised_kind=error_kind(raised),
         raised_site=raised.fields.get("site") if raised else None,

@@ -28,6 +28,7 @@ class VersionsFacts:
 
     odd: bool | None = None  # it has another version than most ranks; None: not known
 
+
 @dataclass(frozen=True, slots=True)
 class VersionsJob:
     """Versions that differ between hosts. None: all agree, or fewer than two hosts show one."""
@@ -35,9 +36,9 @@ class VersionsJob:
     text: str | None = None  # "tpu-1 has nccl 2.20.5, tpu-2 and tpu-3 nccl 2.19.3"
     other: tuple[Suspect, ...] = ()  # hosts with another version than most; none of two
     blamed: tuple[Suspect, ...] = ()  # those, or the hosts and absent ranks that an error names
+    failed: bool = False  # a line shows that ranks failed: an exception, a failed connection, an error of NCCL
     compared: bool = False  # lines compare the versions of two ranks: neither of them is wrong for that alone
     ranks_text: str | None = None  # "ranks 0, 1: 22105, rank 2: 22005"
-    failed: bool = False  # a line shows that ranks failed: an exception, a failed connection, an error of NCCL
 
 
 class ReportedVersionsDetector(Detector[VersionsFacts, VersionsJob]):
