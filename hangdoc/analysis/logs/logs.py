@@ -311,6 +311,8 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
     """`ended`: a rank is known to have failed by an exception of its own."""
     logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
     absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
+    if rendezvous.expected == logs.size and len(absent) > (rendezvous.expected or 0) - (rendezvous.joined or 0):
+        absent = ()  # fewer are missing than have no log here
     host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
     raised = unattributed_failure(logs) if not ended else None
