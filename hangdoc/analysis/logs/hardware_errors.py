@@ -62,8 +62,8 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
     for host, event in logs.unattributed:
         if host is not None:
             by_host[host].append(event)
-            if address := _bootstrap_address(event):
-                chosen[address].add(host)
+            if used := _bootstrap_address(event):
+                chosen[used].add(host)
     found.nic_shared = _shared(chosen)
     for host, events in by_host.items():
         for texts, hosts, text in (

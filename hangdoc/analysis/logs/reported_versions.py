@@ -1,7 +1,7 @@
 """Versions of NCCL, torch and the driver that differ between hosts, by what a text shows of each host.
 
 NCCL compares its own version with that of each peer and names the first that differs (nccl: src/init.cc,
-initTransportsRank): every rank complains, those of the majority too. Only the versions of three ranks show which is odd.
+initTransportsRank): every rank complains, those of the majority too. Only versions of three ranks show which is odd.
 """
 
 from __future__ import annotations
